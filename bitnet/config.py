@@ -1,0 +1,202 @@
+"""Every hyperparameter of every model family, in one flat record.
+
+`ModelConfig` can say more than this version builds: `model.py` (training) and the C engine
+each refuse by name what they cannot run. The packed file stores the same fields
+(export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+TERNARY_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "input": ("tokens", "embeddings"),
+    "mask": ("causal", "bidirectional", "prefix"),
+    "norm": ("rms", "layer"),
+    "ffn": ("gated", "plain"),
+    "activation": ("relu2", "silu", "gelu", "relu"),
+    "position": ("rope", "learned", "sinusoidal", "none"),
+    "rope_scaling": ("none", "linear", "llama3", "yarn"),
+    "pooling": ("none", "last", "mean", "first"),
+    "weight_scale": ("tensor", "row", "group"),
+    "head_format": ("int8", "f16", "f32"),
+}
+"""Allowed words; the position in the tuple is the number in the packed file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One transformer stack. Shapes: D = dim, H = n_heads, G = n_kv_heads, E = head_dim, F = ffn_dim."""
+
+    # size
+    vocab_size: int
+    dim: int  # D, width of the residual stream
+    n_layers: int
+    n_heads: int  # H, query heads
+    n_kv_heads: int  # G, divides H; H: MHA, 1: MQA
+    head_dim: int  # E
+    ffn_dim: int  # F
+    max_context: int
+    name: str = "decoder"  # of the stack in the packed file
+
+    # input, output, mask
+    input: str = "tokens"
+    mask: str = "causal"
+    sliding_window: int = 0  # 0: none; else a token sees itself and the window - 1 before it
+    has_head: bool = True
+    tie_embeddings: bool = True
+    pooling: str = "none"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_softcap: float = 0.0
+    attention_softcap: float = 0.0
+    attention_scale: float = 0.0  # 0: 1/sqrt(E)
+
+    # norms
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    pre_norm: bool = True  # before attention and before the FFN
+    post_norm: bool = False  # after each, before the residual addition
+    sub_norm: bool = True  # before o and before down
+    linear_norm: bool = False  # one before every projection
+    norm_bias: bool = False
+    qk_norm: bool = False
+
+    # FFN
+    ffn: str = "gated"
+    activation: str = "relu2"
+    n_experts: int = 0
+    experts_per_token: int = 0
+
+    # positions
+    position: str = "rope"
+    rope_theta: float = 10_000.0
+    rope_dim: int = -1  # dimensions of a head that turn; -1: all
+    rope_scaling: str = "none"
+    rope_factor: float = 1.0
+    rope_original_context: int = 0
+    rope_low_freq_factor: float = 1.0  # llama3
+    rope_high_freq_factor: float = 4.0  # llama3
+    rope_beta_fast: float = 32.0  # yarn
+    rope_beta_slow: float = 1.0  # yarn
+    rope_attention_factor: float = 1.0
+
+    # biases
+    qkv_bias: bool = False
+    o_bias: bool = False
+    ffn_bias: bool = False
+    head_bias: bool = False
+
+    # numbers
+    ternary: tuple[str, ...] = TERNARY_LINEARS  # which linears are ternary; the rest stay float
+    weight_scale: str = "tensor"  # scope of the ternary scale γ
+    head_format: str = "int8"  # embedding and head: int8 rows (trained so), f16 or f32
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ternary, list):
+            object.__setattr__(self, "ternary", tuple(self.ternary))
+        if self.rope_dim == -1:
+            object.__setattr__(self, "rope_dim", self.head_dim if self.position == "rope" else 0)
+        if self.attention_scale == 0.0 and self.head_dim > 0:
+            object.__setattr__(self, "attention_scale", 1.0 / math.sqrt(self.head_dim))
+        self._check()
+
+    def _check(self) -> None:
+        ranges = {
+            "vocab_size": (0 if self.input == "embeddings" and not self.has_head else 1, 1 << 21),
+            "dim": (1, 65_536),
+            "n_layers": (1, 1024),
+            "n_heads": (1, 1024),
+            "n_kv_heads": (1, self.n_heads),
+            "head_dim": (1, 1024),
+            "ffn_dim": (1, 262_144),
+            "max_context": (1, 1 << 24),
+            "sliding_window": (0, 1 << 24),
+            "n_experts": (0, 65_534),
+            "experts_per_token": (0, max(self.n_experts, 0)),
+            "rope_dim": (0, self.head_dim),
+        }
+        for field, (low, high) in ranges.items():
+            value = getattr(self, field)
+            if type(value) is not int or not low <= value <= high:
+                raise ValueError(f"{field} is {value!r}, expected an integer from {low} to {high}")
+        for field, words in CHOICES.items():
+            if getattr(self, field) not in words:
+                raise ValueError(f"{field} is {getattr(self, field)!r}, expected one of {', '.join(words)}")
+        for field in ("norm_eps", "embedding_scale", "residual_scale", "attention_scale", "rope_theta"):
+            value = getattr(self, field)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise ValueError(f"{field} is {value!r}, expected a finite number above 0")
+        for field in ("logit_softcap", "attention_softcap"):
+            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0):
+                raise ValueError(f"{field} is {getattr(self, field)!r}, expected 0 (none) or a positive number")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads is {self.n_heads}, expected a multiple of n_kv_heads = {self.n_kv_heads}")
+        if self.rope_dim % 2:
+            raise ValueError(f"rope_dim is {self.rope_dim}, expected an even number")
+        if (self.n_experts > 0) != (self.experts_per_token > 0):
+            raise ValueError("n_experts and experts_per_token are both 0 or both positive")
+        if len(self.name.encode()) > 63:
+            raise ValueError(f"name {self.name!r} is longer than 63 bytes")
+        unknown = [role for role in self.ternary if role not in TERNARY_LINEARS]
+        if unknown:
+            raise ValueError(f"ternary names {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+
+    @property
+    def ternary_weights(self) -> int:
+        """Number of ternary weights of a dense stack."""
+        attention, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        sizes = {
+            "q": attention, "k": kv, "v": kv, "o": attention,
+            "gate": self.ffn_dim if self.ffn == "gated" else 0, "up": self.ffn_dim, "down": self.ffn_dim,
+        }  # fmt: skip
+        return self.n_layers * self.dim * sum(sizes[role] for role in self.ternary)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dictionary with every field."""
+        return dataclasses.asdict(self) | {"ternary": list(self.ternary)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Strict inverse of `to_dict`: an unknown name raises with the nearest valid one."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, 1)
+                raise ValueError(f"unknown model option {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        missing = [name for name in required if name not in values]
+        if missing:
+            raise ValueError(f"model option {missing[0]!r} is missing")
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; unknown names raise as in `from_dict`."""
+        return type(self).from_dict(self.to_dict() | changes)
+
+
+PRESETS: dict[str, ModelConfig] = {
+    # The demo: about 3 million parameters, trained in minutes on two cores.
+    "tiny": ModelConfig(
+        vocab_size=2048, dim=192, n_layers=6, n_heads=6, n_kv_heads=2, head_dim=32, ffn_dim=512, max_context=512,
+    ),
+    # Bytes or characters in, about 1 million parameters.
+    "mini-gpt": ModelConfig(
+        vocab_size=256, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,
+    ),
+    # microsoft/bitnet-b1.58-2B-4T, arXiv 2504.12285.
+    "bitnet-2b4t": ModelConfig(
+        vocab_size=128_256, dim=2560, n_layers=30, n_heads=20, n_kv_heads=5, head_dim=128, ffn_dim=6912,
+        max_context=4096, rope_theta=500_000.0,
+    ),
+}  # fmt: skip

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * bitnet_runtime.h: run a packed BitNet b1.58 model on a CPU.
+ *
+ * The whole public C API. A program needs five calls:
+ *
+ *     bn_model *model;  bn_session *session;  int32_t token;  char why[BN_DETAIL_SIZE];
+ *     bn_model_open("model.bitnet", NULL, &model, why);
+ *     bn_session_new(model, NULL, &session);
+ *     bn_session_append(session, prompt, n_prompt, BN_LOGITS_LAST, NULL);
+ *     while (bn_session_sample(session, NULL, &token) == BN_OK && token != eos)
+ *         bn_session_append(session, &token, 1, BN_LOGITS_LAST, NULL);
+ *
+ * Determinism. The logits of a token depend on the model file, the KV cache
+ * type and the tokens before it. They do not depend on the instruction set,
+ * the number of threads, or on how a text was cut into append calls: the bits
+ * are the same.
+ *
+ * Errors. Every function that can fail returns a bn_status; 0 is success. The
+ * library never prints, exits, aborts or keeps a last error. On failure, out
+ * parameters are left as they were, except where a comment says otherwise.
+ *
+ * Threads. A bn_model is immutable and may be shared; a bn_session belongs to
+ * one caller at a time. Calls on sessions of one model take turns on the
+ * model's thread pool. bn_session_cancel alone may be called at any moment.
+ */
+#ifndef BITNET_RUNTIME_H
+#define BITNET_RUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define BN_API
+#else
+#define BN_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi-begin: from here to cffi-end plain C only, read by build_cffi.py */
+
+#define BN_DETAIL_SIZE 256 /* bytes of the buffer that receives an explanation */
+
+/* One value for each way to fail. bn_status_text() has the sentence for each. */
+typedef enum bn_status {
+    BN_OK = 0,
+    BN_ERR_ARGUMENT = 1,      /* a null pointer, or a number out of its documented range */
+    BN_ERR_MEMORY = 2,        /* an allocation failed */
+    BN_ERR_IO = 3,            /* open, read, stat or mmap failed */
+    BN_ERR_NOT_REGULAR = 4,   /* a directory, FIFO, device or socket */
+    BN_ERR_MAGIC = 5,         /* not a packed file */
+    BN_ERR_VERSION = 6,       /* a format version, or a required flag, this build does not know */
+    BN_ERR_TRUNCATED = 7,     /* the header says more bytes than there are */
+    BN_ERR_TRAILING = 8,      /* more bytes than the header says */
+    BN_ERR_CHECKSUM = 9,      /* bytes changed since the file was written */
+    BN_ERR_SECTION = 10,      /* section table: order, offset, size, overlap, hole, padding */
+    BN_ERR_CONFIG = 11,       /* hyperparameters out of range or inconsistent */
+    BN_ERR_UNSUPPORTED = 12,  /* a valid configuration that this engine cannot run */
+    BN_ERR_TENSOR = 13,       /* tensor table: missing, extra, shape, encoding, offset */
+    BN_ERR_SCALE = 14,        /* a stored scale is NaN, infinite, zero or negative */
+    BN_ERR_CODE = 15,         /* a ternary code outside {0, 1, 2} */
+    BN_ERR_CONTEXT = 16,      /* more tokens than the session's context holds */
+    BN_ERR_TOKEN = 17,        /* a token id outside [0, vocab_size) */
+    BN_ERR_STATE = 18,        /* called in the wrong order, e.g. sample before append */
+    BN_ERR_CANCELLED = 19,    /* bn_session_cancel() was called; the session keeps whole tokens */
+    BN_ERR_NUMERIC = 20,      /* logits are NaN, or every token is ruled out */
+    BN_ERR_THREAD = 21        /* a worker thread could not be started */
+} bn_status;
+
+/* Sections of the packed file that the engine passes on without reading. */
+typedef enum bn_section {
+    BN_SECTION_METADATA = 3,  /* UTF-8 JSON: model config, generation defaults, provenance */
+    BN_SECTION_TOKENIZER = 4, /* UTF-8 JSON of the `tokenizers` library */
+    BN_SECTION_TEMPLATE = 5   /* UTF-8 Jinja chat template */
+} bn_section;
+
+typedef enum bn_kv_type {
+    BN_KV_F16 = 0, /* default: half the memory, error about 5e-4 relative per stored value */
+    BN_KV_F32 = 1  /* for comparisons with a reference that keeps fp32 */
+} bn_kv_type;
+
+/* Which rows of logits an append call computes. */
+typedef enum bn_logits {
+    BN_LOGITS_NONE = 0, /* only fill the cache; the head is skipped */
+    BN_LOGITS_LAST = 1, /* one row, after the last token */
+    BN_LOGITS_ALL = 2   /* one row after every token */
+} bn_logits;
+
+typedef struct bn_model bn_model;
+typedef struct bn_session bn_session;
+
+typedef struct bn_load_options {
+    int32_t threads;   /* 0: min(physical cores, affinity, cgroup quota); at most 256 */
+    int32_t no_mmap;   /* 1: read into memory; immune to the file changing, and huge pages */
+    int32_t no_verify; /* 1: skip checksums, scales and codes of the weights (structure is
+                        *    always checked). Never reads out of bounds either way. */
+    const char *isa;   /* NULL: best for this CPU, or environment BITNET_ISA; else a tier name */
+} bn_load_options;
+
+typedef struct bn_model_info {
+    uint32_t vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, max_context;
+    uint64_t file_bytes;        /* size of the packed file */
+    uint64_t ternary_weights;   /* number of ternary weights */
+    uint64_t bytes_per_token;   /* weight bytes read to decode one token, head included, KV not */
+    uint64_t macs_per_token;    /* ternary multiply-adds per token, head and attention not */
+    uint64_t kv_bytes_per_token_f16; /* cache bytes each token of context adds at BN_KV_F16 */
+    int32_t threads;            /* size of the pool, the caller's thread included */
+    const char *isa;            /* tier in use, e.g. "avx512vnni"; static storage */
+} bn_model_info;
+
+typedef struct bn_session_options {
+    int32_t n_ctx;   /* tokens the cache holds; 0: the model's maximum */
+    int32_t kv_type; /* bn_kv_type */
+    int32_t batch;   /* tokens of a prompt computed at a time; 0: 128. Never changes results. */
+} bn_session_options;
+
+/* How the next token is chosen from a row of logits. Order: logit bias and
+ * penalties; temperature; top_k; top_p; min_p; one draw. */
+typedef struct bn_sampler {
+    float temperature;       /* 0: the largest logit, lowest id on a tie; else > 0 */
+    int32_t top_k;           /* keep the k most likely; 0: all */
+    float top_p;             /* keep the smallest set with this much probability; in (0, 1] */
+    float min_p;             /* drop what is less likely than min_p times the best; in [0, 1] */
+    float repeat_penalty;    /* > 0; 1: off. Divides positive, multiplies negative logits. */
+    float presence_penalty;  /* subtracted once from tokens already seen; 0: off */
+    float frequency_penalty; /* subtracted per occurrence; 0: off */
+    int32_t penalty_window;  /* how many of the latest tokens the penalties look at; -1: all */
+    int32_t n_bias;          /* entries in the two arrays below */
+    const int32_t *bias_tokens;
+    const float *bias_values; /* added to the logits; -INFINITY bans a token */
+} bn_sampler;
+
+/* --- About this build and this machine --- */
+
+/* Version of the library, "major.minor.patch"; static storage. */
+BN_API const char *bn_version(void);
+
+/* One sentence for a status; never NULL; static storage. */
+BN_API const char *bn_status_text(bn_status status);
+
+/* Name of the i-th tier that this build has and this CPU runs, best first;
+ * the last is "scalar". NULL past the end. Static storage. */
+BN_API const char *bn_isa_name(int32_t i);
+
+/* Default number of threads: min(physical cores, affinity, cgroup quota), >= 1. */
+BN_API int32_t bn_default_threads(void);
+
+/* Measured limits of this machine, the two walls every figure is held against.
+ * bytes: size of the buffer to stream, at least 4x the last-level cache.
+ * Returns gigabytes (1e9) read per second, or int8 multiply-adds (1e9) per
+ * second of the tier's dot-product loop with all operands in registers.
+ * Fails with BN_ERR_ARGUMENT, BN_ERR_MEMORY or BN_ERR_THREAD. */
+BN_API bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s);
+BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_per_s);
+
+/* --- Model --- */
+
+/* Map a packed file and check it. `detail`, if not NULL, has BN_DETAIL_SIZE
+ * bytes and receives on failure one line: what was found, what was expected.
+ * The file must not be changed while it is open (see no_mmap). */
+BN_API bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
+                               char *detail);
+
+/* The same on bytes in memory, which must be 64-byte aligned, stay unchanged
+ * and outlive the model. */
+BN_API bn_status bn_model_open_bytes(const void *bytes, size_t size, const bn_load_options *options,
+                                     bn_model **model, char *detail);
+
+/* Close; NULL is allowed. All sessions of the model must be freed before. */
+BN_API void bn_model_close(bn_model *model);
+
+BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
+
+/* Bytes of an opaque section; *size is 0 and *bytes NULL when the file has none.
+ * The pointer lives as long as the model. */
+BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which, const uint8_t **bytes,
+                                      size_t *size);
+
+/* --- Session: one text and its KV cache. All memory is allocated here. --- */
+
+BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *options,
+                                bn_session **session);
+BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
+
+/* A new session with the same tokens, cache, logits and random state. */
+BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
+
+/* Forget all tokens from position n on (0 forgets everything). Logits become
+ * unavailable until the next append. Fails with BN_ERR_ARGUMENT past the end. */
+BN_API bn_status bn_session_rewind(bn_session *session, int32_t n);
+
+BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
+BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
+BN_API uint64_t bn_session_bytes(const bn_session *session);   /* memory of the session */
+
+/* The tokens held, oldest first: int32[position]. Lives until the next call that changes it. */
+BN_API const int32_t *bn_session_tokens(const bn_session *session);
+
+/* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],
+ * rows = 0, 1 or n for BN_LOGITS_NONE, _LAST, _ALL. The last row stays
+ * available to bn_session_logits and bn_session_sample unless _NONE.
+ * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN. On
+ * BN_ERR_CANCELLED the session keeps the blocks finished so far. */
+BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
+                                   bn_logits logits, float *out);
+
+/* The current row: float[vocab_size], or NULL when there is none. */
+BN_API const float *bn_session_logits(const bn_session *session);
+
+/* Append n tokens; out[i] = natural log of the probability of tokens[i] given
+ * all before it, float[n]. The first entry is NAN when the session was empty.
+ * Sum over the vocabulary in double. Fails like bn_session_append. */
+BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n, float *out);
+
+/* Choose a token from the current logits; NULL sampler: temperature 0. Does
+ * not append it. Penalties look at the session's tokens. Fails with
+ * BN_ERR_STATE without logits, BN_ERR_ARGUMENT, BN_ERR_NUMERIC. */
+BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
+
+/* Start the session's random sequence again; new sessions start at seed 0. */
+BN_API void bn_session_seed(bn_session *session, uint64_t seed);
+
+/* Ask a running append or score to stop at the next block; from any thread.
+ * Cleared when the next append or score starts. */
+BN_API void bn_session_cancel(bn_session *session);
+
+/* cffi-end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * file.h: the packed file as typed views into its bytes (export/FORMAT.md).
+ * Nothing here allocates or does I/O.
+ */
+#ifndef BITNET_FILE_H
+#define BITNET_FILE_H
+
+#include "bitnet_runtime.h"
+#include "kernels.h"
+
+enum { /* FORMAT.md §4 */
+    BN_F32 = 1,
+    BN_F16 = 2,
+    BN_TERNARY_2BIT = 4,
+    BN_INT8_PLANES = 6
+};
+enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
+enum { BN_SCALE_GROUP_K = 128 };
+enum { BN_ACT_RELU2 = 0, BN_ACT_SILU = 1, BN_ACT_GELU = 2, BN_ACT_RELU = 3 };
+
+/* FORMAT.md §3. Roles 1..63 belong to a layer. */
+enum {
+    BN_ATTN_NORM = 1, BN_Q, BN_K, BN_V, BN_Q_NORM, BN_K_NORM, BN_ATTN_SUB_NORM, BN_O,
+    BN_ATTN_POST_NORM, BN_FFN_NORM, BN_ROUTER, BN_GATE, BN_UP, BN_FFN_SUB_NORM, BN_DOWN,
+    BN_FFN_POST_NORM, BN_LAYER_ROLES, /* one more than the last */
+    BN_LINEAR_NORM = 32,              /* + role of the linear */
+    BN_EMBEDDING = 64, BN_POSITION, BN_FINAL_NORM, BN_HEAD, BN_ROPE_FREQUENCIES = 69
+};
+
+typedef struct bn_tensor {
+    const uint8_t *data;  /* NULL: the configuration has no such tensor */
+    const float *scales;  /* 1, rows or rows * ceil(cols/128) by scale_scope; NULL for none */
+    const float *bias;    /* float[rows] or NULL */
+    uint64_t bytes;       /* of data */
+    uint32_t rows, cols;  /* N outputs, K inputs */
+    uint8_t encoding, scale_scope;
+} bn_tensor;
+
+/* One record of STACKS, word for word (FORMAT.md §2). */
+typedef struct bn_config {
+    uint32_t input, mask, vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim;
+    uint32_t max_context, sliding_window, norm, norm_flags;
+    float norm_eps;
+    uint32_t ffn, activation, n_experts, experts_per_token, position;
+    float rope_attention_factor;
+    uint32_t bias_flags, tie_embeddings;
+    float embedding_scale, residual_scale, attention_scale, attention_softcap, logit_softcap;
+    uint32_t pooling, has_head, rope_dim;
+    uint32_t reserved[18];
+    char name[64];
+} bn_config;
+
+typedef struct bn_file {
+    const uint8_t *bytes;
+    size_t size;
+    uint32_t n_stacks;
+    bn_config config;          /* of stack 0 */
+    const uint8_t *tensors;    /* the TENSORS section */
+    uint32_t n_tensors;
+    const uint8_t *data;       /* the DATA section */
+    size_t data_size;
+    const uint8_t *section[8]; /* by kind; NULL when absent */
+    size_t section_size[8];
+} bn_file;
+
+/* Check the structure of a packed file and fill *file with views into `bytes` (64-byte aligned):
+ * header, section table, padding, checksums of all sections but DATA, the stack records, and the
+ * tensor table against exactly what the stacks call for. On failure *file is unspecified and
+ * `detail` (BN_DETAIL_SIZE bytes or NULL) says what was found and what was expected. */
+bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *kernels, bn_file *file,
+                        char *detail);
+
+/* Check what parse left: the checksum of DATA, every scale finite, normal and > 0, no ternary
+ * code 3, no int8 code -128. Reads the whole file once. */
+bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, char *detail);
+
+/* The tensor (stack 0, layer, role, no expert) with its bias, or one with data == NULL.
+ * layer is 0xFFFF for roles >= 64. */
+bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role);
+
+/* Bytes of a tensor's data / scales; return 0 on overflow or an unknown encoding / scope. The
+ * one place where sizes are computed. */
+int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_t *size);
+int bn_tensor_scale_size(uint32_t scope, uint64_t rows, uint64_t cols, uint64_t *size);
+
+/* mapping.c: the bytes of a file on disk. */
+typedef struct bn_mapping {
+    const uint8_t *bytes; /* 64-byte aligned */
+    size_t size;
+    int mapped;           /* 1: mmap, 0: anonymous memory, -1: not ours */
+} bn_mapping;
+
+/* Open a regular file and map it, or read it into 2 MiB-aligned memory when no_mmap. */
+bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, char *detail);
+void bn_mapping_close(bn_mapping *mapping);
+
+#endif
