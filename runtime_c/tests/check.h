@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * check.h: the smallest test harness. A failed check says where and what and ends the
+ * program with 1; a program that reaches the end of main returns 0.
+ */
+#ifndef BITNET_CHECK_H
+#define BITNET_CHECK_H
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The condition alone, or with a printf format and the values that matter. */
+#define CHECK(condition) CHECK_MSG(condition, "%s", "")
+#define CHECK_MSG(condition, ...)                                                                  \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: failed: %s  ", __FILE__, __LINE__, #condition);                \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fputc('\n', stderr);                                                                   \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* Two integers are equal; on failure both are shown. */
+#define CHECK_EQ(found, expected)                                                                  \
+    do {                                                                                           \
+        const int64_t check_found = (int64_t)(found), check_expected = (int64_t)(expected);        \
+        CHECK_MSG(check_found == check_expected, "%s is %" PRId64 ", expected %" PRId64, #found,   \
+                  check_found, check_expected);                                                    \
+    } while (0)
+
+/* A stream of random numbers that is the same everywhere (splitmix64). */
+static inline uint64_t check_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [0, n), n >= 1. */
+static inline size_t check_below(uint64_t *state, size_t n) {
+    return (size_t)(check_random(state) % n);
+}
+
+/* Uniform in [-1, 1). */
+static inline float check_float(uint64_t *state) {
+    return (float)((int32_t)(check_random(state) >> 40) - (1 << 23)) / (float)(1 << 23);
+}
+
+#endif
