@@ -1,0 +1,72 @@
+# From a clean clone, with Python >= 3.11, a C compiler and make:
+#
+#   make demo      train a small model, export and verify it, generate text
+#   make test      the C tests and the Python tests
+#   make lint      formatting, lint and types          make format   rewrite the formatting
+#   make sanitize  tests under ASan and UBSan          make bench    measure at 2B scale
+#   make clean     back to a clean clone
+#
+# Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
+
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+C_FILES = $(shell find runtime_c -name '*.[ch]')
+SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet export python_bindings \
+             -name '*.[ch]' -o -name '*.py')
+
+.PHONY: demo test lint format sanitize bench clean
+
+demo: .venv/installed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" ./demo.sh
+
+test: .venv/installed
+	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING
+	$(BIN)/cmake --build build/test --parallel $(JOBS)
+	$(BIN)/ctest --test-dir build/test --output-on-failure
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+bench: .venv/installed
+	$(BIN)/bitnet bench --shape bitnet-2b4t
+
+# The Python module is built a second time, instrumented, and found before the installed one
+# because -S leaves .pth files alone.
+sanitize: .venv/installed
+	$(BIN)/cmake -S . -B build/sanitize -DBITNET_TESTS=ON -DBITNET_SANITIZE="address;undefined" \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING
+	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
+	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- the environment, brought up to date when a source or the list of packages changes ----
+
+.venv/bin/python:
+	@command -v "$(PYTHON)" >/dev/null || \
+	    { echo 'error: no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "error: $(PYTHON) is $$("$(PYTHON)" -V 2>&1), expected 3.11 or newer: make PYTHON=..." >&2; exit 1; }
+	@command -v $(firstword $(CC)) >/dev/null || \
+	    { echo 'error: no C compiler ($(CC)); install gcc or clang, or name one: make CC=...' >&2; exit 1; }
+	@"$(PYTHON)" -m venv .venv || \
+	    { rm -rf .venv; echo 'error: could not create .venv; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt $(SOURCES)
+	@echo 'Installing into .venv (the first time: a minute or two) ...'
+	@$(PIP) install -c constraints.txt scikit-build-core cffi cmake ninja
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,97 @@
+"""The house: the header stands alone, the library exports its API and nothing else, versions agree,
+and a plain `cc *.c` gives a correct engine."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUNTIME = ROOT / "runtime_c"
+HEADER = RUNTIME / "include" / "bitnet_runtime.h"
+CC = os.environ.get("CC", "cc")
+
+
+def run(*command: str | Path, **options: str) -> str:
+    """Standard output of a command; its standard error is the message when it fails."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, input=options.get("stdin"))
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def declared_functions() -> set[str]:
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    return set(re.findall(r"^BN_API[^(]*?\b(bn_\w+)\(", text, flags=re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def plain_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine as the README promises it builds without CMake: one command, no ISA flags."""
+    library = tmp_path_factory.mktemp("plain") / "libbitnet_runtime.so"
+    tiers = {"x86_64": "x86", "aarch64": "arm", "arm64": "arm"}.get(os.uname().machine)
+    sources = [*RUNTIME.glob("src/*.c"), *(RUNTIME.glob(f"src/{tiers}/*.c") if tiers else [])]
+    flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{RUNTIME / 'include'}"]
+    run(CC, *flags, *sources, "-lm", "-lpthread", "-o", library)
+    return library
+
+
+@pytest.mark.parametrize(("language", "compiler"), [("c", CC), ("c++", os.environ.get("CXX", "c++"))])
+def test_header_compiles_alone(language: str, compiler: str) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
+    run(compiler, *strict, f"-I{HEADER.parent}", "-x", language, "-", stdin="#include <bitnet_runtime.h>\n")
+
+
+def test_library_exports_what_the_header_declares(plain_library: Path) -> None:
+    if not shutil.which("nm"):
+        pytest.skip("no nm")
+    symbols = run("nm", "-D", "--defined-only", plain_library)
+    exported = {line.split()[-1] for line in symbols.splitlines()}
+    assert exported - {"_init", "_fini"} == declared_functions()
+
+
+def test_versions_agree(plain_library: Path) -> None:
+    library = ctypes.CDLL(str(plain_library))
+    library.bn_version.restype = ctypes.c_char_p
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cmake = re.search(r"VERSION (\d+\.\d+\.\d+) LANGUAGES", (ROOT / "CMakeLists.txt").read_text())
+    assert cmake is not None
+    versions = {
+        "pyproject.toml": project["version"],
+        "CMakeLists.txt": cmake[1],
+        "bn_version()": library.bn_version().decode(),
+        "installed": importlib.metadata.version("bitnet-edge"),
+    }
+    assert len(set(versions.values())) == 1, versions
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
+def test_configure_refuses_fast_math(flag: str, tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert cmake is not None, "cmake is missing: make test installs it"
+    done = subprocess.run(
+        [cmake, "-S", ROOT, "-B", tmp_path, f"-DCMAKE_C_FLAGS={flag}"], capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert f"CFLAGS contain {flag}" in done.stderr
+
+
+def test_runtime_needs_no_torch() -> None:
+    """`import bitnet_runtime` and the command line's help work where torch cannot be imported."""
+    block = "import sys; sys.modules['torch'] = None; "
+    run(sys.executable, "-c", block + "import bitnet_runtime; bitnet_runtime.Model")
+    run(
+        sys.executable,
+        "-c",
+        block + "sys.argv = ['bitnet', 'generate', '--help']; import bitnet.cli; bitnet.cli.main()",
+    )
