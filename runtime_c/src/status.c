@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * status.c: the sentence for each status, and the version.
+ */
+#include "bitnet_runtime.h"
+
+const char *bn_version(void) {
+    return "0.1.0";
+}
+
+const char *bn_status_text(bn_status status) {
+    switch (status) { /* no default: the compiler names a status that was forgotten */
+    case BN_OK:
+        return "success";
+    case BN_ERR_ARGUMENT:
+        return "an argument is null or out of its range";
+    case BN_ERR_MEMORY:
+        return "not enough memory";
+    case BN_ERR_IO:
+        return "the file could not be opened or read";
+    case BN_ERR_NOT_REGULAR:
+        return "not a regular file";
+    case BN_ERR_MAGIC:
+        return "not a packed model file";
+    case BN_ERR_VERSION:
+        return "the file needs another version of this library";
+    case BN_ERR_TRUNCATED:
+        return "the file is shorter than its header says";
+    case BN_ERR_TRAILING:
+        return "the file is longer than its header says";
+    case BN_ERR_CHECKSUM:
+        return "a checksum does not match: the file was damaged after it was written";
+    case BN_ERR_SECTION:
+        return "the table of sections is invalid";
+    case BN_ERR_CONFIG:
+        return "the model's configuration is invalid";
+    case BN_ERR_UNSUPPORTED:
+        return "the model's configuration is valid, but this engine cannot run it yet";
+    case BN_ERR_TENSOR:
+        return "the table of tensors does not match the model's configuration";
+    case BN_ERR_SCALE:
+        return "a stored scale is not a positive finite number";
+    case BN_ERR_CODE:
+        return "a stored weight code is invalid";
+    case BN_ERR_CONTEXT:
+        return "more tokens than the session's context holds";
+    case BN_ERR_TOKEN:
+        return "a token id outside the vocabulary";
+    case BN_ERR_STATE:
+        return "called in the wrong order: there are no logits yet";
+    case BN_ERR_CANCELLED:
+        return "cancelled";
+    case BN_ERR_NUMERIC:
+        return "the logits are not numbers, or every token is ruled out";
+    case BN_ERR_THREAD:
+        return "a worker thread could not be started";
+    }
+    return "unknown status";
+}
