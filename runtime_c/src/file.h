@@ -9,6 +9,19 @@
 #include "bitnet_runtime.h"
 #include "kernels.h"
 
+enum {
+    BN_FORMAT_VERSION = 1,
+    BN_ALIGN = 64,             /* of sections, tensors and scales */
+    BN_NO_LAYER = 0xFFFF,      /* layer of a tensor outside the layers */
+    BN_NO_EXPERT = 0xFFFF,     /* expert of a tensor that has none */
+    BN_SECTION_STACKS = 1,     /* the other kinds are in bitnet_runtime.h */
+    BN_SECTION_TENSORS = 2,
+    BN_SECTION_DATA = 6
+};
+enum { /* bits of norm_flags and bias_flags, FORMAT.md §2 */
+    BN_PRE_NORM = 1, BN_POST_NORM = 2, BN_SUB_NORM = 4, BN_LINEAR_NORMS = 8, BN_NORM_BIAS = 16,
+    BN_QK_NORM = 32, BN_BIAS_QKV = 1, BN_BIAS_O = 2, BN_BIAS_FFN = 4, BN_BIAS_HEAD = 8
+};
 enum { /* FORMAT.md §4 */
     BN_F32 = 1,
     BN_F16 = 2,
@@ -17,6 +30,9 @@ enum { /* FORMAT.md §4 */
 };
 enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
 enum { BN_SCALE_GROUP_K = 128 };
+enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
+enum { BN_POSITION_ROPE = 0, BN_POSITION_LEARNED = 1 };
+enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
 enum { BN_ACT_RELU2 = 0, BN_ACT_SILU = 1, BN_ACT_GELU = 2, BN_ACT_RELU = 3 };
 
 /* FORMAT.md §3. Roles 1..63 belong to a layer. */
@@ -31,7 +47,7 @@ enum {
 typedef struct bn_tensor {
     const uint8_t *data;  /* NULL: the configuration has no such tensor */
     const float *scales;  /* 1, rows or rows * ceil(cols/128) by scale_scope; NULL for none */
-    const float *bias;    /* float[rows] or NULL */
+    const float *bias;    /* one per output (of a norm: per column), or NULL */
     uint64_t bytes;       /* of data */
     uint32_t rows, cols;  /* N outputs, K inputs */
     uint8_t encoding, scale_scope;
@@ -51,15 +67,25 @@ typedef struct bn_config {
     char name[64];
 } bn_config;
 
+/* One record of TENSORS, word for word (FORMAT.md §3). */
+typedef struct bn_record {
+    uint16_t stack, layer, role, expert;
+    uint8_t part, encoding, scale_scope, reserved8;
+    uint32_t reserved32;
+    uint32_t rows, cols;
+    uint64_t offset, size, scale_offset, scale_size, reserved64;
+} bn_record;
+
 typedef struct bn_file {
     const uint8_t *bytes;
     size_t size;
     uint32_t n_stacks;
     bn_config config;          /* of stack 0 */
     const uint8_t *tensors;    /* the TENSORS section */
-    uint32_t n_tensors;
+    size_t n_tensors;
     const uint8_t *data;       /* the DATA section */
     size_t data_size;
+    uint32_t data_crc;         /* as stored; bn_file_verify compares */
     const uint8_t *section[8]; /* by kind; NULL when absent */
     size_t section_size[8];
 } bn_file;
@@ -71,8 +97,8 @@ typedef struct bn_file {
 bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *kernels, bn_file *file,
                         char *detail);
 
-/* Check what parse left: the checksum of DATA, every scale finite, normal and > 0, no ternary
- * code 3, no int8 code -128. Reads the whole file once. */
+/* Check what parse left: the checksum of DATA, zero padding, every scale finite, normal and > 0,
+ * no ternary code 3, no int8 code -128. One pass over DATA, at the speed of the checksum. */
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, char *detail);
 
 /* The tensor (stack 0, layer, role, no expert) with its bias, or one with data == NULL.
@@ -84,7 +110,28 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role);
 int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_t *size);
 int bn_tensor_scale_size(uint32_t scope, uint64_t rows, uint64_t cols, uint64_t *size);
 
-/* mapping.c: the bytes of a file on disk. */
+/* --- The parts of the reader, in the order bn_file_parse calls them --- */
+
+bn_status bn_check_stacks(bn_file *file, char *detail);        /* file_stacks.c; fills config */
+bn_status bn_check_tensors(const bn_file *file, char *detail); /* file_tensors.c */
+
+/* Stack record i and tensor record i, copied out of the file. */
+bn_config bn_file_stack(const bn_file *file, uint32_t i);
+bn_record bn_file_record(const bn_file *file, size_t i);
+
+/* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with
+ * "stacks.1." in front for all but the first stack. */
+enum { BN_NAME_SIZE = 64 };
+void bn_record_name(const bn_record *record, char name[BN_NAME_SIZE]);
+
+/* Write one line into detail (BN_DETAIL_SIZE bytes or NULL), cut to fit; returns status. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+bn_status bn_fail(char *detail, bn_status status, const char *format, ...);
+
+/* --- mapping.c: the bytes of a file on disk --- */
+
 typedef struct bn_mapping {
     const uint8_t *bytes; /* 64-byte aligned */
     size_t size;
