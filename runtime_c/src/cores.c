@@ -131,13 +131,14 @@ int32_t bn_usable_cpus(void) {
 }
 
 /* The first hardware thread of a CPU's core stands for the core; the CPU itself if unknown. */
-static int core_of(int cpu) {
+static size_t core_of(size_t cpu) {
     char path[96], text[64];
-    int first;
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-    if (!read_text(path, text, sizeof text) || sscanf(text, "%d", &first) != 1)
+    size_t first;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list",
+             cpu);
+    if (!read_text(path, text, sizeof text) || sscanf(text, "%zu", &first) != 1)
         return cpu;
-    return first >= 0 && first < CPU_SETSIZE ? first : cpu;
+    return first < CPU_SETSIZE ? first : cpu;
 }
 
 /* Cores among the allowed CPUs: two hardware threads of one core gain nothing from each other. */
@@ -146,7 +147,7 @@ static int32_t physical_cores(void) {
     if (!allowed_cpus(&allowed))
         return MAX_CPUS;
     CPU_ZERO(&cores);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET(cpu, &allowed))
             CPU_SET(core_of(cpu), &cores);
     return clamp_cpus(CPU_COUNT(&cores));
