@@ -212,7 +212,8 @@ BN_API const float *bn_session_logits(const bn_session *session);
 
 /* Append n tokens; out[i] = natural log of the probability of tokens[i] given
  * all before it, float[n]. The first entry is NAN when the session was empty.
- * Sum over the vocabulary in double. Fails like bn_session_append. */
+ * Sum over the vocabulary in double. Fails like bn_session_append, and with BN_ERR_STATE when
+ * the session holds tokens but no logits (an append with BN_LOGITS_NONE, a rewind). */
 BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n, float *out);
 
 /* Choose a token from the current logits; NULL sampler: temperature 0. Does

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * forward.c: the transformer, top to bottom. Read this first.
+ *
+ *     x = embedding[token]
+ *     for each layer:
+ *         x += o( sub_norm( attention( rope(q), rope(k), v )))     q, k, v of norm(x)
+ *         x += down( sub_norm( act(gate) · up ))                   gate, up of norm(x)
+ *     logits = head( norm(x) )
+ *
+ * A row is one token; rows of one call may belong to a prompt or to different texts. Before
+ * each ternary linear the rows are quantized to int8, one scale a row (bitnet/quant.py). One
+ * row is normed and quantized by the caller alone: waking the other threads costs more.
+ */
+#include <math.h>
+
+#include "internal.h"
+
+typedef struct pass {
+    const bn_model *m;
+    bn_workspace *w;
+    const bn_layer *l;
+    const float *source; /* [B][source_stride] what is to be normed */
+    size_t source_stride, width;
+    const float *gain; /* NULL: no norm here */
+    size_t first, rows;
+    atomic_int not_finite;
+} pass;
+
+typedef void (*row_step)(pass *p, size_t row);
+
+typedef struct row_job {
+    pass *p;
+    row_step step;
+} row_job;
+
+static void run_rows(void *context, int32_t thread, int32_t n_threads) {
+    const row_job *job = context;
+    size_t first, last;
+    bn_share(job->p->rows, thread, n_threads, &first, &last);
+    for (size_t row = first; row < last; row++)
+        job->step(job->p, job->p->first + row);
+}
+
+static void each_row(pass *p, row_step step) {
+    row_job job = {p, step};
+    if (p->rows == 1)
+        run_rows(&job, 0, 1);
+    else
+        bn_pool_run(p->m->pool, run_rows, &job);
+}
+
+/* x = embedding; cos and sin of the position, for every layer. */
+static void embed_row(pass *p, size_t row) {
+    const bn_config *c = &p->m->config;
+    bn_embed(p->m, p->w->rows[row].token, p->w->x + row * c->dim);
+    float *angle = p->w->angle + row * c->rope_dim;
+    for (size_t i = 0; i < c->rope_dim / 2; i++) {
+        double sine, cosine;
+        bn_sincos((double)((float)p->w->rows[row].position * p->m->rope_frequencies[i]), &sine,
+                  &cosine);
+        angle[2 * i] = (float)cosine * c->rope_attention_factor;
+        angle[2 * i + 1] = (float)sine * c->rope_attention_factor;
+    }
+}
+
+/* h = norm(source), q = quantize(h). */
+static void quantize_row(pass *p, size_t row) {
+    const bn_workspace *w = p->w;
+    const bn_kernels *k = &p->m->kernels;
+    const float *source = p->source + row * p->source_stride;
+    float *h = w->h + row * w->wide;
+    if (p->gain) {
+        const float sum = k->rms_norm(h, source, p->gain, p->width, p->m->config.norm_eps);
+        if (!isfinite(sum))
+            atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
+    } else if (h != source) {
+        for (size_t i = 0; i < p->width; i++)
+            h[i] = source[i];
+    }
+    const size_t padded = (p->width + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
+    w->s[row] = k->quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width, padded);
+}
+
+static void norm_quantize(pass *p, const float *source, size_t stride, size_t width,
+                          const float *gain) {
+    p->source = source, p->source_stride = stride, p->width = width, p->gain = gain;
+    each_row(p, quantize_row);
+}
+
+/* h = sub_norm(act(gate) · up), quantized. */
+static void gate_row(pass *p, size_t row) {
+    const bn_workspace *w = p->w;
+    const bn_config *c = &p->m->config;
+    const size_t F = c->ffn_dim;
+    float *h = w->h + row * w->wide;
+    (c->activation == BN_ACT_RELU2 ? p->m->kernels.relu2_gate : p->m->kernels.silu_gate)(
+        h, w->gate + row * F, w->up + row * F, F);
+    quantize_row(p, row);
+}
+
+/* x += norm(y) */
+static void post_norm_row(pass *p, size_t row) {
+    const bn_config *c = &p->m->config;
+    float *y = p->w->y + row * c->dim, *x = p->w->x + row * c->dim;
+    p->m->kernels.rms_norm(y, y, p->gain, c->dim, c->norm_eps);
+    for (size_t i = 0; i < c->dim; i++)
+        x[i] += y[i] * c->residual_scale;
+}
+
+/* x += W·h, with a norm in between if the model has one. */
+static void residual(pass *p, const bn_tensor *linear, const float *post_norm) {
+    bn_workspace *w = p->w;
+    const bn_config *c = &p->m->config;
+    const bn_product product = {.w = linear,
+                                .y = post_norm ? w->y : w->x,
+                                .y_stride = c->dim,
+                                .accumulate = !post_norm,
+                                .scale = c->residual_scale};
+    bn_linear(p->m, w, p->first, p->rows, &product, 1);
+    if (post_norm) {
+        p->gain = post_norm;
+        each_row(p, post_norm_row);
+    }
+}
+
+bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows) {
+    const bn_config *c = &m->config;
+    const size_t D = c->dim, F = c->ffn_dim, E = c->head_dim, HE = c->n_heads * E;
+    const size_t GE = c->n_kv_heads * E, QKV = HE + 2 * GE;
+    pass p = {.m = m, .w = w, .rows = rows};
+
+    each_row(&p, embed_row);
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        const bn_layer *l = p.l = &m->layers[layer];
+
+        /* attention */
+        norm_quantize(&p, w->x, D, D, l->attn_norm);
+        const bn_product qkv[3] = {{.w = &l->q, .y = w->qkv, .y_stride = QKV},
+                                   {.w = &l->k, .y = w->qkv + HE, .y_stride = QKV},
+                                   {.w = &l->v, .y = w->qkv + HE + GE, .y_stride = QKV}};
+        bn_linear(m, w, 0, rows, qkv, 3);
+        bn_cache_append(m, w, rows, l, layer);
+        bn_attention(m, w, rows, layer);
+        norm_quantize(&p, w->h, w->wide, HE, l->attn_sub_norm);
+        residual(&p, &l->o, l->attn_post_norm);
+
+        /* feed-forward */
+        norm_quantize(&p, w->x, D, D, l->ffn_norm);
+        const bn_product gate_up[2] = {{.w = &l->gate, .y = w->gate, .y_stride = F},
+                                       {.w = &l->up, .y = w->up, .y_stride = F}};
+        bn_linear(m, w, 0, rows, gate_up, 2);
+        p.source = w->h, p.source_stride = w->wide, p.width = F, p.gain = l->ffn_sub_norm;
+        each_row(&p, gate_row);
+        residual(&p, &l->down, l->ffn_post_norm);
+    }
+    return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
+}
+
+bn_status bn_head(bn_model *m, bn_workspace *w, size_t first, size_t rows, float *out) {
+    const bn_config *c = &m->config;
+    const size_t V = c->vocab_size;
+    pass p = {.m = m, .w = w, .first = first, .rows = rows};
+
+    norm_quantize(&p, w->x, c->dim, c->dim, m->final_norm);
+    const bn_product logits = {.w = &m->head, .y = out, .y_stride = V};
+    bn_linear(m, w, first, rows, &logits, 1);
+    if (c->logit_softcap > 0)
+        for (size_t i = 0; i < rows * V; i++) {
+            const float e = bn_exp(out[i] / c->logit_softcap * 2);
+            out[i] = c->logit_softcap * (1 - 2 / (e + 1));
+        }
+    return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * internal.h: what a model, a session and a forward pass are made of.
+ *
+ * Shape letters: B rows computed together, D dim, H query heads, G KV heads, E head_dim,
+ * F ffn_dim, V vocab_size, C tokens the cache holds.
+ */
+#ifndef BITNET_INTERNAL_H
+#define BITNET_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "bitnet_runtime.h"
+#include "file.h"
+#include "kernels.h"
+#include "threads.h"
+
+typedef struct bn_layer {
+    const float *attn_norm, *q_norm, *k_norm, *attn_sub_norm, *attn_post_norm; /* gains or NULL */
+    const float *ffn_norm, *ffn_sub_norm, *ffn_post_norm;
+    bn_tensor q, k, v, o;     /* H·E × D, G·E × D, G·E × D, D × H·E */
+    bn_tensor gate, up, down; /* F × D, F × D, D × F */
+} bn_layer;
+
+struct bn_model {
+    bn_mapping mapping;
+    bn_file file;
+    bn_config config;
+    bn_kernels kernels;
+    bn_pool *pool;
+    bn_layer *layers;              /* [n_layers] */
+    bn_tensor embedding, head;     /* V × D; the same tensor when tied */
+    const float *final_norm;       /* [D] */
+    const float *rope_frequencies; /* [rope_dim/2] or NULL */
+};
+
+/* The KV cache of one text. Per layer and KV head, keys lie in tiles [C/16][E][16 keys] and
+ * values in rows [C][E], so that both kernels of attention read one linear stream. */
+typedef struct bn_cache {
+    uint8_t *k, *v;      /* [n_layers][G][C rounded up to 16][E] elements of `type` */
+    size_t head_stride;  /* bytes from one KV head to the next, in both */
+    size_t layer_stride; /* bytes from one layer to the next, in both */
+    int32_t type;        /* bn_kv_type */
+} bn_cache;
+
+/* One token to compute: which text it belongs to and where it stands in it. */
+typedef struct bn_row {
+    bn_cache *cache;
+    int32_t token, position;
+} bn_row;
+
+/* Scratch memory for up to `batch` rows. */
+typedef struct bn_workspace {
+    bn_row *rows;     /* [B] */
+    size_t batch;     /* B */
+    size_t q_stride;  /* bytes of a row of q */
+    size_t wide;      /* max(D, H·E, F) */
+    float *x;         /* [B][D] the residual stream */
+    float *h;         /* [B][wide] input of a linear, before quantization */
+    int8_t *q;        /* [B][q_stride] and after */
+    float *s;         /* [B] scale of q: q = round(h·s) */
+    int32_t *q_sum;   /* [B] Σq */
+    float *qkv;       /* [B][(H + 2G)·E] */
+    float *gate, *up; /* [B][F] */
+    float *y;         /* [B][D] a sublayer's output, when a norm comes before the addition */
+    float *angle;     /* [B][rope_dim] cos and sin of each row's position */
+    int32_t *acc;     /* [threads][B][BN_CHUNK_ROWS] */
+    float *attend;    /* [threads][attend_stride] */
+    float *partial;   /* [chunks][H][E + 2] of one row, when its context is split */
+    size_t attend_stride;
+    void *memory; /* all of the above */
+    size_t size;  /* its bytes */
+} bn_workspace;
+
+enum {
+    BN_CHUNK_ROWS = 128, /* output rows a thread computes at a time: the sums stay in cache */
+    BN_CHUNK_KEYS = 256  /* keys of an attention chunk; fixed, because it is part of the numbers */
+};
+
+struct bn_session {
+    bn_model *model;
+    bn_cache cache;
+    bn_workspace work;
+    int32_t n_ctx, position;
+    int32_t *tokens; /* [C] */
+    float *logits;   /* [V] of the last token */
+    int32_t has_logits;
+    float *score_logits; /* [score_rows][V] */
+    int32_t score_rows;
+    void *sampler_scratch;
+    uint64_t rng;
+    void *memory; /* all but the workspace */
+    size_t memory_size;
+    atomic_int cancel;
+};
+
+/* --- linear.c --- */
+
+/* One product of a group that shares its input: y[b][r] = W·input, or x[b][r] += scale·(W·input).
+ */
+typedef struct bn_product {
+    const bn_tensor *w;
+    float *y;
+    size_t y_stride;
+    int32_t accumulate; /* add to what y holds */
+    float scale;        /* multiplies the product when accumulating */
+} bn_product;
+
+/* Compute up to 3 products of rows [first, first + rows) of the workspace's h, q, s. All threads.
+ */
+void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
+               const bn_product *products, int n_products);
+
+/* x[0..D) = row `token` of the embedding, times the embedding scale. */
+void bn_embed(const bn_model *m, int32_t token, float *x);
+
+/* --- attention.c --- */
+
+/* Rotate q and k of the rows, append k and v to the caches of layer `layer`. */
+void bn_cache_append(const bn_model *m, bn_workspace *w, size_t rows, const bn_layer *l,
+                     uint32_t layer);
+
+/* h[b] = softmax(q·Kᵀ·scale)·V over what each row may see. All threads. */
+void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t layer);
+
+/* Floats of a thread's share of workspace.attend. */
+size_t bn_attend_floats(const bn_config *c);
+
+/* --- forward.c --- */
+
+/* Run rows [0, rows) of the workspace through all layers; w->x holds the result and the caches
+ * the rows' keys and values. Returns BN_ERR_NUMERIC when a row is not finite. */
+bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows);
+
+/* Logits of rows [first, first + rows) after bn_forward: out is [rows][V]. Fails like it. */
+bn_status bn_head(bn_model *m, bn_workspace *w, size_t first, size_t rows, float *out);
+
+/* --- workspace.c --- */
+
+bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_workspace *w);
+void bn_workspace_free(bn_workspace *w);
+
+/* --- math.c: the same bits on every machine, unlike the C library's --- */
+
+void bn_sincos(double x, double *sine, double *cosine); /* |x| < 2^24, error below 1e-8 */
+double bn_log(double x);                                /* x normal and > 0 */
+
+#endif

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * linear.c: y = W·x for every encoding of W. The integer sums come from the kernels; turning
+ * them into floats is here, once, so that all tiers share it.
+ */
+#include <string.h>
+
+#include "internal.h"
+
+enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
+
+typedef struct group {
+    const bn_model *m;
+    const bn_workspace *w;
+    const bn_product *products;
+    int n_products;
+    size_t first, rows; /* rows of the workspace */
+} group;
+
+static size_t panels_of(const bn_tensor *t) {
+    return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
+}
+
+/* Put n finished values of row b into place, output rows r0 on. */
+static void emit(const bn_product *p, size_t b, size_t r0, size_t n, float *value) {
+    float *y = p->y + b * p->y_stride + r0;
+    if (p->w->bias)
+        for (size_t r = 0; r < n; r++)
+            value[r] += p->w->bias[r0 + r];
+    if (p->accumulate)
+        for (size_t r = 0; r < n; r++)
+            y[r] += value[r] * p->scale;
+    else
+        memcpy(y, value, n * sizeof *y);
+}
+
+/* y = (acc - offset·Σq)·(γ/s) for output rows [r0, r0 + n), n <= BN_CHUNK_ROWS. */
+static void scale_sums(const group *g, const bn_product *p, const int32_t *acc, int32_t offset,
+                       size_t r0, size_t n) {
+    const bn_tensor *t = p->w;
+    for (size_t b = 0; b < g->rows; b++, acc += BN_CHUNK_ROWS) {
+        const int32_t correction = offset * g->w->q_sum[g->first + b];
+        const float s = g->w->s[g->first + b];
+        float value[BN_CHUNK_ROWS];
+        if (t->scale_scope == BN_SCALE_TENSOR) {
+            const float factor = t->scales[0] / s;
+            for (size_t r = 0; r < n; r++)
+                value[r] = (float)(acc[r] - correction) * factor;
+        } else {
+            for (size_t r = 0; r < n; r++)
+                value[r] = (float)(acc[r] - correction) * (t->scales[r0 + r] / s);
+        }
+        emit(p, b, r0, n, value);
+    }
+}
+
+/* Ternary with one scale per 128 inputs: exact sums per group, added up in order. */
+static void ternary_groups(const group *g, const bn_product *p, bn_matmul mm, size_t r0, size_t n) {
+    enum { GROUP_TILES = BN_SCALE_GROUP_K / BN_TERNARY_TILE_K };
+    const size_t k_tiles = mm.k_tiles, n_groups = (k_tiles + GROUP_TILES - 1) / GROUP_TILES;
+    const bn_tensor *t = p->w;
+    for (size_t b = 0; b < g->rows; b++) {
+        const int8_t *q = g->w->q + (g->first + b) * g->w->q_stride;
+        float value[BN_CHUNK_ROWS] = {0};
+        for (size_t i = 0; i < n_groups; i++) {
+            const size_t tile = i * GROUP_TILES;
+            const size_t tiles = k_tiles - tile < GROUP_TILES ? k_tiles - tile : GROUP_TILES;
+            bn_matmul part = mm;
+            part.tiles += tile * BN_TILE_BYTES;
+            part.k_tiles = tiles;
+            part.q = q + tile * BN_TERNARY_TILE_K;
+            part.tokens = 1;
+            g->m->kernels.ternary_matmul(&part);
+            int32_t sum = 0;
+            for (size_t k = 0; k < tiles * BN_TERNARY_TILE_K; k++)
+                sum += part.q[k];
+            for (size_t r = 0; r < n; r++)
+                value[r] += (float)(mm.acc[r] - sum) *
+                            (t->scales[(r0 + r) * n_groups + i] / g->w->s[g->first + b]);
+        }
+        emit(p, b, r0, n, value);
+    }
+}
+
+/* Panels [panel, panel + n) of one product, n·16 <= BN_CHUNK_ROWS. */
+static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, int32_t *acc) {
+    const bn_tensor *t = p->w;
+    const bn_kernels *k = &g->m->kernels;
+    const size_t r0 = panel * BN_PANEL;
+    const size_t rows = r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
+    const size_t tile_k = t->encoding == BN_INT8_PLANES ? BN_INT8_TILE_K : BN_TERNARY_TILE_K;
+    const size_t k_tiles = (t->cols + tile_k - 1) / tile_k;
+    bn_matmul mm = {.acc = acc,
+                    .acc_stride = BN_CHUNK_ROWS,
+                    .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                    .panel_stride = k_tiles * BN_TILE_BYTES,
+                    .panels = n,
+                    .k_tiles = k_tiles,
+                    .q = g->w->q + g->first * g->w->q_stride,
+                    .q_stride = g->w->q_stride,
+                    .tokens = g->rows};
+    if (t->encoding == BN_TERNARY_2BIT && t->scale_scope == BN_SCALE_GROUP) {
+        ternary_groups(g, p, mm, r0, rows);
+    } else if (t->encoding == BN_TERNARY_2BIT) {
+        k->ternary_matmul(&mm);
+        scale_sums(g, p, acc, 1, r0, rows);
+    } else if (t->encoding == BN_INT8_PLANES) {
+        mm.low = mm.tiles + t->bytes / 2;
+        k->int8_matmul(&mm);
+        scale_sums(g, p, acc, 128, r0, rows);
+    } else {
+        float *y = (float *)acc; /* same size, same owner */
+        const float *x = g->w->h + g->first * g->w->wide;
+        if (t->encoding == BN_F16)
+            k->f16_matmul(y, BN_CHUNK_ROWS, (const uint16_t *)t->data + r0 * t->cols, rows, t->cols,
+                          x, g->w->wide, g->rows);
+        else
+            k->f32_matmul(y, BN_CHUNK_ROWS, (const float *)t->data + r0 * t->cols, rows, t->cols, x,
+                          g->w->wide, g->rows);
+        for (size_t b = 0; b < g->rows; b++)
+            emit(p, b, r0, rows, y + b * BN_CHUNK_ROWS);
+    }
+}
+
+/* The products' panels form one list; each thread takes a contiguous part of it, the same part
+ * every token, so that its caches keep what they can. */
+static void run_group(void *context, int32_t thread, int32_t n_threads) {
+    const group *g = context;
+    int32_t *acc = g->w->acc + (size_t)thread * g->w->batch * BN_CHUNK_ROWS;
+    size_t total = 0, first, last, base = 0;
+    for (int i = 0; i < g->n_products; i++)
+        total += panels_of(g->products[i].w);
+    bn_share(total, thread, n_threads, &first, &last);
+    for (int i = 0; i < g->n_products; i++) {
+        const size_t end = base + panels_of(g->products[i].w);
+        size_t panel = first > base ? first : base;
+        const size_t stop = last < end ? last : end;
+        while (panel < stop) {
+            const size_t n = stop - panel < CHUNK_PANELS ? stop - panel : CHUNK_PANELS;
+            chunk(g, &g->products[i], panel - base, n, acc);
+            panel += n;
+        }
+        base = end;
+    }
+}
+
+void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
+               const bn_product *products, int n_products) {
+    group g = {m, w, products, n_products, first, rows};
+    bn_pool_run(m->pool, run_group, &g);
+}
+
+void bn_embed(const bn_model *m, int32_t token, float *x) {
+    const bn_tensor *t = &m->embedding;
+    const size_t row = (size_t)token, dim = t->cols;
+    if (t->encoding == BN_F16) {
+        m->kernels.f16_to_f32(x, (const uint16_t *)t->data + row * dim, dim);
+    } else if (t->encoding == BN_F32) {
+        memcpy(x, (const float *)t->data + row * dim, dim * sizeof *x);
+    } else {
+        const size_t tiles = (dim + BN_INT8_TILE_K - 1) / BN_INT8_TILE_K;
+        const uint8_t *high = t->data + row / BN_PANEL * tiles * BN_TILE_BYTES + row % BN_PANEL * 4;
+        const uint8_t *low = high + t->bytes / 2;
+        for (size_t k = 0; k < dim; k++) {
+            const size_t byte = k / 8 * BN_TILE_BYTES + k % 4, shift = k % 8 / 4 * 4;
+            const int code = (high[byte] >> shift & 15) * 16 + (low[byte] >> shift & 15) - 128;
+            x[k] = (float)code * t->scales[row];
+        }
+    }
+    if (m->config.embedding_scale != 1.0f)
+        for (size_t k = 0; k < dim; k++)
+            x[k] *= m->config.embedding_scale;
+}

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * model.c: from a packed file to typed pointers into it, ready to run.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum { NO_LAYER = 0xFFFF };
+enum { PRE_NORM = 1, POST_NORM = 2, SUB_NORM = 4, LINEAR_NORM = 8, NORM_BIAS = 16, QK_NORM = 32 };
+
+static bn_status fail(bn_status status, char *detail, const char *text) {
+    if (detail)
+        snprintf(detail, BN_DETAIL_SIZE, "%s", text);
+    return status;
+}
+
+/* What a file may say and this engine does not do yet, each by name. */
+static bn_status check_supported(const bn_file *f, char *detail) {
+    const bn_config *c = &f->config;
+    const struct {
+        int refused;
+        const char *what;
+    } limits[] = {
+        {f->n_stacks != 1, "more than one stack"},
+        {c->input != 0, "input = embeddings"},
+        {c->mask != 0, "a mask other than causal"},
+        {c->norm != 0, "norm = layer"},
+        {(c->norm_flags & LINEAR_NORM) != 0, "linear_norm"},
+        {(c->norm_flags & NORM_BIAS) != 0, "norm_bias"},
+        {c->ffn != 0, "ffn = plain"},
+        {c->activation > BN_ACT_SILU, "an activation other than relu2 and silu"},
+        {c->n_experts != 0, "experts (MoE)"},
+        {c->position != 0 && c->position != 3, "positions other than rope and none"},
+        {c->has_head != 1, "a stack without a head"},
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].refused) {
+            if (detail)
+                snprintf(detail, BN_DETAIL_SIZE, "the model has %s, which this engine cannot run",
+                         limits[i].what);
+            return BN_ERR_UNSUPPORTED;
+        }
+    return BN_OK;
+}
+
+static const float *gain(const bn_file *f, uint32_t layer, uint32_t role) {
+    return (const float *)(const void *)bn_file_tensor(f, layer, role).data;
+}
+
+static void resolve_layer(const bn_file *f, uint32_t i, bn_layer *l) {
+    *l = (bn_layer){
+        .attn_norm = gain(f, i, BN_ATTN_NORM),
+        .q_norm = gain(f, i, BN_Q_NORM),
+        .k_norm = gain(f, i, BN_K_NORM),
+        .attn_sub_norm = gain(f, i, BN_ATTN_SUB_NORM),
+        .attn_post_norm = gain(f, i, BN_ATTN_POST_NORM),
+        .ffn_norm = gain(f, i, BN_FFN_NORM),
+        .ffn_sub_norm = gain(f, i, BN_FFN_SUB_NORM),
+        .ffn_post_norm = gain(f, i, BN_FFN_POST_NORM),
+        .q = bn_file_tensor(f, i, BN_Q),
+        .k = bn_file_tensor(f, i, BN_K),
+        .v = bn_file_tensor(f, i, BN_V),
+        .o = bn_file_tensor(f, i, BN_O),
+        .gate = bn_file_tensor(f, i, BN_GATE),
+        .up = bn_file_tensor(f, i, BN_UP),
+        .down = bn_file_tensor(f, i, BN_DOWN),
+    };
+}
+
+static bn_status resolve(bn_model *m) {
+    const bn_file *f = &m->file;
+    m->config = f->config;
+    m->layers = calloc(m->config.n_layers, sizeof *m->layers); /* each has records in the file */
+    if (!m->layers)
+        return BN_ERR_MEMORY;
+    for (uint32_t i = 0; i < m->config.n_layers; i++)
+        resolve_layer(f, i, &m->layers[i]);
+    m->embedding = bn_file_tensor(f, NO_LAYER, BN_EMBEDDING);
+    if (m->config.tie_embeddings) {
+        m->head = m->embedding;
+        m->head.bias = bn_file_tensor(f, NO_LAYER, BN_HEAD).bias;
+    } else {
+        m->head = bn_file_tensor(f, NO_LAYER, BN_HEAD);
+    }
+    m->final_norm = gain(f, NO_LAYER, BN_FINAL_NORM);
+    m->rope_frequencies = gain(f, NO_LAYER, BN_ROPE_FREQUENCIES);
+    return BN_OK;
+}
+
+/* Everything after the bytes are there. Takes over the mapping, also on failure. */
+static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
+                              char *detail) {
+    const bn_load_options defaults = {0};
+    const bn_load_options *o = options ? options : &defaults;
+    const char *isa = o->isa ? o->isa : getenv("BITNET_ISA");
+    bn_model *m = calloc(1, sizeof *m);
+    bn_status status = BN_ERR_MEMORY;
+    if (!m) {
+        bn_mapping_close(&mapping);
+        return status;
+    }
+    m->mapping = mapping;
+    if (!bn_kernels_select(&m->kernels, isa && *isa ? isa : NULL)) {
+        status = BN_ERR_ARGUMENT;
+        if (detail)
+            snprintf(detail, BN_DETAIL_SIZE,
+                     "isa '%.32s' is not one this machine runs; the best is '%s'", isa,
+                     bn_isa_name(0));
+        goto error;
+    }
+    if ((status = bn_file_parse(mapping.bytes, mapping.size, &m->kernels, &m->file, detail)))
+        goto error;
+    if ((status = check_supported(&m->file, detail)))
+        goto error;
+    if (!o->no_verify && (status = bn_file_verify(&m->file, &m->kernels, detail)))
+        goto error;
+    if ((status = resolve(m)))
+        goto error;
+    if ((status = bn_pool_new(o->threads ? o->threads : bn_default_threads(), &m->pool)))
+        goto error;
+    *model = m;
+    return BN_OK;
+error:
+    bn_model_close(m);
+    return status;
+}
+
+static bn_status check_options(const bn_load_options *o, char *detail) {
+    if (o && (o->threads < 0 || o->threads > 256))
+        return fail(BN_ERR_ARGUMENT, detail, "threads must be 0 (automatic) to 256");
+    return BN_OK;
+}
+
+bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
+                        char *detail) {
+    bn_mapping mapping;
+    bn_status status;
+    if (!path || !model)
+        return fail(BN_ERR_ARGUMENT, detail, "path and model must not be NULL");
+    if ((status = check_options(options, detail)))
+        return status;
+    if ((status = bn_mapping_open(path, options && options->no_mmap, &mapping, detail)))
+        return status;
+    return open_mapping(mapping, options, model, detail);
+}
+
+bn_status bn_model_open_bytes(const void *bytes, size_t size, const bn_load_options *options,
+                              bn_model **model, char *detail) {
+    bn_status status;
+    if (!bytes || !model || (uintptr_t)bytes % 64 != 0)
+        return fail(BN_ERR_ARGUMENT, detail, "bytes must be 64-byte aligned and not NULL");
+    if ((status = check_options(options, detail)))
+        return status;
+    const bn_mapping mapping = {.bytes = bytes, .size = size, .mapped = -1};
+    return open_mapping(mapping, options, model, detail);
+}
+
+void bn_model_close(bn_model *m) {
+    if (!m)
+        return;
+    bn_pool_free(m->pool);
+    free(m->layers);
+    bn_mapping_close(&m->mapping);
+    free(m);
+}
+
+/* Adds what one matrix costs per token. */
+static void count(bn_model_info *info, const bn_tensor *t) {
+    uint64_t scales = 0;
+    bn_tensor_scale_size(t->scale_scope, t->rows, t->cols, &scales);
+    info->bytes_per_token += t->bytes + scales;
+    if (t->encoding == BN_TERNARY_2BIT) {
+        info->ternary_weights += (uint64_t)t->rows * t->cols;
+        info->macs_per_token += (uint64_t)t->rows * t->cols;
+    }
+}
+
+bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
+    if (!m || !info)
+        return BN_ERR_ARGUMENT;
+    const bn_config *c = &m->config;
+    *info = (bn_model_info){.vocab_size = c->vocab_size,
+                            .dim = c->dim,
+                            .n_layers = c->n_layers,
+                            .n_heads = c->n_heads,
+                            .n_kv_heads = c->n_kv_heads,
+                            .head_dim = c->head_dim,
+                            .ffn_dim = c->ffn_dim,
+                            .max_context = c->max_context,
+                            .file_bytes = m->mapping.size,
+                            .threads = bn_pool_threads(m->pool),
+                            .isa = m->kernels.isa};
+    info->kv_bytes_per_token_f16 = (uint64_t)c->n_layers * c->n_kv_heads * c->head_dim * 2 * 2;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const bn_layer *l = &m->layers[i];
+        const bn_tensor *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+        for (size_t j = 0; j < sizeof matrices / sizeof *matrices; j++)
+            count(info, matrices[j]);
+    }
+    count(info, &m->head);
+    return BN_OK;
+}
+
+bn_status bn_model_get_section(const bn_model *m, bn_section which, const uint8_t **bytes,
+                               size_t *size) {
+    if (!m || !bytes || !size || which < BN_SECTION_METADATA || which > BN_SECTION_TEMPLATE)
+        return BN_ERR_ARGUMENT;
+    *bytes = m->file.section[which];
+    *size = m->file.section_size[which];
+    return BN_OK;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * workspace.c: scratch memory of a forward pass, one allocation.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum { ALIGN = 64 };
+
+/* Hands out aligned pieces of one block. Run once with base NULL to learn the size. */
+typedef struct arena {
+    uint8_t *base;
+    size_t used;
+} arena;
+
+static void *take(arena *a, size_t count, size_t size) {
+    const size_t at = a->used;
+    a->used = (at + count * size + ALIGN - 1) / ALIGN * ALIGN;
+    return a->base ? a->base + at : NULL;
+}
+
+static size_t most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* Sizes cannot overflow: FORMAT.md §2 bounds every factor, batch <= 4096, n_ctx <= 2^24. */
+static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) {
+    const bn_config *c = &m->config;
+    const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
+    const size_t threads = (size_t)bn_pool_threads(m->pool);
+    w->wide = most(most(D, H * E), F);
+    w->q_stride = (w->wide + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
+    w->attend_stride = (bn_attend_floats(c) + BN_LANES - 1) / BN_LANES * BN_LANES;
+    w->rows = take(a, B, sizeof *w->rows);
+    w->x = take(a, B * D, sizeof(float));
+    w->h = take(a, B * w->wide, sizeof(float));
+    w->q = take(a, B * w->q_stride, 1);
+    w->s = take(a, B, sizeof(float));
+    w->q_sum = take(a, B, sizeof(int32_t));
+    w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
+    w->gate = take(a, B * F, sizeof(float));
+    w->up = take(a, B * F, sizeof(float));
+    w->y = take(a, B * D, sizeof(float));
+    w->angle = take(a, B * c->rope_dim, sizeof(float));
+    w->acc = take(a, threads * B * BN_CHUNK_ROWS, sizeof(int32_t));
+    w->attend = take(a, threads * w->attend_stride, sizeof(float));
+    w->partial = take(a, (n_ctx / BN_CHUNK_KEYS + 1) * H * (E + 2), sizeof(float));
+}
+
+bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_workspace *w) {
+    arena a = {0};
+    *w = (bn_workspace){.batch = batch};
+    lay_out(m, n_ctx, w, &a);
+    w->size = a.used;
+    w->memory = a.base = aligned_alloc(ALIGN, a.used);
+    if (!a.base)
+        return BN_ERR_MEMORY;
+    a.used = 0;
+    lay_out(m, n_ctx, w, &a);
+    return BN_OK;
+}
+
+void bn_workspace_free(bn_workspace *w) {
+    free(w->memory);
+    *w = (bn_workspace){0};
+}
