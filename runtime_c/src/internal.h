@@ -114,11 +114,13 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
 /* x[0..D) = row `token` of the embedding, times the embedding scale. */
 void bn_embed(const bn_model *m, int32_t token, float *x);
 
-/* --- attention.c --- */
+/* --- cache.c --- */
 
 /* Rotate q and k of the rows, append k and v to the caches of layer `layer`. */
 void bn_cache_append(const bn_model *m, bn_workspace *w, size_t rows, const bn_layer *l,
                      uint32_t layer);
+
+/* --- attention.c --- */
 
 /* h[b] = softmax(q·Kᵀ·scale)·V over what each row may see. All threads. */
 void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t layer);
