@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * sampler.c: bn_sample (sampler.h), one step after the other in the order given there.
+ *
+ * What keeps it fast at 128,256 tokens: nothing is sorted but what may be kept. top_k is a heap
+ * of k that one pass over blocks feeds, and hardly any block holds a token that enters it;
+ * without top_k, a bound drops what top_p and min_p cannot keep before the rest is sorted.
+ */
+#include "sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct candidate {
+    float logit;
+    int32_t token;
+} candidate;
+
+typedef struct scratch {
+    candidate *candidates; /* [vocab] */
+    float *weights;        /* [vocab] */
+    float *logits;         /* [vocab] after bias and penalties */
+    uint32_t *counts;      /* [vocab] in the place of weights, which come later */
+} scratch;
+
+size_t bn_sample_scratch_size(uint32_t vocab) {
+    return vocab * (sizeof(candidate) + 2 * sizeof(float));
+}
+
+static scratch divide_scratch(void *memory, uint32_t vocab) {
+    candidate *candidates = memory;
+    float *weights = (float *)(candidates + vocab);
+    return (scratch){candidates, weights, weights + vocab, (uint32_t *)weights};
+}
+
+/* --- Arguments --- */
+
+static bn_status check_sampler(const bn_sampler *s, uint32_t vocab) {
+    /* Written so that NaN fails each test. */
+    const int valid = s->temperature >= 0 && s->temperature < INFINITY && s->top_k >= 0 &&
+                      s->top_p > 0 && s->top_p <= 1 && s->min_p >= 0 && s->min_p <= 1 &&
+                      s->repeat_penalty > 0 && s->repeat_penalty < INFINITY &&
+                      isfinite(s->presence_penalty) && isfinite(s->frequency_penalty) &&
+                      s->penalty_window >= -1 && s->n_bias >= 0;
+    if (!valid)
+        return BN_ERR_ARGUMENT;
+    if (s->n_bias > 0 && (s->bias_tokens == NULL || s->bias_values == NULL))
+        return BN_ERR_ARGUMENT;
+    for (int32_t i = 0; i < s->n_bias; i++) {
+        if (s->bias_tokens[i] < 0 || (uint32_t)s->bias_tokens[i] >= vocab)
+            return BN_ERR_ARGUMENT;
+        if (!(s->bias_values[i] < INFINITY))
+            return BN_ERR_ARGUMENT;
+    }
+    return BN_OK;
+}
+
+/* --- Bias and penalties --- */
+
+static int has_penalties(const bn_sampler *s) {
+    return s->penalty_window != 0 &&
+           (s->repeat_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0);
+}
+
+/* The counts of the tokens in the window are the only ones touched, so nothing is cleared that
+ * the window does not name. */
+static bn_status apply_penalties(const bn_sampler *s, float *x, uint32_t *counts, uint32_t vocab,
+                                 const int32_t *tokens, int32_t n) {
+    if (s->penalty_window >= 0 && n > s->penalty_window) {
+        tokens += n - s->penalty_window;
+        n = s->penalty_window;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocab)
+            return BN_ERR_TOKEN;
+        counts[tokens[i]] = 0;
+    }
+    for (int32_t i = 0; i < n; i++)
+        counts[tokens[i]]++;
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t token = tokens[i];
+        if (counts[token] == 0) /* met before */
+            continue;
+        const float v = x[token];
+        x[token] = v > 0 ? v / s->repeat_penalty : v * s->repeat_penalty;
+        x[token] -= s->presence_penalty + s->frequency_penalty * (float)counts[token];
+        counts[token] = 0;
+    }
+    return BN_OK;
+}
+
+/* --- Order: by falling logit, then by rising id --- */
+
+static int comes_before(candidate a, candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+}
+
+/* A heap whose root is the candidate that comes last. */
+static void sift_down(candidate *heap, size_t n, size_t i) {
+    const candidate moved = heap[i];
+    for (size_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && comes_before(heap[child], heap[child + 1]))
+            child++;
+        if (!comes_before(moved, heap[child]))
+            break;
+        heap[i] = heap[child];
+    }
+    heap[i] = moved;
+}
+
+static void make_heap(candidate *c, size_t n) {
+    for (size_t i = n / 2; i-- > 0;)
+        sift_down(c, n, i);
+}
+
+static void sort_heap(candidate *heap, size_t n) {
+    while (n > 1) {
+        const candidate last = heap[0];
+        heap[0] = heap[--n];
+        heap[n] = last;
+        sift_down(heap, n, 0);
+    }
+}
+
+/* --- Candidates --- */
+
+static size_t take_all(candidate *c, const float *x, uint32_t vocab) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        if (x[i] > -INFINITY)
+            c[n++] = (candidate){x[i], (int32_t)i};
+    return n;
+}
+
+/* The k largest, sorted. Ids rise, so a tie with the last of the k never enters. */
+static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
+                       const bn_kernels *kernels) {
+    enum { BLOCK = 128 };
+    float last = -INFINITY;
+    size_t n = 0;
+    for (uint32_t first = 0; first < vocab; first += BLOCK) {
+        const uint32_t size = vocab - first < BLOCK ? vocab - first : BLOCK;
+        if (!(kernels->max(x + first, size) > last))
+            continue;
+        for (uint32_t i = first; i < first + size; i++) {
+            if (!(x[i] > last))
+                continue;
+            const candidate entering = {x[i], (int32_t)i};
+            if (n < k) {
+                c[n++] = entering;
+                if (n < k)
+                    continue;
+                make_heap(c, n);
+            } else {
+                c[0] = entering;
+                sift_down(c, n, 0);
+            }
+            last = c[0].logit;
+        }
+    }
+    if (n < k)
+        make_heap(c, n);
+    sort_heap(c, n);
+    return n;
+}
+
+/* weights[i] = exp((logit of candidate i - best) / temperature); returns their sum. */
+static double weigh(float *weights, const candidate *c, size_t n, float best, float temperature,
+                    const bn_kernels *kernels) {
+    for (size_t i = 0; i < n; i++)
+        weights[i] = (c[i].logit - best) / temperature;
+    return kernels->exp_sum(weights, n, 0);
+}
+
+/* Drop candidates lighter than `bound`, keeping the order. */
+static size_t drop_below(candidate *c, const float *weights, size_t n, double bound) {
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (weights[i] >= bound)
+            c[kept++] = c[i];
+    return kept;
+}
+
+/* Of sorted candidates, the number that top_p and then min_p keep; at least 1. */
+static size_t cut(const float *weights, size_t n, double total, float top_p, float min_p) {
+    double sum = 0;
+    size_t kept = n;
+    for (size_t i = 0; top_p < 1 && i < n; i++) {
+        sum += weights[i];
+        if (sum >= top_p * total) {
+            kept = i + 1;
+            break;
+        }
+    }
+    while (kept > 1 && weights[kept - 1] < min_p)
+        kept--;
+    return kept;
+}
+
+/* --- One draw --- */
+
+static double uniform(uint64_t *state) { /* splitmix64 */
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+static size_t draw(const float *weights, size_t n, uint64_t *rng) {
+    double total = 0;
+    for (size_t i = 0; i < n; i++)
+        total += weights[i];
+    const double target = uniform(rng) * total;
+    double sum = 0;
+    for (size_t i = 0; i + 1 < n; i++) {
+        sum += weights[i];
+        if (sum > target)
+            return i;
+    }
+    return n - 1;
+}
+
+static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float best, scratch room,
+                      uint64_t *rng, const bn_kernels *kernels) {
+    candidate *c = room.candidates;
+    float *w = room.weights;
+    const int has_top_k = s->top_k > 0 && (uint32_t)s->top_k < vocab;
+    size_t n = has_top_k ? take_top(c, (size_t)s->top_k, x, vocab, kernels) : take_all(c, x, vocab);
+    const double total = weigh(w, c, n, best, s->temperature, kernels);
+    if (!has_top_k && (s->top_p < 1 || s->min_p > 0)) {
+        /* All that is lighter than (1 - top_p) · total / n sums to less than 1 - top_p: the rest
+         * holds what top_p keeps. Halved, so that rounding has no say. */
+        const double tail = (1 - (double)s->top_p) * total / (double)n / 2;
+        n = drop_below(c, w, n, tail > s->min_p ? tail : s->min_p);
+        make_heap(c, n);
+        sort_heap(c, n);
+        weigh(w, c, n, best, s->temperature, kernels);
+    }
+    n = cut(w, n, total, s->top_p, s->min_p);
+    return c[draw(w, n, rng)].token;
+}
+
+bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
+                    const int32_t *tokens, int32_t n_tokens, uint64_t *rng, void *memory,
+                    const bn_kernels *kernels, int32_t *token) {
+    static const bn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
+    const bn_sampler *s = sampler != NULL ? sampler : &greedy;
+    if (vocab < 1 || vocab > INT32_MAX || n_tokens < 0 || (n_tokens > 0 && tokens == NULL))
+        return BN_ERR_ARGUMENT;
+    bn_status status = check_sampler(s, vocab);
+    if (status != BN_OK)
+        return status;
+
+    const scratch room = divide_scratch(memory, vocab);
+    const float *x = logits;
+    if (s->n_bias > 0 || has_penalties(s)) {
+        memcpy(room.logits, logits, vocab * sizeof *logits);
+        x = room.logits;
+        for (int32_t i = 0; i < s->n_bias; i++)
+            room.logits[s->bias_tokens[i]] += s->bias_values[i];
+        if (has_penalties(s))
+            status = apply_penalties(s, room.logits, room.counts, vocab, tokens, n_tokens);
+        if (status != BN_OK)
+            return status;
+    }
+
+    const float best = kernels->max(x, vocab);
+    int nan = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        nan |= x[i] != x[i];
+    if (nan || !isfinite(best))
+        return BN_ERR_NUMERIC;
+
+    if (s->temperature == 0) {
+        int32_t first = 0;
+        while (x[first] != best)
+            first++;
+        *token = first;
+    } else {
+        *token = sample(s, x, vocab, best, room, rng, kernels);
+    }
+    return BN_OK;
+}
