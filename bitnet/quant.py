@@ -1,7 +1,7 @@
 """The numeric specification of BitNet b1.58: what a weight and an activation become.
 
 Everything else in this project computes exactly this: the packed file stores these codes and
-scales, the C engine reproduces `ternary_linear` from integers. All arithmetic is fp32 and
+scales, the C engine reproduces `integer_product` from integers. All arithmetic is fp32 and
 rounds half to even, whatever the dtype of the master weights or of autocast.
 
 References: "The Era of 1-bit LLMs" (arXiv 2402.17764) eq. 1-3 and its Training Tips.
@@ -10,9 +10,15 @@ Shapes: N outputs, K inputs, leading dimensions of activations free.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # weights (N, K) -> int8 codes (N, K), fp32 scale
 
 EPS = 1e-5
 GROUP = 128  # inputs that share a scale when the scope is "group"
@@ -69,40 +75,116 @@ def row_codes(w: Tensor) -> tuple[Tensor, Tensor]:
     return (w / sigma[:, None]).round().clamp(-127, 127).to(torch.int8), sigma
 
 
+def stored_rows(w: Tensor, storage: str) -> Tensor:
+    """What rows of an embedding or head become when stored: c·σ for "int8", rounded for "f16", w for "f32"."""
+    if storage == "int8":
+        codes, sigma = row_codes(w)
+        return codes * sigma[:, None]
+    if storage == "f16":
+        return w.detach().half().float()
+    if storage == "f32":
+        return w.detach().float()
+    raise ValueError(f"storage is {storage!r}, expected int8, f16 or f32")
+
+
+def integer_sum(q: Tensor, codes: Tensor) -> Tensor:
+    """Σ q·c, exact, then converted to fp32 (exact below 2²⁴: K <= 132,104 ternary, K <= 1,040 int8).
+
+    q: int8 (M, K), codes: int8 (N, K). Returns fp32 (M, N).
+    """
+    if q.device.type == "cpu" and int8_matmul_is_exact():
+        return torch._int_mm(q, codes.T).float()
+    with torch.autocast(q.device.type, enabled=False):
+        exact_in_fp32 = q.shape[1] * 127 * int(codes.abs().max()) < 1 << 24
+        wide = torch.float32 if exact_in_fp32 else torch.float64
+        return F.linear(q.to(wide), codes.to(wide)).float()
+
+
+@functools.cache
+def int8_matmul_is_exact() -> bool:
+    """Whether this CPU's int8 product adds without saturating (x86 before VNNI may not): tried on the extremes."""
+    extremes = torch.tensor([127, -127], dtype=torch.int8)[:, None].expand(2, 256).contiguous()
+    product = torch._int_mm(extremes, extremes.T)
+    return product.tolist() == [[256 * 127 * 127, -256 * 127 * 127], [-256 * 127 * 127, 256 * 127 * 127]]
+
+
 def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
-    """y = (Σ q·T)·(γ/s). The sum is exact in fp32 because |Σ| < 2²⁴ for K <= 132,104 (ternary).
+    """y = (Σ q·c)·(scale/s): an exact integer sum and one fp32 factor.
 
-    q: int8 (..., K), codes: int8 (N, K), scale: any scope, s: (..., 1). Returns fp32 (..., N).
+    q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns fp32 (M, N).
     """
-    if scale.dim() == 2:  # groups: partial sums are exact, added up in order with their scales
-        y = torch.zeros(*q.shape[:-1], codes.shape[0], device=q.device)
-        for g, (qg, cg) in enumerate(zip(q.split(GROUP, -1), codes.split(GROUP, 1), strict=True)):
-            y = y + F.linear(qg.float(), cg.float()) * (scale[:, g] / s)
-        return y
-    return F.linear(q.float(), codes.float()) * (scale / s)
+    if scale.dim() == 1:
+        return integer_sum(q, codes).mul_(scale / s)
+    y = torch.zeros(q.shape[0], codes.shape[0], device=q.device)
+    for g, (qg, cg) in enumerate(zip(q.split(GROUP, -1), codes.split(GROUP, 1), strict=True)):
+        y += integer_sum(qg.contiguous(), cg.contiguous()).mul_(scale[:, g] / s)  # groups add up in order
+    return y
 
 
-class TernaryLinear(torch.autograd.Function):
-    """y = x_q · W_qᵀ with the straight-through estimator.
+class _QuantizedLinear(torch.autograd.Function):
+    """Several projections of one input, which is quantized once.
 
-    Forward is `integer_product`; backward treats both quantizers as the identity:
-    grad_x = g · W_q, grad_W = gᵀ · x_q. Saves int8 codes, not float copies, and never forms
-    `w + (w_q - w)`, which is inexact in bf16.
+    Forward is `integer_product`; backward treats every quantizer as the identity:
+    grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Saves int8 codes, not float copies, and never forms
+    `w + (w_q - w)`, which is inexact in bf16. Under autocast the two products of the backward
+    pass take bf16 operands, where all codes are exact; the forward pass is always integer.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, w: Tensor, scope: str) -> Tensor:  # type: ignore[no-untyped-def, override]
-        codes, gamma = ternary_codes(w, scope)
-        q, s = activation_codes(x)
-        ctx.save_for_backward(q, s, codes, gamma)
-        ctx.dtypes = x.dtype, w.dtype
-        return integer_product(q, codes, gamma, s)
+    def forward(ctx: Any, x: Tensor, quantize: Quantizer, *weights: Tensor) -> tuple[Tensor, ...]:
+        q, s = activation_codes(x.flatten(0, -2))
+        pairs = [quantize(w) for w in weights]
+        ctx.save_for_backward(q, s, *(tensor for pair in pairs for tensor in pair))
+        device = x.device.type
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, weights[0].dtype
+        out_dtype = torch.promote_types(x.dtype, torch.float32)  # fp64 activations stay fp64 in a reference model
+        outputs = (integer_product(q, codes, scale, s).to(out_dtype) for codes, scale in pairs)
+        return tuple(y.unflatten(0, x.shape[:-1]) for y in outputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[no-untyped-def, override]
-        q, s, codes, gamma = ctx.saved_tensors
-        w_q = codes.float() * expand_scale(gamma, *codes.shape)
-        x_q = q.float() / s
-        grad_x = grad.float() @ w_q
-        grad_w = grad.float().flatten(0, -2).T @ x_q.flatten(0, -2)
-        return grad_x.to(ctx.dtypes[0]), grad_w.to(ctx.dtypes[1]), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, s, *flat = ctx.saved_tensors
+        x_q = (q / s).to(ctx.dtype)
+        grad_x, grad_ws = None, []
+        for grad, codes, scale in zip(grads, flat[::2], flat[1::2], strict=True):
+            g = grad.flatten(0, -2).to(ctx.dtype)
+            w_q = (codes * expand_scale(scale, *codes.shape)).to(ctx.dtype)
+            grad_ws.append((g.T @ x_q).to(ctx.w_dtype))
+            part = g @ w_q
+            grad_x = part if grad_x is None else grad_x.add_(part)
+        assert grad_x is not None
+        return grad_x.to(ctx.x_dtype).view(ctx.x_shape), None, *grad_ws
+
+
+class _StoredRows(torch.autograd.Function):
+    """`stored_rows` with the straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, storage: str) -> Tensor:
+        return stored_rows(w, storage).to(w.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+_quantized_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
+_ste_rows: Callable[[Tensor, str], Tensor] = _StoredRows.apply
+
+
+def ternary_linear(x: Tensor, *weights: Tensor, scope: str = "tensor") -> tuple[Tensor, ...]:
+    """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ. x: (..., K), W_i: (N_i, K); y_i: (..., N_i)."""
+    return _quantized_linear(x, functools.partial(ternary_codes, scope=scope), *weights)
+
+
+def output_logits(x: Tensor, w: Tensor, storage: str) -> Tensor:
+    """The head: x · Wᵀ with W as stored; with "int8" rows the activations are int8 too. x: (..., K), w: (N, K)."""
+    if storage == "int8":
+        return _quantized_linear(x, row_codes, w)[0]
+    return F.linear(x, _ste_rows(w, storage))
+
+
+def embedding_rows(tokens: Tensor, w: Tensor, storage: str) -> Tensor:
+    """The embedding rows of token ids, as stored. tokens: (...), w: (N, K). Returns (..., K)."""
+    return _ste_rows(F.embedding(tokens.flatten(), w), storage).unflatten(0, tokens.shape)

@@ -1,0 +1,33 @@
+"""BitLinear: a linear layer whose forward pass is ternary × int8."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from bitnet.quant import ternary_linear
+
+
+class BitLinear(nn.Linear):
+    """`nn.Linear` with float master weights that computes with their ternary codes (`bitnet.quant`).
+
+    x: (..., in_features). Returns (..., out_features), fp32.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, scope: str = "tensor") -> None:
+        super().__init__(in_features, out_features, bias)
+        self.scope = scope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.finish(ternary_linear(x, self.weight, scope=self.scope)[0])
+
+    def finish(self, y: Tensor) -> Tensor:
+        return y if self.bias is None else y + self.bias
+
+
+def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """Several linear layers of one input. The ternary ones share one quantization of it."""
+    ternary = [layer for layer in layers if isinstance(layer, BitLinear)]
+    if not ternary:
+        return tuple(layer(x) for layer in layers)
+    products = iter(ternary_linear(x, *(layer.weight for layer in ternary), scope=ternary[0].scope))
+    return tuple(layer.finish(next(products)) if isinstance(layer, BitLinear) else layer(x) for layer in layers)

@@ -1,0 +1,210 @@
+"""The decoder, read from top to bottom like the paper.
+
+Shape letters: B batch, T tokens, D width of the residual stream, H query heads, G key/value
+heads, E head size, F width of the feed-forward network, V vocabulary. `q_BHTE` has shape
+(B, H, T, E).
+
+Parameter names are the roles of export/FORMAT.md: `layers.{i}.q.weight` is role q of layer i,
+`embedding.weight`, `final_norm.weight`, and `head.weight` when it is not the embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bitnet.bitlinear import BitLinear, project
+from bitnet.config import ModelConfig
+from bitnet.quant import embedding_rows, output_logits
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu2": lambda x: F.relu(x).square(), "silu": F.silu}
+
+
+def unsupported(config: ModelConfig) -> list[str]:
+    """What `Transformer` cannot build of a configuration, by name; empty when it can build all."""
+    limits: dict[str, tuple[object, ...]] = {
+        "input": ("tokens",),
+        "mask": ("causal",),
+        "sliding_window": (0,),
+        "has_head": (True,),
+        "pooling": ("none",),
+        "attention_softcap": (0.0,),
+        "norm": ("rms",),
+        "pre_norm": (True,),
+        "post_norm": (False,),
+        "linear_norm": (False,),
+        "norm_bias": (False,),
+        "ffn": ("gated",),
+        "activation": tuple(ACTIVATIONS),
+        "n_experts": (0,),
+        "position": ("rope",),
+        "head_bias": (False,),
+    }
+    return [
+        f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
+        for field, allowed in limits.items()
+        if getattr(config, field) not in allowed
+    ]
+
+
+def rope_frequencies(config: ModelConfig) -> Tensor:
+    """Radians that pair i of a head turns per position: fp32 (rope_dim/2,), scaling included.
+
+    Computed in fp64 and rounded once. Sources: arXiv 2104.09864; position interpolation
+    arXiv 2306.15595; Llama 3.1; YaRN arXiv 2309.00071 eq. 16-23.
+    """
+    dim, base, factor = config.rope_dim, config.rope_theta, config.rope_factor
+    frequency = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    turns = config.rope_original_context * frequency / (2 * math.pi)  # over the context it was trained on
+    if config.rope_scaling == "linear":
+        frequency = frequency / factor
+    elif config.rope_scaling == "llama3":  # slow pairs are interpolated, fast ones kept, smooth between
+        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+        keep = ((turns - low) / (high - low)).clamp(0, 1)
+        frequency = frequency * keep + frequency / factor * (1 - keep)
+    elif config.rope_scaling == "yarn":  # the same, linear in the index of the pair instead of its turns
+
+        def pair_that_turns(times: float) -> float:
+            return dim * math.log(config.rope_original_context / (times * 2 * math.pi)) / (2 * math.log(base))
+
+        first = max(math.floor(pair_that_turns(config.rope_beta_fast)), 0)
+        last = min(math.ceil(pair_that_turns(config.rope_beta_slow)), dim - 1)
+        keep = 1 - ((torch.arange(dim // 2, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
+        frequency = frequency * keep + frequency / factor * (1 - keep)
+    return frequency.float()
+
+
+def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, each (T, rope_dim/2). The angle is an fp32 product, position · frequency."""
+    position = torch.arange(n_tokens, dtype=torch.float32)
+    angle = torch.outer(position, rope_frequencies(config)).double()
+    cos, sin = angle.cos() * config.rope_attention_factor, angle.sin() * config.rope_attention_factor
+    return cos.to(like), sin.to(like)
+
+
+def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + rope_dim/2) of a head; dimensions past rope_dim stay."""
+    half = cos.shape[-1]
+    a, b, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x²) + eps) · weight, over the last dimension."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Block(nn.Module):
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, f, e = config.dim, config.ffn_dim, config.head_dim
+        queries, keys = config.n_heads * e, config.n_kv_heads * e
+
+        def norm(dim: int, wanted: bool = True) -> nn.Module:
+            return RMSNorm(dim, config.norm_eps) if wanted else nn.Identity()
+
+        def linear(role: str, inputs: int, outputs: int, bias: bool) -> nn.Linear:
+            if role in config.ternary:
+                return BitLinear(inputs, outputs, bias, config.weight_scale)
+            return nn.Linear(inputs, outputs, bias)
+
+        self.attn_norm = norm(d)
+        self.q = linear("q", d, queries, config.qkv_bias)
+        self.k = linear("k", d, keys, config.qkv_bias)
+        self.v = linear("v", d, keys, config.qkv_bias)
+        self.q_norm = norm(e, config.qk_norm)
+        self.k_norm = norm(e, config.qk_norm)
+        self.attn_sub_norm = norm(queries, config.sub_norm)
+        self.o = linear("o", queries, d, config.o_bias)
+
+        self.ffn_norm = norm(d)
+        self.gate = linear("gate", d, f, config.ffn_bias)
+        self.up = linear("up", d, f, config.ffn_bias)
+        self.ffn_sub_norm = norm(f, config.sub_norm)
+        self.down = linear("down", f, d, config.ffn_bias)
+
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        scale = self.config.residual_scale
+        x_BTD = x_BTD + scale * self.attention(self.attn_norm(x_BTD), cos, sin)
+        return x_BTD + scale * self.feed_forward(self.ffn_norm(x_BTD))
+
+    def attention(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        e = self.config.head_dim
+        q, k, v = (y.unflatten(-1, (-1, e)).transpose(1, 2) for y in project(x_BTD, self.q, self.k, self.v))
+        q_BHTE = rotate(self.q_norm(q), cos, sin)
+        k_BGTE = rotate(self.k_norm(k), cos, sin)
+        y_BHTE = F.scaled_dot_product_attention(
+            q_BHTE, k_BGTE, v, is_causal=True, scale=self.config.attention_scale, enable_gqa=True
+        )
+        out_BTD: Tensor = self.o(self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2)))
+        return out_BTD
+
+    def feed_forward(self, x_BTD: Tensor) -> Tensor:
+        gate_BTF, up_BTF = project(x_BTD, self.gate, self.up)
+        h_BTF = ACTIVATIONS[self.config.activation](gate_BTF) * up_BTF
+        out_BTD: Tensor = self.down(self.ffn_sub_norm(h_BTF))
+        return out_BTD
+
+
+class Transformer(nn.Module):
+    """A causal decoder. Raises ValueError naming every option of `config` it cannot build.
+
+    `Transformer(config).double()` is a reference in fp64 around the same quantizers.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        problems = unsupported(config)
+        if problems:
+            raise ValueError("this model cannot be built for training: " + "; ".join(problems))
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.final_norm = RMSNorm(config.dim, config.norm_eps)
+        self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Normal with deviation 0.02 for every matrix, biases 0, gains 1.
+
+        Ternary codes do not depend on the deviation; the learning rate counts in its units.
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits (B, T, V) of the token after each position."""
+        config = self.config
+        n_tokens = tokens_BT.shape[1]
+        if n_tokens > config.max_context:
+            raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
+        x_BTD = config.embedding_scale * embedding_rows(tokens_BT, self.embedding.weight, config.head_format)
+        cos, sin = rope_tables(config, n_tokens, like=x_BTD)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, cos, sin)
+        head = self.embedding if self.head is None else self.head
+        logits_BTV = output_logits(self.final_norm(x_BTD), head.weight, config.head_format)
+        if config.logit_softcap:
+            logits_BTV = config.logit_softcap * torch.tanh(logits_BTV / config.logit_softcap)
+        return logits_BTV
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token."""
+        return F.cross_entropy(self(tokens_BT).flatten(0, 1), targets_BT.flatten())
