@@ -1,0 +1,21 @@
+"""bitnet_export: one packed file from a checkpoint, and back to numpy.
+
+`import bitnet_export` needs numpy alone; torch and safetensors are imported by the functions
+that read checkpoints.
+"""
+
+from .packed import Key, Record, expected_tensors
+from .random_model import random_model
+from .reader import PackedFile, PackedFormatError
+from .writer import Encoded, write_packed
+
+__all__ = [
+    "Encoded",
+    "Key",
+    "PackedFile",
+    "PackedFormatError",
+    "Record",
+    "expected_tensors",
+    "random_model",
+    "write_packed",
+]

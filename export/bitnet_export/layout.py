@@ -1,0 +1,136 @@
+"""The two tiled weight encodings of the packed file (FORMAT.md §4), numpy only.
+
+A tile is 64 bytes: 16 rows × 4 bytes, and a tile row is one 32-bit word of four neighbouring
+columns. So both encodings are a few shifts on 32-bit words and one transpose; a shift never
+carries into the next byte, which also makes the byte order of the machine irrelevant.
+
+Shapes: N rows (outputs), K columns (inputs).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PANEL = 16  # rows of a panel, in both encodings
+TILE_BYTES = 64
+TERNARY_TILE_K = 16
+INT8_TILE_K = 8
+SCALE_GROUP_K = 128
+
+Codes = NDArray[np.int8]
+Bytes = NDArray[np.uint8]
+
+
+def _tiles(rows: int, cols: int, tile_k: int) -> tuple[int, int]:
+    """Panels and tiles per panel."""
+    if rows < 1 or cols < 1:
+        raise ValueError(f"matrix is {rows} x {cols}, expected at least 1 x 1")
+    return -(-rows // PANEL), -(-cols // tile_k)
+
+
+def ternary_size(rows: int, cols: int) -> int:
+    """Bytes of a TERNARY_2BIT matrix."""
+    panels, tiles = _tiles(rows, cols, TERNARY_TILE_K)
+    return TILE_BYTES * panels * tiles
+
+
+def int8_size(rows: int, cols: int) -> int:
+    """Bytes of an INT8_PLANES matrix, both planes."""
+    panels, tiles = _tiles(rows, cols, INT8_TILE_K)
+    return 2 * TILE_BYTES * panels * tiles
+
+
+def _padded_words(codes: Codes, tile_k: int, lowest: int) -> NDArray[np.uint32]:
+    """(N, K) codes in lowest … -lowest, as unsigned code - 2^k words (panels, 16, tiles, tile_k / 4)."""
+    if codes.ndim != 2 or codes.dtype != np.int8:
+        raise ValueError(f"codes are {codes.dtype} of shape {codes.shape}, expected an int8 matrix")
+    if codes.size and (codes.min() < lowest or codes.max() > -lowest):
+        found = codes.min() if codes.min() < lowest else codes.max()
+        raise ValueError(f"a code is {found}, expected {lowest} to {-lowest}")
+    rows, cols = codes.shape
+    panels, tiles = _tiles(rows, cols, tile_k)
+    zero = 1 if tile_k == TERNARY_TILE_K else 128
+    padded = np.full((panels * PANEL, tiles * tile_k), zero, np.uint8)
+    np.add(codes.view(np.uint8), np.uint8(zero), out=padded[:rows, :cols])  # wraps mod 256, as it should
+    return padded.view(np.uint32).reshape(panels, PANEL, tiles, tile_k // 4)
+
+
+def _stream(words: NDArray[np.uint32]) -> Bytes:
+    """(panels, 16, tiles) words of tile rows to bytes in file order."""
+    return np.ascontiguousarray(words.transpose(0, 2, 1)).reshape(-1).view(np.uint8)
+
+
+def _words(data: Any, rows: int, cols: int, tile_k: int) -> NDArray[np.uint32]:
+    """Bytes in file order to (panels, 16, tiles) words."""
+    panels, tiles = _tiles(rows, cols, tile_k)
+    raw = np.frombuffer(data, np.uint8)
+    if raw.size != panels * tiles * TILE_BYTES:
+        raise ValueError(f"{raw.size} bytes for a {rows} x {cols} matrix, expected {panels * tiles * TILE_BYTES}")
+    return np.ascontiguousarray(raw.view(np.uint32).reshape(panels, tiles, PANEL).transpose(0, 2, 1))
+
+
+def _codes(words: NDArray[np.uint32], rows: int, cols: int, zero: int) -> Codes:
+    """(panels, 16, tiles, tile_k / 4) words of unsigned codes to int8 (N, K)."""
+    panels, _, tiles, parts = words.shape
+    padded = words.view(np.uint8).reshape(panels * PANEL, tiles * parts * 4)
+    return np.subtract(padded[:rows, :cols], np.uint8(zero)).view(np.int8)
+
+
+def pack_ternary(codes: Codes) -> Bytes:
+    """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_2BIT bytes. Raises ValueError on another code."""
+    w = _padded_words(codes, TERNARY_TILE_K, -1)
+    return _stream(w[..., 0] | w[..., 1] << np.uint32(2) | w[..., 2] << np.uint32(4) | w[..., 3] << np.uint32(6))
+
+
+def unpack_ternary(data: Any, rows: int, cols: int) -> Codes:
+    """TERNARY_2BIT bytes to int8 (N, K). The refused code 3 shows as 2."""
+    words = _words(data, rows, cols, TERNARY_TILE_K)
+    fields = np.empty((*words.shape, 4), np.uint32)
+    for f in range(4):
+        np.bitwise_and(words >> np.uint32(2 * f), np.uint32(0x03030303), out=fields[..., f])
+    return _codes(fields, rows, cols, 1)
+
+
+_LOW, _HIGH, _HALF = np.uint32(0x0F0F0F0F), np.uint32(0xF0F0F0F0), np.uint32(4)
+
+
+def pack_int8(codes: Codes) -> Bytes:
+    """int8 codes in -127 … 127, (N, K), to INT8_PLANES bytes. Raises ValueError on -128."""
+    w = _padded_words(codes, INT8_TILE_K, -127)
+    first, second = w[..., 0], w[..., 1]
+    high = _stream((first & _HIGH) >> _HALF | second & _HIGH)
+    low = _stream(first & _LOW | (second & _LOW) << _HALF)
+    return np.concatenate([high, low])
+
+
+def unpack_int8(data: Any, rows: int, cols: int) -> Codes:
+    """INT8_PLANES bytes to int8 (N, K). The refused u = 0 shows as -128."""
+    high, low = (_words(plane, rows, cols, INT8_TILE_K) for plane in np.split(np.frombuffer(data, np.uint8), 2))
+    halves = np.empty((*high.shape, 2), np.uint32)
+    halves[..., 0] = (high & _LOW) << _HALF | low & _LOW
+    halves[..., 1] = high & _HIGH | (low & _HIGH) >> _HALF
+    return _codes(halves, rows, cols, 128)
+
+
+def has_refused_ternary(data: Any) -> bool:
+    """Whether any 2-bit field, padding included, holds 3."""
+    raw = np.frombuffer(data, np.uint8)
+    return any(bool((part & part >> 1 & 0x55).any()) for part in blocks(raw))
+
+
+def has_refused_int8(data: Any) -> bool:
+    """Whether any u, padding included, is 0: a zero half byte at the same place of both planes."""
+    high, low = np.split(np.frombuffer(data, np.uint8), 2)
+    for h, l in zip(blocks(high), blocks(low), strict=True):
+        u = h | l
+        if not ((u & 0x0F).all() and (u & 0xF0).all()):
+            return True
+    return False
+
+
+def blocks(raw: Bytes, size: int = 1 << 22) -> list[Bytes]:
+    """Views of a few megabytes, so that temporaries stay small."""
+    return [raw[i : i + size] for i in range(0, raw.size, size)]

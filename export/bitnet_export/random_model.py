@@ -1,0 +1,103 @@
+"""A packed file with random weights of any shape: for benchmarks at full scale and for tests.
+
+Ternary tiles are drawn as packed bytes, so that two billion weights take seconds. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+
+from bitnet.config import ModelConfig
+
+from . import layout, packed
+from .layout import Bytes
+from .packed import Spec
+from .writer import Encoded, write_packed
+
+_CHUNK = 1 << 20  # bytes drawn at a time
+
+
+def random_model(
+    config: ModelConfig,
+    path: str | os.PathLike[str],
+    seed: int = 0,
+    *,
+    zeros: float = 1 / 3,
+    tokenizer: bytes | None = None,
+) -> None:
+    """Write a model of this shape. The bytes depend on (config, seed, zeros, tokenizer) alone.
+
+    zeros: probability of code 0. Scales are such that every projection keeps the variance of
+    its input, so activations and logits stay of order 1 at any depth.
+    """
+    if config.rope_scaling != "none":
+        raise ValueError(f"rope_scaling is {config.rope_scaling!r}; a random model has none")
+    if not 0 <= zeros <= 1:
+        raise ValueError(f"zeros is {zeros}, expected a probability")
+
+    def source(spec: Spec) -> Encoded:
+        return _draw(spec, config, np.random.Generator(np.random.SFC64([seed, *spec.key])), zeros)
+
+    metadata = {"provenance": {"source": "random", "seed": seed, "zeros": zeros}}
+    write_packed(path, [config], source, metadata=metadata, tokenizer=tokenizer)
+
+
+def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float) -> Encoded:
+    name, shape = packed.ROLES[spec.key.role], (spec.rows, spec.cols)
+    if name == "rope_frequencies":
+        dim = config.rope_dim
+        return Encoded.f32(config.rope_theta ** (-np.arange(0, dim, 2) / dim))
+    if spec.key.part == 1:
+        return Encoded.f32(rng.normal(0, 0.1, shape))
+    if spec.formats == packed.VECTOR_FORMATS:
+        return Encoded.f32(rng.uniform(0.5, 1.5, shape))
+    if name in config.ternary:
+        scope = packed.SCOPE_NAMES.index(config.weight_scale)
+        deviation = math.sqrt(spec.cols * max(1 - zeros, 1e-3))
+        scales = rng.uniform(0.8, 1.2, packed.scale_count(scope, *shape)) / deviation
+        return Encoded(packed.TERNARY_2BIT, scope, _ternary_tiles(*shape, rng, zeros), scales.astype(np.float32))
+    deviation = 2 / math.sqrt(spec.cols)
+    if name in ("embedding", "head") and config.head_format == "int8":
+        uniform = 256 / math.sqrt(12)  # deviation of a uniform byte
+        scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / uniform)
+        return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, _int8_planes(*shape, rng), scales.astype(np.float32))
+    values = rng.normal(0, deviation, shape)
+    half = name in ("embedding", "head") and config.head_format == "f16"
+    return Encoded.f16(values) if half else Encoded.f32(values)
+
+
+def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:
+    """Entries of a table of 65,536, chosen uniformly."""
+    for start in range(0, out.size, _CHUNK):
+        part = out[start : start + _CHUNK]
+        np.take(table, rng.integers(0, 1 << 16, part.size, np.uint16), out=part, mode="wrap")
+
+
+def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float) -> Bytes:
+    codes = rng.choice(np.array([0, 1, 2], np.uint8), (4, 1 << 16), p=[(1 - zeros) / 2, zeros, (1 - zeros) / 2])
+    data = np.empty(layout.ternary_size(rows, cols), np.uint8)
+    _fill(data, rng, codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6)
+
+    # Packing the drawn codes of the last column of tiles and of the last panel again puts the padding right.
+    panels = data.reshape(-(-rows // layout.PANEL), -1, layout.TILE_BYTES)
+    if last := cols % layout.TERNARY_TILE_K:
+        edge = layout.unpack_ternary(np.ascontiguousarray(panels[:, -1]), rows, last)
+        panels[:, -1] = layout.pack_ternary(edge).reshape(-1, layout.TILE_BYTES)
+    if last := rows % layout.PANEL:
+        edge = layout.unpack_ternary(panels[-1], last, cols)
+        panels[-1] = layout.pack_ternary(edge).reshape(-1, layout.TILE_BYTES)
+    return data
+
+
+def _int8_planes(rows: int, cols: int, rng: np.random.Generator) -> Bytes:
+    if rows % layout.PANEL or cols % layout.INT8_TILE_K:
+        return layout.pack_int8(rng.integers(-127, 128, (rows, cols), np.int8))
+    low = np.resize(np.arange(256, dtype=np.uint8), 1 << 16)  # two uniform half bytes
+    high = low | np.where(low & 0x0F, 0, 0x08) | np.where(low & 0xF0, 0, 0x80)  # none 0: u = 0 is refused
+    data = np.empty(layout.int8_size(rows, cols), np.uint8)
+    for plane, table in zip(np.split(data, 2), (high.astype(np.uint8), low), strict=True):
+        _fill(plane, rng, table)
+    return data

@@ -1,0 +1,329 @@
+"""Read and check a packed file: an independent twin of the C parser, over bytes or a mapping.
+
+Opening checks everything FORMAT.md §6 lists before anything is used; what passes can at worst
+be a model that computes nonsense. Memory does not grow with any number in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+
+from . import layout, packed
+from .foreign import PROBE, recognise
+from .packed import Key, Record
+from .stacks import pack_stack, unpack_stack
+
+
+class PackedFormatError(ValueError):
+    """The bytes are not a packed file, or not an undamaged one."""
+
+
+class Section(NamedTuple):
+    kind: int
+    crc: int
+    offset: int
+    size: int
+    optional: bool
+
+    @property
+    def name(self) -> str:
+        return packed.SECTION_NAMES.get(self.kind, f"kind {self.kind}")
+
+
+def _require(ok: bool | np.bool_, message: str) -> None:
+    if not ok:
+        raise PackedFormatError(message)
+
+
+class PackedFile:
+    """A checked packed file. `PackedFile(bytes)` or `PackedFile.open(path)`.
+
+    Attributes: version, file_size, header_crc, sections, configs (one ModelConfig per stack),
+    tensors (Record by Key, in file order), metadata.
+    """
+
+    def __init__(self, content: bytes | mmap.mmap) -> None:
+        """Raises PackedFormatError; the message says what was found and what was expected."""
+        self._bytes = memoryview(content)
+        self.version, self.header_crc, self.file_size, count = self._read_header()
+        self.sections = self._read_sections(count)
+        for section in self.sections:
+            crc = zlib.crc32(self._view(section))
+            _require(
+                crc == section.crc,
+                f"section {section.name} has checksum {crc:08x}, expected {section.crc:08x}: the file is damaged; "
+                "copy or export it again",
+            )
+        self.metadata = self._read_metadata()
+        self.configs = self._read_stacks()
+        self.tensors = self._read_tensors()
+        for record in self.tensors.values():
+            self._check_values(record)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Map a file. Raises OSError when it cannot be read, PackedFormatError when it is not good."""
+        path = Path(path)
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise PackedFormatError(f"{path}: is {kind}, expected a packed model file")
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise PackedFormatError(f"{path}: is empty, expected a packed model file")
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            return cls(content)
+        except PackedFormatError as error:
+            raise PackedFormatError(f"{path}: {error}") from None
+
+    # --- what the file holds ---
+
+    def section(self, kind: int) -> bytes | None:
+        """Bytes of a section, None when absent."""
+        return next((bytes(self._view(s)) for s in self.sections if s.kind == kind), None)
+
+    def scales(self, record: Record) -> NDArray[np.float32]:
+        """Scales in file order, fp32: (0,), (1,), (N,) or (N * ceil(K/128),)."""
+        return np.frombuffer(self._data(record.scale_offset, record.scale_size), "<f4")
+
+    def codes(self, record: Record) -> NDArray[np.int8]:
+        """int8 (N, K) of a TERNARY_2BIT or INT8_PLANES tensor."""
+        unpack = {packed.TERNARY_2BIT: layout.unpack_ternary, packed.INT8_PLANES: layout.unpack_int8}[record.encoding]
+        return unpack(self._data(record.offset, record.size), record.rows, record.cols)
+
+    def values(self, record: Record) -> NDArray[np.float32]:
+        """The weights as fp32 (N, K): scale · code, or the stored floats."""
+        if record.scope == packed.SCALE_NONE:
+            raw = self._data(record.offset, record.size)
+            dtype = "<f4" if record.encoding == packed.F32 else "<f2"
+            return np.frombuffer(raw, dtype).reshape(record.rows, record.cols).astype(np.float32)
+        scales = self.scales(record).reshape(-1, 1)
+        if record.scope == packed.SCALE_GROUP:
+            scales = np.repeat(scales.reshape(record.rows, -1), layout.SCALE_GROUP_K, axis=1)[:, : record.cols]
+        return self.codes(record) * scales
+
+    def zero_fraction(self, record: Record) -> float | None:
+        """Share of ternary codes that are 0; None for other encodings."""
+        if record.encoding != packed.TERNARY_2BIT:
+            return None
+        return float((self.codes(record) == 0).mean())
+
+    # --- checks, in the order of FORMAT.md §6 ---
+
+    def _read_header(self) -> tuple[int, int, int, int]:
+        head = bytes(self._bytes[:PROBE])
+        if head[:8] != packed.MAGIC[: len(head)] or not head:
+            what = recognise(head) or f"begins with {head[:8].hex(' ')}"
+            raise PackedFormatError(f"this is {what}, expected a packed bitnet file (made by: bitnet export)")
+        size = len(self._bytes)
+        _require(size >= packed.HEADER.size, f"the file has {size} bytes, a header has {packed.HEADER.size}")
+        _, version, flags, file_size, count, reserved, header_crc = packed.HEADER.unpack_from(self._bytes)
+        _require(
+            version == packed.VERSION,
+            f"format version is {version}, this program reads {packed.VERSION}; use a matching bitnet-edge",
+        )
+        _require(flags == 0, f"header flags are {flags:#x}, expected 0; the file needs a newer bitnet-edge")
+        _require(
+            file_size == size,
+            f"the file has {size} bytes, its header says {file_size}; copy or export it again",
+        )
+        _require(size % packed.ALIGN == 0, f"the file has {size} bytes, expected a multiple of {packed.ALIGN}")
+        _require(3 <= count <= 64, f"section_count is {count}, expected 3 to 64")
+        table_end = packed.HEADER.size + packed.SECTION.size * count
+        _require(table_end <= size, f"{count} sections need {table_end} bytes of table, the file has {size}")
+        crc = zlib.crc32(self._bytes[packed.HEADER.size : table_end], zlib.crc32(self._bytes[:60]))
+        _require(
+            crc == header_crc,
+            f"header and section table have checksum {crc:08x}, expected {header_crc:08x}: the file is damaged",
+        )
+        _require(not any(reserved), "reserved bytes of the header are not 0")
+        return version, header_crc, file_size, count
+
+    def _read_sections(self, count: int) -> tuple[Section, ...]:
+        sections: list[Section] = []
+        end = packed.HEADER.size + packed.SECTION.size * count
+        for i in range(count):
+            kind, crc, offset, size, flags, reserved = packed.SECTION.unpack_from(
+                self._bytes, packed.HEADER.size + packed.SECTION.size * i
+            )
+            section = Section(kind, crc, offset, size, bool(flags & packed.OPTIONAL))
+            previous = sections[-1].kind if sections else 0
+            _require(kind > previous, f"section kind {kind} follows kind {previous}, expected ascending kinds from 1")
+            known = kind in packed.SECTION_NAMES
+            _require(known or section.optional, f"section kind {kind} is required but unknown to this version")
+            _require(flags & ~(0 if known else packed.OPTIONAL) == 0, f"flags of section {section.name} are {flags:#x}")
+            _require(reserved == 0, f"reserved word of section {section.name} is {reserved}, expected 0")
+            unit = {packed.STACKS: packed.STACK.size, packed.TENSORS: packed.TENSOR.size}.get(kind, 1)
+            _require(
+                size > 0 and size % unit == 0,
+                f"section {section.name} has {size} bytes, expected a positive multiple of {unit}",
+            )
+            _require(
+                kind != packed.TEMPLATE or size <= packed.MAX_TEMPLATE,
+                f"section TEMPLATE has {size} bytes, expected at most {packed.MAX_TEMPLATE}",
+            )
+            _require(
+                offset == packed.align(end) and offset + size <= self.file_size,
+                f"section {section.name} is {size} bytes at {offset}, expected at {packed.align(end)} "
+                f"within {self.file_size}",
+            )
+            self._check_padding(end, offset, f"before section {section.name}")
+            sections.append(section)
+            end = offset + size
+        _require(packed.align(end) == self.file_size, f"the last section ends at {end}, the file at {self.file_size}")
+        self._check_padding(end, self.file_size, "at the end of the file")
+        for kind in (packed.STACKS, packed.TENSORS, packed.DATA):
+            _require(any(s.kind == kind for s in sections), f"section {packed.SECTION_NAMES[kind]} is missing")
+        return tuple(sections)
+
+    def _read_metadata(self) -> dict[str, Any]:
+        raw = self.section(packed.METADATA)
+        if raw is None:
+            return {}
+        try:
+            metadata = json.loads(raw.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise PackedFormatError(f"METADATA is not good JSON: {error}") from None
+        _require(isinstance(metadata, dict), f"METADATA is a {type(metadata).__name__}, expected a JSON object")
+        return dict(metadata)
+
+    def _read_stacks(self) -> tuple[ModelConfig, ...]:
+        raw = self.section(packed.STACKS) or b""
+        count = len(raw) // packed.STACK.size
+        _require(count <= packed.MAX_STACKS, f"the file has {count} stacks, expected 1 to {packed.MAX_STACKS}")
+        configs = []
+        for i in range(count):
+            record = raw[packed.STACK.size * i :][: packed.STACK.size]
+            try:
+                configs.append(unpack_stack(record))
+            except ValueError as error:
+                raise PackedFormatError(f"stack {i}: {error}") from None
+        described = self.metadata.get("config")
+        if described is None:
+            return tuple(configs)
+        try:
+            full = tuple(ModelConfig.from_dict(_known_fields(entry)) for entry in described)
+            same = b"".join(map(pack_stack, full)) == raw
+        except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
+            raise PackedFormatError(f"METADATA config: {error}") from None
+        _require(same, "METADATA config differs from the STACKS section")
+        return full
+
+    def _read_tensors(self) -> dict[Key, Record]:
+        table = next(s for s in self.sections if s.kind == packed.TENSORS)
+        found = (self._read_record(table.offset + i) for i in range(0, table.size, packed.TENSOR.size))
+        records: dict[Key, Record] = {}
+        end = 0
+        for i, config in enumerate(self.configs):
+            for spec in packed.expected_tensors(config, i):
+                name = spec.key.name
+                record = next(found, None)
+                if record is None:
+                    raise PackedFormatError(f"tensor {name} is missing; the table ends after {len(records)}")
+                _require(record.key == spec.key, f"tensor {len(records)} is {_describe(record.key)}, expected {name}")
+                _require(
+                    (record.rows, record.cols) == (spec.rows, spec.cols),
+                    f"{name} is {record.rows} x {record.cols}, expected {spec.rows} x {spec.cols}",
+                )
+                _require(
+                    (record.encoding, record.scope) in spec.formats,
+                    f"{name} has encoding {record.encoding} with scale scope {record.scope}, expected one of "
+                    + ", ".join(f"{e} with {s}" for e, s in spec.formats),
+                )
+                end = self._check_place(record, end)
+                records[record.key] = record
+        extra = next(found, None)
+        _require(extra is None, f"tensor {extra and _describe(extra.key)} is not called for by the configuration")
+        _require(end == self._data_section.size, f"the last tensor ends at {end}, DATA at {self._data_section.size}")
+        return records
+
+    def _read_record(self, offset: int) -> Record:
+        words = packed.TENSOR.unpack_from(self._bytes, offset)
+        key = Key(*words[:5])
+        encoding, scope, reserved8, reserved32, rows, cols, start, size, scale_start, scale_size, reserved64 = words[5:]
+        _require(not (reserved8 or reserved32 or reserved64), f"{_describe(key)}: a reserved field is not 0")
+        return Record(key, encoding, scope, rows, cols, start, size, scale_start, scale_size)
+
+    def _check_place(self, record: Record, end: int) -> int:
+        """Data and scales lie right behind what comes before; returns their end."""
+        name = record.key.name
+        size = packed.data_size(record.encoding, record.rows, record.cols)
+        scale_size = 4 * packed.scale_count(record.scope, record.rows, record.cols)
+        spans = [("data", record.offset, record.size, size)]
+        if scale_size:
+            spans.append(("scales", record.scale_offset, record.scale_size, scale_size))
+        else:
+            _require(record.scale_offset == record.scale_size == 0, f"{name} has no scale, but a place for one")
+        for what, offset, found, expected in spans:
+            _require(found == expected, f"{name}: {what} has {found} bytes, expected {expected}")
+            start = packed.align(end)
+            _require(offset == start, f"{name}: {what} is at {offset}, expected {start}")
+            _require(
+                start + found <= self._data_section.size,
+                f"{name}: {what} ends at {start + found}, DATA at {self._data_section.size}",
+            )
+            base = self._data_section.offset
+            self._check_padding(base + end, base + start, f"before {what} of {name}")
+            end = start + found
+        return end
+
+    def _check_values(self, record: Record) -> None:
+        name, data = record.key.name, self._data(record.offset, record.size)
+        if record.encoding == packed.TERNARY_2BIT:
+            _require(not layout.has_refused_ternary(data), f"{name}: a ternary code is 3, expected 0, 1 or 2")
+        elif record.encoding == packed.INT8_PLANES:
+            _require(not layout.has_refused_int8(data), f"{name}: an int8 code is -128, expected -127 to 127")
+        scales = self.scales(record)
+        _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
+
+    # --- bytes ---
+
+    @cached_property
+    def _data_section(self) -> Section:
+        return next(s for s in self.sections if s.kind == packed.DATA)
+
+    def _data(self, offset: int, size: int) -> memoryview:
+        start = self._data_section.offset + offset
+        return self._bytes[start : start + size]
+
+    def _view(self, section: Section) -> memoryview:
+        return self._bytes[section.offset : section.offset + section.size]
+
+    def _check_padding(self, start: int, end: int, where: str) -> None:
+        _require(not any(self._bytes[start:end]), f"padding {where} is not 0")
+
+
+def _describe(key: Key) -> str:
+    if key.role in packed.ROLES and key.part < 2:
+        return key.name
+    return "/".join(map(str, key))
+
+
+def _known_fields(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in ModelConfig.__dataclass_fields__}
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return values
+
+
+def _no_constant(word: str) -> Iterator[None]:
+    raise ValueError(f"{word} is not JSON")

@@ -1,0 +1,189 @@
+"""Write a packed file, tensor by tensor (FORMAT.md).
+
+Memory: one tensor at a time. The file appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+
+from . import packed
+from .packed import Record, Spec
+from .stacks import pack_stack
+
+
+class Encoded(NamedTuple):
+    """A tensor as it lies in the file."""
+
+    encoding: int
+    scope: int
+    data: NDArray[Any]
+    scales: NDArray[np.float32] | None = None
+
+    @classmethod
+    def f32(cls, values: NDArray[Any]) -> Encoded:
+        return cls(packed.F32, packed.SCALE_NONE, np.ascontiguousarray(values, "<f4"))
+
+    @classmethod
+    def f16(cls, values: NDArray[Any]) -> Encoded:
+        """Raises ValueError when a finite value is too large for half precision."""
+        with np.errstate(over="ignore"):
+            halves = np.ascontiguousarray(values, "<f2")
+        if not np.isfinite(halves).all():
+            raise ValueError("a value is beyond the range of f16 (65504); use head_format f32")
+        return cls(packed.F16, packed.SCALE_NONE, halves)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the folder of `path`, renamed to it on success, removed on any failure."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(
+                error.errno, f"no space left while writing {path}; free some or choose another folder, nothing was kept"
+            ) from error
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_packed(
+    path: str | os.PathLike[str],
+    stacks: Sequence[ModelConfig],
+    source: Callable[[Spec], Encoded],
+    *,
+    metadata: dict[str, Any] | None = None,
+    tokenizer: bytes | None = None,
+    template: bytes | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a packed file.
+
+    source: called for each tensor the stacks call for, in file order.
+    metadata: more keys for METADATA next to "format" and "config".
+    check: called with the complete temporary file; what it raises prevents the file.
+
+    Raises ValueError when something cannot be said in the format, OSError when writing fails.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    if not 1 <= len(stacks) <= packed.MAX_STACKS:
+        raise ValueError(f"{len(stacks)} stacks, expected 1 to {packed.MAX_STACKS}")
+    if template is not None and len(template) > packed.MAX_TEMPLATE:
+        raise ValueError(f"chat template is {len(template)} bytes, expected at most {packed.MAX_TEMPLATE}")
+    description = {"format": "bitnet-edge", "config": [c.to_dict() for c in stacks]} | (metadata or {})
+    front = {
+        packed.STACKS: b"".join(map(pack_stack, stacks)),
+        packed.TENSORS: b"",
+        packed.METADATA: json.dumps(description, ensure_ascii=False, allow_nan=False, indent=1).encode(),
+        packed.TOKENIZER: tokenizer,
+        packed.TEMPLATE: template,
+    }
+    with replacing(path) as temporary:
+        with open(temporary, "xb") as file:
+            _write(file, stacks, source, {kind: content for kind, content in front.items() if content is not None})
+            file.flush()
+            os.fsync(file.fileno())
+        if check:
+            check(temporary)
+
+
+def _write(
+    file: BinaryIO, stacks: Sequence[ModelConfig], source: Callable[[Spec], Encoded], front: dict[int, bytes]
+) -> None:
+    specs = [spec for index, config in enumerate(stacks) for spec in packed.expected_tensors(config, index)]
+    front[packed.TENSORS] = bytes(packed.TENSOR.size * len(specs))
+    section_count = len(front) + 1
+    offsets, end = {}, packed.HEADER.size + packed.SECTION.size * section_count
+    for kind, content in front.items():
+        offsets[kind] = packed.align(end)
+        end = offsets[kind] + len(content)
+    data_start = packed.align(end)
+
+    file.seek(data_start)
+    data = _Stream(file)
+    records = [_write_tensor(data, spec, source(spec)) for spec in specs]
+    front[packed.TENSORS] = b"".join(record.pack() for record in records)
+
+    table = b"".join(
+        packed.SECTION.pack(kind, zlib.crc32(content), offsets[kind], len(content), 0, 0)
+        for kind, content in front.items()
+    ) + packed.SECTION.pack(packed.DATA, data.crc, data_start, data.size, 0, 0)
+    file_size = packed.align(data_start + data.size)
+    fields = (packed.MAGIC, packed.VERSION, 0, file_size, section_count, bytes(32))
+    header = packed.HEADER.pack(*fields, 0)[:-4]
+    file.truncate(file_size)
+    file.seek(0)
+    file.write(packed.HEADER.pack(*fields, zlib.crc32(header + table)) + table)
+    for kind, content in front.items():
+        file.seek(offsets[kind])
+        file.write(content)
+
+
+class _Stream:
+    """The DATA section while it grows: its size and checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size, self.crc = file, 0, 0
+
+    def put(self, content: bytes | memoryview) -> int:
+        """Append at the next multiple of 64; returns the offset."""
+        for part in (bytes(-self.size % packed.ALIGN), content):
+            self.file.write(part)
+            self.crc = zlib.crc32(part, self.crc)
+            self.size += len(part)
+        return self.size - len(content)
+
+
+def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
+    name = spec.key.name
+    if (tensor.encoding, tensor.scope) not in spec.formats:
+        raise ValueError(f"{name}: {_format_name(tensor.encoding, tensor.scope)} is not an encoding for this tensor")
+    content = _bytes(tensor.data)
+    size = packed.data_size(tensor.encoding, spec.rows, spec.cols)
+    if len(content) != size:
+        raise ValueError(f"{name}: {len(content)} bytes, expected {size} for {spec.rows} x {spec.cols}")
+    scales = np.empty(0, "<f4") if tensor.scales is None else np.ascontiguousarray(tensor.scales, "<f4").reshape(-1)
+    count = packed.scale_count(tensor.scope, spec.rows, spec.cols)
+    if scales.size != count:
+        raise ValueError(f"{name}: {scales.size} scales, expected {count}")
+    if not packed.scales_are_valid(scales):
+        raise ValueError(f"{name}: a scale is not a normal number above 0; did training diverge?")
+    offset = data.put(content)
+    scale_offset = data.put(_bytes(scales)) if count else 0
+    return Record(
+        spec.key, tensor.encoding, tensor.scope, spec.rows, spec.cols, offset, size, scale_offset, 4 * count
+    )  # fmt: skip
+
+
+def _bytes(values: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def _format_name(encoding: int, scope: int) -> str:
+    return f"{packed.ENCODING_NAMES.get(encoding, encoding)} with {packed.SCOPE_NAMES[scope]} scale"
