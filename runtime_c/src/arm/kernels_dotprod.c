@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kernels_dotprod.c: integer products by the dot-product instruction of Armv8.2, a broadcast of
+ * four activations against four columns of four rows, so that rows stay in their lanes.
+ */
+#include "../kernels.h"
+
+#if defined(__ARM_FEATURE_DOTPROD)
+
+#include "gemm.h"
+#include "gemv.h"
+
+static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
+    vst1q_s8(block + 16 * g, a);
+    vst1q_s8(block + 64 + 16 * g, b);
+}
+
+/* 16 rows × `tokens` (a constant, at most 4) sums stay in registers. */
+INLINE void multiply_tokens(int32_t *acc, size_t acc_stride, const int8_t *w, size_t steps,
+                            const int8_t *q, size_t q_stride, const size_t tokens) {
+    int32x4_t sum[4][4]; /* [token][group of 4 rows] */
+    UNROLL for (size_t t = 0; t < tokens; t++) {
+        UNROLL for (int g = 0; g < 4; g++) sum[t][g] = vld1q_s32(acc + t * acc_stride + 4 * g);
+    }
+    for (size_t s = 0; s < steps; s++, w += 2 * BLOCK, q += 16) {
+        int8x16_t x[4];
+        UNROLL for (size_t t = 0; t < tokens; t++) x[t] = vld1q_s8(q + t * q_stride);
+        UNROLL for (int g = 0; g < 4; g++) {
+            const int8x16_t w0 = vld1q_s8(w + 16 * g), w1 = vld1q_s8(w + 64 + 16 * g);
+            const int8x16_t w2 = vld1q_s8(w + 128 + 16 * g), w3 = vld1q_s8(w + 192 + 16 * g);
+            UNROLL for (size_t t = 0; t < tokens; t++) {
+                sum[t][g] = vdotq_laneq_s32(sum[t][g], w0, x[t], 0);
+                sum[t][g] = vdotq_laneq_s32(sum[t][g], w1, x[t], 1);
+                sum[t][g] = vdotq_laneq_s32(sum[t][g], w2, x[t], 2);
+                sum[t][g] = vdotq_laneq_s32(sum[t][g], w3, x[t], 3);
+            }
+        }
+    }
+    UNROLL for (size_t t = 0; t < tokens; t++) {
+        UNROLL for (int g = 0; g < 4; g++) vst1q_s32(acc + t * acc_stride + 4 * g, sum[t][g]);
+    }
+}
+
+static void multiply(const bn_matmul *m, size_t panel, const int8_t *w, size_t k, size_t steps) {
+    for (size_t t = 0; t < m->tokens; t += 4) {
+        int32_t *acc = m->acc + t * m->acc_stride + panel * BN_PANEL;
+        const int8_t *q = m->q + t * m->q_stride + k;
+        switch (m->tokens - t) {
+        case 1:
+            multiply_tokens(acc, m->acc_stride, w, steps, q, m->q_stride, 1);
+            break;
+        case 2:
+            multiply_tokens(acc, m->acc_stride, w, steps, q, m->q_stride, 2);
+            break;
+        case 3:
+            multiply_tokens(acc, m->acc_stride, w, steps, q, m->q_stride, 3);
+            break;
+        default:
+            multiply_tokens(acc, m->acc_stride, w, steps, q, m->q_stride, 4);
+        }
+    }
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        ternary_gemv(m);
+    else
+        ternary_gemm(m, put, multiply);
+}
+
+static void int8_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        int8_gemv(m);
+    else
+        int8_gemm(m, put, multiply);
+}
+
+static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
+    int32x4_t sum[16];
+    int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
+    UNROLL for (int i = 0; i < 16; i++) sum[i] = vdupq_n_s32(i);
+    for (uint64_t r = 0; r < rounds; r++) {
+        KEEP(w);
+        UNROLL for (int i = 0; i < 16; i++) sum[i] = vdotq_laneq_s32(sum[i], w, x, 0);
+    }
+    UNROLL for (int i = 1; i < 16; i++) sum[0] = vaddq_s32(sum[0], sum[i]);
+    *sink = vaddvq_s32(sum[0]);
+    return rounds * 16 * 16;
+}
+
+int bn_kernels_dotprod(bn_kernels *table) {
+    table->isa = "dotprod";
+    table->ternary_matmul = ternary_matmul;
+    table->int8_matmul = int8_matmul;
+    table->int8_peak = int8_peak;
+    return 1;
+}
+
+#else
+
+int bn_kernels_dotprod(bn_kernels *table) {
+    (void)table;
+    return 0;
+}
+
+#endif

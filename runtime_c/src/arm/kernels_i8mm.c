@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kernels_i8mm.c: products with many tokens by the int8 matrix instruction of Armv8.6: 2 rows ×
+ * 8 columns times 8 columns × 2 tokens, twice the work of a dot product. One token as before.
+ */
+#include "../kernels.h"
+
+#if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+
+#include "gemm.h"
+#include "gemv.h"
+
+INLINE int8x16_t zip1(int8x16_t a, int8x16_t b) { /* by words: pairs of rows of 8 columns */
+    return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+
+INLINE int8x16_t zip2(int8x16_t a, int8x16_t b) {
+    return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+
+static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
+    vst1q_s8(block + 32 * g, zip1(a, b));
+    vst1q_s8(block + 32 * g + 16, zip2(a, b));
+}
+
+/* 16 rows × 2·`pairs` tokens, `pairs` a constant of 1 or 2. A register of sums is 2 rows × 2
+ * tokens; zipping two tokens' rows of acc gives two of them, unzipping gives the rows back. */
+INLINE void multiply_pairs(int32_t *acc, size_t acc_stride, const int8_t *w, size_t steps,
+                           const int8_t *q, size_t q_stride, const size_t pairs) {
+    int32x4_t sum[2][8]; /* [pair of tokens][pair of rows] */
+    UNROLL for (size_t p = 0; p < pairs; p++) {
+        UNROLL for (int g = 0; g < 4; g++) {
+            const int32x4_t a = vld1q_s32(acc + 2 * p * acc_stride + 4 * g);
+            const int32x4_t b = vld1q_s32(acc + (2 * p + 1) * acc_stride + 4 * g);
+            sum[p][2 * g] = vzip1q_s32(a, b);
+            sum[p][2 * g + 1] = vzip2q_s32(a, b);
+        }
+    }
+    for (size_t s = 0; s < steps; s++, w += 2 * BLOCK, q += 16) {
+        int8x16_t left[2], right[2]; /* columns 0..7 and 8..15 of both tokens */
+        UNROLL for (size_t p = 0; p < pairs; p++) {
+            const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(q + 2 * p * q_stride));
+            const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(q + (2 * p + 1) * q_stride));
+            left[p] = vreinterpretq_s8_s64(vzip1q_s64(a, b));
+            right[p] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
+        }
+        UNROLL for (int r = 0; r < 8; r++) {
+            const int8x16_t w0 = vld1q_s8(w + 16 * r), w1 = vld1q_s8(w + BLOCK + 16 * r);
+            UNROLL for (size_t p = 0; p < pairs; p++) {
+                sum[p][r] = vmmlaq_s32(sum[p][r], w0, left[p]);
+                sum[p][r] = vmmlaq_s32(sum[p][r], w1, right[p]);
+            }
+        }
+    }
+    UNROLL for (size_t p = 0; p < pairs; p++) {
+        UNROLL for (int g = 0; g < 4; g++) {
+            const int32x4_t a = sum[p][2 * g], b = sum[p][2 * g + 1];
+            vst1q_s32(acc + 2 * p * acc_stride + 4 * g, vuzp1q_s32(a, b));
+            vst1q_s32(acc + (2 * p + 1) * acc_stride + 4 * g, vuzp2q_s32(a, b));
+        }
+    }
+}
+
+static void multiply(const bn_matmul *m, size_t panel, const int8_t *w, size_t k, size_t steps) {
+    for (size_t t = 0; t < m->tokens; t += 4) {
+        int32_t *acc = m->acc + t * m->acc_stride + panel * BN_PANEL;
+        const int8_t *q = m->q + t * m->q_stride + k;
+        const size_t left = m->tokens - t;
+        if (left >= 4) {
+            multiply_pairs(acc, m->acc_stride, w, steps, q, m->q_stride, 2);
+            continue;
+        }
+        if (left >= 2)
+            multiply_pairs(acc, m->acc_stride, w, steps, q, m->q_stride, 1);
+        if (left % 2 != 0) { /* the last token twice, into one place */
+            acc += (left - 1) * m->acc_stride;
+            multiply_pairs(acc, 0, w, steps, q + (left - 1) * m->q_stride, 0, 1);
+        }
+    }
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        ternary_gemv(m);
+    else
+        ternary_gemm(m, put, multiply);
+}
+
+static void int8_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        int8_gemv(m);
+    else
+        int8_gemm(m, put, multiply);
+}
+
+static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
+    int32x4_t sum[16];
+    int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
+    UNROLL for (int i = 0; i < 16; i++) sum[i] = vdupq_n_s32(i);
+    for (uint64_t r = 0; r < rounds; r++) {
+        KEEP(w);
+        UNROLL for (int i = 0; i < 16; i++) sum[i] = vmmlaq_s32(sum[i], w, x);
+    }
+    UNROLL for (int i = 1; i < 16; i++) sum[0] = vaddq_s32(sum[0], sum[i]);
+    *sink = vaddvq_s32(sum[0]);
+    return rounds * 16 * 32;
+}
+
+int bn_kernels_i8mm(bn_kernels *table) {
+    table->isa = "i8mm";
+    table->ternary_matmul = ternary_matmul;
+    table->int8_matmul = int8_matmul;
+    table->int8_peak = int8_peak;
+    return 1;
+}
+
+#else
+
+int bn_kernels_i8mm(bn_kernels *table) {
+    (void)table;
+    return 0;
+}
+
+#endif
