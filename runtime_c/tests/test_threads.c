@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_threads.c: every share is run exactly once and seen by the caller, for pools smaller and
+ * larger than the machine, awake and asleep, from several callers, and on both sides of a fork.
+ * A hang is a failure: the alarm ends it.
+ */
+#define _GNU_SOURCE /* fork, setrlimit */
+
+#include "check.h"
+#include "threads.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+
+enum { MAX_THREADS = 256, TIME_LIMIT_S = 300 };
+
+static void rest_us(long us) {
+    const struct timespec pause = {us / 1000000, us % 1000000 * 1000};
+    nanosleep(&pause, NULL);
+}
+
+static void test_share(void) {
+    const size_t sizes[] = {0, 1, 2, 3, 15, 16, 17, 1000, SIZE_MAX};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int32_t n_threads = 1; n_threads <= MAX_THREADS; n_threads++) {
+            size_t next = 0, least = SIZE_MAX, most = 0;
+            for (int32_t t = 0; t < n_threads; t++) {
+                size_t first, last;
+                bn_share(sizes[i], t, n_threads, &first, &last);
+                CHECK(first == next && last >= first);
+                next = last;
+                least = last - first < least ? last - first : least;
+                most = last - first > most ? last - first : most;
+            }
+            CHECK(next == sizes[i] && most - least <= 1);
+        }
+    }
+}
+
+/* Plain memory, one line of cache each: what a run wrote must be visible when it returns. */
+typedef struct record {
+    int32_t calls[MAX_THREADS][16];
+} record;
+
+static void count_call(void *context, int32_t thread, int32_t n_threads) {
+    record *r = context;
+    r->calls[thread][0]++;
+    r->calls[thread][1] = n_threads;
+}
+
+static void check_runs(bn_pool *pool, int runs, long pause_us) {
+    static record r; /* one for all callers: the pool's lock is what keeps them apart */
+    const int32_t n = bn_pool_threads(pool);
+    memset(&r, 0, sizeof r);
+    for (int i = 1; i <= runs; i++) {
+        bn_pool_run(pool, count_call, &r);
+        for (int32_t t = 0; t < n; t++) {
+            CHECK_EQ(r.calls[t][0], i);
+            CHECK_EQ(r.calls[t][1], n);
+        }
+        if (pause_us > 0)
+            rest_us(pause_us);
+    }
+    if (n < MAX_THREADS)
+        CHECK_EQ(r.calls[n][0], 0);
+}
+
+static bn_pool *new_pool(int32_t n_threads) {
+    bn_pool *pool = NULL;
+    CHECK_EQ(bn_pool_new(n_threads, &pool), BN_OK);
+    CHECK_EQ(bn_pool_threads(pool), n_threads);
+    return pool;
+}
+
+static void test_runs(void) {
+    const int32_t sizes[] = {1, 2, 3, 4, 8, 33, MAX_THREADS};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        bn_pool *pool = new_pool(sizes[i]);
+        check_runs(pool, sizes[i] <= 4 ? 20000 : 100, 0);
+        bn_pool_free(pool);
+    }
+    for (int i = 0; i < 100; i++) /* freed before, while and after the workers come up */
+        bn_pool_free(new_pool(1 + i % 5));
+    bn_pool_free(NULL);
+}
+
+/* Pauses around the time the workers spin: some runs find them on the way to sleep. */
+static void test_sleepers(void) {
+    bn_pool *pool = new_pool(2);
+    for (long us = 1; us < 200; us += 3)
+        check_runs(pool, 10, us);
+    bn_pool_free(pool);
+}
+
+static void test_idle_costs_nothing(void) {
+    bn_pool *pool = new_pool(8);
+    check_runs(pool, 10, 0);
+    rest_us(20000);
+    const clock_t before = clock(); /* processor time of all threads */
+    rest_us(200000);
+    const double used = (double)(clock() - before) / CLOCKS_PER_SEC;
+    CHECK_MSG(used < 0.05, "an idle pool used %g s of processor time in 0.2 s", used);
+    bn_pool_free(pool);
+}
+
+/* --- Several callers --- */
+
+static void take_turns(bn_pool *pool) {
+    for (int i = 0; i < 300; i++) {
+        bn_pool_lock(pool);
+        check_runs(pool, 3, 0);
+        bn_pool_unlock(pool);
+    }
+}
+
+static void *caller_main(void *pool) {
+    take_turns(pool);
+    return NULL;
+}
+
+static void test_callers(void) {
+    bn_pool *pool = new_pool(3);
+    pthread_t callers[3];
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(pthread_create(&callers[i], NULL, caller_main, pool), 0);
+    take_turns(pool);
+    for (int i = 0; i < 3; i++)
+        pthread_join(callers[i], NULL);
+    bn_pool_free(pool);
+}
+
+/* --- fork --- */
+
+static void check_child(pid_t child) {
+    int status = 0;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child ended with %#x", status);
+}
+
+/* The child uses the parent's pool, alone; so does its own child; then both free it. */
+static void live_as_child(bn_pool *pool, int generations) {
+    alarm(TIME_LIMIT_S);
+    take_turns(pool);
+    if (generations > 0) {
+        const pid_t child = fork();
+        if (child == 0) {
+            live_as_child(pool, generations - 1);
+            _exit(0);
+        }
+        check_child(child);
+    }
+    bn_pool_free(pool);
+#ifndef SANITIZED /* ThreadSanitizer refuses threads after a fork with threads */
+    pool = new_pool(3);
+    check_runs(pool, 10, 0);
+    bn_pool_free(pool);
+#endif
+}
+
+static pid_t fork_child(bn_pool *pool, int generations) {
+    const pid_t child = fork();
+    if (child == 0) {
+        live_as_child(pool, generations);
+        _exit(0);
+    }
+    return child;
+}
+
+static void test_fork(void) {
+    bn_pool *pool = new_pool(3);
+    for (int i = 0; i < 10; i++) {
+        check_runs(pool, 10, 0);
+        rest_us(40 * i); /* workers awake, then asleep */
+        check_child(fork_child(pool, 1));
+        check_runs(pool, 10, 0); /* the parent has lost nothing */
+    }
+    pthread_t caller; /* at some of these forks the other thread holds the lock */
+    CHECK_EQ(pthread_create(&caller, NULL, caller_main, pool), 0);
+    for (int i = 0; i < 10; i++) {
+        check_child(fork_child(pool, 0));
+    }
+    pthread_join(caller, NULL);
+    bn_pool_free(pool);
+}
+
+/* --- Signals --- */
+
+static void look_at_mask(void *context, int32_t thread, int32_t n_threads) {
+    (void)n_threads;
+    pthread_sigmask(SIG_BLOCK, NULL, (sigset_t *)context + thread);
+}
+
+static void test_signals(void) {
+    sigset_t masks[3], before, after;
+    pthread_sigmask(SIG_BLOCK, NULL, &before);
+    bn_pool *pool = new_pool(3);
+    bn_pool_run(pool, look_at_mask, masks);
+    for (int t = 1; t < 3; t++) {
+        CHECK(sigismember(&masks[t], SIGINT) && sigismember(&masks[t], SIGTERM));
+        CHECK(sigismember(&masks[t], SIGALRM) && sigismember(&masks[t], SIGCHLD));
+        CHECK(!sigismember(&masks[t], SIGSEGV) && !sigismember(&masks[t], SIGBUS));
+    }
+    pthread_sigmask(SIG_BLOCK, NULL, &after);
+    CHECK_EQ(sigismember(&after, SIGINT), sigismember(&before, SIGINT));
+    bn_pool_free(pool);
+}
+
+/* --- Failures --- */
+
+static void test_refusals(void) {
+    bn_pool *pool = NULL;
+    CHECK_EQ(bn_pool_new(0, &pool), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_pool_new(-1, &pool), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_pool_new(MAX_THREADS + 1, &pool), BN_ERR_ARGUMENT);
+    CHECK(pool == NULL);
+#ifndef SANITIZED /* they map far more memory than the limit */
+    const pid_t child = fork();
+    if (child == 0) { /* room for some of the stacks, not for all */
+        const struct rlimit limit = {256u << 20, 256u << 20};
+        alarm(TIME_LIMIT_S);
+        CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+        CHECK_EQ(bn_pool_new(MAX_THREADS, &pool), BN_ERR_THREAD);
+        CHECK(pool == NULL);
+        bn_pool_free(new_pool(2)); /* nothing was left behind */
+        _exit(0);
+    }
+    check_child(child);
+#endif
+}
+
+int main(void) {
+    alarm(TIME_LIMIT_S);
+    test_share();
+    test_runs();
+    test_sleepers();
+    test_idle_costs_nothing();
+    test_callers();
+    test_fork();
+    test_signals();
+    test_refusals();
+    return 0;
+}
