@@ -11,23 +11,28 @@
 
 enum {
     BN_FORMAT_VERSION = 1,
-    BN_ALIGN = 64,             /* of sections, tensors and scales */
-    BN_NO_LAYER = 0xFFFF,      /* layer of a tensor outside the layers */
-    BN_NO_EXPERT = 0xFFFF,     /* expert of a tensor that has none */
-    BN_SECTION_STACKS = 1,     /* the other kinds are in bitnet_runtime.h */
+    BN_ALIGN = 64,         /* of sections, tensors and scales */
+    BN_NO_LAYER = 0xFFFF,  /* layer of a tensor outside the layers */
+    BN_NO_EXPERT = 0xFFFF, /* expert of a tensor that has none */
+    BN_SECTION_STACKS = 1, /* the other kinds are in bitnet_runtime.h */
     BN_SECTION_TENSORS = 2,
     BN_SECTION_DATA = 6
 };
-enum { /* bits of norm_flags and bias_flags, FORMAT.md §2 */
-    BN_PRE_NORM = 1, BN_POST_NORM = 2, BN_SUB_NORM = 4, BN_LINEAR_NORMS = 8, BN_NORM_BIAS = 16,
-    BN_QK_NORM = 32, BN_BIAS_QKV = 1, BN_BIAS_O = 2, BN_BIAS_FFN = 4, BN_BIAS_HEAD = 8
+/* Bits of norm_flags and bias_flags, FORMAT.md §2. */
+enum {
+    BN_PRE_NORM = 1,
+    BN_POST_NORM = 2,
+    BN_SUB_NORM = 4,
+    BN_LINEAR_NORMS = 8,
+    BN_NORM_BIAS = 16,
+    BN_QK_NORM = 32,
+    BN_BIAS_QKV = 1,
+    BN_BIAS_O = 2,
+    BN_BIAS_FFN = 4,
+    BN_BIAS_HEAD = 8
 };
-enum { /* FORMAT.md §4 */
-    BN_F32 = 1,
-    BN_F16 = 2,
-    BN_TERNARY_2BIT = 4,
-    BN_INT8_PLANES = 6
-};
+/* FORMAT.md §4. */
+enum { BN_F32 = 1, BN_F16 = 2, BN_TERNARY_2BIT = 4, BN_INT8_PLANES = 6 };
 enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
 enum { BN_SCALE_GROUP_K = 128 };
 enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
@@ -37,19 +42,37 @@ enum { BN_ACT_RELU2 = 0, BN_ACT_SILU = 1, BN_ACT_GELU = 2, BN_ACT_RELU = 3 };
 
 /* FORMAT.md §3. Roles 1..63 belong to a layer. */
 enum {
-    BN_ATTN_NORM = 1, BN_Q, BN_K, BN_V, BN_Q_NORM, BN_K_NORM, BN_ATTN_SUB_NORM, BN_O,
-    BN_ATTN_POST_NORM, BN_FFN_NORM, BN_ROUTER, BN_GATE, BN_UP, BN_FFN_SUB_NORM, BN_DOWN,
-    BN_FFN_POST_NORM, BN_LAYER_ROLES, /* one more than the last */
-    BN_LINEAR_NORM = 32,              /* + role of the linear */
-    BN_EMBEDDING = 64, BN_POSITION, BN_FINAL_NORM, BN_HEAD, BN_ROPE_FREQUENCIES = 69
+    BN_ATTN_NORM = 1,
+    BN_Q,
+    BN_K,
+    BN_V,
+    BN_Q_NORM,
+    BN_K_NORM,
+    BN_ATTN_SUB_NORM,
+    BN_O,
+    BN_ATTN_POST_NORM,
+    BN_FFN_NORM,
+    BN_ROUTER,
+    BN_GATE,
+    BN_UP,
+    BN_FFN_SUB_NORM,
+    BN_DOWN,
+    BN_FFN_POST_NORM,
+    BN_LAYER_ROLES,      /* one more than the last */
+    BN_LINEAR_NORM = 32, /* + role of the linear */
+    BN_EMBEDDING = 64,
+    BN_POSITION,
+    BN_FINAL_NORM,
+    BN_HEAD,
+    BN_ROPE_FREQUENCIES = 69
 };
 
 typedef struct bn_tensor {
-    const uint8_t *data;  /* NULL: the configuration has no such tensor */
-    const float *scales;  /* 1, rows or rows * ceil(cols/128) by scale_scope; NULL for none */
-    const float *bias;    /* one per output (of a norm: per column), or NULL */
-    uint64_t bytes;       /* of data */
-    uint32_t rows, cols;  /* N outputs, K inputs */
+    const uint8_t *data; /* NULL: the configuration has no such tensor */
+    const float *scales; /* 1, rows or rows * ceil(cols/128) by scale_scope; NULL for none */
+    const float *bias;   /* one per output (of a norm: per column), or NULL */
+    uint64_t bytes;      /* of data */
+    uint32_t rows, cols; /* N outputs, K inputs */
     uint8_t encoding, scale_scope;
 } bn_tensor;
 
@@ -80,10 +103,10 @@ typedef struct bn_file {
     const uint8_t *bytes;
     size_t size;
     uint32_t n_stacks;
-    bn_config config;          /* of stack 0 */
-    const uint8_t *tensors;    /* the TENSORS section */
+    bn_config config;       /* of stack 0 */
+    const uint8_t *tensors; /* the TENSORS section */
     size_t n_tensors;
-    const uint8_t *data;       /* the DATA section */
+    const uint8_t *data; /* the DATA section */
     size_t data_size;
     uint32_t data_crc;         /* as stored; bn_file_verify compares */
     const uint8_t *section[8]; /* by kind; NULL when absent */
@@ -124,18 +147,31 @@ bn_record bn_file_record(const bn_file *file, size_t i);
 enum { BN_NAME_SIZE = 64 };
 void bn_record_name(const bn_record *record, char name[BN_NAME_SIZE]);
 
+/* x rounded up to BN_ALIGN; x is a place inside a file that is in memory, so nothing overflows. */
+static inline uint64_t bn_align(uint64_t x) {
+    return (x + BN_ALIGN - 1) / BN_ALIGN * BN_ALIGN;
+}
+
+static inline int bn_all_zero(const uint8_t *p, size_t n) {
+    uint8_t any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= p[i];
+    return any == 0;
+}
+
 /* Write one line into detail (BN_DETAIL_SIZE bytes or NULL), cut to fit; returns status. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-bn_status bn_fail(char *detail, bn_status status, const char *format, ...);
+bn_status
+bn_fail(char *detail, bn_status status, const char *format, ...);
 
 /* --- mapping.c: the bytes of a file on disk --- */
 
 typedef struct bn_mapping {
     const uint8_t *bytes; /* 64-byte aligned */
     size_t size;
-    int mapped;           /* 1: mmap, 0: anonymous memory, -1: not ours */
+    int mapped; /* 1: mmap, 0: anonymous memory, -1: not ours */
 } bn_mapping;
 
 /* Open a regular file and map it, or read it into 2 MiB-aligned memory when no_mmap. */

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * mapping.c: the bytes of a file on disk, mapped or read.
+ */
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* madvise */
+#endif
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { HUGE_PAGE = 2 * 1024 * 1024 };
+
+static bn_status fail_errno(char *detail, const char *call) {
+    const int error = errno;
+    return bn_fail(detail, error == ENOMEM ? BN_ERR_MEMORY : BN_ERR_IO, "%s: %s", call,
+                   strerror(error));
+}
+
+static const char *file_kind(mode_t mode) {
+    return S_ISDIR(mode)    ? "a directory"
+           : S_ISFIFO(mode) ? "a FIFO"
+           : S_ISCHR(mode)  ? "a character device"
+           : S_ISBLK(mode)  ? "a block device"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "not a file";
+}
+
+/* Before open as well as after: a socket cannot be opened, and opening a device may act on it. */
+static bn_status check_regular(const struct stat *st, char *detail) {
+    if (!S_ISREG(st->st_mode))
+        return bn_fail(detail, BN_ERR_NOT_REGULAR, "this is %s, expected a regular file",
+                       file_kind(st->st_mode));
+    if (st->st_size <= 0)
+        return bn_fail(detail, BN_ERR_TRUNCATED, "the file is empty, expected a packed file");
+    if ((uint64_t)st->st_size > SIZE_MAX - HUGE_PAGE)
+        return bn_fail(detail, BN_ERR_MEMORY, "the file is larger than the address space");
+    return BN_OK;
+}
+
+static bn_status map(int fd, bn_mapping *m, char *detail) {
+    void *bytes = mmap(NULL, m->size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (bytes == MAP_FAILED)
+        return fail_errno(detail, "mmap");
+#if defined(MADV_WILLNEED)
+    (void)madvise(bytes, m->size, MADV_WILLNEED); /* a hint; failing costs only time */
+#endif
+    m->bytes = bytes;
+    m->mapped = 1;
+    return BN_OK;
+}
+
+static bn_status read_all(int fd, uint8_t *bytes, size_t size, char *detail) {
+    for (size_t done = 0; done < size;) {
+        const ssize_t n = read(fd, bytes + done, size - done);
+        if (n == 0)
+            return bn_fail(detail, BN_ERR_TRUNCATED,
+                           "the file shrank to %zu bytes while it was read, expected %zu", done,
+                           size);
+        if (n > 0)
+            done += (size_t)n;
+        else if (errno != EINTR)
+            return fail_errno(detail, "read");
+    }
+    return BN_OK;
+}
+
+static bn_status read_into_memory(int fd, bn_mapping *m, char *detail) {
+    const size_t capacity = (m->size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    void *bytes = NULL;
+    if (posix_memalign(&bytes, HUGE_PAGE, capacity) != 0)
+        return bn_fail(detail, BN_ERR_MEMORY, "no memory for the file's %zu bytes", m->size);
+#if defined(MADV_HUGEPAGE)
+    (void)madvise(bytes, capacity, MADV_HUGEPAGE);
+#endif
+    const bn_status status = read_all(fd, bytes, m->size, detail);
+    if (status != BN_OK) {
+        free(bytes);
+        return status;
+    }
+    m->bytes = bytes;
+    m->mapped = 0;
+    return BN_OK;
+}
+
+static bn_status open_regular(const char *path, int *fd, struct stat *st, char *detail) {
+    if (stat(path, st) != 0)
+        return fail_errno(detail, "stat");
+    bn_status status = check_regular(st, detail);
+    if (status != BN_OK)
+        return status;
+    do /* O_NONBLOCK: were the file replaced by a FIFO just now, open would wait for a writer */
+        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    while (*fd < 0 && errno == EINTR);
+    if (*fd < 0)
+        return fail_errno(detail, "open");
+    status = fstat(*fd, st) == 0 ? check_regular(st, detail) : fail_errno(detail, "fstat");
+    if (status != BN_OK)
+        (void)close(*fd);
+    return status;
+}
+
+bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, char *detail) {
+    struct stat st;
+    int fd = -1;
+    bn_status status = open_regular(path, &fd, &st, detail);
+    if (status != BN_OK)
+        return status;
+    bn_mapping m = {.size = (size_t)st.st_size};
+    status = no_mmap ? read_into_memory(fd, &m, detail) : map(fd, &m, detail);
+    (void)close(fd); /* a mapping outlives its descriptor */
+    if (status == BN_OK)
+        *mapping = m;
+    return status;
+}
+
+void bn_mapping_close(bn_mapping *mapping) {
+    /* Neither call can fail on what bn_mapping_open returned; the const was ours. */
+    if (mapping->mapped == 1)
+        (void)munmap((void *)(uintptr_t)mapping->bytes, mapping->size);
+    else if (mapping->mapped == 0)
+        free((void *)(uintptr_t)mapping->bytes);
+    *mapping = (bn_mapping){.mapped = -1};
+}
