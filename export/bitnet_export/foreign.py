@@ -26,7 +26,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 def recognise(head: bytes) -> str | None:
     """A phrase such as "a GGUF file (llama.cpp)" for the first bytes of a file, or None."""
     if not head:
-        return "empty"
+        return "an empty file"
     for pattern, phrase in _SIGNATURES:
         if re.match(pattern, head):
             return phrase

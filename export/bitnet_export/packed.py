@@ -114,6 +114,14 @@ def align(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
+def format_name(encoding: int, scope: int) -> str:
+    """Words for an encoding and scale scope, also for values that do not exist."""
+    name = ENCODING_NAMES.get(encoding, f"encoding {encoding}")
+    if scope == SCALE_NONE:
+        return name
+    return f"{name} with {SCOPE_NAMES[scope] if scope < len(SCOPE_NAMES) else scope} scale"
+
+
 def data_size(encoding: int, rows: int, cols: int) -> int:
     """Bytes of a tensor without its scales."""
     if encoding == TERNARY_2BIT:

@@ -128,8 +128,8 @@ class PackedFile:
     def _read_header(self) -> tuple[int, int, int, int]:
         head = bytes(self._bytes[:PROBE])
         if head[:8] != packed.MAGIC[: len(head)] or not head:
-            what = recognise(head) or f"begins with {head[:8].hex(' ')}"
-            raise PackedFormatError(f"this is {what}, expected a packed bitnet file (made by: bitnet export)")
+            found = recognise(head) or f"a file that begins with {head[:8].hex(' ')}"
+            raise PackedFormatError(f"expected a packed bitnet file, as bitnet export writes it; found {found}")
         size = len(self._bytes)
         _require(size >= packed.HEADER.size, f"the file has {size} bytes, a header has {packed.HEADER.size}")
         _, version, flags, file_size, count, reserved, header_crc = packed.HEADER.unpack_from(self._bytes)
@@ -242,8 +242,8 @@ class PackedFile:
                 )
                 _require(
                     (record.encoding, record.scope) in spec.formats,
-                    f"{name} has encoding {record.encoding} with scale scope {record.scope}, expected one of "
-                    + ", ".join(f"{e} with {s}" for e, s in spec.formats),
+                    f"{name} is {packed.format_name(record.encoding, record.scope)}, expected "
+                    + " or ".join(packed.format_name(*known) for known in spec.formats),
                 )
                 end = self._check_place(record, end)
                 records[record.key] = record

@@ -163,7 +163,9 @@ class _Stream:
 def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
     name = spec.key.name
     if (tensor.encoding, tensor.scope) not in spec.formats:
-        raise ValueError(f"{name}: {_format_name(tensor.encoding, tensor.scope)} is not an encoding for this tensor")
+        raise ValueError(
+            f"{name}: stored as {packed.format_name(tensor.encoding, tensor.scope)}, which FORMAT.md does not allow"
+        )
     content = _bytes(tensor.data)
     size = packed.data_size(tensor.encoding, spec.rows, spec.cols)
     if len(content) != size:
@@ -183,7 +185,3 @@ def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
 
 def _bytes(values: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-
-
-def _format_name(encoding: int, scope: int) -> str:
-    return f"{packed.ENCODING_NAMES.get(encoding, encoding)} with {packed.SCOPE_NAMES[scope]} scale"
