@@ -144,7 +144,7 @@ bn_record bn_file_record(const bn_file *file, size_t i);
 
 /* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with
  * "stacks.1." in front for all but the first stack. */
-enum { BN_NAME_SIZE = 64 };
+enum { BN_NAME_SIZE = 80 };
 void bn_record_name(const bn_record *record, char name[BN_NAME_SIZE]);
 
 /* x rounded up to BN_ALIGN; x is a place inside a file that is in memory, so nothing overflows. */
