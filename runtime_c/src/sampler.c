@@ -2,9 +2,9 @@
  *
  * sampler.c: bn_sample (sampler.h), one step after the other in the order given there.
  *
- * What keeps it fast at 128,256 tokens: nothing is sorted but what may be kept. top_k is a heap
- * of k that one pass over blocks feeds, and hardly any block holds a token that enters it;
- * without top_k, a bound drops what top_p and min_p cannot keep before the rest is sorted.
+ * What keeps it fast at 128,256 tokens: a small top_k is one pass that skips nearly every block of
+ * logits; without top_k, a bound first drops what top_p and min_p cannot keep; and what is left is
+ * sorted in linear time, so that flat distributions are no trap.
  */
 #include "sampler.h"
 
@@ -18,19 +18,20 @@ typedef struct candidate {
 
 typedef struct scratch {
     candidate *candidates; /* [vocab] */
+    candidate *spare;      /* [vocab] for sorting */
     float *weights;        /* [vocab] */
     float *logits;         /* [vocab] after bias and penalties */
     uint32_t *counts;      /* [vocab] in the place of weights, which come later */
 } scratch;
 
 size_t bn_sample_scratch_size(uint32_t vocab) {
-    return vocab * (sizeof(candidate) + 2 * sizeof(float));
+    return vocab * (2 * sizeof(candidate) + 2 * sizeof(float));
 }
 
 static scratch divide_scratch(void *memory, uint32_t vocab) {
     candidate *candidates = memory;
-    float *weights = (float *)(candidates + vocab);
-    return (scratch){candidates, weights, weights + vocab, (uint32_t *)weights};
+    float *weights = (float *)(candidates + 2 * (size_t)vocab);
+    return (scratch){candidates, candidates + vocab, weights, weights + vocab, (uint32_t *)weights};
 }
 
 /* --- Arguments --- */
@@ -89,36 +90,33 @@ static bn_status apply_penalties(const bn_sampler *s, float *x, uint32_t *counts
     return BN_OK;
 }
 
-/* --- Order: by falling logit, then by rising id --- */
+/* --- Order --- */
 
-static int comes_before(candidate a, candidate b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+/* Rises as the logit falls. Adding zero makes -0 the equal of 0. */
+static uint32_t sort_key(float logit) {
+    uint32_t bits;
+    logit += 0.0f;
+    memcpy(&bits, &logit, sizeof bits);
+    return bits >> 31 ? bits : bits ^ 0x7fffffffu;
 }
 
-/* A heap whose root is the candidate that comes last. */
-static void sift_down(candidate *heap, size_t n, size_t i) {
-    const candidate moved = heap[i];
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && comes_before(heap[child], heap[child + 1]))
-            child++;
-        if (!comes_before(moved, heap[child]))
-            break;
-        heap[i] = heap[child];
-    }
-    heap[i] = moved;
-}
-
-static void make_heap(candidate *c, size_t n) {
-    for (size_t i = n / 2; i-- > 0;)
-        sift_down(c, n, i);
-}
-
-static void sort_heap(candidate *heap, size_t n) {
-    while (n > 1) {
-        const candidate last = heap[0];
-        heap[0] = heap[--n];
-        heap[n] = last;
-        sift_down(heap, n, 0);
+/* Sort by falling logit. A stable radix sort, so that candidates which stand by rising id and
+ * are equal stay so. */
+static void sort(candidate *c, size_t n, candidate *spare) {
+    for (int shift = 0; shift < 32; shift += 8) {
+        size_t place[256] = {0}, sum = 0;
+        for (size_t i = 0; i < n; i++)
+            place[sort_key(c[i].logit) >> shift & 255]++;
+        for (int digit = 0; digit < 256; digit++) {
+            const size_t count = place[digit];
+            place[digit] = sum;
+            sum += count;
+        }
+        for (size_t i = 0; i < n; i++)
+            spare[place[sort_key(c[i].logit) >> shift & 255]++] = c[i];
+        candidate *swapped = c; /* four times, so the result ends where it began */
+        c = spare;
+        spare = swapped;
     }
 }
 
@@ -132,7 +130,8 @@ static size_t take_all(candidate *c, const float *x, uint32_t vocab) {
     return n;
 }
 
-/* The k largest, sorted. Ids rise, so a tie with the last of the k never enters. */
+/* The k largest, sorted, by insertion: few tokens pass the k-th so far, and hardly a block of
+ * them does. Ids rise, so a tie goes behind those before it, and one with the k-th never enters. */
 static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
                        const bn_kernels *kernels) {
     enum { BLOCK = 128 };
@@ -145,22 +144,13 @@ static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
         for (uint32_t i = first; i < first + size; i++) {
             if (!(x[i] > last))
                 continue;
-            const candidate entering = {x[i], (int32_t)i};
-            if (n < k) {
-                c[n++] = entering;
-                if (n < k)
-                    continue;
-                make_heap(c, n);
-            } else {
-                c[0] = entering;
-                sift_down(c, n, 0);
-            }
-            last = c[0].logit;
+            size_t at = n < k ? n++ : k - 1;
+            for (; at > 0 && c[at - 1].logit < x[i]; at--)
+                c[at] = c[at - 1];
+            c[at] = (candidate){x[i], (int32_t)i};
+            last = n < k ? -INFINITY : c[k - 1].logit;
         }
     }
-    if (n < k)
-        make_heap(c, n);
-    sort_heap(c, n);
     return n;
 }
 
@@ -222,18 +212,26 @@ static size_t draw(const float *weights, size_t n, uint64_t *rng) {
 
 static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float best, scratch room,
                       uint64_t *rng, const bn_kernels *kernels) {
+    enum { SMALL = 256 }; /* insertion moves up to this many candidates, and is faster below */
     candidate *c = room.candidates;
     float *w = room.weights;
-    const int has_top_k = s->top_k > 0 && (uint32_t)s->top_k < vocab;
-    size_t n = has_top_k ? take_top(c, (size_t)s->top_k, x, vocab, kernels) : take_all(c, x, vocab);
+    const size_t k = s->top_k > 0 && (uint32_t)s->top_k < vocab ? (size_t)s->top_k : vocab;
+    size_t n;
+    if (k <= SMALL && k < vocab) {
+        n = take_top(c, k, x, vocab, kernels);
+    } else {
+        n = take_all(c, x, vocab);
+        if (k < vocab)
+            sort(c, n, room.spare);
+        n = n < k ? n : k;
+    }
     const double total = weigh(w, c, n, best, s->temperature, kernels);
-    if (!has_top_k && (s->top_p < 1 || s->min_p > 0)) {
+    if (k == vocab && (s->top_p < 1 || s->min_p > 0)) {
         /* All that is lighter than (1 - top_p) · total / n sums to less than 1 - top_p: the rest
          * holds what top_p keeps. Halved, so that rounding has no say. */
         const double tail = (1 - (double)s->top_p) * total / (double)n / 2;
         n = drop_below(c, w, n, tail > s->min_p ? tail : s->min_p);
-        make_heap(c, n);
-        sort_heap(c, n);
+        sort(c, n, room.spare);
         weigh(w, c, n, best, s->temperature, kernels);
     }
     n = cut(w, n, total, s->top_p, s->min_p);

@@ -13,7 +13,8 @@
  *    largest first, whose w sum to top_p of theirs; min_p then those with w >= min_p. Ties go
  *    to the lower id. -INFINITY is never kept.
  * 4. One step of splitmix64 gives u = (next >> 11) / 2^53. The token is the first whose running
- *    sum of w, in double, exceeds u times the sum: by falling x when anything was cut, else by id.
+ *    sum of w, in double, exceeds u times the sum. They are summed by id when the last three are
+ *    all off (0 or >= vocab, 1, 0), else by falling x.
  */
 #ifndef BITNET_SAMPLER_H
 #define BITNET_SAMPLER_H
