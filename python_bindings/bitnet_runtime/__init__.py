@@ -1,0 +1,65 @@
+"""Run a packed BitNet b1.58 model on a CPU.
+
+    from bitnet_runtime import Model
+
+    with Model.load("model.bitnet") as model:
+        print(model.generate("def main(", max_tokens=64).text)
+        for piece in model.stream("import "):
+            print(piece.text, end="", flush=True)
+
+Needs the compiled engine alone: `tokenizers` is imported when text is used, jinja2 on the first
+chat, numpy when an array is asked for.
+"""
+
+from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.errors import (
+    BitnetError,
+    CancelledError,
+    ClosedError,
+    ContextLengthError,
+    InvalidParameterError,
+    MissingDependencyError,
+    ModelFileError,
+    ModelFormatError,
+    ModelTooLargeError,
+    NumericError,
+    StateError,
+    TemplateError,
+    ThreadError,
+    TokenizerError,
+    UnsupportedModelError,
+)
+from bitnet_runtime.generation import Piece, Result, Stream, Timings, Usage
+from bitnet_runtime.model import Model, ModelInfo, available_isas, default_threads, version
+from bitnet_runtime.session import Session
+
+__version__ = version()
+
+__all__ = [
+    "BitnetError",
+    "CancelledError",
+    "ClosedError",
+    "ContextLengthError",
+    "InvalidParameterError",
+    "MissingDependencyError",
+    "Model",
+    "ModelFileError",
+    "ModelFormatError",
+    "ModelInfo",
+    "ModelTooLargeError",
+    "NumericError",
+    "Piece",
+    "Result",
+    "Sampling",
+    "Session",
+    "StateError",
+    "Stream",
+    "TemplateError",
+    "ThreadError",
+    "Timings",
+    "TokenizerError",
+    "UnsupportedModelError",
+    "Usage",
+    "available_isas",
+    "default_threads",
+]
