@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kernels_avxvnni.c: AVX-VNNI, the 256-bit form of vpdpbusd on CPUs without AVX-512; on top of
+ * AVX2. A register is eight rows of a weight tile.
+ *
+ * With BITNET_AVXVNNI_AS_EVEX the same code uses the AVX-512VL form of the instruction, so that
+ * it can be tested where only that one exists.
+ */
+#include "../kernels.h"
+
+#if defined(__AVX2__) &&                                                                           \
+    (defined(__AVXVNNI__) || (defined(BITNET_AVXVNNI_AS_EVEX) && defined(__AVX512VNNI__)))
+
+#include "common.h"
+
+typedef __m256i bytes;
+typedef int32_t sums __attribute__((vector_size(32))); /* as __m256i, GCC 12 copies every sum */
+enum { VEC_ROWS = 8 };
+#define GROUP 1
+
+INLINE bytes bytes_load(const void *p) {
+    return _mm256_loadu_si256(p);
+}
+INLINE void bytes_store(void *p, bytes a) {
+    _mm256_storeu_si256(p, a);
+}
+INLINE bytes bytes_fill(int byte) {
+    return _mm256_set1_epi8((char)byte);
+}
+INLINE bytes bytes_spread(const int8_t *four) {
+    int32_t word;
+    memcpy(&word, four, sizeof word);
+    return _mm256_set1_epi32(word);
+}
+INLINE bytes bytes_and(bytes a, bytes b) {
+    return _mm256_and_si256(a, b);
+}
+INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
+    return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
+}
+#define bytes_shl(a, n) _mm256_slli_epi16(a, n)
+#define bytes_shr(a, n) _mm256_srli_epi16(a, n)
+
+INLINE sums sums_zero(void) {
+    return (sums)_mm256_setzero_si256();
+}
+INLINE sums sums_load(const int32_t *p) {
+    return (sums)_mm256_loadu_si256((const __m256i *)p);
+}
+INLINE void sums_store(int32_t *p, sums a) {
+    _mm256_storeu_si256((__m256i *)p, (__m256i)a);
+}
+INLINE sums sums_add(sums a, sums b) {
+    return (sums)_mm256_add_epi32((__m256i)a, (__m256i)b);
+}
+#define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))
+INLINE sums sums_dot(sums sum, bytes w, bytes q) {
+#if defined(BITNET_AVXVNNI_AS_EVEX)
+    return (sums)_mm256_dpbusd_epi32((__m256i)sum, w, q);
+#else
+    return (sums)_mm256_dpbusd_avx_epi32((__m256i)sum, w, q);
+#endif
+}
+#define KEEP(a) __asm__ volatile("" : "+x"(a)) /* or the compiler solves the loop */
+
+#include "vnni.h"
+
+/* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
+static void ternary_vector(const bn_matmul *m) {
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *tile = m->tiles + p * m->panel_stride;
+        sums top[4] = {sums_zero(), sums_zero(), sums_zero(), sums_zero()};
+        sums bottom[4] = {sums_zero(), sums_zero(), sums_zero(), sums_zero()};
+        for (size_t k = 0; k < m->k_tiles; k++, tile += BN_TILE_BYTES) {
+            ternary_fields(top, tile, m->q + k * BN_TERNARY_TILE_K);
+            ternary_fields(bottom, tile + sizeof(bytes), m->q + k * BN_TERNARY_TILE_K);
+        }
+        sums_store(m->acc + p * BN_PANEL, ternary_total(top));
+        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, ternary_total(bottom));
+    }
+}
+
+static void int8_vector(const bn_matmul *m) {
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
+        sums top[2] = {sums_zero(), sums_zero()}, bottom[2] = {sums_zero(), sums_zero()};
+        for (size_t k = 0; k < m->k_tiles; k++, high += BN_TILE_BYTES, low += BN_TILE_BYTES) {
+            int8_columns(top, high, low, m->q + k * BN_INT8_TILE_K);
+            int8_columns(bottom, high + sizeof(bytes), low + sizeof(bytes),
+                         m->q + k * BN_INT8_TILE_K);
+        }
+        sums_store(m->acc + p * BN_PANEL, sums_add(top[0], top[1]));
+        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, sums_add(bottom[0], bottom[1]));
+    }
+}
+
+int bn_kernels_avxvnni(bn_kernels *table) {
+    table->isa = "avxvnni";
+    table->ternary_matmul = ternary_matmul;
+    table->int8_matmul = int8_matmul;
+    table->int8_peak = int8_peak;
+    return 1;
+}
+
+#else
+
+int bn_kernels_avxvnni(bn_kernels *table) {
+    (void)table;
+    return 0;
+}
+
+#endif

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kernels_bench.h: what each kernel does in a second on one thread, beside what the machine could
+ * do at best and what scalar code does.
+ */
+#ifndef BITNET_KERNELS_BENCH_H
+#define BITNET_KERNELS_BENCH_H
+
+#include "check.h"
+#include "kernels.h"
+
+#include <time.h>
+
+typedef struct bench {
+    const bn_kernels *k;
+    uint8_t *weights; /* BENCH_BYTES, far more than any cache */
+    float *x, *y;     /* BENCH_FLOATS each */
+    int8_t *q;
+    int32_t *acc;
+    size_t rows, cols, tokens, at; /* of the call; where in the weights it is */
+} bench;
+
+enum { BENCH_BYTES = 1 << 28, BENCH_FLOATS = 1 << 19, BENCH_PANELS = 8 };
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds of one call, the median of five runs of at least `span` seconds. */
+static double time_call(void (*call)(bench *), bench *b, double span) {
+    double run[5];
+    call(b);
+    for (int i = 0; i < 5; i++) {
+        double begin = seconds(), now = begin;
+        uint64_t calls = 0;
+        for (uint64_t batch = 1; now - begin < span; batch *= 2) {
+            for (uint64_t n = 0; n < batch; n++)
+                call(b);
+            calls += batch;
+            now = seconds();
+        }
+        double value = (now - begin) / (double)calls;
+        int j = i;
+        for (; j > 0 && run[j - 1] > value; j--)
+            run[j] = run[j - 1];
+        run[j] = value;
+    }
+    return run[2];
+}
+
+/* The next 8 panels of a matrix that does not fit in a cache, as linear.c calls it. */
+static void call_matmul(bench *b, int ternary) {
+    const size_t tile_k = ternary ? BN_TERNARY_TILE_K : BN_INT8_TILE_K;
+    const size_t planes = ternary ? 1 : 2, k_tiles = b->cols / tile_k;
+    const size_t bytes = BENCH_PANELS * k_tiles * BN_TILE_BYTES;
+    if (b->at + bytes > BENCH_BYTES / planes)
+        b->at = 0;
+    const bn_matmul m = {.acc = b->acc,
+                         .acc_stride = BENCH_PANELS * BN_PANEL,
+                         .tiles = b->weights + b->at,
+                         .low = b->weights + BENCH_BYTES / 2 + b->at,
+                         .panel_stride = k_tiles * BN_TILE_BYTES,
+                         .panels = BENCH_PANELS,
+                         .k_tiles = k_tiles,
+                         .q = b->q,
+                         .q_stride = b->cols,
+                         .tokens = b->tokens};
+    (ternary ? b->k->ternary_matmul : b->k->int8_matmul)(&m);
+    b->at += bytes;
+}
+
+static void call_ternary(bench *b) {
+    call_matmul(b, 1);
+}
+static void call_int8(bench *b) {
+    call_matmul(b, 0);
+}
+static void call_peak(bench *b) {
+    b->k->int8_peak(1000, b->acc);
+}
+static void call_read(bench *b) {
+    const uint64_t *p = (const uint64_t *)(const void *)b->weights;
+    uint64_t sum[8] = {0};
+    for (size_t i = 0; i < BENCH_BYTES / sizeof *p; i += 8)
+        for (size_t j = 0; j < 8; j++)
+            sum[j] ^= p[i + j];
+    for (size_t j = 0; j < 8; j++)
+        b->acc[j] = (int32_t)sum[j];
+}
+static void call_f32(bench *b) {
+    b->k->f32_matmul(b->y, b->rows, (const float *)(const void *)b->weights, b->rows, b->cols, b->x,
+                     b->cols, b->tokens);
+}
+static void call_f16(bench *b) {
+    b->k->f16_matmul(b->y, b->rows, (const uint16_t *)(const void *)b->weights, b->rows, b->cols,
+                     b->x, b->cols, b->tokens);
+}
+static void call_quantize(bench *b) {
+    b->k->quantize(b->q, b->acc, b->x, b->cols, b->cols);
+}
+static void call_rms_norm(bench *b) {
+    b->k->rms_norm(b->y, b->x, b->x + b->cols, b->cols, 1e-5f);
+}
+static void call_max(bench *b) {
+    b->y[0] = b->k->max(b->x, b->cols);
+}
+static void call_exp_sum(bench *b) {
+    b->k->exp_sum(b->y, b->cols, 0.5f);
+}
+static void call_silu(bench *b) {
+    b->k->silu_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
+static void call_relu2(bench *b) {
+    b->k->relu2_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
+static void call_qk(bench *b) {
+    b->k->qk_f16(b->y, b->rows, b->x, b->tokens, (const uint16_t *)(const void *)b->weights,
+                 b->cols, b->rows / BN_LANES);
+}
+static void call_pv(bench *b) {
+    b->k->pv_f16(b->y, b->x, b->rows, b->tokens, (const uint16_t *)(const void *)b->weights,
+                 b->cols, b->rows);
+}
+static void call_narrow(bench *b) {
+    b->k->f32_to_f16((uint16_t *)(void *)b->y, b->x, b->cols);
+}
+static void call_widen(bench *b) {
+    b->k->f16_to_f32(b->y, (const uint16_t *)(const void *)b->weights, b->cols);
+}
+static void call_crc(bench *b) {
+    b->acc[0] = (int32_t)b->k->crc32(0, b->weights, b->rows);
+}
+
+/* `work` multiply-adds (or elements) and `bytes` of weights (or of input) in one call. */
+static void bench_line(bench *b, const bn_kernels *scalar, const char *name, void (*call)(bench *),
+                       double work, double bytes) {
+    const bn_kernels *tier = b->k;
+    const double fast = time_call(call, b, 0.02);
+    b->k = scalar;
+    const double slow = time_call(call, b, 0.002);
+    b->k = tier;
+    printf("%-15s %6zu x %-5zu x %-4zu %9.2f us %9.2f G/s %9.2f GB/s %7.1f x scalar\n", name,
+           b->rows, b->cols, b->tokens, fast * 1e6, work / fast * 1e-9, bytes / fast * 1e-9,
+           slow / fast);
+}
+
+static void bench_matmuls(bench *b, const bn_kernels *scalar) {
+    static const size_t cols[] = {2560, 6912}, tokens[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 128};
+    for (size_t c = 0; c < 2; c++)
+        for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
+            b->rows = BENCH_PANELS * BN_PANEL, b->cols = cols[c], b->tokens = tokens[t], b->at = 0;
+            const double weights = (double)(b->rows * b->cols);
+            const double macs = weights * (double)b->tokens;
+            bench_line(b, scalar, "ternary_matmul", call_ternary, macs, weights / 4);
+            if (c == 0 && (t < 2 || tokens[t] == 128))
+                bench_line(b, scalar, "int8_matmul", call_int8, macs, weights);
+        }
+}
+
+static void bench_floats(bench *b, const bn_kernels *scalar) {
+    b->rows = 128, b->cols = 2560;
+    for (size_t tokens = 1; tokens <= 16; tokens *= 4) {
+        b->tokens = tokens;
+        const double w = (double)(b->rows * b->cols), macs = w * (double)tokens;
+        bench_line(b, scalar, "f32_matmul", call_f32, macs, 4 * w);
+        bench_line(b, scalar, "f16_matmul", call_f16, macs, 2 * w);
+    }
+    b->rows = b->tokens = 1;
+    const double n = (double)b->cols;
+    bench_line(b, scalar, "quantize", call_quantize, n, 4 * n);
+    bench_line(b, scalar, "rms_norm", call_rms_norm, n, 8 * n);
+    bench_line(b, scalar, "max", call_max, n, 4 * n);
+    bench_line(b, scalar, "exp_sum", call_exp_sum, n, 4 * n);
+    bench_line(b, scalar, "silu_gate", call_silu, n, 8 * n);
+    bench_line(b, scalar, "relu2_gate", call_relu2, n, 8 * n);
+    bench_line(b, scalar, "f32_to_f16", call_narrow, n, 4 * n);
+    bench_line(b, scalar, "f16_to_f32", call_widen, n, 2 * n);
+    b->rows = 1024, b->cols = 128; /* keys, head_dim */
+    for (b->tokens = 1; b->tokens <= 4; b->tokens *= 2) {
+        const double kv = (double)(b->rows * b->cols), macs = kv * (double)b->tokens;
+        bench_line(b, scalar, "qk_f16", call_qk, macs, 2 * kv);
+        bench_line(b, scalar, "pv_f16", call_pv, macs, 2 * kv);
+    }
+    b->rows = 1 << 18, b->cols = b->tokens = 1;
+    bench_line(b, scalar, "crc32", call_crc, (double)b->rows, (double)b->rows);
+}
+
+static void bench_tier(const bn_kernels *tier, const bn_kernels *scalar) {
+    bench b = {.k = tier,
+               .weights = aligned_alloc(64, BENCH_BYTES),
+               .x = aligned_alloc(64, BENCH_FLOATS * sizeof(float)),
+               .y = aligned_alloc(64, BENCH_FLOATS * sizeof(float)),
+               .q = aligned_alloc(64, 1 << 20),
+               .acc = aligned_alloc(64, 1 << 20)};
+    CHECK(b.weights && b.x && b.y && b.q && b.acc);
+    memset(b.weights, 0x2a, BENCH_BYTES); /* codes 2, 2, 2, 0; halves of 0.05 */
+    uint64_t random = 1;
+    for (size_t i = 0; i < BENCH_FLOATS; i++)
+        b.x[i] = b.y[i] = check_float(&random);
+    for (size_t i = 0; i < 1 << 20; i++)
+        b.q[i] = (int8_t)((int)check_below(&random, 255) - 127);
+
+    int32_t sink = 0;
+    const double macs = (double)tier->int8_peak(1000, &sink);
+    printf("limits of one thread: %.1f GMAC/s of int8, %.2f GB/s read\n",
+           macs / time_call(call_peak, &b, 0.05) * 1e-9,
+           BENCH_BYTES / time_call(call_read, &b, 0.05) * 1e-9);
+    bench_matmuls(&b, scalar);
+    bench_floats(&b, scalar);
+    free(b.weights), free(b.x), free(b.y), free(b.q), free(b.acc);
+}
+
+#endif

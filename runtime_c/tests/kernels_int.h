@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kernels_int.h: checks of the exact integer products and of crc32.
+ */
+#include "kernels_test.h"
+
+typedef struct problem {
+    bn_matmul m;
+    size_t acc_bytes;
+    int ternary;
+} problem;
+
+enum { RANDOM, ALL_LARGEST, ALL_SMALLEST, ALTERNATING, DAMAGED, MATMUL_KINDS };
+
+/* Weight byte and activation that push a sum to one side, or anything. */
+static uint8_t weight_byte(test *t, int ternary, int kind) {
+    uint8_t byte = (uint8_t)check_random(&t->random);
+    if (!ternary)
+        return kind == RANDOM || kind == DAMAGED ? byte : 0xff;
+    if (kind == DAMAGED)
+        return byte;
+    if (kind != RANDOM)
+        return 0xaa; /* four codes of 2 */
+    const uint8_t threes = byte & (uint8_t)(byte >> 1) & 0x55;
+    return (uint8_t)(byte - threes); /* 3 becomes 2 */
+}
+
+static int8_t activation(test *t, int kind, size_t k) {
+    switch (kind) {
+    case ALL_LARGEST:
+        return 127;
+    case ALL_SMALLEST:
+        return -127;
+    case ALTERNATING: /* whole chunks up, then down */
+        return k / 64 % 2 ? -127 : 127;
+    default:
+        return (int8_t)((int)below(t, 255) - 127);
+    }
+}
+
+static problem random_problem(test *t, int ternary, int kind, size_t most_tiles) {
+    const size_t tile_k = ternary ? BN_TERNARY_TILE_K : BN_INT8_TILE_K;
+    problem p = {.ternary = ternary};
+    bn_matmul *m = &p.m;
+    m->k_tiles = size_to(t, most_tiles);
+    m->panels = size_to(t, 9);
+    m->tokens = size_to(t, 14);
+    m->panel_stride = (m->k_tiles + below(t, 3)) * BN_TILE_BYTES;
+    m->acc_stride = BN_PANEL * (m->panels + below(t, 2));
+    const size_t k = m->k_tiles * tile_k, row = (k + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
+    m->q_stride = row + below(t, 2) * BN_Q_ALIGN;
+
+    const size_t w_bytes = (m->panels - 1) * m->panel_stride + m->k_tiles * BN_TILE_BYTES;
+    for (int plane = 0; plane < (ternary ? 1 : 2); plane++) {
+        uint8_t *w = buffer(t, w_bytes);
+        for (size_t i = 0; i < w_bytes; i++)
+            w[i] = weight_byte(t, ternary, kind);
+        *(plane ? &m->low : &m->tiles) = w;
+    }
+    int8_t *q = buffer(t, (m->tokens - 1) * m->q_stride + row);
+    memset(q, 0, (m->tokens - 1) * m->q_stride + row);
+    for (size_t i = 0; i < m->tokens; i++)
+        for (size_t j = 0; j < k; j++)
+            q[i * m->q_stride + j] = activation(t, kind, j);
+    m->q = q;
+    p.acc_bytes = ((m->tokens - 1) * m->acc_stride + BN_PANEL * m->panels) * sizeof *m->acc;
+    return p;
+}
+
+static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *kernels) {
+    bn_matmul m = p->m;
+    m.acc = buffer(t, p->acc_bytes);
+    (p->ternary ? kernels->ternary_matmul : kernels->int8_matmul)(&m);
+    return m.acc;
+}
+
+static void check_matmul(test *t, int ternary) {
+    const char *what = ternary ? "ternary_matmul" : "int8_matmul";
+    const int kind = (int)below(t, MATMUL_KINDS);
+    const problem p = random_problem(t, ternary, kind, below(t, 8) ? 40 : 700);
+    const int32_t *found = run_problem(t, &p, t->tier), *expected = run_problem(t, &p, t->scalar);
+    if (!ternary || kind != DAMAGED) /* a code 3 may count as anything, but must not fault */
+        same_bytes(t, found, expected, p.acc_bytes, what);
+    done(t, what);
+}
+
+static void check_ternary(test *t) {
+    check_matmul(t, 1);
+}
+
+static void check_int8(test *t) {
+    check_matmul(t, 0);
+}
+
+static void check_crc32(test *t) {
+    static const uint8_t digits[] = "123456789";
+    CHECK_EQ(t->tier->crc32(0, digits, 9), 0xCBF43926); /* the check value of this CRC */
+    const size_t n = below(t, 2) ? below(t, 200) : below(t, 5000), cut = below(t, n + 1);
+    uint8_t *p = buffer(t, n);
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)check_random(&t->random);
+    const uint32_t start = below(t, 2) ? 0 : (uint32_t)check_random(&t->random);
+    const uint32_t expected = t->scalar->crc32(start, p, n);
+    CHECK_EQ(t->tier->crc32(start, p, n), expected);
+    CHECK_EQ(t->tier->crc32(t->tier->crc32(start, p, cut), p + cut, n - cut), expected);
+    done(t, "crc32");
+}
+
+static void check_peak(test *t) {
+    int32_t sink = 0;
+    const uint64_t macs = t->tier->int8_peak(10, &sink);
+    CHECK(macs > 0 && t->tier->int8_peak(20, &sink) == 2 * macs);
+}
