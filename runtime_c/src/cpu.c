@@ -75,28 +75,51 @@ static const tier tiers[] = {{"scalar", always, fill_scalar},
 
 #elif defined(__aarch64__)
 
+/* CRC32 is not part of Armv8.0, but all but its very first CPUs have it. */
 #if defined(__linux__)
 #include <sys/auxv.h>
+enum { CRC32 = 1 << 7, ASIMDDP = 1 << 20, I8MM = 1 << 13 }; /* HWCAP_*, HWCAP2_* */
+static int runs_neon(void) {
+    return (getauxval(AT_HWCAP) & CRC32) != 0;
+}
 static int runs_dotprod(void) {
-    const unsigned long crc32 = 1ul << 7, asimddp = 1ul << 20; /* HWCAP_* of the kernel's ABI */
-    return (getauxval(AT_HWCAP) & (crc32 | asimddp)) == (crc32 | asimddp);
+    return runs_neon() && (getauxval(AT_HWCAP) & ASIMDDP) != 0;
+}
+static int runs_i8mm(void) {
+    return runs_dotprod() && (getauxval(AT_HWCAP2) & I8MM) != 0;
 }
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
-static int runs_dotprod(void) {
+static int feature(const char *name) {
     int found = 0;
     size_t size = sizeof found;
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &size, NULL, 0) == 0 && found;
+    return sysctlbyname(name, &found, &size, NULL, 0) == 0 && found;
+}
+static int runs_neon(void) {
+    return 1;
+}
+static int runs_dotprod(void) {
+    return feature("hw.optional.arm.FEAT_DotProd");
+}
+static int runs_i8mm(void) {
+    return runs_dotprod() && feature("hw.optional.arm.FEAT_I8MM");
 }
 #else
+static int runs_neon(void) {
+    return 1;
+}
 static int runs_dotprod(void) {
+    return 0;
+}
+static int runs_i8mm(void) {
     return 0;
 }
 #endif
 
 static const tier tiers[] = {{"scalar", always, fill_scalar},
-                             {"neon", always, bn_kernels_neon}, /* part of AArch64 */
-                             {"dotprod", runs_dotprod, bn_kernels_dotprod}};
+                             {"neon", runs_neon, bn_kernels_neon},
+                             {"dotprod", runs_dotprod, bn_kernels_dotprod},
+                             {"i8mm", runs_i8mm, bn_kernels_i8mm}};
 
 #else
 

@@ -22,8 +22,7 @@
 /* The compiler may assume nothing about the value of a register. */
 #define KEEP(v) __asm__ volatile("" : "+w"(v))
 
-/* A tile is four 16-byte groups of 4 rows. The rows' four codes of field f: columns 4f to 4f + 3.
- */
+/* A tile is four 16-byte groups of 4 rows; field f holds the codes of columns 4f to 4f + 3. */
 INLINE void ternary_fields(int8x16_t field[4], const uint8_t *group) {
     const uint8x16_t v = vld1q_u8(group), mask = vdupq_n_u8(3);
     field[0] = vreinterpretq_s8_u8(vandq_u8(v, mask));

@@ -29,7 +29,8 @@ INLINE void ternary_gemm(const bn_matmul *m, put_block *put, multiply_panel *mul
         for (size_t first = 0; first < m->k_tiles; first += TILES) {
             const size_t tiles = m->k_tiles - first < TILES ? m->k_tiles - first : TILES;
             for (size_t i = 0; i < tiles; i++) {
-                UNROLL for (int g = 0; g < 4; g++, group += 16) {
+                UNROLL
+                for (int g = 0; g < 4; g++, group += 16) {
                     int8x16_t field[4];
                     ternary_fields(field, group);
                     put(w + 2 * i * BLOCK, g, field[0], field[1]);
@@ -50,7 +51,8 @@ INLINE void int8_gemm(const bn_matmul *m, put_block *put, multiply_panel *multip
         for (size_t first = 0; first < m->k_tiles; first += TILES) {
             const size_t tiles = m->k_tiles - first < TILES ? m->k_tiles - first : TILES;
             for (size_t i = 0; i < tiles; i++) {
-                UNROLL for (int g = 0; g < 4; g++, high += 16, low += 16) {
+                UNROLL
+                for (int g = 0; g < 4; g++, high += 16, low += 16) {
                     int8x16_t field[2];
                     int8_fields(field, high, low);
                     put(w + i * BLOCK, g, field[0], field[1]);

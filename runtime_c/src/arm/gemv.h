@@ -13,10 +13,13 @@
 INLINE void ternary_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const int8_t *q) {
     const uint8x16_t m0 = vdupq_n_u8(0x03), m1 = vdupq_n_u8(0x0c), m2 = vdupq_n_u8(0x30);
     int32x4_t sum[4], by4[4], by16[4];
-    UNROLL for (int g = 0; g < 4; g++) sum[g] = by4[g] = by16[g] = vdupq_n_s32(0);
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        sum[g] = by4[g] = by16[g] = vdupq_n_s32(0);
     for (size_t i = 0; i < k_tiles; i++, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
         const int8x16_t x = vld1q_s8(q);
-        UNROLL for (int g = 0; g < 4; g++) {
+        UNROLL
+        for (int g = 0; g < 4; g++) {
             const uint8x16_t v = vld1q_u8(tile + 16 * g);
             const int8x16_t f0 = vreinterpretq_s8_u8(vandq_u8(v, m0));
             const int8x16_t f1 = vreinterpretq_s8_u8(vandq_u8(v, m1));
@@ -28,24 +31,30 @@ INLINE void ternary_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, con
             sum[g] = vdotq_laneq_s32(sum[g], f3, x, 3);
         }
     }
-    UNROLL for (int g = 0; g < 4; g++)
+    UNROLL
+    for (int g = 0; g < 4; g++)
         vst1q_s32(acc + 4 * g, vsraq_n_s32(vsraq_n_s32(sum[g], by4[g], 2), by16[g], 4));
 }
 
 INLINE void int8_panel(int32_t *acc, const uint8_t *high, const uint8_t *low, size_t k_tiles,
                        const int8_t *q) {
     int32x4_t even[4], odd[4];
-    UNROLL for (int g = 0; g < 4; g++) even[g] = odd[g] = vdupq_n_s32(0);
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        even[g] = odd[g] = vdupq_n_s32(0);
     for (size_t i = 0; i < k_tiles; i++, q += BN_INT8_TILE_K) {
         const int8x8_t x = vld1_s8(q);
-        UNROLL for (int g = 0; g < 4; g++, high += 16, low += 16) {
+        UNROLL
+        for (int g = 0; g < 4; g++, high += 16, low += 16) {
             int8x16_t w[2];
             int8_fields(w, high, low);
             even[g] = vdotq_lane_s32(even[g], w[0], x, 0);
             odd[g] = vdotq_lane_s32(odd[g], w[1], x, 1);
         }
     }
-    UNROLL for (int g = 0; g < 4; g++) vst1q_s32(acc + 4 * g, vaddq_s32(even[g], odd[g]));
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        vst1q_s32(acc + 4 * g, vaddq_s32(even[g], odd[g]));
 }
 
 static inline void ternary_gemv(const bn_matmul *m) {

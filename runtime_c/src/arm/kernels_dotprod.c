@@ -19,16 +19,23 @@ static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
 INLINE void multiply_tokens(int32_t *acc, size_t acc_stride, const int8_t *w, size_t steps,
                             const int8_t *q, size_t q_stride, const size_t tokens) {
     int32x4_t sum[4][4]; /* [token][group of 4 rows] */
-    UNROLL for (size_t t = 0; t < tokens; t++) {
-        UNROLL for (int g = 0; g < 4; g++) sum[t][g] = vld1q_s32(acc + t * acc_stride + 4 * g);
+    UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        UNROLL
+        for (int g = 0; g < 4; g++)
+            sum[t][g] = vld1q_s32(acc + t * acc_stride + 4 * g);
     }
     for (size_t s = 0; s < steps; s++, w += 2 * BLOCK, q += 16) {
         int8x16_t x[4];
-        UNROLL for (size_t t = 0; t < tokens; t++) x[t] = vld1q_s8(q + t * q_stride);
-        UNROLL for (int g = 0; g < 4; g++) {
+        UNROLL
+        for (size_t t = 0; t < tokens; t++)
+            x[t] = vld1q_s8(q + t * q_stride);
+        UNROLL
+        for (int g = 0; g < 4; g++) {
             const int8x16_t w0 = vld1q_s8(w + 16 * g), w1 = vld1q_s8(w + 64 + 16 * g);
             const int8x16_t w2 = vld1q_s8(w + 128 + 16 * g), w3 = vld1q_s8(w + 192 + 16 * g);
-            UNROLL for (size_t t = 0; t < tokens; t++) {
+            UNROLL
+            for (size_t t = 0; t < tokens; t++) {
                 sum[t][g] = vdotq_laneq_s32(sum[t][g], w0, x[t], 0);
                 sum[t][g] = vdotq_laneq_s32(sum[t][g], w1, x[t], 1);
                 sum[t][g] = vdotq_laneq_s32(sum[t][g], w2, x[t], 2);
@@ -36,8 +43,11 @@ INLINE void multiply_tokens(int32_t *acc, size_t acc_stride, const int8_t *w, si
             }
         }
     }
-    UNROLL for (size_t t = 0; t < tokens; t++) {
-        UNROLL for (int g = 0; g < 4; g++) vst1q_s32(acc + t * acc_stride + 4 * g, sum[t][g]);
+    UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        UNROLL
+        for (int g = 0; g < 4; g++)
+            vst1q_s32(acc + t * acc_stride + 4 * g, sum[t][g]);
     }
 }
 
@@ -78,12 +88,18 @@ static void int8_matmul(const bn_matmul *m) {
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int32x4_t sum[16];
     int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
-    UNROLL for (int i = 0; i < 16; i++) sum[i] = vdupq_n_s32(i);
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        sum[i] = vdupq_n_s32(i);
     for (uint64_t r = 0; r < rounds; r++) {
         KEEP(w);
-        UNROLL for (int i = 0; i < 16; i++) sum[i] = vdotq_laneq_s32(sum[i], w, x, 0);
+        UNROLL
+        for (int i = 0; i < 16; i++)
+            sum[i] = vdotq_laneq_s32(sum[i], w, x, 0);
     }
-    UNROLL for (int i = 1; i < 16; i++) sum[0] = vaddq_s32(sum[0], sum[i]);
+    UNROLL
+    for (int i = 1; i < 16; i++)
+        sum[0] = vaddq_s32(sum[0], sum[i]);
     *sink = vaddvq_s32(sum[0]);
     return rounds * 16 * 16;
 }

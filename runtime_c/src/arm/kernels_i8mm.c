@@ -28,8 +28,10 @@ static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
 INLINE void multiply_pairs(int32_t *acc, size_t acc_stride, const int8_t *w, size_t steps,
                            const int8_t *q, size_t q_stride, const size_t pairs) {
     int32x4_t sum[2][8]; /* [pair of tokens][pair of rows] */
-    UNROLL for (size_t p = 0; p < pairs; p++) {
-        UNROLL for (int g = 0; g < 4; g++) {
+    UNROLL
+    for (size_t p = 0; p < pairs; p++) {
+        UNROLL
+        for (int g = 0; g < 4; g++) {
             const int32x4_t a = vld1q_s32(acc + 2 * p * acc_stride + 4 * g);
             const int32x4_t b = vld1q_s32(acc + (2 * p + 1) * acc_stride + 4 * g);
             sum[p][2 * g] = vzip1q_s32(a, b);
@@ -38,22 +40,27 @@ INLINE void multiply_pairs(int32_t *acc, size_t acc_stride, const int8_t *w, siz
     }
     for (size_t s = 0; s < steps; s++, w += 2 * BLOCK, q += 16) {
         int8x16_t left[2], right[2]; /* columns 0..7 and 8..15 of both tokens */
-        UNROLL for (size_t p = 0; p < pairs; p++) {
+        UNROLL
+        for (size_t p = 0; p < pairs; p++) {
             const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(q + 2 * p * q_stride));
             const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(q + (2 * p + 1) * q_stride));
             left[p] = vreinterpretq_s8_s64(vzip1q_s64(a, b));
             right[p] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
         }
-        UNROLL for (int r = 0; r < 8; r++) {
+        UNROLL
+        for (int r = 0; r < 8; r++) {
             const int8x16_t w0 = vld1q_s8(w + 16 * r), w1 = vld1q_s8(w + BLOCK + 16 * r);
-            UNROLL for (size_t p = 0; p < pairs; p++) {
+            UNROLL
+            for (size_t p = 0; p < pairs; p++) {
                 sum[p][r] = vmmlaq_s32(sum[p][r], w0, left[p]);
                 sum[p][r] = vmmlaq_s32(sum[p][r], w1, right[p]);
             }
         }
     }
-    UNROLL for (size_t p = 0; p < pairs; p++) {
-        UNROLL for (int g = 0; g < 4; g++) {
+    UNROLL
+    for (size_t p = 0; p < pairs; p++) {
+        UNROLL
+        for (int g = 0; g < 4; g++) {
             const int32x4_t a = sum[p][2 * g], b = sum[p][2 * g + 1];
             vst1q_s32(acc + 2 * p * acc_stride + 4 * g, vuzp1q_s32(a, b));
             vst1q_s32(acc + (2 * p + 1) * acc_stride + 4 * g, vuzp2q_s32(a, b));
@@ -96,12 +103,18 @@ static void int8_matmul(const bn_matmul *m) {
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int32x4_t sum[16];
     int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
-    UNROLL for (int i = 0; i < 16; i++) sum[i] = vdupq_n_s32(i);
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        sum[i] = vdupq_n_s32(i);
     for (uint64_t r = 0; r < rounds; r++) {
         KEEP(w);
-        UNROLL for (int i = 0; i < 16; i++) sum[i] = vmmlaq_s32(sum[i], w, x);
+        UNROLL
+        for (int i = 0; i < 16; i++)
+            sum[i] = vmmlaq_s32(sum[i], w, x);
     }
-    UNROLL for (int i = 1; i < 16; i++) sum[0] = vaddq_s32(sum[0], sum[i]);
+    UNROLL
+    for (int i = 1; i < 16; i++)
+        sum[0] = vaddq_s32(sum[0], sum[i]);
     *sink = vaddvq_s32(sum[0]);
     return rounds * 16 * 32;
 }

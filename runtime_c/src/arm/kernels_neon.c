@@ -24,21 +24,27 @@ enum { STRETCH_TILES = 32767 / (4 * 3 * 127) };
 INLINE void ternary_stretch(int32_t *acc, size_t acc_stride, const uint8_t *group, size_t tiles,
                             const int8_t *q, size_t q_stride, const size_t tokens) {
     int16x8_t sum[2][8]; /* [token][pair of rows] */
-    UNROLL for (int i = 0; i < 8; i++) sum[0][i] = sum[1][i] = vdupq_n_s16(0);
+    UNROLL
+    for (int i = 0; i < 8; i++)
+        sum[0][i] = sum[1][i] = vdupq_n_s16(0);
     for (size_t i = 0; i < tiles; i++, q += BN_TERNARY_TILE_K) {
         int8x16_t x[2][4];
-        UNROLL for (size_t t = 0; t < tokens; t++) {
+        UNROLL
+        for (size_t t = 0; t < tokens; t++) {
             const int8x16_t all = vld1q_s8(q + t * q_stride);
             x[t][0] = BROADCAST(all, 0);
             x[t][1] = BROADCAST(all, 1);
             x[t][2] = BROADCAST(all, 2);
             x[t][3] = BROADCAST(all, 3);
         }
-        UNROLL for (int g = 0; g < 4; g++, group += 16) {
+        UNROLL
+        for (int g = 0; g < 4; g++, group += 16) {
             int8x16_t field[4];
             ternary_fields(field, group);
-            UNROLL for (int f = 0; f < 4; f++) {
-                UNROLL for (size_t t = 0; t < tokens; t++) {
+            UNROLL
+            for (int f = 0; f < 4; f++) {
+                UNROLL
+                for (size_t t = 0; t < tokens; t++) {
                     const int8x8_t low = vget_low_s8(x[t][f]); /* both halves are the same */
                     sum[t][2 * g] = vmlal_s8(sum[t][2 * g], vget_low_s8(field[f]), low);
                     sum[t][2 * g + 1] = vmlal_high_s8(sum[t][2 * g + 1], field[f], x[t][f]);
@@ -46,8 +52,10 @@ INLINE void ternary_stretch(int32_t *acc, size_t acc_stride, const uint8_t *grou
             }
         }
     }
-    UNROLL for (size_t t = 0; t < tokens; t++) {
-        UNROLL for (int g = 0; g < 4; g++) {
+    UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        UNROLL
+        for (int g = 0; g < 4; g++) {
             int32_t *to = acc + t * acc_stride + 4 * g;
             const int32x4_t a = vpaddlq_s16(sum[t][2 * g]), b = vpaddlq_s16(sum[t][2 * g + 1]);
             vst1q_s32(to, vaddq_s32(vld1q_s32(to), vpaddq_s32(a, b)));
@@ -59,18 +67,23 @@ INLINE void ternary_stretch(int32_t *acc, size_t acc_stride, const uint8_t *grou
 INLINE void int8_panel(int32_t *acc, size_t acc_stride, const uint8_t *high, const uint8_t *low,
                        size_t k_tiles, const int8_t *q, size_t q_stride, const size_t tokens) {
     int32x4_t sum[2][8]; /* [token][pair of rows] */
-    UNROLL for (int i = 0; i < 8; i++) sum[0][i] = sum[1][i] = vdupq_n_s32(0);
+    UNROLL
+    for (int i = 0; i < 8; i++)
+        sum[0][i] = sum[1][i] = vdupq_n_s32(0);
     for (size_t i = 0; i < k_tiles; i++, q += BN_INT8_TILE_K) {
         int8x16_t x[2][2];
-        UNROLL for (size_t t = 0; t < tokens; t++) {
+        UNROLL
+        for (size_t t = 0; t < tokens; t++) {
             const int8x8_t all = vld1_s8(q + t * q_stride);
             x[t][0] = BROADCAST(vcombine_s8(all, all), 0);
             x[t][1] = BROADCAST(vcombine_s8(all, all), 1);
         }
-        UNROLL for (int g = 0; g < 4; g++, high += 16, low += 16) {
+        UNROLL
+        for (int g = 0; g < 4; g++, high += 16, low += 16) {
             int8x16_t w[2];
             int8_fields(w, high, low);
-            UNROLL for (size_t t = 0; t < tokens; t++) {
+            UNROLL
+            for (size_t t = 0; t < tokens; t++) {
                 int16x8_t a = vmull_s8(vget_low_s8(w[0]), vget_low_s8(x[t][0]));
                 int16x8_t b = vmull_high_s8(w[0], x[t][0]);
                 a = vmlal_s8(a, vget_low_s8(w[1]), vget_low_s8(x[t][1]));
@@ -80,8 +93,10 @@ INLINE void int8_panel(int32_t *acc, size_t acc_stride, const uint8_t *high, con
             }
         }
     }
-    UNROLL for (size_t t = 0; t < tokens; t++) {
-        UNROLL for (int g = 0; g < 4; g++)
+    UNROLL
+    for (size_t t = 0; t < tokens; t++) {
+        UNROLL
+        for (int g = 0; g < 4; g++)
             vst1q_s32(acc + t * acc_stride + 4 * g, vpaddq_s32(sum[t][2 * g], sum[t][2 * g + 1]));
     }
 }
@@ -137,12 +152,18 @@ static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int16x8_t sum[16];
     int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
-    UNROLL for (int i = 0; i < 16; i++) sum[i] = vdupq_n_s16((int16_t)i);
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        sum[i] = vdupq_n_s16((int16_t)i);
     for (uint64_t r = 0; r < rounds; r++) {
         KEEP(w); /* else the product would be computed once */
-        UNROLL for (int i = 0; i < 16; i++) sum[i] = vmlal_high_s8(sum[i], w, x);
+        UNROLL
+        for (int i = 0; i < 16; i++)
+            sum[i] = vmlal_high_s8(sum[i], w, x);
     }
-    UNROLL for (int i = 1; i < 16; i++) sum[0] = vaddq_s16(sum[0], sum[i]);
+    UNROLL
+    for (int i = 1; i < 16; i++)
+        sum[0] = vaddq_s16(sum[0], sum[i]);
     *sink = vaddvq_s16(sum[0]);
     return rounds * 16 * 8;
 }

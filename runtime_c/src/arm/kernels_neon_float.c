@@ -1,71 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_neon_float.c: the float rule in four registers of four lanes. Every loop goes 16 floats
- * at a time; the last round loads zeros for what is missing and stores only what is there.
+ * kernels_neon_float.c: every kernel on floats, for all ARM tiers.
  */
 #include "../kernels.h"
 
 #if defined(__aarch64__)
 
-#include "arm.h"
-
 #include <math.h>
 
-typedef float32x4x4_t lanes; /* lane 4i + j is val[i][j] */
-
-INLINE lanes load(const float *x, size_t n) {
-    if (n >= BN_LANES)
-        return vld1q_f32_x4(x);
-    float buffer[BN_LANES] = {0};
-    memcpy(buffer, x, n * sizeof *x);
-    return vld1q_f32_x4(buffer);
-}
-
-INLINE void store(float *y, lanes v, size_t n) {
-    if (n >= BN_LANES) {
-        vst1q_f32_x4(y, v);
-        return;
-    }
-    float buffer[BN_LANES];
-    vst1q_f32_x4(buffer, v);
-    memcpy(y, buffer, n * sizeof *y);
-}
-
-INLINE lanes widen(const uint16_t *x) {
-    const float16x8_t a = vreinterpretq_f16_u16(vld1q_u16(x));
-    const float16x8_t b = vreinterpretq_f16_u16(vld1q_u16(x + 8));
-    return (lanes){{vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a),
-                    vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
-}
-
-INLINE lanes load_half(const uint16_t *x, size_t n) {
-    if (n >= BN_LANES)
-        return widen(x);
-    uint16_t buffer[BN_LANES] = {0};
-    memcpy(buffer, x, n * sizeof *x);
-    return widen(buffer);
-}
-
-/* Element `i` on of an array of f32, or of f16 when `half` (a constant). */
-INLINE lanes load_as(const void *x, size_t i, size_t n, int half) {
-    return half ? load_half((const uint16_t *)x + i, n) : load((const float *)x + i, n);
-}
-
-INLINE lanes zero(void) {
-    const float32x4_t z = vdupq_n_f32(0);
-    return (lanes){{z, z, z, z}};
-}
-
-INLINE lanes fma_lanes(lanes sum, lanes a, lanes b) {
-    UNROLL for (int i = 0; i < 4; i++) sum.val[i] = vfmaq_f32(sum.val[i], a.val[i], b.val[i]);
-    return sum;
-}
-
-INLINE float tree(lanes s) {
-    const float32x4_t s4 = vaddq_f32(vaddq_f32(s.val[0], s.val[2]), vaddq_f32(s.val[1], s.val[3]));
-    const float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
-    return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
-}
+#include "lanes.h"
 
 /* --- products --- */
 
@@ -73,13 +16,18 @@ INLINE float tree(lanes s) {
 INLINE void dot_rows(float *y, const void *w, size_t first, size_t cols, const float *x, int half,
                      const size_t rows) {
     lanes sum[4];
-    UNROLL for (size_t r = 0; r < rows; r++) sum[r] = zero();
+    UNROLL
+    for (size_t r = 0; r < rows; r++)
+        sum[r] = zero();
     for (size_t k = 0; k < cols; k += BN_LANES) {
         const lanes xk = load(x + k, cols - k);
-        UNROLL for (size_t r = 0; r < rows; r++) sum[r] =
-            fma_lanes(sum[r], load_as(w, first + r * cols + k, cols - k, half), xk);
+        UNROLL
+        for (size_t r = 0; r < rows; r++)
+            sum[r] = fma_lanes(sum[r], load_as(w, first + r * cols + k, cols - k, half), xk);
     }
-    UNROLL for (size_t r = 0; r < rows; r++) y[r] = tree(sum[r]);
+    UNROLL
+    for (size_t r = 0; r < rows; r++)
+        y[r] = tree(sum[r]);
 }
 
 INLINE void matmul(float *y, size_t y_stride, const void *w, size_t rows, size_t cols,
@@ -109,7 +57,8 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     float32x4_t most = vdupq_n_f32(1e-5f);
     for (size_t i = 0; i < n; i += BN_LANES) {
         const lanes v = load(x + i, n - i);
-        UNROLL for (int j = 0; j < 4; j++) { /* a comparison, because it is false for NaN */
+        UNROLL
+        for (int j = 0; j < 4; j++) { /* a comparison, because it is false for NaN */
             const float32x4_t a = vabsq_f32(v.val[j]);
             most = vbslq_f32(vcgtq_f32(a, most), a, most);
         }
@@ -119,7 +68,8 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     for (size_t i = 0; i < n; i += BN_LANES) {
         const lanes v = load(x + i, n - i);
         int32x4_t r[4];
-        UNROLL for (int j = 0; j < 4; j++) { /* maxnm takes the number when the other is NaN */
+        UNROLL
+        for (int j = 0; j < 4; j++) { /* maxnm takes the number when the other is NaN */
             const float32x4_t low = vmaxnmq_f32(vmulq_n_f32(v.val[j], s), vdupq_n_f32(-127));
             r[j] = vcvtnq_s32_f32(vminq_f32(low, vdupq_n_f32(127)));
             total = vaddq_s32(total, r[j]);
@@ -144,7 +94,9 @@ static float rms_norm(float *y, const float *x, const float *gain, size_t n, flo
     for (size_t i = 0; i < n; i += BN_LANES) {
         lanes v = load(x + i, n - i);
         const lanes g = load(gain + i, n - i);
-        UNROLL for (int j = 0; j < 4; j++) v.val[j] = vmulq_f32(vmulq_n_f32(v.val[j], r), g.val[j]);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            v.val[j] = vmulq_f32(vmulq_n_f32(v.val[j], r), g.val[j]);
         store(y + i, v, n - i);
     }
     return sum;
@@ -183,11 +135,15 @@ static float exp_sum(float *x, size_t n, float shift) {
     lanes sum = zero();
     for (size_t i = 0; i < n; i += BN_LANES) {
         lanes v = load(x + i, n - i);
-        UNROLL for (int j = 0; j < 4; j++) v.val[j] = exp4(vsubq_f32(v.val[j], vdupq_n_f32(shift)));
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            v.val[j] = exp4(vsubq_f32(v.val[j], vdupq_n_f32(shift)));
         store(x + i, v, n - i);
         if (n - i < BN_LANES)
             v = load(x + i, n - i); /* zeros, not exp(-shift), past the end */
-        UNROLL for (int j = 0; j < 4; j++) sum.val[j] = vaddq_f32(sum.val[j], v.val[j]);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            sum.val[j] = vaddq_f32(sum.val[j], v.val[j]);
     }
     return tree(sum);
 }
@@ -196,7 +152,8 @@ static void silu_gate(float *h, const float *g, const float *u, size_t n) {
     for (size_t i = 0; i < n; i += BN_LANES) {
         lanes v = load(g + i, n - i);
         const lanes w = load(u + i, n - i);
-        UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL
+        for (int j = 0; j < 4; j++) {
             const float32x4_t e = vaddq_f32(vdupq_n_f32(1), exp4(vnegq_f32(v.val[j])));
             v.val[j] = vmulq_f32(vdivq_f32(v.val[j], e), w.val[j]);
         }
@@ -208,7 +165,8 @@ static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
     for (size_t i = 0; i < n; i += BN_LANES) {
         lanes v = load(g + i, n - i);
         const lanes w = load(u + i, n - i);
-        UNROLL for (int j = 0; j < 4; j++) { /* the mask also turns NaN and -0 into 0 */
+        UNROLL
+        for (int j = 0; j < 4; j++) { /* the mask also turns NaN and -0 into 0 */
             const uint32x4_t positive = vcgtzq_f32(v.val[j]);
             const float32x4_t r =
                 vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v.val[j]), positive));
@@ -221,35 +179,46 @@ static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
 /* --- attention --- */
 
 /* 4 keys: lane j of the float rule is a register, so the sums stay in their lanes. */
-INLINE void qk_keys(float *scores, const float *q, const void *k, size_t first, size_t head_dim,
-                    int half) {
+INLINE void qk_keys(float *scores, const float *q, const uint8_t *k, size_t head_dim, int half) {
+    const size_t size = half ? sizeof(uint16_t) : sizeof(float), row = BN_LANES * size;
+    uint8_t last[BN_LANES * BN_LANES * sizeof(float)] __attribute__((aligned(16)));
     float32x4_t s[BN_LANES];
-    UNROLL for (int j = 0; j < BN_LANES; j++) s[j] = vdupq_n_f32(0);
-    for (size_t d = 0; d < head_dim; d += BN_LANES) {
+    UNROLL
+    for (int j = 0; j < BN_LANES; j++)
+        s[j] = vdupq_n_f32(0);
+    for (size_t d = 0; d < head_dim; d += BN_LANES, k += BN_LANES * row) {
         const lanes x = load(q + d, head_dim - d);
-        UNROLL for (size_t j = 0; j < BN_LANES; j++) {
-            float32x4_t key = vdupq_n_f32(0);
-            if (d + j < head_dim) {
-                const size_t at = first + (d + j) * BN_LANES;
-                key = half ? vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)k + at)))
-                           : vld1q_f32((const float *)k + at);
-            }
+        if (head_dim - d < BN_LANES) {
+            memset(last, 0, sizeof last);
+            for (size_t j = 0; j < head_dim - d; j++)
+                memcpy(last + j * row, k + j * row, 4 * size);
+            k = last;
+        }
+        UNROLL
+        for (int j = 0; j < BN_LANES; j++) {
+            const void *at = k + (size_t)j * row;
+            const float32x4_t key =
+                half ? vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at))) : vld1q_f32(at);
             s[j] = vfmaq_n_f32(s[j], key, x.val[j / 4][j % 4]);
         }
     }
-    UNROLL for (int i = BN_LANES / 2; i > 0; i /= 2) {
-        UNROLL for (int j = 0; j < i; j++) s[j] = vaddq_f32(s[j], s[j + i]);
-    }
-    vst1q_f32(scores, s[0]);
+    UNROLL
+    for (int j = 0; j < 8; j++)
+        s[j] = vaddq_f32(s[j], s[j + 8]);
+    UNROLL
+    for (int j = 0; j < 4; j++)
+        s[j] = vaddq_f32(s[j], s[j + 4]);
+    vst1q_f32(scores, vaddq_f32(vaddq_f32(s[0], s[2]), vaddq_f32(s[1], s[3])));
 }
 
 INLINE void qk(float *scores, size_t score_stride, const float *q, size_t n_q, const void *k,
                size_t head_dim, size_t tiles, int half) {
+    const size_t size = half ? sizeof(uint16_t) : sizeof(float);
     for (size_t t = 0; t < tiles; t++)
         for (size_t i = 0; i < n_q; i++)
             for (size_t j = 0; j < BN_LANES; j += 4)
-                qk_keys(scores + i * score_stride + t * BN_LANES + j, q + i * head_dim, k,
-                        t * head_dim * BN_LANES + j, head_dim, half);
+                qk_keys(scores + i * score_stride + t * BN_LANES + j, q + i * head_dim,
+                        (const uint8_t *)k + (t * head_dim * BN_LANES + j) * size, head_dim, half);
 }
 
 static void qk_f16(float *scores, size_t score_stride, const float *q, size_t n_q,
@@ -266,15 +235,20 @@ static void qk_f32(float *scores, size_t score_stride, const float *q, size_t n_
 INLINE void pv_queries(float *out, const float *p, size_t p_stride, const void *v, size_t d,
                        size_t head_dim, size_t keys, int half, const size_t n_q) {
     lanes sum[4];
-    UNROLL for (size_t i = 0; i < n_q; i++) sum[i] = load(out + i * head_dim + d, head_dim - d);
+    UNROLL
+    for (size_t i = 0; i < n_q; i++)
+        sum[i] = load(out + i * head_dim + d, head_dim - d);
     for (size_t t = 0; t < keys; t++) {
         const lanes value = load_as(v, t * head_dim + d, head_dim - d, half);
-        UNROLL for (size_t i = 0; i < n_q; i++) {
+        UNROLL
+        for (size_t i = 0; i < n_q; i++) {
             const float32x4_t weight = vdupq_n_f32(p[i * p_stride + t]);
             sum[i] = fma_lanes(sum[i], (lanes){{weight, weight, weight, weight}}, value);
         }
     }
-    UNROLL for (size_t i = 0; i < n_q; i++) store(out + i * head_dim + d, sum[i], head_dim - d);
+    UNROLL
+    for (size_t i = 0; i < n_q; i++)
+        store(out + i * head_dim + d, sum[i], head_dim - d);
 }
 
 INLINE void pv(float *out, const float *p, size_t p_stride, size_t n_q, const void *v,
@@ -306,10 +280,12 @@ static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
     const float32x4_t most = vdupq_n_f32(65504);
     for (size_t i = 0; i < n; i += BN_LANES) {
         lanes v = load(x + i, n - i);
-        UNROLL for (int j = 0; j < 4; j++) /* min and max hand NaN on */
+        UNROLL
+        for (int j = 0; j < 4; j++) /* min and max hand NaN on */
             v.val[j] = vminq_f32(vmaxq_f32(v.val[j], vnegq_f32(most)), most);
         uint16_t half[BN_LANES];
-        UNROLL for (int j = 0; j < 4; j++)
+        UNROLL
+        for (int j = 0; j < 4; j++)
             vst1_u16(half + 4 * j, vreinterpret_u16_f16(vcvt_f16_f32(v.val[j])));
         memcpy(y + i, half, (n - i < BN_LANES ? n - i : BN_LANES) * sizeof *y);
     }

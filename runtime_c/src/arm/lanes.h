@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * lanes.h: the 16 lanes of the float rule (kernels.h) as four registers. Loads of fewer than 16
+ * floats fill up with zeros, stores write what is there: so every loop goes 16 at a time, and
+ * none has a tail.
+ */
+#ifndef BITNET_ARM_LANES_H
+#define BITNET_ARM_LANES_H
+
+#include "arm.h"
+
+typedef float32x4x4_t lanes; /* lane 4i + j is val[i][j] */
+
+INLINE lanes load(const float *x, size_t n) {
+    if (n >= BN_LANES)
+        return vld1q_f32_x4(x);
+    float buffer[BN_LANES] = {0};
+    memcpy(buffer, x, n * sizeof *x);
+    return vld1q_f32_x4(buffer);
+}
+
+INLINE void store(float *y, lanes v, size_t n) {
+    if (n >= BN_LANES) {
+        vst1q_f32_x4(y, v);
+        return;
+    }
+    float buffer[BN_LANES];
+    vst1q_f32_x4(buffer, v);
+    memcpy(y, buffer, n * sizeof *y);
+}
+
+INLINE lanes widen(const uint16_t *x) {
+    const float16x8_t a = vreinterpretq_f16_u16(vld1q_u16(x));
+    const float16x8_t b = vreinterpretq_f16_u16(vld1q_u16(x + 8));
+    return (lanes){{vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a),
+                    vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
+}
+
+INLINE lanes load_half(const uint16_t *x, size_t n) {
+    if (n >= BN_LANES)
+        return widen(x);
+    uint16_t buffer[BN_LANES] = {0};
+    memcpy(buffer, x, n * sizeof *x);
+    return widen(buffer);
+}
+
+/* Element `i` on of an array of f32, or of f16 when `half` (a constant). */
+INLINE lanes load_as(const void *x, size_t i, size_t n, int half) {
+    return half ? load_half((const uint16_t *)x + i, n) : load((const float *)x + i, n);
+}
+
+INLINE lanes zero(void) {
+    const float32x4_t z = vdupq_n_f32(0);
+    return (lanes){{z, z, z, z}};
+}
+
+INLINE lanes fma_lanes(lanes sum, lanes a, lanes b) {
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        sum.val[i] = vfmaq_f32(sum.val[i], a.val[i], b.val[i]);
+    return sum;
+}
+
+INLINE float tree(lanes s) {
+    const float32x4_t s4 = vaddq_f32(vaddq_f32(s.val[0], s.val[2]), vaddq_f32(s.val[1], s.val[3]));
+    const float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
+    return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
+}
+
+#endif
