@@ -102,6 +102,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)  # attention gives bf16 under autocast
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 

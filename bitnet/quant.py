@@ -187,4 +187,4 @@ def output_logits(x: Tensor, w: Tensor, storage: str) -> Tensor:
 
 def embedding_rows(tokens: Tensor, w: Tensor, storage: str) -> Tensor:
     """The embedding rows of token ids, as stored. tokens: (...), w: (N, K). Returns (..., K)."""
-    return _ste_rows(F.embedding(tokens.flatten(), w), storage).unflatten(0, tokens.shape)
+    return _ste_rows(F.embedding(tokens.flatten(), w), storage).reshape(*tokens.shape, -1)

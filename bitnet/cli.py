@@ -1,0 +1,127 @@
+"""The `bitnet` command: one parser, a function for each verb.
+
+Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
+130 Ctrl-C. Nothing heavy is imported before a verb is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from bitnet import settings
+
+EXTRAS = {"export": "export"}  # the verb that needs torch for another extra than [train]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that names the nearest valid word, and does not guess from abbreviations."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            message += settings.did_you_mean(wrong[1], re.findall(r"[\w.-]+", wrong[2]))
+        self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
+
+    def refuse_unknown(self, words: list[str]) -> NoReturn:
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        word = words[0].partition("=")[0]
+        self.error(f"unknown option {word!r}" + settings.did_you_mean(word, options))
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and that of each verb."""
+    from bitnet_export import commands as export_commands
+    from bitnet_runtime import commands as runtime_commands
+
+    parser = Parser(prog="bitnet", description="Train a ternary transformer, pack it into one file, run it fast.")
+    parser.add_argument("--version", action="version", version=f"bitnet-edge {_version()}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    register(verbs)
+    export_commands.register(verbs)
+    runtime_commands.register(verbs)
+    return parser, verbs.choices
+
+
+def register(verbs: Any) -> None:
+    """The verbs of training."""
+    train = verbs.add_parser(
+        "train",
+        help="train a model on text",
+        description="Train a model. Options come from the preset, then --config, then flags. "
+        "Without --data it learns from the source of Python's standard library.",
+    )
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    train.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    settings.add_flags(train)
+    train.set_defaults(func=_train)
+
+    evaluate = verbs.add_parser(
+        "eval", help="measure a checkpoint on text", description="Loss of a checkpoint on text."
+    )
+    evaluate.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest)")
+    evaluate.add_argument("--data", nargs="+", metavar="", help="text; without: the validation text of the run")
+    evaluate.add_argument("--tokens", type=int, default=0, metavar="", help="at most this many; 0: all [0]")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
+    evaluate.set_defaults(func=_evaluate)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    parser, verbs = build_parser()
+    verb = "bitnet"
+    try:
+        args, unknown = parser.parse_known_args(argv)
+        verb = args.verb
+        if unknown:
+            verbs[verb].refuse_unknown(unknown)
+        code: int = args.func(args)
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # argparse: --help, --version, wrong usage
+        return stop.code if isinstance(stop.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output left: nothing more to say, to anyone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(verb, "train")
+        return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{extra}]"')
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        if os.environ.get("BITNET_DEBUG"):
+            raise
+        return _fail(str(error) or type(error).__name__)
+
+
+def _fail(message: str) -> int:
+    print(f"bitnet: error: {message}", file=sys.stderr)
+    return 1
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("bitnet-edge")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _train(args: argparse.Namespace) -> int:
+    from bitnet.train import command
+
+    return command(args)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from bitnet.evaluate import command
+
+    return command(args)

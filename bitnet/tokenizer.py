@@ -1,0 +1,87 @@
+"""Tokenizers: made here, stored as JSON of the `tokenizers` library, so the runtime needs one loader.
+
+Three kinds, all lossless on any text: `bpe` (byte-level BPE), `byte` (256 bytes), `char` (the
+commonest characters, bytes for the rest). Token 0 is <|endoftext|>: it stands before every
+document and is the BOS and EOS of generation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END = "<|endoftext|>"
+END_ID = 0
+KINDS = ("bpe", "byte", "char")
+
+# Pieces that BPE never merges across: a word with one space before it, up to three digits,
+# punctuation, the indentation of a line, other spaces. Like GPT-4's, made for source code.
+PIECES = r"[^\r\n\p{L}\p{N}_]?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*[\r\n]+[ \t]*|\s+"
+
+
+def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`.
+
+    Raises ValueError when vocab_size cannot hold the 256 bytes and the end token.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
+    if vocab_size < 257:
+        raise ValueError(f"vocab_size is {vocab_size}, expected at least 257: the 256 bytes and {END}")
+    tokenizer = _characters(texts, vocab_size) if kind == "char" else _bytes()
+    if kind == "bpe":
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([END])
+    return _plain(tokenizer)
+
+
+def load(path: str | Path) -> Tokenizer:
+    """Read a tokenizer.json; raises ValueError when it is not one."""
+    file = Path(path)
+    text = file.read_text(encoding="utf-8")
+    try:
+        return _plain(Tokenizer.from_str(text))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{file} is not a tokenizer.json of the tokenizers library: {error}") from None
+
+
+def _bytes() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {END: END_ID} | {letter: i for i, letter in enumerate(alphabet, start=1)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _characters(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    names = [END, *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += [c for c, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: vocab_size - len(names)]]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")  # short pieces: linear time
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
+    """Text that spells a special token stays text; only the code here inserts END_ID."""
+    tokenizer.encode_special_tokens = True
+    return tokenizer
