@@ -13,7 +13,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from bitnet_runtime import Model
+from packed_files import SMALL, packed_bytes
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "runtime_c"
@@ -39,9 +43,23 @@ def plain_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("plain") / "libbitnet_runtime.so"
     tiers = {"x86_64": "x86", "aarch64": "arm", "arm64": "arm"}.get(os.uname().machine)
     sources = [*RUNTIME.glob("src/*.c"), *(RUNTIME.glob(f"src/{tiers}/*.c") if tiers else [])]
-    flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{RUNTIME / 'include'}"]
+    flags = ["-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{RUNTIME / 'include'}"]
     run(CC, *flags, *sources, "-lm", "-lpthread", "-o", library)
     return library
+
+
+def logits(library: ctypes.CDLL, model: Path, tokens: list[int]) -> bytes:
+    """The bits of one row of logits for each token, straight through the C API."""
+    handle, session, detail = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.create_string_buffer(256)
+    ids = (ctypes.c_int32 * len(tokens))(*tokens)
+    out = np.full((len(tokens), SMALL.vocab_size), np.nan, np.float32)
+    assert library.bn_model_open(bytes(model), None, ctypes.byref(handle), detail) == 0, detail.value
+    assert library.bn_session_new(handle, None, ctypes.byref(session)) == 0
+    assert library.bn_session_append(session, ids, len(tokens), 2, out.ctypes.data_as(ctypes.c_void_p)) == 0
+    library.bn_session_free(session)
+    library.bn_model_close(handle)
+    assert np.isfinite(out).all()
+    return out.tobytes()
 
 
 @pytest.mark.parametrize(("language", "compiler"), [("c", CC), ("c++", os.environ.get("CXX", "c++"))])
@@ -58,6 +76,18 @@ def test_library_exports_what_the_header_declares(plain_library: Path) -> None:
     symbols = run("nm", "-D", "--defined-only", plain_library)
     exported = {line.split()[-1] for line in symbols.splitlines()}
     assert exported - {"_init", "_fini"} == declared_functions()
+
+
+def test_plain_build_computes_the_same_bits(plain_library: Path, tmp_path: Path) -> None:
+    """Portable C without CMake against the installed engine on the best tier of this CPU."""
+    model, tokens = tmp_path / "model.bitnet", [1, 18, 0, 7, 7, 3, 11, 2, 5]
+    model.write_bytes(packed_bytes(SMALL))
+    plain = ctypes.CDLL(str(plain_library))
+    plain.bn_isa_name.restype = ctypes.c_char_p
+    assert plain.bn_isa_name(0) in (b"scalar", b"neon")
+    with Model.load(model) as installed, installed.session() as session:
+        expected = session.append(tokens, logits="all")
+    assert logits(plain, model, tokens) == expected.tobytes()
 
 
 def test_versions_agree(plain_library: Path) -> None:
