@@ -4,9 +4,11 @@
 that read checkpoints.
 """
 
+from .convert import export_checkpoint
 from .packed import Key, Record, expected_tensors
 from .random_model import random_model
 from .reader import PackedFile, PackedFormatError
+from .verify import Report, VerificationError, verify
 from .writer import Encoded, write_packed
 
 __all__ = [
@@ -15,7 +17,11 @@ __all__ = [
     "PackedFile",
     "PackedFormatError",
     "Record",
+    "Report",
+    "VerificationError",
     "expected_tensors",
+    "export_checkpoint",
     "random_model",
+    "verify",
     "write_packed",
 ]

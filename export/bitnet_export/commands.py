@@ -1,0 +1,141 @@
+"""The verbs `bitnet export` and `bitnet inspect`. Nothing heavy is imported before one runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .packed import Record
+    from .reader import PackedFile
+
+
+def register(verbs: Any) -> None:
+    """Add the verbs to the subparsers of the `bitnet` command."""
+    export = verbs.add_parser(
+        "export",
+        help="write a checkpoint as one packed file",
+        description="Write a checkpoint as one packed file. The file is then opened in the engine, compared with "
+        "the checkpoint weight by weight and on real text, and kept only if it agrees.",
+    )
+    export.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest)")
+    export.add_argument("out", help="the packed file to write, by habit something.bitnet")
+    export.add_argument("--tokens", type=_positive, default=50_000, metavar="N", help="tokens to compare [50000]")
+    export.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    export.set_defaults(func=_export)
+
+    inspect = verbs.add_parser(
+        "inspect",
+        help="show what is in a packed file",
+        description="Check every byte of a packed file and show its header, configuration and tensors.",
+    )
+    inspect.add_argument("file", help="a packed file")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    inspect.set_defaults(func=_inspect)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def _export(args: argparse.Namespace) -> int:
+    from .convert import export_checkpoint
+
+    report = export_checkpoint(args.checkpoint, args.out, tokens=args.tokens)
+    print(f"exported   {report.checkpoint} to {args.out}", report, sep="\n", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from .reader import PackedFile
+
+    file = PackedFile.open(args.file)
+    if args.json:
+        print(json.dumps({"file": args.file} | describe(file), indent=2))
+    else:
+        print(_table(file))
+    return 0
+
+
+def describe(file: PackedFile) -> dict[str, Any]:
+    """Everything `bitnet inspect` shows, ready for JSON."""
+    from .packed import ENCODING_NAMES, SCOPE_NAMES
+
+    def tensor(record: Record) -> dict[str, Any]:
+        scales = file.scales(record)
+        return {
+            "name": record.key.name,
+            "shape": [record.rows, record.cols],
+            "encoding": ENCODING_NAMES[record.encoding],
+            "scale_scope": SCOPE_NAMES[record.scope],
+            "offset": record.offset,
+            "bytes": record.size + record.scale_size,
+            "scale": [float(scales.min()), float(scales.max())] if scales.size else None,
+            "zero_fraction": file.zero_fraction(record),
+        }
+
+    return {
+        "version": file.version,
+        "file_size": file.file_size,
+        "header_crc": f"{file.header_crc:08x}",
+        "sections": [
+            {"name": s.name, "offset": s.offset, "bytes": s.size, "crc": f"{s.crc:08x}"} for s in file.sections
+        ],
+        "config": [config.to_dict() for config in file.configs],
+        "metadata": {key: value for key, value in file.metadata.items() if key != "config"},
+        "tensors": [tensor(record) for record in file.tensors.values()],
+    }
+
+
+def _table(file: PackedFile) -> str:
+    facts = describe(file)
+    lines = [f"packed model, format {file.version}, {file.file_size:,} bytes, header checksum {facts['header_crc']}"]
+    rows = [(s["name"], f"{s['offset']:,}", f"{s['bytes']:,}", s["crc"]) for s in facts["sections"]]
+    lines += ["", *_columns(("section", "offset", "bytes", "checksum"), rows, "<>><")]
+    for config in facts["config"]:
+        lines += ["", f"stack {escape(config.pop('name'))}"]
+        lines += _wrap([f"{key}={escape(_plain(value))}" for key, value in config.items()])
+    for key, value in facts["metadata"].items():
+        lines += ["", f"{escape(key)}: {escape(_plain(value))}"]
+    cells: list[tuple[str, ...]] = []
+    for t in facts["tensors"]:
+        scale = " … ".join(f"{s:.4g}" for s in dict.fromkeys(t["scale"] or []))
+        zeros = "" if t["zero_fraction"] is None else f"{100 * t['zero_fraction']:.1f} %"
+        shape = " × ".join(map(str, t["shape"]))
+        cells.append((t["name"], shape, t["encoding"], f"{t['bytes']:,}", scale, zeros))
+    lines += ["", *_columns(("tensor", "shape", "encoding", "bytes", "scale", "zeros"), cells, "<<<>>>")]
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """Text of a file for a terminal: what is not printable becomes \\x1b and the like."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def _wrap(words: Sequence[str], width: int = 100) -> list[str]:
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += "  " + word
+    return lines

@@ -1,0 +1,138 @@
+"""A training checkpoint becomes a packed file."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.config import ModelConfig
+
+from . import layout, packed
+from .packed import Spec
+from .verify import Report, verify
+from .writer import Encoded, write_packed
+
+if TYPE_CHECKING:
+    import torch
+
+
+def export_checkpoint(
+    checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], *, tokens: int = 50_000
+) -> Report:
+    """Write a checkpoint (or the newest one of a run folder) as a packed file, and verify it.
+
+    tokens: how many tokens of real text the engine and torch both score.
+    The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
+    """
+    from bitnet.checkpoint import find
+
+    folder = find(Path(checkpoint))
+    reports: list[Report] = []
+    pack_checkpoint(folder, out, check=lambda file: reports.append(verify(folder, file, tokens=tokens)))
+    return reports[0]
+
+
+def pack_checkpoint(folder: Path, out: str | os.PathLike[str], *, check: Any = None) -> None:
+    """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
+    from safetensors import safe_open
+
+    from bitnet.checkpoint import CheckpointError, load_config
+
+    config = load_config(folder)
+    template = folder / "chat_template.jinja"
+    tokenizer, generation = _tokenizer(folder, config)
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        left = set(tensors.keys())
+
+        def source(spec: Spec) -> Encoded:
+            name = spec.key.name
+            if name == "rope_frequencies":
+                from bitnet.model import rope_frequencies
+
+                return Encoded.f32(rope_frequencies(config).numpy())
+            if name not in left:
+                raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
+            left.remove(name)
+            weight = tensors.get_tensor(name)
+            found, shape = tuple(weight.shape), (spec.rows, spec.cols)
+            if found != shape and found != shape[1:]:
+                raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
+            if not weight.isfinite().all():
+                raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
+            return encode(spec, weight, config)
+
+        def complete(file: Path) -> None:
+            if left:
+                raise CheckpointError(f"{folder}: tensor {min(left)} is there, config.json does not call for it")
+            if check:
+                check(file)
+
+        write_packed(
+            out,
+            [config],
+            source,
+            metadata={"generation": generation, "provenance": _provenance(folder)},
+            tokenizer=tokenizer,
+            template=template.read_bytes() if template.is_file() else None,
+            check=complete,
+        )
+
+
+def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig) -> Encoded:
+    """What training's quantizers make of a master weight, as it is stored."""
+    from bitnet.quant import row_codes, ternary_codes
+
+    role = packed.ROLES[spec.key.role]
+    if spec.key.part == 0 and role in config.ternary:
+        codes, scales = ternary_codes(weight, config.weight_scale)
+        scope = packed.SCOPE_NAMES.index(config.weight_scale)
+        return Encoded(packed.TERNARY_2BIT, scope, layout.pack_ternary(codes.numpy()), scales.numpy())
+    if spec.formats == packed.TABLE_FORMATS and config.head_format == "int8":
+        codes, scales = row_codes(weight)
+        return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, layout.pack_int8(codes.numpy()), scales.numpy())
+    values = weight.detach().float().numpy()
+    if spec.formats == packed.TABLE_FORMATS and config.head_format == "f16":
+        return Encoded.f16(values)
+    return Encoded.f32(values)
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> tuple[bytes | None, dict[str, Any]]:
+    """The tokenizer's JSON and the generation defaults that follow from it."""
+    from bitnet import tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None, {}
+    words = tokenizer.load(file)
+    largest = max(words.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= config.vocab_size:
+        raise ValueError(
+            f"{file} has token id {largest}, config.json has vocab_size {config.vocab_size}; "
+            "use the tokenizer that the model was trained with"
+        )
+    end = words.token_to_id(tokenizer.END)
+    generation = {} if end is None else {"eos_token_ids": [end], "bos_token_id": end}
+    return file.read_bytes(), generation
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    from bitnet.checkpoint import load_state
+
+    state = load_state(folder) if (folder / "state.json").is_file() else {}
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")  # the usual way to ask for the same bytes again
+    now = (
+        datetime.datetime.fromtimestamp(int(seconds), datetime.UTC) if seconds else datetime.datetime.now(datetime.UTC)
+    )
+    known = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
+    return {"source": folder.name, **known, "tool": _version(), "date": now.strftime("%Y-%m-%d")}
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return "bitnet-edge " + metadata.version("bitnet-edge")
+    except metadata.PackageNotFoundError:
+        return "bitnet-edge"

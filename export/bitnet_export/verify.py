@@ -1,0 +1,248 @@
+"""Does a packed file compute what training computed? Checked on every export.
+
+Weights are compared one by one: codes, scales and floats must be identical. Log-probabilities
+cannot be: int8 rounding is a staircase, so two correct fp32 programs agree to about 1e-6 until
+one activation falls on the other side of an edge, and differ by about 3e-3 a token after that.
+How often that happens depends on the model and the text, so the measure is torch against
+itself: the engine may be no further from torch in fp32 than 1.5 times what torch in fp64 is.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import packed
+from .reader import PackedFile
+
+if TYPE_CHECKING:
+    from bitnet.model import Transformer
+    from bitnet_runtime import Model
+
+SHORT = 8  # tokens of a short prompt
+PROMPTS = 64
+FLOOR_TOKENS = 4096  # of the long text, scored in fp64 too
+EXACT = 1e-5  # nats a token; fp32 noise where no activation changed its code
+LOSS = 1e-4  # nats, of the mean over a long text
+
+Scores = NDArray[np.float64]
+
+
+class VerificationError(ValueError):
+    """The packed file does not compute what the checkpoint computes."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Log-probabilities of the same tokens by the engine and by torch, in nats a token."""
+
+    tokens: int
+    mean: float  # of |engine - torch|
+    worst: float
+    floor: float  # mean |torch fp64 - torch fp32|
+    loss_torch: float
+    loss_engine: float
+    loss_error: float  # standard error of loss_engine - loss_torch
+
+    @property
+    def mean_limit(self) -> float:
+        return EXACT + 1.5 * self.floor
+
+    @property
+    def loss_limit(self) -> float:
+        return LOSS + 3 * self.loss_error
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `bitnet export` prints."""
+
+    checkpoint: str
+    parameters: int
+    file_bytes: int
+    fp16_bytes: int
+    bits_per_weight: float
+    ternary_weights: int
+    zero_fraction: tuple[float, ...]  # of each layer's ternary weights
+    tensors_equal: int
+    text: str  # where the compared tokens come from
+    short: Agreement
+    long: Agreement
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        zeros = " ".join(f"{100 * z:.1f}" for z in self.zero_fraction)
+        long, short = self.long, self.short
+        return "\n".join(
+            [
+                f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight; "
+                f"fp16 has {self.fp16_bytes / 1e6:.2f} MB, {self.fp16_bytes / self.file_bytes:.1f} times as much",
+                f"zeros      {zeros} % of the ternary weights, by layer",
+                f"weights    all {self.ternary_weights:,} ternary codes and the scales equal training's "
+                f"({self.tensors_equal} tensors)",
+                f"prompts    {short.tokens} tokens in prompts of {SHORT}: log-probability off by {short.mean:.1e} "
+                f"on average, {short.worst:.1e} at worst",
+                f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
+                f"worst (fp64 against fp32 in torch: {long.floor:.1e} on average)",
+                f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
+                f"difference {long.loss_engine - long.loss_torch:+.1e}",
+            ]
+        )
+
+
+def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, tokens: int = 50_000) -> Report:
+    """Compare a packed file with the checkpoint it was made from.
+
+    tokens: length of the long text. Raises VerificationError saying what differs.
+    """
+    from bitnet.checkpoint import find, load_model
+    from bitnet_runtime import Model
+
+    folder = find(Path(checkpoint))
+    model = load_model(folder)
+    facts = _check_weights(PackedFile.open(file), model)
+    ids, source = real_tokens(folder, model.config.vocab_size, max(tokens, SHORT * PROMPTS))
+    context = min(model.config.max_context, len(ids))
+    with Model.load(file, kv_type="f32") as engine:
+        short = _agreement(engine, model, _windows(ids[: SHORT * PROMPTS], min(SHORT, context)))
+        long = _agreement(engine, model, _windows(ids[:tokens] if tokens >= context else ids[:context], context))
+    for name, found in (("short prompts", short), ("long text", long)):
+        _require(found.mean <= found.mean_limit, f"{name}: log-probabilities", found.mean, found.mean_limit)
+        difference = abs(found.loss_engine - found.loss_torch)
+        _require(difference <= found.loss_limit, f"{name}: mean loss", difference, found.loss_limit)
+    return Report(checkpoint=folder.name, text=source, short=short, long=long, **facts)
+
+
+def _require(ok: bool, what: str, found: float, limit: float) -> None:
+    if not ok:
+        raise VerificationError(f"{what} of engine and torch differ by {found:.1e} nats, expected at most {limit:.1e}")
+
+
+# ---- weights ----
+
+
+def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
+    """Every stored number against training's quantizers; the facts of the report that follow."""
+    weights, config = model.state_dict(), model.config
+    zeros, ternary = [0] * config.n_layers, [0] * config.n_layers
+    for key, record in file.tensors.items():
+        for what, found, expected in _stored(file, record, weights, config):
+            if found.shape != expected.shape or not np.array_equal(found, expected):
+                raise VerificationError(f"{key.name}: {what} in the file differ from the checkpoint's")
+            if record.encoding == packed.TERNARY_2BIT and what == "codes":
+                zeros[key.layer] += int((found == 0).sum())
+                ternary[key.layer] += found.size
+    parameters = sum(w.numel() for w in weights.values())
+    return {
+        "parameters": parameters,
+        "file_bytes": file.file_size,
+        "fp16_bytes": 2 * parameters,
+        "bits_per_weight": 8 * file.file_size / parameters,
+        "ternary_weights": sum(ternary),
+        "zero_fraction": tuple(z / n for z, n in zip(zeros, ternary, strict=True) if n),
+        "tensors_equal": len(file.tensors),
+    }
+
+
+def _stored(
+    file: PackedFile, record: packed.Record, weights: dict[str, Any], config: Any
+) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """(what, in the file, from the checkpoint) for everything a record stores."""
+    from bitnet.model import rope_frequencies
+    from bitnet.quant import row_codes, ternary_codes
+
+    name = record.key.name
+    weight = rope_frequencies(config) if name == "rope_frequencies" else weights[name]
+    if record.encoding in (packed.F32, packed.F16):
+        weight = weight.half() if record.encoding == packed.F16 else weight
+        return [("values", file.values(record).ravel(), weight.float().numpy().ravel())]
+    quantized = record.encoding == packed.TERNARY_2BIT
+    codes, scales = ternary_codes(weight, config.weight_scale) if quantized else row_codes(weight)
+    return [
+        ("codes", file.codes(record), codes.numpy()),
+        ("scales", file.scales(record), scales.numpy().ravel()),
+    ]
+
+
+# ---- log-probabilities ----
+
+
+def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64], str]:
+    """About `n` token ids and where they come from: the validation text of the run that wrote the
+    checkpoint, else the source of Python's standard library; random ids without a tokenizer."""
+    from bitnet import data, tokenizer
+    from bitnet.checkpoint import load_state
+
+    if not (folder / "tokenizer.json").is_file():
+        return np.random.default_rng(0).integers(0, vocab_size, n), "random tokens (the checkpoint has no tokenizer)"
+    words = tokenizer.load(folder / "tokenizer.json")
+    settings = load_state(folder).get("settings", {}) if (folder / "state.json").is_file() else {}
+    sources, share = settings.get("data") or [], settings.get("validation") or 0.05
+    try:
+        files, name = data.files_of(sources), "validation text"
+    except data.DataError:
+        files, name = data.files_of([]), "the standard library's source"
+    ids: list[int] = []
+    for text in data.split(data.documents(files), share)[1]:
+        ids += [tokenizer.END_ID, *words.encode(text, add_special_tokens=False).ids]
+        if len(ids) >= n:
+            break
+    return np.array(ids[:n]), name
+
+
+def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    return ids[: len(ids) // length * length].reshape(-1, length)
+
+
+def _agreement(engine: Model, model: Transformer, windows: NDArray[np.int64]) -> Agreement:
+    """windows: (n, T) token ids, each window a text of its own."""
+    reference = copy.deepcopy(model).double()
+    torch32 = _torch_scores(model, windows)
+    few = windows[: math.ceil(FLOOR_TOKENS / windows.shape[1])]
+    floor = np.abs(_torch_scores(reference, few) - torch32[: len(few)]).mean()
+    difference = _engine_scores(engine, windows) - torch32
+    return Agreement(
+        tokens=windows.size,
+        mean=float(np.abs(difference).mean()),
+        worst=float(np.abs(difference).max()),
+        floor=float(floor),
+        loss_torch=float(-torch32.mean()),
+        loss_engine=float(-(torch32 + difference).mean()),
+        loss_error=float(difference.std() / math.sqrt(difference.size)),
+    )
+
+
+def _engine_scores(engine: Model, windows: NDArray[np.int64]) -> Scores:
+    """log p(token | those before it in its window): (n, T - 1)."""
+    with engine.session(n_ctx=windows.shape[1]) as session:
+
+        def score(row: Sequence[int]) -> list[float]:
+            session.reset()
+            return session.score(row)[1:]
+
+        return np.array([score(row.tolist()) for row in windows])
+
+
+def _torch_scores(model: Transformer, windows: NDArray[np.int64]) -> Scores:
+    import torch
+
+    rows = max(1, (1 << 25) // (windows.shape[1] * model.config.vocab_size))  # at most 256 MB of fp64
+    scores: list[Scores] = []
+    with torch.inference_mode():
+        for start in range(0, len(windows), rows):
+            tokens = torch.from_numpy(windows[start : start + rows])
+            logits = model(tokens[:, :-1]).double()
+            target = logits.gather(-1, tokens[:, 1:, None])[..., 0]
+            scores.append((target - logits.logsumexp(-1)).numpy())
+    return np.concatenate(scores)
