@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_cpu.c: what the library says about this build and this machine: tiers, processors, limits,
+ * sentences.
+ */
+#define _GNU_SOURCE /* sched_setaffinity, mkdtemp */
+
+#include "bitnet_runtime.h"
+#include "check.h"
+#include "cores.h"
+#include "kernels.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+/* --- Tiers --- */
+
+static int is_listed(const char *isa) {
+    for (int32_t i = 0; bn_isa_name(i) != NULL; i++)
+        if (strcmp(bn_isa_name(i), isa) == 0)
+            return 1;
+    return 0;
+}
+
+/* Every member of the table is a pointer; none may be missing. */
+static void check_complete(const bn_kernels *table) {
+    void *members[sizeof *table / sizeof(void *)];
+    memcpy(members, table, sizeof *table);
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
+        CHECK_MSG(members[i] != NULL, "tier %s, member %zu", table->isa, i);
+}
+
+static void test_tiers(void) {
+    bn_kernels table;
+    int32_t n = 0;
+    while (bn_isa_name(n) != NULL) {
+        CHECK(bn_kernels_select(&table, bn_isa_name(n)));
+        CHECK(strcmp(table.isa, bn_isa_name(n)) == 0);
+        check_complete(&table);
+        CHECK(table.crc32(0, (const uint8_t *)"123456789", 9) == 0xcbf43926); /* it runs */
+        n++;
+    }
+    CHECK(n >= 1 && strcmp(bn_isa_name(n - 1), "scalar") == 0);
+    CHECK(bn_isa_name(-1) == NULL && bn_isa_name(n) == NULL && bn_isa_name(INT32_MAX) == NULL);
+    CHECK(bn_kernels_select(&table, NULL));
+    CHECK(strcmp(table.isa, bn_isa_name(0)) == 0);
+
+    const char *unknown[] = {"", "AVX2", "avx", "scalar ", "sse9"};
+    bn_kernels before = table;
+    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        CHECK(!bn_kernels_select(&table, unknown[i]));
+        CHECK(memcmp(&before, &table, sizeof table) == 0);
+    }
+}
+
+/* A tier is listed exactly when the compiler's own detection finds its instructions and the
+ * build has the file. */
+static void test_detection(void) {
+    bn_kernels scrap;
+    bn_kernels_scalar(&scrap);
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                     __builtin_cpu_supports("pclmul");
+    const int avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    CHECK_EQ(is_listed("avx2"), avx2 && bn_kernels_avx2(&scrap));
+    CHECK_EQ(is_listed("avx512vnni"), avx512 && bn_kernels_avx512vnni(&scrap));
+    CHECK(avx2 || !is_listed("avxvnni"));
+#elif defined(__aarch64__)
+    CHECK_EQ(is_listed("neon"), bn_kernels_neon(&scrap));
+    CHECK(!is_listed("avx2"));
+#else
+    CHECK(strcmp(bn_isa_name(0), "scalar") == 0);
+#endif
+}
+
+/* --- Processors --- */
+
+static void test_processors(void) {
+    CHECK(bn_usable_cpus() >= 1 && bn_usable_cpus() <= 256);
+    CHECK(bn_default_threads() >= 1 && bn_default_threads() <= bn_usable_cpus());
+#if defined(__linux__)
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof all, &all) != 0)
+        return;
+    size_t cpu = 0;
+    while (!CPU_ISSET(cpu, &all))
+        cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    CHECK_EQ(bn_usable_cpus(), 1);
+    CHECK_EQ(bn_default_threads(), 1);
+    CHECK_EQ(sched_setaffinity(0, sizeof all, &all), 0);
+#endif
+}
+
+static char mount[] = "/tmp/bitnet_cgroup_XXXXXX";
+
+static void write_file(const char *name, const char *text) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", mount, name);
+    if (text == NULL) {
+        CHECK_EQ(mkdir(path, 0700), 0);
+        return;
+    }
+    FILE *file = fopen(path, "w");
+    CHECK_MSG(file != NULL, "%s", path);
+    CHECK(fputs(text, file) >= 0);
+    CHECK_EQ(fclose(file), 0);
+}
+
+static void test_cgroup_quota(void) {
+    static const struct {
+        const char *name, *text; /* NULL: a directory; each after the one it lies in */
+    } tree[] = {{"user", NULL},
+                {"user/cpu.max", "150000 100000\n"},
+                {"user/app", NULL},
+                {"user/app/cpu.max", "400000 100000\n"},
+                {"free", NULL},
+                {"free/cpu.max", "max 100000\n"},
+                {"bad", NULL},
+                {"bad/cpu.max", "many\n"},
+                {"cpu", NULL},
+                {"cpu/box", NULL},
+                {"cpu/box/cpu.cfs_quota_us", "300000\n"},
+                {"cpu/box/cpu.cfs_period_us", "100000\n"},
+                {"cpu/open", NULL},
+                {"cpu/open/cpu.cfs_quota_us", "-1\n"},
+                {"cpu/open/cpu.cfs_period_us", "100000\n"}};
+    static const struct {
+        const char *membership;
+        double quota;
+    } cases[] = {
+        {"0::/user\n", 1.5},
+        {"0::/user/app\n", 1.5},           /* the parent's limit is the lower */
+        {"0::/user/app/none/such\n", 1.5}, /* not visible from here: the nearest that is */
+        {"0::/user/app", 1.5},             /* no end of line */
+        {"0::/free\n", 0},
+        {"0::/bad\n", 0},
+        {"0::/\n", 0},
+        {"", 0},
+        {"nonsense\n:\n::\n\n", 0},
+        {"4:cpu,cpuacct:/box\n", 3},
+        {"4:cpuacct,cpu:/box\n", 3},
+        {"4:cpuacct,cpuset:/box\n", 0}, /* other controllers have other groups */
+        {"4:cpu:/open\n", 0},
+        {"9:memory:/m\n4:cpu:/box\n0::/user\n", 1.5}, /* both versions at once */
+    };
+    enum { N = sizeof tree / sizeof tree[0] };
+    CHECK(mkdtemp(mount) != NULL);
+    for (int i = 0; i < N; i++)
+        write_file(tree[i].name, tree[i].text);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const double found = bn_cgroup_quota(cases[i].membership, mount);
+        CHECK_MSG(found == cases[i].quota, "case %zu: %g, expected %g", i, found, cases[i].quota);
+    }
+    for (int i = N - 1; i >= 0; i--) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s", mount, tree[i].name);
+        CHECK_EQ(remove(path), 0);
+    }
+    CHECK_EQ(rmdir(mount), 0);
+}
+
+/* --- Limits --- */
+
+static void test_limits(void) {
+    const uint64_t bytes = 64u << 20;
+    double rate = -1;
+    CHECK_EQ(bn_measure_read_bandwidth(0, bytes, &rate), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_measure_read_bandwidth(257, bytes, &rate), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_measure_read_bandwidth(1, 0, &rate), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_measure_read_bandwidth(1, bytes, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_measure_int8_peak("no such tier", 1, &rate), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_measure_int8_peak(NULL, 0, &rate), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_measure_int8_peak(NULL, 1, NULL), BN_ERR_ARGUMENT);
+    CHECK(rate == -1);
+
+    for (int32_t threads = 1; threads <= 2; threads++) {
+        CHECK_EQ(bn_measure_read_bandwidth(threads, bytes, &rate), BN_OK);
+        CHECK_MSG(rate > 0.1 && rate < 10000, "%g GB/s", rate);
+    }
+    CHECK_EQ(bn_measure_int8_peak("scalar", 2, &rate), BN_OK);
+    CHECK_MSG(rate > 0.01 && rate < 10000, "scalar: %g GMAC/s", rate);
+    CHECK_EQ(bn_measure_int8_peak(NULL, 1, &rate), BN_OK);
+    CHECK_MSG(rate > 0.01 && rate < 10000, "best: %g GMAC/s", rate);
+}
+
+/* --- Sentences --- */
+
+static void test_text(void) {
+    enum { LAST = BN_ERR_THREAD };
+    const char *unknown = bn_status_text((bn_status)(LAST + 1));
+    CHECK(unknown != NULL && bn_status_text((bn_status)-1) == unknown);
+    for (int i = 0; i <= LAST; i++) {
+        const char *text = bn_status_text((bn_status)i);
+        CHECK_MSG(text != NULL && text[0] != '\0' && text != unknown, "status %d", i);
+        for (int j = 0; j < i; j++)
+            CHECK_MSG(strcmp(text, bn_status_text((bn_status)j)) != 0, "%d and %d", i, j);
+    }
+    int major, minor, patch, end = 0;
+    CHECK_EQ(sscanf(bn_version(), "%d.%d.%d%n", &major, &minor, &patch, &end), 3);
+    CHECK(bn_version()[end] == '\0');
+}
+
+int main(void) {
+    test_tiers();
+    test_detection();
+    test_processors();
+    test_cgroup_quota();
+    test_limits();
+    test_text();
+    return 0;
+}
