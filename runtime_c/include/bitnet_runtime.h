@@ -207,8 +207,9 @@ BN_API const int32_t *bn_session_tokens(const bn_session *session);
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
 
-/* The current row: float[vocab_size], or NULL when there is none. */
-BN_API const float *bn_session_logits(const bn_session *session);
+/* The current row: float[vocab_size], or NULL when there is none. The head may run only now.
+ * Lives until the next call on the session. */
+BN_API const float *bn_session_logits(bn_session *session);
 
 /* Append n tokens; out[i] = natural log of the probability of tokens[i] given
  * all before it, float[n]. The first entry is NAN when the session was empty.
@@ -220,6 +221,19 @@ BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, in
  * not append it. Penalties look at the session's tokens. Fails with
  * BN_ERR_STATE without logits, BN_ERR_ARGUMENT, BN_ERR_NUMERIC. */
 BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
+
+/* Sample a token and append it; then go on with the tokens of a draft (n_draft >= 0 guesses of
+ * what follows) for as long as each is what sampling gives anyway. All are computed together, so
+ * right guesses are nearly free, and the result is that of n single steps bit for bit. Writes the
+ * chosen tokens to tokens[0..*n), 1 <= *n <= n_draft + 1; the session holds these and no more.
+ * Fails like sample and append; with BN_ERR_CONTEXT when not one more token fits. */
+BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
+                                 const int32_t *draft, int32_t n_draft, int32_t *tokens, int32_t *n);
+
+/* Append tokens[i] to sessions[i] for n different sessions of one model, reading the weights once
+ * for all. Each ends as after bn_session_append(sessions[i], &tokens[i], 1, BN_LOGITS_LAST, NULL),
+ * bit for bit. Nothing is done unless all can be. */
+BN_API bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n);
 
 /* Start the session's random sequence again; new sessions start at seed 0. */
 BN_API void bn_session_seed(bn_session *session, uint64_t seed);

@@ -77,14 +77,17 @@ enum {
     BN_CHUNK_KEYS = 256  /* keys of an attention chunk; fixed, because it is part of the numbers */
 };
 
+enum { BN_READY_NOTHING, BN_READY_HIDDEN, BN_READY_LOGITS };
+
 struct bn_session {
     bn_model *model;
     bn_cache cache;
     bn_workspace work;
     int32_t n_ctx, position;
-    int32_t *tokens; /* [C] */
-    float *logits;   /* [V] of the last token */
-    int32_t has_logits;
+    int32_t *tokens;     /* [C] */
+    float *hidden;       /* [D] x of the last token, before the final norm */
+    float *logits;       /* [V] of the last token */
+    int32_t ready;       /* which of these two is there */
     float *score_logits; /* [score_rows][V] */
     int32_t score_rows;
     void *sampler_scratch;

@@ -2,7 +2,6 @@
  *
  * session.c: one text: its tokens, cache, logits and random state.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,6 +20,7 @@ static int lay_out(bn_session *s, uint8_t *base) {
     const bn_config *c = &s->model->config;
     const size_t slots = ((size_t)s->n_ctx + BN_LANES - 1) / BN_LANES * BN_LANES;
     const size_t element = s->cache.type == BN_KV_F32 ? 4 : 2;
+    const size_t hidden = align(c->dim * sizeof(float));
     const size_t logits = align((size_t)c->vocab_size * sizeof(float));
     const size_t scores = align((size_t)s->score_rows * c->vocab_size * sizeof(float));
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
@@ -31,11 +31,12 @@ static int lay_out(bn_session *s, uint8_t *base) {
     if (__builtin_mul_overflow(s->cache.layer_stride, (size_t)c->n_layers, &kv) ||
         kv > SIZE_MAX / 4)
         return 0;
-    s->memory_size = 2 * kv + logits + scores + tokens + sampler;
+    s->memory_size = 2 * kv + hidden + logits + scores + tokens + sampler;
     if (base) {
         s->cache.k = base;
         s->cache.v = base + kv;
-        base += 2 * kv;
+        s->hidden = (float *)(void *)(base + 2 * kv);
+        base += 2 * kv + hidden;
         s->logits = (float *)(void *)base;
         s->score_logits = (float *)(void *)(base + logits);
         s->tokens = (int32_t *)(void *)(base + logits + scores);
@@ -105,9 +106,10 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     if (status)
         return status;
     s->position = session->position;
-    s->has_logits = session->has_logits;
+    s->ready = session->ready;
     s->rng = session->rng;
     memcpy(s->tokens, session->tokens, (size_t)s->position * sizeof *s->tokens);
+    memcpy(s->hidden, session->hidden, s->model->config.dim * sizeof *s->hidden);
     memcpy(s->logits, session->logits, s->model->config.vocab_size * sizeof *s->logits);
     copy_cache(session, s);
     *copy = s;
@@ -118,7 +120,7 @@ bn_status bn_session_rewind(bn_session *s, int32_t n) {
     if (!s || n < 0 || n > s->position)
         return BN_ERR_ARGUMENT;
     s->position = n;
-    s->has_logits = 0;
+    s->ready = BN_READY_NOTHING;
     return BN_OK;
 }
 
@@ -138,10 +140,6 @@ const int32_t *bn_session_tokens(const bn_session *s) {
     return s ? s->tokens : NULL;
 }
 
-const float *bn_session_logits(const bn_session *s) {
-    return s && s->has_logits ? s->logits : NULL;
-}
-
 void bn_session_seed(bn_session *s, uint64_t seed) {
     if (s)
         s->rng = seed;
@@ -150,145 +148,4 @@ void bn_session_seed(bn_session *s, uint64_t seed) {
 void bn_session_cancel(bn_session *s) {
     if (s)
         atomic_store(&s->cancel, 1);
-}
-
-bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *token) {
-    if (!s || !token)
-        return BN_ERR_ARGUMENT;
-    if (!s->has_logits)
-        return BN_ERR_STATE;
-    return bn_sample(sampler, s->logits, s->model->config.vocab_size, s->tokens, s->position,
-                     &s->rng, s->sampler_scratch, &s->model->kernels, token);
-}
-
-/* --- computing tokens --- */
-
-static bn_status check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
-    if (!s || !tokens || n < 1)
-        return BN_ERR_ARGUMENT;
-    if (n > s->n_ctx - s->position)
-        return BN_ERR_CONTEXT;
-    for (int32_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= s->model->config.vocab_size)
-            return BN_ERR_TOKEN;
-    return BN_OK;
-}
-
-/* Run the next n <= batch tokens through the layers; the session then holds them. */
-static bn_status forward_block(bn_session *s, const int32_t *tokens, int32_t n) {
-    for (int32_t i = 0; i < n; i++)
-        s->work.rows[i] = (bn_row){&s->cache, tokens[i], s->position + i};
-    const bn_status status = bn_forward(s->model, &s->work, (size_t)n);
-    if (status)
-        return status;
-    memcpy(s->tokens + s->position, tokens, (size_t)n * sizeof *tokens);
-    s->position += n;
-    return BN_OK;
-}
-
-typedef bn_status (*block_done)(bn_session *s, int32_t start, int32_t n, int32_t total,
-                                void *context);
-
-/* Cut n tokens into blocks; call done after each, with the workspace still holding its rows. */
-static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, block_done done,
-                            void *context) {
-    bn_status status = BN_OK;
-    atomic_store(&s->cancel, 0);
-    s->has_logits = 0;
-    bn_pool_lock(s->model->pool);
-    for (int32_t i = 0, block; i < n && !status; i += block) {
-        block = n - i < (int32_t)s->work.batch ? n - i : (int32_t)s->work.batch;
-        status = atomic_load(&s->cancel) ? BN_ERR_CANCELLED : forward_block(s, tokens + i, block);
-        if (!status)
-            status = done(s, i, block, n, context);
-    }
-    bn_pool_unlock(s->model->pool);
-    return status;
-}
-
-typedef struct append_context {
-    bn_logits logits;
-    float *out;
-} append_context;
-
-static bn_status append_done(bn_session *s, int32_t start, int32_t n, int32_t total,
-                             void *context) {
-    const append_context *a = context;
-    const size_t V = s->model->config.vocab_size;
-    const int last = start + n == total;
-    bn_status status = BN_OK;
-    if (a->logits == BN_LOGITS_ALL && a->out) {
-        float *out = a->out + (size_t)start * V;
-        status = bn_head(s->model, &s->work, 0, (size_t)n, out);
-        if (last)
-            memcpy(s->logits, out + (size_t)(n - 1) * V, V * sizeof *out);
-    } else if (a->logits != BN_LOGITS_NONE && last) {
-        status = bn_head(s->model, &s->work, (size_t)n - 1, 1, s->logits);
-        if (a->out)
-            memcpy(a->out, s->logits, V * sizeof *s->logits);
-    }
-    s->has_logits = !status && last && a->logits != BN_LOGITS_NONE;
-    return status;
-}
-
-bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_logits logits,
-                            float *out) {
-    append_context context = {logits, out};
-    const bn_status status = check_tokens(s, tokens, n);
-    if (status)
-        return status;
-    if (logits != BN_LOGITS_NONE && logits != BN_LOGITS_LAST && logits != BN_LOGITS_ALL)
-        return BN_ERR_ARGUMENT;
-    return run_blocks(s, tokens, n, append_done, &context);
-}
-
-/* log softmax(logits)[token]; the sum in double, in pieces that fit the stack. */
-static float log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
-    const float top = k->max(logits, V);
-    double sum = 0;
-    float piece[256];
-    for (size_t i = 0; i < V; i += 256) {
-        const size_t n = V - i < 256 ? V - i : 256;
-        memcpy(piece, logits + i, n * sizeof *piece);
-        sum += (double)k->exp_sum(piece, n, top);
-    }
-    return (float)((double)logits[token] - (double)top - bn_log(sum));
-}
-
-typedef struct score_context {
-    const int32_t *tokens;
-    float *out;
-} score_context;
-
-static bn_status score_done(bn_session *s, int32_t start, int32_t n, int32_t total, void *context) {
-    const score_context *c = context;
-    const size_t V = s->model->config.vocab_size;
-    for (int32_t i = 0, rows; i < n; i += rows) {
-        rows = n - i < s->score_rows ? n - i : s->score_rows;
-        const bn_status status =
-            bn_head(s->model, &s->work, (size_t)i, (size_t)rows, s->score_logits);
-        if (status)
-            return status;
-        for (int32_t r = 0; r < rows && start + i + r + 1 < total; r++)
-            c->out[start + i + r + 1] =
-                log_probability(&s->model->kernels, s->score_logits + (size_t)r * V, V,
-                                c->tokens[start + i + r + 1]);
-        if (start + i + rows == total)
-            memcpy(s->logits, s->score_logits + (size_t)(rows - 1) * V, V * sizeof *s->logits);
-    }
-    s->has_logits = start + n == total;
-    return BN_OK;
-}
-
-bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, float *out) {
-    const bn_status status = check_tokens(s, tokens, n);
-    if (status)
-        return status;
-    if (!out || (s->position > 0 && !s->has_logits))
-        return out ? BN_ERR_STATE : BN_ERR_ARGUMENT;
-    out[0] = s->position ? log_probability(&s->model->kernels, s->logits,
-                                           s->model->config.vocab_size, tokens[0])
-                         : NAN;
-    score_context context = {tokens, out};
-    return run_blocks(s, tokens, n, score_done, &context);
 }
