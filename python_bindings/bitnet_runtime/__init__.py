@@ -30,7 +30,8 @@ from bitnet_runtime.errors import (
     UnsupportedModelError,
 )
 from bitnet_runtime.generation import Piece, Result, Stream, Timings, Usage
-from bitnet_runtime.model import Model, ModelInfo, available_isas, default_threads, version
+from bitnet_runtime.machine import available_isas, default_threads, version
+from bitnet_runtime.model import Model, ModelInfo
 from bitnet_runtime.session import Session
 
 __version__ = version()

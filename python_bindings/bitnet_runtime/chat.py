@@ -12,10 +12,11 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from bitnet_runtime.errors import MissingDependencyError, TemplateError
+from bitnet_runtime.errors import InvalidParameterError, MissingDependencyError, TemplateError
+from bitnet_runtime.text import Tokenizer
 
 try:
     from jinja2 import Template, TemplateSyntaxError, nodes
@@ -59,14 +60,36 @@ class ChatTemplate:
         except Exception as error:
             raise TemplateError(f"the chat template of the file is broken{_line(error)}: {_reason(error)}") from None
 
-    def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
-        """The prompt text; `variables` are further names the template may use."""
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, bos_token: int | None, eos_token: int | None
+    ) -> list[int]:
+        """The tokens of the prompt that asks for the next answer.
+
+        What the messages say stays plain text, even where it spells a special token.
+        """
+        if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
+            raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
+        for message in messages:
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise InvalidParameterError(
+                    f'messages has {message!r:.100}, expected {{"role": "user", "content": "…"}}', "messages"
+                )
+        try:
+            shielded = [_map_text(message, tokenizer.shield) for message in messages]
+            size = len(json.dumps(shielded, default=str))
+        except (RecursionError, ValueError) as error:
+            raise InvalidParameterError(f"messages: {error}", "messages") from None
+        names = {"bos_token": tokenizer.token_text(bos_token), "eos_token": tokenizer.token_text(eos_token)}
+        text = self._render(size, messages=shielded, add_generation_prompt=True, **names)
+        return tokenizer.encode(text, add_bos=False, parse_special=True)
+
+    def _render(self, size: int, messages: list[Any], **variables: Any) -> str:
         with self._lock:
-            self._environment.restart(BUDGET + 64 * len(json.dumps(messages, default=str)))
+            self._environment.restart(BUDGET + 64 * size)
             try:
                 return self._template.render(messages=messages, **variables)
             except Exception as error:
-                roles = ", ".join(str(message.get("role")) for message in messages[:8])
+                roles = ", ".join(str(message["role"]) for message in messages[:8])
                 raise TemplateError(
                     f"the chat template of the file failed{_line(error)}: {_reason(error)}; the roles given were "
                     f"{roles}{', …' if len(messages) > 8 else ''}; most templates take user and assistant in turn, "
@@ -240,3 +263,14 @@ def _line(error: Exception) -> str:
             line = traceback.tb_lineno
         traceback = traceback.tb_next
     return f" in line {line}" if line else ""
+
+
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with `change` applied to every text inside dictionaries and lists."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_text(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_text(item, change) for item in value]
+    return value

@@ -59,7 +59,7 @@ class TemplateError(BitnetError, ValueError):
     """The chat template is missing, wrong, or asks for more work than a template may."""
 
 
-class MissingDependencyError(BitnetError, ImportError):
+class MissingDependencyError(BitnetError, RuntimeError):
     """A library that this call needs is not installed."""
 
 
@@ -75,7 +75,7 @@ class StateError(BitnetError, RuntimeError):
     """A call in the wrong order, such as sampling before anything was appended."""
 
 
-class NumericError(BitnetError, ArithmeticError):
+class NumericError(BitnetError, RuntimeError):
     """The logits are not numbers, or every token is ruled out."""
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
+from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, model_defaults, resolve
 from bitnet_runtime.errors import (
@@ -111,8 +112,8 @@ class Model:
             raise InvalidParameterError(f"threads is {threads}, expected 1 to 256", "threads")
         if kv_type not in KV_TYPES:
             raise InvalidParameterError(f"kv_type is {kv_type!r}, expected one of {', '.join(KV_TYPES)}", "kv_type")
-        if isa is not None and isa not in available_isas():
-            raise InvalidParameterError(f"isa is {isa!r}, expected one of {', '.join(available_isas())}", "isa")
+        if isa is not None and isa not in machine.available_isas():
+            raise InvalidParameterError(f"isa is {isa!r}, expected one of {', '.join(machine.available_isas())}", "isa")
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         fields = {"threads": threads or 0, "no_mmap": not mmap, "no_verify": not verify, "isa": name}
         out, detail = ffi.new("bn_model **"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
@@ -190,25 +191,8 @@ class Model:
 
     def apply_template(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token."""
-        if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
-            raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
-        for message in messages:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise InvalidParameterError(
-                    f'messages has {message!r:.100}, expected {{"role": "user", "content": "…"}}', "messages"
-                )
-        tokenizer = self._tokenizer
-        try:
-            shielded = [_map_text(dict(message), tokenizer.shield) for message in messages]
-        except RecursionError:
-            raise InvalidParameterError("messages are nested too deep", "messages") from None
-        text = self._template.render(
-            shielded,
-            add_generation_prompt=True,
-            bos_token=tokenizer.token_text(self.bos_token),
-            eos_token=tokenizer.token_text(min(self.end_tokens, default=None)),
-        )
-        return tokenizer.encode(text, add_bos=False, parse_special=True)
+        end_token = min(self.end_tokens, default=None)
+        return self._template.encode(messages, self._tokenizer, self.bos_token, end_token)
 
     # ---- tokens ----
 
@@ -321,38 +305,9 @@ class Model:
         return ChatTemplate(source.decode("utf-8", "replace"))
 
 
-def available_isas() -> list[str]:
-    """Instruction set tiers that this build has and this CPU runs, best first."""
-    names: list[str] = []
-    while (name := lib.bn_isa_name(len(names))) != ffi.NULL:
-        names.append(ffi.string(name).decode())
-    return names
-
-
-def default_threads() -> int:
-    """Threads used unless told otherwise: physical cores within affinity and cgroup quota."""
-    return int(lib.bn_default_threads())
-
-
-def version() -> str:
-    """Version of the engine."""
-    return str(ffi.string(lib.bn_version()).decode())
-
-
 def _finish(stream: Stream) -> Result:
     with stream:
         for _ in stream:
             pass
     assert stream.result is not None  # it ended
     return stream.result
-
-
-def _map_text(value: Any, change: Any) -> Any:
-    """`value` with `change` applied to every text inside dictionaries and lists."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_text(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_text(item, change) for item in value]
-    return value

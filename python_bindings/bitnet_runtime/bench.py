@@ -1,0 +1,143 @@
+"""`bitnet bench`: speed of one model on this machine, held against the machine's limits.
+
+The engine is measured in a fresh process (`python -m bitnet_runtime.bench`), so that its peak
+memory is its own. The limits are measured right after it, with the same threads and tier.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bitnet_runtime import Model, __version__, machine
+from bitnet_runtime.errors import BitnetError, ContextLengthError
+from bitnet_runtime.session import Session
+
+
+def bench(
+    path: Path,
+    *,
+    prompt: int = 128,
+    gen: int = 128,
+    depth: int = 0,
+    repeat: int = 3,
+    **load: Any,
+) -> dict[str, Any]:
+    """Everything `bitnet bench --json` prints. `load` goes to Model.load; speeds are medians of `repeat`."""
+    job = {"path": os.fspath(path), "prompt": prompt, "gen": gen, "depth": depth, "repeat": repeat, "load": load}
+    command = [sys.executable, "-m", "bitnet_runtime.bench", json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip() or f"the measuring process ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    bandwidth = machine.read_bandwidth(found["threads"])
+    peak = machine.int8_peak(found["isa"], found["threads"])
+    found["decode"]["bandwidth_share"] = found["decode"]["gb_s"] / bandwidth
+    found["prefill"]["int8_peak_share"] = found["prefill"]["gmac_s"] / peak
+    limits = {"read_bandwidth_gb_s": bandwidth, "int8_peak_gmac_s": peak}
+    return {"cpu": machine.cpu_name(), "version": __version__} | limits | found
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures of `bench` for people."""
+    decode, prefill, model = found["decode"], found["prefill"], found["model"]
+    return "\n".join(
+        [
+            f"{found['cpu']}, {found['isa']}, threads {found['threads']}",
+            f"model    {model['ternary_weights'] / 1e6:.1f} M ternary weights, file {model['file_mb']:.1f} MB",
+            f"limits   read {found['read_bandwidth_gb_s']:.1f} GB/s, int8 {found['int8_peak_gmac_s']:.0f} GMAC/s",
+            f"load     {found['load_ms']:.1f} ms, {found['load_unverified_ms']:.1f} ms without checking the weights",
+            f"memory   peak {found['peak_rss_mb']:.1f} MB = file {model['file_mb']:.1f} + session "
+            f"{found['session_mb']:.1f} + {found['peak_rss_mb'] - model['file_mb'] - found['session_mb']:.1f}",
+            f"prefill  {prefill['n']} tokens: {prefill['tok_s']:.1f} tok/s, {prefill['gmac_s']:.0f} GMAC/s, "
+            f"{prefill['int8_peak_share']:.0%} of the int8 peak",
+            f"decode   {decode['n']} tokens at depth {decode['depth']}: {decode['tok_s']:.1f} tok/s, "
+            f"{decode['bytes_per_token'] / 1e6:.1f} MB a token, {decode['gb_s']:.1f} GB/s, "
+            f"{decode['bandwidth_share']:.0%} of the read bandwidth",
+        ]
+    )
+
+
+def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dict[str, Any]) -> dict[str, Any]:
+    """The measurements of the engine, in this process."""
+    Model.load(path, **load).close()  # brings the file into the page cache
+    begin = time.perf_counter()
+    Model.load(path, **load | {"verify": False}).close()
+    unverified = time.perf_counter() - begin
+    begin = time.perf_counter()
+    model = Model.load(path, **load)
+    verified = time.perf_counter() - begin
+    needed = depth + max(prompt, gen + 1)
+    if needed > model.n_ctx:
+        raise ContextLengthError(needed, model.n_ctx)
+    with model, model.session(n_ctx=needed) as session:
+        draw = random.Random(0)
+        tokens = [draw.randrange(model.vocab_size) for _ in range(needed)]
+        if depth:
+            session.feed(tokens[:depth], keep_logits=False)
+        prefill, decode = [], []
+        for _ in range(repeat):
+            session.rewind(depth)
+            prefill.append(prompt / _seconds(lambda: session.feed(tokens[depth : depth + prompt])))
+            session.rewind(depth)
+            session.feed(tokens[depth : depth + 1])
+            decode.append(gen / _seconds(lambda: _decode(session, gen)))
+        info, session_bytes = model.info, session.nbytes
+        kv_bytes = info.kv_bytes_per_token_f16 * (2 if load.get("kv_type") == "f32" else 1) * (depth + gen // 2)
+        bytes_per_token = info.bytes_per_token + kv_bytes
+        decode_speed, prefill_speed = statistics.median(decode), statistics.median(prefill)
+        return {
+            "isa": model.isa,
+            "threads": model.threads,
+            "load_ms": 1e3 * verified,
+            "load_unverified_ms": 1e3 * unverified,
+            "peak_rss_mb": machine.peak_memory() / 1e6,
+            "session_mb": session_bytes / 1e6,
+            "model": {
+                "file_mb": info.file_bytes / 1e6,
+                "ternary_weights": info.ternary_weights,
+                "weight_bytes_per_token": info.bytes_per_token,
+            },
+            "decode": {
+                "n": gen,
+                "depth": depth,
+                "tok_s": decode_speed,
+                "runs": decode,
+                "bytes_per_token": bytes_per_token,
+                "gb_s": decode_speed * bytes_per_token / 1e9,
+            },
+            "prefill": {
+                "n": prompt,
+                "tok_s": prefill_speed,
+                "runs": prefill,
+                "gmac_s": prefill_speed * info.macs_per_token / 1e9,
+            },
+        }
+
+
+def _decode(session: Session, n: int) -> None:
+    for _ in range(n):
+        session.step(session.sample(temperature=0))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(measure(**json.loads(sys.argv[1]))))
+    except BitnetError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,82 @@
+"""This machine: what the engine can use of it, and the limits it is held against."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.errors import check
+
+MEBI = 1 << 20
+
+
+def version() -> str:
+    """Version of the engine."""
+    return str(ffi.string(lib.bn_version()).decode())
+
+
+def available_isas() -> list[str]:
+    """Instruction set tiers that this build has and this CPU runs, best first."""
+    names: list[str] = []
+    while (name := lib.bn_isa_name(len(names))) != ffi.NULL:
+        names.append(ffi.string(name).decode())
+    return names
+
+
+def default_threads() -> int:
+    """Threads used unless told otherwise: physical cores within affinity and cgroup quota."""
+    return int(lib.bn_default_threads())
+
+
+def read_bandwidth(threads: int) -> float:
+    """Gigabytes (1e9) a second that `threads` threads read from memory."""
+    return _best(lambda out: lib.bn_measure_read_bandwidth(threads, buffer_bytes(), out))
+
+
+def int8_peak(isa: str, threads: int) -> float:
+    """Multiply-adds (1e9) a second of the tier's int8 dot product."""
+    return _best(lambda out: lib.bn_measure_int8_peak(isa.encode(), threads, out))
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process so far, in bytes."""
+    try:
+        status = Path("/proc/self/status").read_text()  # ru_maxrss would begin with our parent's peak
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cpu_name() -> str:
+    """The processor as the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def buffer_bytes() -> int:
+    """Bytes to stream so that no cache holds them: 4 x the last-level cache, 256 MiB to 2 GiB."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    units = {"K": 1 << 10, "M": MEBI, "G": 1 << 30}
+    texts = [size.read_text().strip() for size in sizes]
+    cache = max((int(text[:-1]) * units[text[-1]] for text in texts if text[-1:] in units), default=0)
+    return min(max(4 * cache, 256 * MEBI), 2048 * MEBI)
+
+
+def _best(measurement: Callable[[Any], int], times: int = 2) -> float:
+    """The larger of some measurements of a limit."""
+    out = ffi.new("double *")
+    figures = []
+    for _ in range(times):
+        check(measurement(out))
+        figures.append(float(out[0]))
+    return max(figures)
