@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_file.c: the reader of packed files accepts what export/FORMAT.md allows, and has a status
+ * and an explanation for each thing it refuses. test_file_hostile.c refuses the rest.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+#include "file.h"
+#include "tiny_file.h"
+
+static bn_kernels kernels;
+static int reached[32]; /* statuses seen */
+
+/* Parse and verify a copy of exactly these bytes. */
+static bn_status open_copy(const uint8_t *bytes, size_t size, char *detail) {
+    uint8_t *copy = tiny_copy(bytes, size);
+    bn_file file;
+    bn_status status = bn_file_parse(copy, size, &kernels, &file, detail);
+    if (status == BN_OK)
+        status = bn_file_verify(&file, &kernels, detail);
+    free(copy);
+    reached[status] = 1;
+    return status;
+}
+
+/* Refused, with an explanation that contains `text`. */
+static void refused(const uint8_t *bytes, size_t size, bn_status expected, const char *text) {
+    char detail[BN_DETAIL_SIZE] = "";
+    const bn_status status = open_copy(bytes, size, detail);
+    CHECK_MSG(status == expected, "%s: status %d (%s), expected %d", text, status, detail,
+              expected);
+    CHECK_MSG(strstr(detail, text) != NULL, "found \"%s\", expected it to say \"%s\"", detail,
+              text);
+    CHECK_EQ(open_copy(bytes, size, NULL), expected);
+}
+
+/* The same after `n` bytes at `offset` became `value` and every checksum was made right. */
+static void forged_refused(const uint8_t *good, size_t size, size_t offset, size_t n,
+                           uint64_t value, bn_status expected, const char *text) {
+    uint8_t *copy = tiny_copy(good, size);
+    tiny_put(copy + offset, value, n);
+    tiny_fix_checksums(copy, size);
+    refused(copy, size, expected, text);
+    free(copy);
+}
+
+/* --- what is accepted --- */
+
+static void test_views(const uint8_t *good, size_t size) {
+    bn_file f;
+    CHECK_EQ(bn_file_parse(good, size, &kernels, &f, NULL), BN_OK);
+    CHECK_EQ(bn_file_verify(&f, &kernels, NULL), BN_OK);
+    CHECK_EQ(f.n_stacks, 1);
+    CHECK_EQ(f.n_tensors, 25);
+    CHECK_EQ(f.config.dim, 24);
+    CHECK_EQ(f.config.rope_dim, 8);
+    CHECK(f.config.attention_scale == 0.35f);
+    CHECK(strcmp(f.config.name, "decoder") == 0);
+    CHECK(f.section_size[BN_SECTION_METADATA] == 25 && f.section[BN_SECTION_METADATA][0] == '{');
+    CHECK(f.section[BN_SECTION_TOKENIZER] == NULL && f.section_size[BN_SECTION_TOKENIZER] == 0);
+
+    const bn_tensor o = bn_file_tensor(&f, 1, BN_O);
+    CHECK(o.rows == 24 && o.cols == 16 && o.bytes == 128 && o.encoding == BN_TERNARY_2BIT);
+    CHECK(o.scale_scope == BN_SCALE_GROUP && o.bias == NULL && o.data >= f.data);
+    CHECK((const uint8_t *)o.scales == o.data + 128 && o.scales[23] > 0.0f);
+    const bn_tensor frequencies = bn_file_tensor(&f, BN_NO_LAYER, BN_ROPE_FREQUENCIES);
+    CHECK(frequencies.cols == 4 && frequencies.scales == NULL);
+    CHECK(frequencies.data + frequencies.bytes == f.data + f.data_size);
+    CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).data == NULL);
+    CHECK(bn_file_tensor(&f, 2, BN_Q).data == NULL);
+    CHECK(bn_file_tensor(&f, 0, BN_Q_NORM).data == NULL);
+}
+
+static void test_everything(void) {
+    size_t size;
+    uint8_t *good = tiny_file(tiny_everything, SIZE_MAX, SIZE_MAX, &size);
+    char detail[BN_DETAIL_SIZE] = "";
+    bn_file f;
+    CHECK_MSG(open_copy(good, size, detail) == BN_OK, "%s", detail);
+    CHECK_EQ(bn_file_parse(good, size, &kernels, &f, NULL), BN_OK);
+    CHECK_EQ(f.n_stacks, 2);
+    const bn_tensor q = bn_file_tensor(&f, 1, BN_Q);
+    CHECK(q.data && q.bias && q.scale_scope == BN_SCALE_GROUP && q.scales[2 * 16 - 1] > 0.0f);
+    CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).bias != NULL);
+    CHECK(bn_file_tensor(&f, 0, BN_LINEAR_NORM + BN_O).cols == 16);
+
+    char name[BN_NAME_SIZE];
+    bn_record r = bn_file_record(&f, f.n_tensors - 2);
+    bn_record_name(&r, name);
+    CHECK_MSG(strcmp(name, "stacks.1.layers.0.down.weight") == 0, "%s", name);
+    r = (bn_record){.layer = 3, .role = BN_LINEAR_NORM + BN_GATE, .expert = 7, .part = 1};
+    bn_record_name(&r, name);
+    CHECK_MSG(strcmp(name, "layers.3.experts.7.gate_linear_norm.bias") == 0, "%s", name);
+    r = (bn_record){.stack = 65535, .layer = 65534, .role = 65535, .expert = 65534};
+    bn_record_name(&r, name);
+    CHECK_MSG(strcmp(name, "stacks.65535.layers.65534.experts.65534.role 65535.weight") == 0, "%s",
+              name);
+
+    /* Every tensor left out, every tensor twice: the table is exact. */
+    const size_t n = f.n_tensors;
+    free(good);
+    for (size_t i = 0; i < n; i++)
+        for (int twice = 0; twice < 2; twice++) {
+            uint8_t *file =
+                tiny_file(tiny_everything, twice ? SIZE_MAX : i, twice ? i : SIZE_MAX, &size);
+            CHECK_MSG(open_copy(file, size, detail) == BN_ERR_TENSOR, "tensor %zu %s: %s", i,
+                      twice ? "twice" : "missing", detail);
+            free(file);
+        }
+}
+
+static void test_sections(const uint8_t *good, size_t size) {
+    /* METADATA as a kind that a later version might add. */
+    const size_t entry = tiny_entry(good, BN_SECTION_METADATA);
+    uint8_t *copy = tiny_copy(good, size);
+    uint8_t data_entry[32];
+    memcpy(data_entry, copy + entry + 32, 32);
+    CHECK_EQ(tiny_get(data_entry, 4), BN_SECTION_DATA);
+    memcpy(copy + entry + 32, copy + entry, 32); /* an optional section must follow DATA ... */
+    memcpy(copy + entry, data_entry, 32);
+    const size_t data = tiny_section(good, 6), data_size = (size_t)tiny_get(data_entry + 16, 8);
+    const size_t start = tiny_section(good, 3);
+    memmove(copy + start, good + data, data_size); /* ... so the two change places */
+    memset(copy + start + data_size, 0, size - start - data_size);
+    memcpy(copy + start + tiny_align(data_size), good + start, 25);
+    tiny_put(copy + entry + 8, start, 8);
+    tiny_put(copy + entry + 32, 1000, 4);
+    tiny_put(copy + entry + 40, start + tiny_align(data_size), 8);
+    tiny_put(copy + entry + 56, 1, 4);
+    tiny_fix_checksums(copy, size);
+    CHECK_EQ(open_copy(copy, size, NULL), BN_OK);
+    tiny_put(copy + entry + 56, 0, 4);
+    tiny_fix_checksums(copy, size);
+    refused(copy, size, BN_ERR_VERSION, "section kind 1000 is required");
+    free(copy);
+}
+
+/* --- what is refused: each status, with its explanation --- */
+
+static void test_statuses(const uint8_t *good, size_t size) {
+    char detail[BN_DETAIL_SIZE];
+    bn_file f;
+    const size_t stack = tiny_section(good, 1), tensors = tiny_section(good, 2);
+    const size_t meta = tiny_section(good, 3), data = tiny_section(good, 6);
+    const size_t q = tensors + 64, q_data = data + (size_t)tiny_get(good + q + 24, 8);
+    const size_t q_scale = data + (size_t)tiny_get(good + q + 40, 8);
+    const size_t embedding = tensors + 22 * 64;
+    const size_t table = data + (size_t)tiny_get(good + embedding + 24, 8);
+
+    uint8_t *shifted = tiny_alloc(size + 1);
+    memcpy(shifted + 1, good, size);
+    CHECK_EQ(bn_file_parse(shifted + 1, size, &kernels, &f, detail), BN_ERR_ARGUMENT);
+    CHECK(strstr(detail, "multiple of 64"));
+    reached[BN_ERR_ARGUMENT] = 1;
+    free(shifted);
+
+    refused(good, 0, BN_ERR_TRUNCATED, "empty");
+    refused(good, 5, BN_ERR_TRUNCATED, "5 bytes");
+    refused(good, size - 64, BN_ERR_TRUNCATED, "its header says");
+    forged_refused(good, size, 0, 1, 'x', BN_ERR_MAGIC, "begins with 78 42 49 54");
+    forged_refused(good, size, 8, 4, 2, BN_ERR_VERSION, "version is 2, expected 1");
+    forged_refused(good, size, 12, 4, 4, BN_ERR_VERSION, "flags are 0x4");
+    forged_refused(good, size, 16, 8, size - 64, BN_ERR_TRAILING, "its header says");
+    forged_refused(good, size, 16, 8, UINT64_MAX, BN_ERR_TRUNCATED, "its header says");
+    forged_refused(good, size, 24, 4, 2, BN_ERR_SECTION, "section_count is 2, expected 3 to 64");
+    forged_refused(good, size, 40, 1, 1, BN_ERR_VERSION, "reserved bytes");
+    forged_refused(good, size, meta + 30, 1, 1, BN_ERR_SECTION, "padding before section kind 6");
+    forged_refused(good, size, size - 1, 1, 1, BN_ERR_SECTION, "padding at the end");
+    forged_refused(good, size, tiny_entry(good, 6), 4, 4, BN_ERR_SECTION, "DATA is missing");
+    forged_refused(good, size, tiny_entry(good, 3) + 8, 8, meta + 64, BN_ERR_SECTION,
+                   "expected at");
+    forged_refused(good, size, tiny_entry(good, 2) + 16, 8, 65, BN_ERR_SECTION,
+                   "TENSORS has 65 bytes");
+    forged_refused(good, size, tiny_entry(good, 1) + 28, 4, 1, BN_ERR_SECTION, "reserved word");
+    forged_refused(good, size, tiny_entry(good, 3) + 24, 4, 1, BN_ERR_VERSION, "flags");
+
+    forged_refused(good, size, stack + 4 * 6, 4, 3, BN_ERR_CONFIG,
+                   "n_kv_heads is 3, expected 1 to");
+    forged_refused(good, size, stack + 4 * 13, 4, 0x7FC00000, BN_ERR_CONFIG, "norm_eps is nan");
+    forged_refused(good, size, stack + 4 * 29, 4, 7, BN_ERR_CONFIG,
+                   "rope_dim is 7, expected an even");
+    forged_refused(good, size, stack + 4 * 31, 4, 7, BN_ERR_CONFIG, "unused word 31 is 7");
+    forged_refused(good, size, stack + 255, 1, 'x', BN_ERR_CONFIG, "name");
+
+    forged_refused(good, size, q + 16, 4, 17, BN_ERR_TENSOR,
+                   "layers.0.q.weight: rows is 17, expected 16");
+    forged_refused(good, size, q + 4, 2, 3, BN_ERR_TENSOR,
+                   "tensor 1 is layers.0.k.weight, expected layers.0.q.weight");
+    forged_refused(good, size, q + 9, 1, 6, BN_ERR_TENSOR, "encoding 6 with scale scope 1");
+    forged_refused(good, size, q + 24, 8, 64, BN_ERR_TENSOR, "offset is 64, expected 128");
+    forged_refused(good, size, stack + 4 * 8, 4, 262144, BN_ERR_TENSOR, "ends past DATA");
+    forged_refused(good, size, stack + 4 * 4, 4, 1, BN_ERR_TENSOR,
+                   "tensor 11 is layers.1.attn_norm.weight, expected embedding.weight");
+    forged_refused(good, size, data + 4 * 24, 1, 1, BN_ERR_TENSOR,
+                   "layers.0.q.weight: the padding before it is not zero");
+
+    forged_refused(good, size, q_scale, 4, 0x007FFFFF, BN_ERR_SCALE, "layers.0.q.weight: a scale");
+    forged_refused(good, size, q_data + 9, 1, 0xC0, BN_ERR_CODE,
+                   "layers.0.q.weight: a ternary code");
+    uint8_t *copy = tiny_copy(good, size);
+    copy[table + 3] &= 0xF0; /* u = 0 needs both halves */
+    const size_t plane = (size_t)tiny_get(good + embedding + 32, 8) / 2;
+    forged_refused(copy, size, table + plane + 3, 1, 0x10, BN_ERR_CODE,
+                   "embedding.weight: an int8");
+    free(copy);
+
+    /* Without new checksums, damage is what is reported, not what it looks like. */
+    for (size_t i = 0; i < 3; i++) {
+        const size_t at[] = {meta + 2, q_data + 9, 64 + 8};
+        const char *text[] = {"METADATA", "section DATA", "header and section table"};
+        uint8_t *damaged = tiny_copy(good, size);
+        damaged[at[i]] ^= 0xC0;
+        refused(damaged, size, BN_ERR_CHECKSUM, text[i]);
+        free(damaged);
+    }
+    for (bn_status s = BN_ERR_MAGIC; s <= BN_ERR_CODE; s++)
+        CHECK_MSG(reached[s] || s == BN_ERR_UNSUPPORTED, "status %d was never reached", s);
+}
+
+static void test_foreign(void) {
+    static const struct {
+        const char *start, *says;
+    } files[] = {{"GGUF\3", "a GGUF file"},
+                 {"PK\3\4", "a zip archive"},
+                 {"\x1f\x8b\x08", "a gzip archive"},
+                 {"\x80\x04\x95", "a Python pickle"},
+                 {"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"},
+                 {"<!DOCTYPE html>", "HTML"},
+                 {"{\"a\": 1}", "JSON"},
+                 {"\x50\1\0\0\0\0\0\0{", NULL},
+                 {"\x08\x0a\x12\x07pytorch", "an ONNX model"},
+                 {"BITNET\n", "without its first byte"},
+                 {"", "zeros"},
+                 {"hello", "begins with 68 65 6c 6c 6f"}};
+    uint8_t bytes[128];
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        memset(bytes, 0, sizeof bytes);
+        memcpy(bytes, files[i].start, strlen(files[i].start));
+        refused(bytes, sizeof bytes, BN_ERR_MAGIC,
+                files[i].says ? files[i].says : "begins with 50");
+    }
+    memset(bytes, 0, sizeof bytes);
+    memcpy(bytes, "\x50\1\0\0\0\0\0\0{", 9);
+    refused(bytes, sizeof bytes, BN_ERR_MAGIC, "a safetensors file");
+}
+
+/* --- sizes --- */
+
+static void test_sizes(void) {
+    uint64_t size;
+    CHECK(bn_tensor_data_size(BN_TERNARY_2BIT, 17, 33, &size) && size == 64 * 2 * 3);
+    CHECK(bn_tensor_data_size(BN_INT8_PLANES, 17, 33, &size) && size == 2 * 64 * 2 * 5);
+    CHECK(bn_tensor_data_size(BN_F32, 3, 5, &size) && size == 60);
+    CHECK(bn_tensor_data_size(BN_F16, 3, 5, &size) && size == 30);
+    CHECK(bn_tensor_scale_size(BN_SCALE_GROUP, 3, 129, &size) && size == 24);
+    CHECK(bn_tensor_scale_size(BN_SCALE_NONE, 3, 129, &size) && size == 0);
+    const uint64_t big[] = {UINT64_MAX, UINT64_MAX - 14, UINT64_MAX / 2, (uint64_t)1 << 62};
+    for (size_t i = 0; i < 4; i++) {
+        CHECK(!bn_tensor_data_size(BN_F32, big[i], 4, &size));
+        CHECK(!bn_tensor_data_size(BN_F16, big[i], big[3 - i], &size));
+        CHECK(!bn_tensor_data_size(BN_TERNARY_2BIT, big[i], big[i], &size));
+        CHECK(!bn_tensor_data_size(BN_INT8_PLANES, 16, big[i], &size));
+        CHECK(!bn_tensor_scale_size(BN_SCALE_ROW, big[i], 1, &size));
+        CHECK(!bn_tensor_scale_size(BN_SCALE_GROUP, big[i], 129, &size));
+    }
+    for (uint32_t encoding = 0; encoding < 16; encoding++)
+        CHECK_EQ(bn_tensor_data_size(encoding, 1, 1, &size),
+                 encoding == 1 || encoding == 2 || encoding == 4 || encoding == 6);
+    CHECK(!bn_tensor_scale_size(4, 1, 1, &size));
+}
+
+int main(void) {
+    size_t size;
+    bn_kernels_scalar(&kernels);
+    CHECK_EQ(kernels.crc32(0, (const uint8_t *)"123456789", 9), 0xCBF43926);
+    uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
+    test_sizes();
+    test_views(good, size);
+    test_everything();
+    test_sections(good, size);
+    test_foreign();
+    test_statuses(good, size);
+    free(good);
+    return 0;
+}

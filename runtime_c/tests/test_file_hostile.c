@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_file_hostile.c: every prefix of a packed file, every single-byte change, forged tables and
+ * random changes under right checksums: refused, or proven harmless. Run it under
+ * AddressSanitizer; the bytes lie in memory of exactly their size.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+#include "file.h"
+#include "tiny_file.h"
+
+static bn_kernels kernels;
+
+/* Parse and verify a copy of exactly these bytes. */
+static bn_status open_copy(const uint8_t *bytes, size_t size, char *detail) {
+    uint8_t *copy = tiny_copy(bytes, size);
+    bn_file file;
+    bn_status status = bn_file_parse(copy, size, &kernels, &file, detail);
+    if (status == BN_OK)
+        status = bn_file_verify(&file, &kernels, detail);
+    free(copy);
+    return status;
+}
+
+/* The same, after `n` bytes at `offset` became `value` and every checksum was made right. */
+static bn_status forged(const uint8_t *good, size_t size, size_t offset, size_t n, uint64_t value,
+                        char *detail) {
+    uint8_t *copy = tiny_copy(good, size);
+    tiny_put(copy + offset, value, n);
+    tiny_fix_checksums(copy, size);
+    const bn_status status = open_copy(copy, size, detail);
+    free(copy);
+    return status;
+}
+
+static void test_prefixes(const uint8_t *good, size_t size) {
+    for (size_t n = 0; n < size; n++)
+        CHECK_MSG(open_copy(good, n, NULL) == BN_ERR_TRUNCATED, "prefix of %zu bytes", n);
+    uint8_t *longer = tiny_alloc(size + 64);
+    memcpy(longer, good, size);
+    memset(longer + size, 0, 64);
+    for (size_t n = 1; n <= 64; n++)
+        CHECK_EQ(open_copy(longer, size + n, NULL), BN_ERR_TRAILING);
+    free(longer);
+}
+
+/* Every byte of header and table to every value, every other byte to eight values. */
+static void test_byte_changes(const uint8_t *good, size_t size) {
+    static const uint8_t flips[] = {0x01, 0x02, 0x04, 0x08, 0x10, 0x55, 0x80, 0xFF};
+    uint8_t *copy = tiny_copy(good, size);
+    const size_t tables = tiny_section(good, 1);
+    bn_file f;
+    for (size_t i = 0; i < size; i++)
+        for (unsigned v = 1; v < 256; v = v + 1) {
+            if (i >= tables && v > sizeof flips)
+                break;
+            copy[i] = good[i] ^ (i < tables ? (uint8_t)v : flips[v - 1]);
+            bn_status status = bn_file_parse(copy, size, &kernels, &f, NULL);
+            if (status == BN_OK)
+                status = bn_file_verify(&f, &kernels, NULL);
+            CHECK_MSG(status != BN_OK, "byte %zu as %u was accepted", i, copy[i]);
+            copy[i] = good[i];
+        }
+    free(copy);
+}
+
+/* Forged checksums: no other value of any byte of the header, the section table, the tensor
+ * table or any padding is accepted, and no word of a stack that changes what tensors there are. */
+static void test_forged_tables(const uint8_t *good, size_t size) {
+    static const uint64_t hostile[] = {0, 1, 2, 63, 0x7FFFFFFF, 0x80000000, 0xFFFFFFC0, 0xFFFFFFFF};
+    static const uint8_t free_words[] = {0, 1, 9, 10, 11, 13, 15, 19, 22, 23, 24, 25, 26, 27, 28};
+    const size_t stack = tiny_section(good, 1), tensors = tiny_section(good, 2);
+    const size_t tensors_end = tensors + (size_t)tiny_get(good + tiny_entry(good, 2) + 16, 8);
+    for (size_t i = 0; i < tensors_end; i++) {
+        const size_t in_entry = i % 32;
+        const int is_crc = (i >= 60 && i < 64) || (i >= 64 && i < 192 && in_entry / 4 == 1);
+        /* METADATA may become TOKENIZER, and may be a few bytes longer: padding becomes content. */
+        const int harmless = i == tiny_entry(good, 3) || i == tiny_entry(good, 3) + 16;
+        if (is_crc || harmless || (i >= stack && i < tensors))
+            continue;
+        /* Scales by row and by group are the same thing when there is one group. */
+        const int is_scope = i >= tensors && (i - tensors) % 64 == 10 && good[i] >= BN_SCALE_ROW;
+        for (unsigned flip = is_scope ? 2 : 1; flip < 256; flip += flip < 8 ? 1 : 19)
+            CHECK_MSG(forged(good, size, i, 1, good[i] ^ flip, NULL) != BN_OK,
+                      "byte %zu as %u was accepted", i, good[i] ^ flip);
+    }
+    for (size_t at = 64; at < tensors_end; at += 8) { /* every 64-bit field, the dims in pairs */
+        const int is_crc = at < 192 && at % 32 < 8;
+        if (is_crc || (at >= stack && at < tensors))
+            continue;
+        for (size_t v = 0; v < 2 * sizeof hostile / sizeof *hostile; v++) {
+            const uint64_t value = v % 2 ? hostile[v / 2] << 32 | hostile[v / 2] : ~hostile[v / 2];
+            if (value != tiny_get(good + at, 8))
+                CHECK(forged(good, size, at, 8, value, NULL) != BN_OK);
+        }
+    }
+    for (size_t word = 0; word < 48; word++)
+        for (size_t v = 0; v < sizeof hostile / sizeof *hostile; v++) {
+            if (hostile[v] == tiny_get(good + stack + 4 * word, 4))
+                continue;
+            char detail[BN_DETAIL_SIZE] = "";
+            const bn_status status = forged(good, size, stack + 4 * word, 4, hostile[v], detail);
+            const int may_pass = memchr(free_words, (int)word, sizeof free_words) != NULL;
+            CHECK_MSG(status == BN_ERR_CONFIG || status == BN_ERR_TENSOR ||
+                          (status == BN_OK && may_pass),
+                      "word %zu = %" PRIu64 ": status %d %s", word, hostile[v], status, detail);
+        }
+}
+
+/* Many random changes at once, checksums made right. Whatever comes out, nothing breaks. */
+static void test_random_changes(const uint8_t *good, size_t size) {
+    uint64_t random = 7;
+    uint8_t *copy = tiny_copy(good, size);
+    for (int round = 0; round < 10000; round++) {
+        memcpy(copy, good, size);
+        for (size_t n = 1 + check_below(&random, 4); n > 0; n--) {
+            const size_t at = check_below(&random, check_below(&random, 2) ? size : 2000);
+            copy[at] ^= (uint8_t)(1u << check_below(&random, 8));
+        }
+        tiny_fix_checksums(copy, size);
+        (void)open_copy(copy, size, NULL);
+    }
+    free(copy);
+}
+
+int main(void) {
+    size_t size;
+    bn_kernels_scalar(&kernels);
+    uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
+    CHECK_EQ(open_copy(good, size, NULL), BN_OK);
+    test_prefixes(good, size);
+    test_byte_changes(good, size);
+    test_forged_tables(good, size);
+    test_random_changes(good, size);
+    free(good);
+    return 0;
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_mapping.c: bytes of regular files, mapped and read; everything else refused, at once.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+#include "file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static char folder[] = "/tmp/bitnet_mapping_XXXXXX";
+
+static const char *path_of(const char *name) {
+    static char path[100]; /* fits an address of a socket */
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static void write_file(const char *path, const uint8_t *bytes, size_t size) {
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL);
+    CHECK(size == 0 || fwrite(bytes, size, 1, f) == 1);
+    CHECK(fclose(f) == 0);
+}
+
+static int next_descriptor(void) {
+    const int fd = open("/dev/null", O_RDONLY);
+    close(fd);
+    return fd;
+}
+
+/* Refused in both ways of opening, with an explanation, nothing left open. */
+static void refused(const char *path, bn_status expected, const char *text) {
+    for (int no_mmap = 0; no_mmap < 2; no_mmap++) {
+        char detail[BN_DETAIL_SIZE] = "";
+        bn_mapping m = {.size = 77};
+        const int fd = next_descriptor();
+        const bn_status status = bn_mapping_open(path, no_mmap, &m, detail);
+        CHECK_MSG(status == expected, "%s: status %d (%s)", path, status, detail);
+        CHECK_MSG(strstr(detail, text) != NULL, "found \"%s\", expected \"%s\"", detail, text);
+        CHECK_EQ(bn_mapping_open(path, no_mmap, &m, NULL), expected);
+        CHECK(m.size == 77 && m.bytes == NULL);
+        CHECK_EQ(next_descriptor(), fd);
+    }
+}
+
+static void test_contents(void) {
+    const size_t sizes[] = {1, 64, 4095, 4096, 4097, (2 << 20) - 1, 2 << 20, (2 << 20) + 1};
+    const char *path = path_of("file");
+    uint64_t random = 3;
+    uint8_t *bytes = malloc((2 << 20) + 1);
+    CHECK(bytes != NULL);
+    for (size_t i = 0; i <= 2 << 20; i++)
+        bytes[i] = (uint8_t)check_random(&random);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        write_file(path, bytes, sizes[i]);
+        for (int no_mmap = 0; no_mmap < 2; no_mmap++) {
+            bn_mapping m;
+            const int fd = next_descriptor();
+            CHECK_EQ(bn_mapping_open(path, no_mmap, &m, NULL), BN_OK);
+            CHECK_EQ(next_descriptor(), fd);
+            CHECK_EQ(m.mapped, !no_mmap);
+            CHECK_EQ(m.size, sizes[i]);
+            CHECK_EQ((uintptr_t)m.bytes % 64, 0);
+            CHECK(memcmp(m.bytes, bytes, sizes[i]) == 0);
+            bn_mapping_close(&m);
+            CHECK(m.bytes == NULL && m.mapped == -1);
+            bn_mapping_close(&m); /* again: nothing left to close */
+        }
+    }
+    CHECK_EQ(unlink(path), 0);
+    free(bytes);
+}
+
+static void test_own_copy(void) {
+    const char *path = path_of("file");
+    bn_mapping m;
+    write_file(path, (const uint8_t *)"abcd", 4);
+    CHECK_EQ(bn_mapping_open(path, 1, &m, NULL), BN_OK);
+    write_file(path, (const uint8_t *)"x", 1);
+    CHECK(memcmp(m.bytes, "abcd", 4) == 0); /* immune to the file changing */
+    bn_mapping_close(&m);
+    CHECK_EQ(unlink(path), 0);
+
+    uint8_t outside[64] = {1};
+    m = (bn_mapping){.bytes = outside, .size = 64, .mapped = -1};
+    bn_mapping_close(&m); /* bytes of the caller are not freed */
+    CHECK_EQ(outside[0], 1);
+}
+
+static void test_refused(void) {
+    refused(path_of("nothing here"), BN_ERR_IO, "No such file");
+    refused("", BN_ERR_IO, "No such file");
+    refused(folder, BN_ERR_NOT_REGULAR, "a directory");
+    refused("/dev/zero", BN_ERR_NOT_REGULAR, "a character device");
+
+    const char *path = path_of("fifo");
+    CHECK_EQ(mkfifo(path, 0600), 0);
+    refused(path, BN_ERR_NOT_REGULAR, "a FIFO"); /* no writer: a blocking open would wait */
+    CHECK_EQ(unlink(path), 0);
+
+    path = path_of("socket");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path, path, strlen(path));
+    const int s = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK(s >= 0 && bind(s, (const struct sockaddr *)&address, sizeof address) == 0);
+    refused(path, BN_ERR_NOT_REGULAR, "a socket");
+    close(s);
+    CHECK_EQ(unlink(path), 0);
+
+    path = path_of("empty");
+    write_file(path, NULL, 0);
+    refused(path, BN_ERR_TRUNCATED, "empty");
+    CHECK_EQ(unlink(path), 0);
+
+    path = path_of("secret");
+    write_file(path, (const uint8_t *)"x", 1);
+    CHECK_EQ(chmod(path, 0), 0);
+    if (access(path, R_OK) != 0) /* root may read everything */
+        refused(path, BN_ERR_IO, "open: Permission denied");
+    CHECK_EQ(unlink(path), 0);
+
+    path = path_of("loop");
+    CHECK_EQ(symlink("loop", path), 0);
+    refused(path, BN_ERR_IO, "symbolic links");
+    CHECK_EQ(unlink(path), 0);
+}
+
+int main(void) {
+    alarm(60); /* a hang is a failure */
+    CHECK(mkdtemp(folder) != NULL);
+    test_contents();
+    test_own_copy();
+    test_refused();
+    CHECK_EQ(rmdir(folder), 0);
+    return 0;
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tiny_file.h: small valid packed files, written here byte by byte from export/FORMAT.md and not
+ * from the reader's structures, so that the two hold each other. Weights are random; so are
+ * padding codes, which change no result. Include it after _POSIX_C_SOURCE is defined
+ * (posix_memalign).
+ */
+#ifndef BITNET_TINY_FILE_H
+#define BITNET_TINY_FILE_H
+
+#include "check.h"
+#include "kernels.h"
+
+typedef struct tiny_writer {
+    uint8_t *stacks, *tensors, *data;
+    size_t n_stacks, n_tensors, data_size; /* records, records, bytes */
+    size_t skip, twice;                    /* number of a tensor to leave out, to write twice */
+    size_t added;                          /* tensors asked for */
+    uint64_t random;
+} tiny_writer;
+
+enum { TINY_MAX_STACKS = 2, TINY_MAX_TENSORS = 512, TINY_MAX_DATA = 1 << 20 };
+#define TINY_NONE 0xFFFFu /* no layer, no expert */
+
+static inline void tiny_put(uint8_t *p, uint64_t value, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(value >> 8 * i);
+}
+
+static inline uint64_t tiny_get(const uint8_t *p, size_t bytes) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; i++)
+        value |= (uint64_t)p[i] << 8 * i;
+    return value;
+}
+
+static inline uint32_t tiny_float_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+static inline size_t tiny_align(size_t n) {
+    return (n + 63) / 64 * 64;
+}
+
+static inline uint32_t tiny_crc(const uint8_t *p, size_t n) {
+    bn_kernels kernels;
+    bn_kernels_scalar(&kernels);
+    return kernels.crc32(0, p, n);
+}
+
+/* A random F32 near `around`, a random F16, a tile byte. */
+static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned encoding,
+                             float around) {
+    for (size_t i = 0; i < size; i++) {
+        const uint64_t r = check_random(&w->random);
+        if (encoding == 4) /* four codes of 0, 1, 2 */
+            p[i] = (uint8_t)(r % 3 | r / 3 % 3 << 2 | r / 9 % 3 << 4 | r / 27 % 3 << 6);
+        else if (encoding == 6) /* two half bytes, never 0, so that no code is -128 */
+            p[i] = (uint8_t)((r % 15 + 1) | (r / 15 % 15 + 1) << 4);
+        else if (encoding == 2 && i % 2 == 0) /* +-[0.125, 0.25) */
+            tiny_put(p + i, 0x3000 | (r & 0x83FF), 2);
+        else if (encoding == 1 && i % 4 == 0)
+            tiny_put(p + i, tiny_float_bits(around + 0.1f * check_float(&w->random)), 4);
+    }
+}
+
+/* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary, 6 int8; scope 0 none,
+ * 1 tensor, 2 row, 3 group. */
+static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, unsigned expert,
+                               unsigned part, unsigned encoding, unsigned scope, size_t rows,
+                               size_t cols) {
+    const size_t number = w->added++;
+    const int norm = role < 64 && encoding == 1 && rows == 1 && part == 0;
+    size_t size = encoding == 4   ? 64 * ((rows + 15) / 16) * ((cols + 15) / 16)
+                  : encoding == 6 ? 2 * 64 * ((rows + 15) / 16) * ((cols + 7) / 8)
+                  : encoding == 2 ? 2 * rows * cols
+                                  : 4 * rows * cols;
+    const size_t scale_counts[] = {0, 1, rows, rows * ((cols + 127) / 128)};
+    const size_t scale_size = 4 * scale_counts[scope];
+    if (number == w->skip)
+        return;
+    for (int copies = number == w->twice ? 2 : 1; copies > 0; copies--) {
+        uint8_t *r = w->tensors + 64 * w->n_tensors++;
+        CHECK(w->n_tensors <= TINY_MAX_TENSORS);
+        size_t offset = tiny_align(w->data_size), scale_offset = tiny_align(offset + size);
+        w->data_size = scale_size ? scale_offset + scale_size : offset + size;
+        CHECK(w->data_size <= TINY_MAX_DATA);
+        tiny_fill(w, w->data + offset, size, encoding, norm ? 1.0f : 0.2f);
+        tiny_fill(w, w->data + scale_offset, scale_size, 1, 0.3f);
+        tiny_put(r, w->n_stacks - 1, 2);
+        tiny_put(r + 2, layer, 2);
+        tiny_put(r + 4, role, 2);
+        tiny_put(r + 6, expert, 2);
+        r[8] = (uint8_t)part;
+        r[9] = (uint8_t)encoding;
+        r[10] = (uint8_t)scope;
+        tiny_put(r + 16, rows, 4);
+        tiny_put(r + 20, cols, 4);
+        tiny_put(r + 24, offset, 8);
+        tiny_put(r + 32, size, 8);
+        tiny_put(r + 40, scale_size ? scale_offset : 0, 8);
+        tiny_put(r + 48, scale_size, 8);
+    }
+}
+
+/* Begin a stack; `words` are the first 30 of its record. */
+static inline void tiny_stack(tiny_writer *w, const uint32_t words[30], const char *name) {
+    uint8_t *record = w->stacks + 256 * w->n_stacks++;
+    CHECK(w->n_stacks <= TINY_MAX_STACKS);
+    for (size_t i = 0; i < 30; i++)
+        tiny_put(record + 4 * i, words[i], 4);
+    memcpy(record + 192, name, strlen(name));
+}
+
+/* What the engine runs: pre-norms, sub-norms, RoPE, gated relu², tied int8 embedding. */
+static inline void tiny_decoder(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[30] = {
+        [2] = 19,   [3] = 24, [4] = 2,    [5] = 2,      [6] = 1,
+        [7] = 8,    [8] = 20, [9] = 32,   [12] = 1 | 4, [13] = tiny_float_bits(1e-5f),
+        [19] = one, [21] = 1, [22] = one, [23] = one,   [24] = tiny_float_bits(0.35f),
+        [28] = 1,   [29] = 8};
+    tiny_stack(w, words, "decoder");
+    for (unsigned layer = 0; layer < 2; layer++) {
+        tiny_tensor(w, layer, 1, TINY_NONE, 0, 1, 0, 1, 24);
+        tiny_tensor(w, layer, 2, TINY_NONE, 0, 4, 1, 16, 24);
+        tiny_tensor(w, layer, 3, TINY_NONE, 0, 4, 1, 8, 24);
+        tiny_tensor(w, layer, 4, TINY_NONE, 0, 4, 2, 8, 24);
+        tiny_tensor(w, layer, 7, TINY_NONE, 0, 1, 0, 1, 16);
+        tiny_tensor(w, layer, 8, TINY_NONE, 0, 4, 3, 24, 16);
+        tiny_tensor(w, layer, 10, TINY_NONE, 0, 1, 0, 1, 24);
+        tiny_tensor(w, layer, 12, TINY_NONE, 0, 4, 1, 20, 24);
+        tiny_tensor(w, layer, 13, TINY_NONE, 0, 4, 1, 20, 24);
+        tiny_tensor(w, layer, 14, TINY_NONE, 0, 1, 0, 1, 20);
+        tiny_tensor(w, layer, 15, TINY_NONE, 0, 4, 1, 24, 20);
+    }
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 24);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 24);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
+}
+
+static inline void tiny_with_bias(tiny_writer *w, unsigned layer, unsigned role, unsigned expert,
+                                  unsigned encoding, unsigned scope, size_t rows, size_t cols) {
+    tiny_tensor(w, layer, role, expert, 0, encoding, scope, rows, cols);
+    tiny_tensor(w, layer, role, expert, 1, 1, 0, 1, encoding == 1 && rows == 1 ? cols : rows);
+}
+
+/* Everything the format can say: every norm, every bias, two experts, learned positions, a head
+ * of its own; then a second stack that has nothing optional at all. */
+static inline void tiny_everything(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[30] = {
+        [2] = 21,   [3] = 130,  [4] = 2,    [5] = 4,    [6] = 2,    [7] = 4,
+        [8] = 33,   [9] = 5,    [10] = 3,   [11] = 1,   [12] = 63,  [13] = one,
+        [15] = 2,   [16] = 2,   [17] = 1,   [18] = 1,   [19] = one, [20] = 15,
+        [22] = one, [23] = one, [24] = one, [25] = one, [26] = one, [28] = 1};
+    tiny_stack(w, words, "everything");
+    for (unsigned l = 0; l < 2; l++) {
+        tiny_with_bias(w, l, 1, TINY_NONE, 1, 0, 1, 130);
+        tiny_with_bias(w, l, 2, TINY_NONE, 4, 3, 16, 130); /* two groups of 128 along K */
+        tiny_with_bias(w, l, 3, TINY_NONE, 2, 0, 8, 130);
+        tiny_with_bias(w, l, 4, TINY_NONE, 1, 0, 8, 130);
+        tiny_with_bias(w, l, 5, TINY_NONE, 1, 0, 1, 4);
+        tiny_with_bias(w, l, 6, TINY_NONE, 1, 0, 1, 4);
+        tiny_with_bias(w, l, 7, TINY_NONE, 1, 0, 1, 16);
+        tiny_with_bias(w, l, 8, TINY_NONE, 4, 2, 130, 16);
+        tiny_with_bias(w, l, 9, TINY_NONE, 1, 0, 1, 130);
+        tiny_with_bias(w, l, 10, TINY_NONE, 1, 0, 1, 130);
+        tiny_tensor(w, l, 11, TINY_NONE, 0, 2, 0, 2, 130);
+        for (unsigned e = 0; e < 2; e++)
+            tiny_with_bias(w, l, 12, e, 4, 1, 33, 130);
+        for (unsigned e = 0; e < 2; e++)
+            tiny_with_bias(w, l, 13, e, 4, 2, 33, 130);
+        for (unsigned e = 0; e < 2; e++)
+            tiny_with_bias(w, l, 14, e, 1, 0, 1, 33);
+        for (unsigned e = 0; e < 2; e++)
+            tiny_with_bias(w, l, 15, e, 4, 3, 130, 33);
+        tiny_with_bias(w, l, 16, TINY_NONE, 1, 0, 1, 130);
+        for (unsigned r = 2; r <= 4; r++)
+            tiny_with_bias(w, l, 32 + r, TINY_NONE, 1, 0, 1, 130);
+        tiny_with_bias(w, l, 32 + 8, TINY_NONE, 1, 0, 1, 16);
+        for (unsigned r = 12; r <= 13; r++)
+            for (unsigned e = 0; e < 2; e++)
+                tiny_with_bias(w, l, 32 + r, e, 1, 0, 1, 130);
+        for (unsigned e = 0; e < 2; e++)
+            tiny_with_bias(w, l, 32 + 15, e, 1, 0, 1, 33);
+    }
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 2, 0, 21, 130);
+    tiny_tensor(w, TINY_NONE, 65, TINY_NONE, 0, 1, 0, 5, 130);
+    tiny_with_bias(w, TINY_NONE, 66, TINY_NONE, 1, 0, 1, 130);
+    tiny_with_bias(w, TINY_NONE, 67, TINY_NONE, 6, 2, 21, 130);
+
+    const uint32_t bare[30] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
+                               [7] = 3,    [8] = 5,    [9] = 7,    [13] = one, [14] = 1, [18] = 3,
+                               [19] = one, [22] = one, [23] = one, [24] = one, [27] = 2};
+    tiny_stack(w, bare, "bare");
+    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 3, 8);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 2, 0, 3, 8);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 1, 0, 3, 8);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, 8, 3);
+    tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 1, 5, 8);
+    tiny_tensor(w, 0, 15, TINY_NONE, 0, 4, 1, 8, 5);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 8);
+}
+
+/* Memory of exactly `size` bytes at a multiple of 64, so that a sanitizer sees the first byte
+ * past the end. Release with free. */
+static inline uint8_t *tiny_alloc(size_t size) {
+    void *p = NULL;
+    CHECK(posix_memalign(&p, 64, size ? size : 1) == 0);
+    return p;
+}
+
+static inline uint8_t *tiny_copy(const uint8_t *bytes, size_t size) {
+    uint8_t *copy = tiny_alloc(size);
+    memcpy(copy, bytes, size);
+    return copy;
+}
+
+/* Make every checksum right, as someone who forges a file would. Safe on any bytes. */
+static inline void tiny_fix_checksums(uint8_t *bytes, size_t size) {
+    if (size < 64)
+        return;
+    const uint64_t count = tiny_get(bytes + 24, 4);
+    if (count > (size - 64) / 32)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        uint8_t *entry = bytes + 64 + 32 * i;
+        const uint64_t offset = tiny_get(entry + 8, 8), n = tiny_get(entry + 16, 8);
+        if (offset <= size && n <= size - offset)
+            tiny_put(entry + 4, tiny_crc(bytes + offset, (size_t)n), 4);
+    }
+    uint8_t *head = tiny_alloc(60 + 32 * (size_t)count);
+    memcpy(head, bytes, 60);
+    memcpy(head + 60, bytes + 64, 32 * (size_t)count);
+    tiny_put(bytes + 60, tiny_crc(head, 60 + 32 * (size_t)count), 4);
+    free(head);
+}
+
+/* Lay the file out. The caller frees the bytes; the writer is freed here. */
+static inline uint8_t *tiny_finish(tiny_writer *w, size_t *size) {
+    static const char metadata[] = "{\"format\": \"bitnet-edge\"}";
+    const struct {
+        uint32_t kind;
+        const void *bytes;
+        size_t size;
+    } sections[] = {{1, w->stacks, 256 * w->n_stacks},
+                    {2, w->tensors, 64 * w->n_tensors},
+                    {3, metadata, sizeof metadata - 1},
+                    {6, w->data, w->data_size}};
+    enum { N = sizeof sections / sizeof *sections };
+    size_t end = tiny_align(64 + 32 * N);
+    for (size_t i = 0; i < N; i++)
+        end += tiny_align(sections[i].size);
+    uint8_t *bytes = tiny_alloc(end);
+    memset(bytes, 0, end);
+    memcpy(bytes,
+           "\x89"
+           "BITNET\n",
+           8);
+    tiny_put(bytes + 8, 1, 4);
+    tiny_put(bytes + 16, end, 8);
+    tiny_put(bytes + 24, N, 4);
+    size_t offset = tiny_align(64 + 32 * N);
+    for (size_t i = 0; i < N; i++) {
+        uint8_t *entry = bytes + 64 + 32 * i;
+        tiny_put(entry, sections[i].kind, 4);
+        tiny_put(entry + 8, offset, 8);
+        tiny_put(entry + 16, sections[i].size, 8);
+        memcpy(bytes + offset, sections[i].bytes, sections[i].size);
+        offset += tiny_align(sections[i].size);
+    }
+    tiny_fix_checksums(bytes, end);
+    free(w->stacks);
+    free(w->tensors);
+    free(w->data);
+    *size = end;
+    return bytes;
+}
+
+/* A whole file by one of the two recipes above, with tensor number `skip` left out and number
+ * `twice` written twice (SIZE_MAX: none). */
+static inline uint8_t *tiny_file(void (*recipe)(tiny_writer *), size_t skip, size_t twice,
+                                 size_t *size) {
+    tiny_writer w = {.skip = skip, .twice = twice, .random = 1};
+    CHECK(w.stacks = calloc(TINY_MAX_STACKS, 256));
+    CHECK(w.tensors = calloc(TINY_MAX_TENSORS, 64));
+    CHECK(w.data = calloc(TINY_MAX_DATA, 1));
+    recipe(&w);
+    return tiny_finish(&w, size);
+}
+
+/* Offset of a section's entry in the table, and of its first byte. */
+static inline size_t tiny_entry(const uint8_t *bytes, uint32_t kind) {
+    size_t entry = 64;
+    while (tiny_get(bytes + entry, 4) != kind)
+        entry += 32;
+    return entry;
+}
+
+static inline size_t tiny_section(const uint8_t *bytes, uint32_t kind) {
+    return (size_t)tiny_get(bytes + tiny_entry(bytes, kind) + 8, 8);
+}
+
+#endif
