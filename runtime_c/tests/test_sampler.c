@@ -396,7 +396,7 @@ static uint64_t fingerprint(const char *isa, const float *logits, uint32_t vocab
 }
 
 static void test_every_tier_alike(void) {
-    const uint32_t vocab = 128256;
+    const uint32_t vocab = 32000;
     float *logits = malloc(vocab * sizeof *logits);
     void *room = malloc(bn_sample_scratch_size(vocab));
     CHECK(logits != NULL && room != NULL);
