@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * logits_hash.c: the promise of the header, held end to end. A fixed list of tokens goes through
+ * a model on every tier this CPU runs, with one thread and with two, in long pieces and in short
+ * ones, and the CRC-32 of the bits of all logits must not change. It is printed, so that two
+ * machines can be compared.
+ *
+ *     logits_hash [FILE]      without FILE, two small random models
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include "bitnet_runtime.h"
+
+#include <math.h>
+
+#include "tiny_file.h"
+
+enum { TOKENS = 270, LONGEST = 100 }; /* more tokens than an attention chunk has keys */
+enum { SUB_NORM = 4, QK_NORM = 32, POST_NORM = 2 };
+
+/* No size is a multiple of 16, every encoding and every scope of scales occurs. */
+enum { DIM = 90, HEAD = 20, HEADS = 2, KV_HEADS = 1, FFN = 140, VOCAB = 101, LAYERS = 2 };
+
+static void layer(tiny_writer *w, unsigned l, unsigned norms) {
+    tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, l, 2, TINY_NONE, 0, 4, 2, HEADS * HEAD, DIM);
+    tiny_tensor(w, l, 3, TINY_NONE, 0, 2, 0, KV_HEADS * HEAD, DIM);
+    tiny_tensor(w, l, 4, TINY_NONE, 0, l == 0 ? 1 : 4, l == 0 ? 0 : 1, KV_HEADS * HEAD, DIM);
+    for (unsigned role = 5; role <= 6 && norms & QK_NORM; role++)
+        tiny_tensor(w, l, role, TINY_NONE, 0, 1, 0, 1, HEAD);
+    if (norms & SUB_NORM)
+        tiny_tensor(w, l, 7, TINY_NONE, 0, 1, 0, 1, HEADS * HEAD);
+    tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
+    if (norms & POST_NORM)
+        tiny_tensor(w, l, 9, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
+    tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
+    if (norms & SUB_NORM)
+        tiny_tensor(w, l, 14, TINY_NONE, 0, 1, 0, 1, FFN);
+    tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 3, DIM, FFN);
+    if (norms & POST_NORM)
+        tiny_tensor(w, l, 16, TINY_NONE, 0, 1, 0, 1, DIM);
+}
+
+static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_t window) {
+    const uint32_t one = tiny_float_bits(1), eps = tiny_float_bits(1e-5f);
+    uint32_t words[30] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, TOKENS, window};
+    words[12] = 1 | norms;
+    words[13] = eps;
+    words[15] = activation;
+    words[19] = words[22] = words[23] = one; /* factors */
+    words[21] = words[28] = 1;               /* tied embedding, a head */
+    words[24] = tiny_float_bits(0.22f);      /* of attention */
+    words[29] = HEAD;                        /* of RoPE */
+    tiny_stack(w, words, "logits_hash");
+    for (unsigned l = 0; l < LAYERS; l++)
+        layer(w, l, norms);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+}
+
+static void relu2_decoder(tiny_writer *w) {
+    decoder(w, SUB_NORM, 0, 0);
+}
+
+static void silu_decoder(tiny_writer *w) {
+    decoder(w, QK_NORM | POST_NORM, 1, 90);
+}
+
+static void check_ok(bn_status status, const char *what) {
+    CHECK_MSG(status == BN_OK, "%s: %s", what, bn_status_text(status));
+}
+
+/* Feed the tokens in pieces of `piece` (0: 1, 2, 3, ... and again) and hash the logits of all. */
+static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece) {
+    bn_kernels scalar;
+    bn_model_info info;
+    bn_kernels_scalar(&scalar);
+    check_ok(bn_model_get_info(model, &info), "info");
+    const size_t total = (size_t)bn_session_context(s), vocab = info.vocab_size;
+    uint32_t crc = 0;
+    float *logits = malloc(LONGEST * vocab * sizeof *logits);
+    int32_t tokens[LONGEST];
+    CHECK(logits != NULL);
+    for (size_t done = 0, step = 0, n; done < total; done += n, step++) {
+        n = piece ? piece : step % 13 + 1;
+        n = n < total - done ? n : total - done;
+        for (size_t i = 0; i < n; i++)
+            tokens[i] = (int32_t)((done + i) * (done + i + 7919) % vocab);
+        check_ok(bn_session_append(s, tokens, (int32_t)n, BN_LOGITS_ALL, logits), "append");
+        for (size_t i = 0; i < n * vocab; i++)
+            CHECK_MSG(isfinite(logits[i]), "logit %zu after token %zu", i % vocab, done);
+        crc = scalar.crc32(crc, (const uint8_t *)logits, n * vocab * sizeof *logits);
+    }
+    free(logits);
+    return crc;
+}
+
+static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
+    bn_model_info info;
+    bn_session *s;
+    check_ok(bn_model_get_info(model, &info), "info");
+    const int32_t n_ctx = info.max_context < TOKENS ? (int32_t)info.max_context : TOKENS;
+    const bn_session_options options = {.n_ctx = n_ctx, .kv_type = type};
+    check_ok(bn_session_new(model, &options, &s), "session");
+    const uint32_t crc = hash_session(model, s, piece);
+    bn_session_free(s);
+    return crc;
+}
+
+/* All tiers and threads on one model; returns the one hash. */
+static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn_kv_type type) {
+    uint32_t first = 0;
+    for (int32_t i = 0; bn_isa_name(i) != NULL; i++)
+        for (int32_t threads = 1; threads <= 2; threads++) {
+            const bn_load_options options = {.threads = threads, .isa = bn_isa_name(i)};
+            char why[BN_DETAIL_SIZE] = "";
+            bn_model *model;
+            const bn_status status = path ? bn_model_open(path, &options, &model, why)
+                                          : bn_model_open_bytes(bytes, size, &options, &model, why);
+            CHECK_MSG(status == BN_OK, "%s: %s", bn_status_text(status), why);
+            const uint32_t crc = hash_model(model, type, threads == 1 ? LONGEST : 0);
+            bn_model_close(model);
+            printf("%08" PRIx32 "  %-10s  %s\n", crc, bn_isa_name(i),
+                   threads == 1 ? "1 thread, long pieces" : "2 threads, short pieces");
+            fflush(stdout);
+            first = i == 0 && threads == 1 ? crc : first;
+            CHECK_MSG(crc == first, "these logits are not those of the first line");
+        }
+    return first;
+}
+
+int main(int argc, char **argv) {
+    size_t size;
+    if (argc > 1) {
+        printf("logits %08" PRIx32 "\n", hash_all(argv[1], NULL, 0, BN_KV_F16));
+        return 0;
+    }
+    uint8_t *relu2 = tiny_file(relu2_decoder, SIZE_MAX, SIZE_MAX, &size);
+    const uint32_t a = hash_all(NULL, relu2, size, BN_KV_F16);
+    free(relu2);
+    uint8_t *silu = tiny_file(silu_decoder, SIZE_MAX, SIZE_MAX, &size);
+    const uint32_t b = hash_all(NULL, silu, size, BN_KV_F32);
+    free(silu);
+    printf("logits %08" PRIx32 " %08" PRIx32 "\n", a, b);
+    return 0;
+}
