@@ -21,28 +21,28 @@
 #include <stdint.h>
 
 enum {
-    BN_LANES = 16,           /* terms a float sum advances by; rows of a panel; keys of a K tile */
-    BN_PANEL = 16,           /* rows of a weight panel */
-    BN_TILE_BYTES = 64,      /* bytes of a weight tile */
-    BN_TERNARY_TILE_K = 16,  /* columns of a TERNARY_2BIT tile */
-    BN_INT8_TILE_K = 8,      /* columns of an INT8_PLANES tile, in each plane */
-    BN_Q_ALIGN = 64          /* rows of quantized activations are zero-padded to this many bytes */
+    BN_LANES = 16,          /* terms a float sum advances by; rows of a panel; keys of a K tile */
+    BN_PANEL = 16,          /* rows of a weight panel */
+    BN_TILE_BYTES = 64,     /* bytes of a weight tile */
+    BN_TERNARY_TILE_K = 16, /* columns of a TERNARY_2BIT tile */
+    BN_INT8_TILE_K = 8,     /* columns of an INT8_PLANES tile, in each plane */
+    BN_Q_ALIGN = 64         /* rows of quantized activations are zero-padded to this many bytes */
 };
 
 /* acc[t * acc_stride + 16 p + r] = sum over k of u(16 p + r, k) * q[t * q_stride + k]
  * with u the unsigned codes as stored (FORMAT.md §4), for k in the tiles given.
  * ternary_matmul reads `tiles`; int8_matmul reads `tiles` as the high plane and
- * `low` as the low one and gives 16·high + low.
+ * `low` as the low one and gives 16·high + low, or 16·high when `low` is NULL.
  * All sizes >= 1. tiles, low and q are 64-byte aligned, strides multiples of 64 bytes. */
 typedef struct bn_matmul {
     int32_t *acc;         /* [tokens][acc_stride], acc_stride >= 16 panels */
     size_t acc_stride;    /* in int32 */
     const uint8_t *tiles; /* first tile of the first panel */
-    const uint8_t *low;   /* int8_matmul: the same place in the low plane */
+    const uint8_t *low;   /* int8_matmul: the same place in the low plane, or NULL */
     size_t panel_stride;  /* bytes from one panel to the next */
     size_t panels;
-    size_t k_tiles;       /* tiles along K */
-    const int8_t *q;      /* [tokens][q_stride], each in -127..127, zero past K */
+    size_t k_tiles;  /* tiles along K */
+    const int8_t *q; /* [tokens][q_stride], each in -127..127, zero past K */
     size_t q_stride;
     size_t tokens;
 } bn_matmul;
@@ -50,8 +50,8 @@ typedef struct bn_matmul {
 typedef struct bn_kernels {
     const char *isa;
 
-    /* Exact integer products. A code 3 of an unverified file counts as 3, or
-     * gives some other finite value: never a fault. */
+    /* Exact integer products. A code 3, or int8 code -128, of an unverified file
+     * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
     void (*int8_matmul)(const bn_matmul *m);
 
@@ -71,7 +71,8 @@ typedef struct bn_kernels {
      * Returns sum(x²), so that the caller sees NaN and infinity. */
     float (*rms_norm)(float *y, const float *x, const float *gain, size_t n, float eps);
 
-    /* Largest of x[0..n), n >= 1; NaN ignored unless all are (then -INFINITY). */
+    /* Largest of x[0..n), n >= 1; NaN ignored unless all are (then -INFINITY). A largest
+     * zero may have either sign. */
     float (*max)(const float *x, size_t n);
 
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */
@@ -90,8 +91,8 @@ typedef struct bn_kernels {
     void (*qk_f32)(float *scores, size_t score_stride, const float *q, size_t n_q, const float *k,
                    size_t head_dim, size_t tiles);
 
-    /* out[i * head_dim + d] = fma(p[i * p_stride + t], v[t * head_dim + d], out[...]) for t = 0, 1, ...
-     * keys - 1 in this order: the caller clears out, and may cut the keys anywhere. */
+    /* out[i * head_dim + d] = fma(p[i * p_stride + t], v[t * head_dim + d], out[...]) for t = 0, 1,
+     * ... keys - 1 in this order: the caller clears out, and may cut the keys anywhere. */
     void (*pv_f16)(float *out, const float *p, size_t p_stride, size_t n_q, const uint16_t *v,
                    size_t head_dim, size_t keys);
     void (*pv_f32)(float *out, const float *p, size_t p_stride, size_t n_q, const float *v,
@@ -135,7 +136,8 @@ float bn_exp(float x);
 #define BN_LOG2E 1.44269504088896341f
 #define BN_LN2_HI 0.693359375f
 #define BN_LN2_LO (-2.12194440e-4f)
-/* exp(r) = 1 + r + r² (C2 + r (C3 + r (C4 + r (C5 + r C6)))), Taylor: |r| <= ln2/2, 1.2e-7 relative. */
+/* exp(r) = 1 + r + r² (C2 + r (C3 + r (C4 + r (C5 + r C6)))), Taylor: |r| <= ln2/2, 1.2e-7
+ * relative. */
 #define BN_EXP_C2 0.5f
 #define BN_EXP_C3 0.166666672f
 #define BN_EXP_C4 0.0416666679f
