@@ -157,18 +157,25 @@ bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows) {
     return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
 }
 
+bn_status bn_head_input(bn_model *m, bn_workspace *w, size_t first, size_t rows) {
+    const size_t D = m->config.dim;
+    pass p = {.m = m, .w = w, .first = first, .rows = rows};
+    norm_quantize(&p, w->x, D, D, m->final_norm);
+    return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
+}
+
 bn_status bn_head(bn_model *m, bn_workspace *w, size_t first, size_t rows, float *out) {
     const bn_config *c = &m->config;
     const size_t V = c->vocab_size;
-    pass p = {.m = m, .w = w, .first = first, .rows = rows};
-
-    norm_quantize(&p, w->x, c->dim, c->dim, m->final_norm);
+    const bn_status status = bn_head_input(m, w, first, rows);
     const bn_product logits = {.w = &m->head, .y = out, .y_stride = V};
+    if (status)
+        return status;
     bn_linear(m, w, first, rows, &logits, 1);
     if (c->logit_softcap > 0)
         for (size_t i = 0; i < rows * V; i++) {
             const float e = bn_exp(out[i] / c->logit_softcap * 2);
             out[i] = c->logit_softcap * (1 - 2 / (e + 1));
         }
-    return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
+    return BN_OK;
 }

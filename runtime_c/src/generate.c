@@ -8,6 +8,8 @@
 #include "internal.h"
 #include "sampler.h"
 
+enum { SCREEN_VOCAB = 1 << 30 }; /* until every tier has the high plane alone */
+
 /* --- tokens in --- */
 
 static bn_status check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
@@ -202,12 +204,50 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
 
 /* --- tokens out --- */
 
+/* Tokens whose logits the sampler changes, into more[0..BN_SCREEN_MOST). Returns how many, or -1
+ * when there are too many or one is not a token. */
+static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, int32_t *more) {
+    const int penalties = sampler->repeat_penalty != 1 || sampler->presence_penalty != 0 ||
+                          sampler->frequency_penalty != 0;
+    int32_t window = sampler->penalty_window;
+    window = !penalties ? 0 : window < 0 || window > s->position ? s->position : window;
+    if (sampler->n_bias < 0 || sampler->n_bias > BN_SCREEN_MOST - 1 ||
+        window > BN_SCREEN_MOST - 1 - sampler->n_bias || (sampler->n_bias && !sampler->bias_tokens))
+        return -1;
+    for (int32_t i = 0; i < sampler->n_bias; i++) {
+        more[i] = sampler->bias_tokens[i];
+        if (more[i] < 0 || (uint32_t)more[i] >= s->model->config.vocab_size)
+            return -1;
+    }
+    memcpy(more + sampler->n_bias, s->tokens + s->position - window, (size_t)window * sizeof *more);
+    return sampler->n_bias + window;
+}
+
+/* Logits good enough for this sampler: all of them, or exact where it can look (head.c). */
+static bn_status sampler_logits(bn_session *s, const bn_sampler *sampler) {
+    static const bn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
+    const bn_config *c = &s->model->config;
+    const bn_sampler *p = sampler ? sampler : &greedy;
+    const int32_t k = p->temperature == 0 ? 1 : p->top_k;
+    int32_t more[BN_SCREEN_MOST], n;
+    if (s->ready == BN_READY_LOGITS || s->model->head.encoding != BN_INT8_PLANES ||
+        s->model->head.bias || c->logit_softcap > 0 || c->vocab_size < SCREEN_VOCAB || k < 1 ||
+        (n = adjusted_tokens(s, p, more)) < 0 || k > BN_SCREEN_MOST - n)
+        return full_logits(s);
+    bn_pool_lock(s->model->pool);
+    memcpy(s->work.x, s->hidden, c->dim * sizeof *s->hidden);
+    const bn_status status =
+        bn_head_top(s->model, &s->work, (size_t)k, more, (size_t)n, s->logits, s->screened);
+    bn_pool_unlock(s->model->pool);
+    return status;
+}
+
 bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *token) {
     if (!s || !token)
         return BN_ERR_ARGUMENT;
     if (s->ready == BN_READY_NOTHING)
         return BN_ERR_STATE;
-    const bn_status status = full_logits(s);
+    const bn_status status = sampler_logits(s, sampler);
     if (status)
         return status;
     return bn_sample(sampler, s->logits, s->model->config.vocab_size, s->tokens, s->position,

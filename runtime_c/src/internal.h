@@ -91,6 +91,7 @@ struct bn_session {
     float *score_logits; /* [score_rows][V] */
     int32_t score_rows;
     void *sampler_scratch;
+    uint8_t *screened; /* [V/16] scratch of bn_head_top */
     uint64_t rng;
     void *memory; /* all but the workspace */
     size_t memory_size;
@@ -113,6 +114,11 @@ typedef struct bn_product {
  */
 void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                const bn_product *products, int n_products);
+
+/* Panels [panel, panel + n) of one product, n <= BN_CHUNK_ROWS / BN_PANEL, of row 0 alone and on
+ * the calling thread of the pool. */
+void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
+                      size_t panel, size_t n, int32_t thread);
 
 /* x[0..D) = row `token` of the embedding, times the embedding scale. */
 void bn_embed(const bn_model *m, int32_t token, float *x);
@@ -137,8 +143,21 @@ size_t bn_attend_floats(const bn_config *c);
  * the rows' keys and values. Returns BN_ERR_NUMERIC when a row is not finite. */
 bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows);
 
+/* Norm and quantize rows [first, first + rows) of x for the head. Fails like bn_forward. */
+bn_status bn_head_input(bn_model *m, bn_workspace *w, size_t first, size_t rows);
+
 /* Logits of rows [first, first + rows) after bn_forward: out is [rows][V]. Fails like it. */
 bn_status bn_head(bn_model *m, bn_workspace *w, size_t first, size_t rows, float *out);
+
+/* --- head.c --- */
+
+enum { BN_SCREEN_MOST = 256 }; /* tokens that bn_head_top can be asked for */
+
+/* The k largest logits of row 0 of x, and those of n tokens more, exactly; whatever can be neither
+ * becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. The head is INT8_PLANES without bias or
+ * softcap. done: scratch, one byte per 16 tokens. */
+bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *more, size_t n,
+                      float *logits, uint8_t *done);
 
 /* --- workspace.c --- */
 

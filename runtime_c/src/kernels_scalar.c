@@ -34,13 +34,14 @@ static void int8_matmul(const bn_matmul *m) {
         const int8_t *q = m->q + t * m->q_stride;
         for (size_t p = 0; p < m->panels; p++) {
             const uint8_t *high = m->tiles + p * m->panel_stride;
-            const uint8_t *low = m->low + p * m->panel_stride;
+            const uint8_t *low = m->low ? m->low + p * m->panel_stride : NULL;
             int32_t sum[BN_PANEL] = {0};
-            for (size_t kt = 0; kt < m->k_tiles; kt++, high += BN_TILE_BYTES, low += BN_TILE_BYTES)
+            for (size_t kt = 0; kt < m->k_tiles; kt++)
                 for (int row = 0; row < BN_PANEL; row++)
                     for (int i = 0; i < 4; i++) {
                         const int8_t *qk = q + kt * BN_INT8_TILE_K + i;
-                        const int h = high[4 * row + i], l = low[4 * row + i];
+                        const size_t byte = kt * BN_TILE_BYTES + (size_t)(4 * row + i);
+                        const int h = high[byte], l = low ? low[byte] : 0;
                         sum[row] += (16 * (h & 15) + (l & 15)) * qk[0];
                         sum[row] += (16 * (h >> 4) + (l >> 4)) * qk[4];
                     }

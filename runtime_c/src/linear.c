@@ -150,6 +150,12 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
     bn_pool_run(m->pool, run_group, &g);
 }
 
+void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
+                      size_t panel, size_t n, int32_t thread) {
+    const group g = {m, w, product, 1, 0, 1};
+    chunk(&g, product, panel, n, w->acc + (size_t)thread * w->batch * BN_CHUNK_ROWS);
+}
+
 void bn_embed(const bn_model *m, int32_t token, float *x) {
     const bn_tensor *t = &m->embedding;
     const size_t row = (size_t)token, dim = t->cols;

@@ -25,13 +25,14 @@ static int lay_out(bn_session *s, uint8_t *base) {
     const size_t scores = align((size_t)s->score_rows * c->vocab_size * sizeof(float));
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
+    const size_t screened = align(c->vocab_size / BN_PANEL + 1);
     size_t kv;
     s->cache.head_stride = align(slots * c->head_dim * element);
     s->cache.layer_stride = s->cache.head_stride * c->n_kv_heads;
     if (__builtin_mul_overflow(s->cache.layer_stride, (size_t)c->n_layers, &kv) ||
         kv > SIZE_MAX / 4)
         return 0;
-    s->memory_size = 2 * kv + hidden + logits + scores + tokens + sampler;
+    s->memory_size = 2 * kv + hidden + logits + scores + tokens + sampler + screened;
     if (base) {
         s->cache.k = base;
         s->cache.v = base + kv;
@@ -41,6 +42,7 @@ static int lay_out(bn_session *s, uint8_t *base) {
         s->score_logits = (float *)(void *)(base + logits);
         s->tokens = (int32_t *)(void *)(base + logits + scores);
         s->sampler_scratch = base + logits + scores + tokens;
+        s->screened = base + logits + scores + tokens + sampler;
     }
     return 1;
 }
