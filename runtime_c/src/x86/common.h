@@ -9,6 +9,7 @@
 #include "../kernels.h"
 
 #include <immintrin.h>
+#include <math.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
@@ -20,6 +21,13 @@
 
 INLINE size_t min_size(size_t a, size_t b) {
     return a < b ? a : b;
+}
+
+/* The last three levels of the float rule's tree. */
+INLINE float tree_of_8(__m256 s) {
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 
 #endif

@@ -1,10 +1,138 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_avx2.c: AVX2, FMA, F16C and PCLMULQDQ.
+ * kernels_avx2.c: AVX2, FMA, F16C and PCLMULQDQ. There is no four-byte dot product here, only
+ * vpmaddubsw: pairs of products of an unsigned and a signed byte, added to saturated int16. Both
+ * matrix products keep their pairs below the edge, so that nothing ever saturates.
  */
 #include "../kernels.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__PCLMUL__)
+
+#include "ymm.h"
+
+#define INT8_FLIP 0x80 /* codes as signed bytes: see dot_signed */
+#include "attention.h"
+#include "crc32.h"
+#include "matmul.h"
+
+INLINE sums dot_pairs(sums sum, bytes w, bytes q) {
+    return (sums)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(w, q));
+}
+
+INLINE sums add_pairs(sums sum) {
+    return (sums)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
+}
+
+/* c·q as (±c)·|q|: two products of at most 127·127 fit in int16. */
+INLINE sums dot_signed(sums sum, bytes c, bytes q) {
+    const bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(c, q));
+    return sums_add(sum, add_pairs((sums)pairs));
+}
+
+INLINE sums no_fold(sums sum) {
+    return sum;
+}
+
+/* --- ternary --- */
+
+/* Half a tile. A pair of codes gives at most 2·2·127 = 508, four times that in fields 1 and 3,
+ * which are masked in place: 32 tiles fill `once`, 8 tiles fill `four`. */
+INLINE void ternary_fields(sums *once, sums *four, const uint8_t *tile, const int8_t *q) {
+    const bytes codes = bytes_load(tile), upper = bytes_shr(codes, 4);
+    const bytes low = bytes_fill(0x03), high = bytes_fill(0x0c);
+    *once = dot_pairs(*once, bytes_and(codes, low), bytes_spread(q));
+    *four = dot_pairs(*four, bytes_and(codes, high), bytes_spread(q + 4));
+    *once = dot_pairs(*once, bytes_and(upper, low), bytes_spread(q + 8));
+    *four = dot_pairs(*four, bytes_and(upper, high), bytes_spread(q + 12));
+}
+
+static void ternary_vector(const bn_matmul *m) {
+    enum { FOLD = 8 };
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *tile = m->tiles + p * m->panel_stride;
+        const int8_t *q = m->q;
+        sums top = sums_zero(), top4 = sums_zero(), bottom = sums_zero(), bottom4 = sums_zero();
+        for (size_t left = m->k_tiles; left > 0;) {
+            sums a = sums_zero(), a4 = sums_zero(), b = sums_zero(), b4 = sums_zero();
+            size_t tiles = min_size(left, FOLD);
+            left -= tiles;
+            for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+                ternary_fields(&a, &a4, tile, q);
+                ternary_fields(&b, &b4, tile + sizeof(bytes), q);
+            }
+            top = sums_add(top, add_pairs(a)), top4 = sums_add(top4, add_pairs(a4));
+            bottom = sums_add(bottom, add_pairs(b)), bottom4 = sums_add(bottom4, add_pairs(b4));
+        }
+        sums_store(m->acc + p * BN_PANEL, sums_add(top, sums_shr(top4, 2)));
+        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, sums_add(bottom, sums_shr(bottom4, 2)));
+    }
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        ternary_vector(m);
+    else
+        multiply(m, BN_TERNARY_TILE_K, unpack_ternary, dot_pairs, add_pairs, 6);
+}
+
+/* --- int8 --- */
+
+static void int8_vector(const bn_matmul *m) {
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
+        sums top = sums_zero(), bottom = sums_zero();
+        for (size_t k = 0; k < m->k_tiles; k++, high += BN_TILE_BYTES, low += BN_TILE_BYTES) {
+            const int8_t *q = m->q + k * BN_INT8_TILE_K;
+            bytes a[2], b[2];
+            int8_bytes(a, high, low);
+            int8_bytes(b, high + sizeof(bytes), low + sizeof(bytes));
+            top = dot_signed(dot_signed(top, a[0], bytes_spread(q)), a[1], bytes_spread(q + 4));
+            bottom =
+                dot_signed(dot_signed(bottom, b[0], bytes_spread(q)), b[1], bytes_spread(q + 4));
+        }
+        sums_store(m->acc + p * BN_PANEL, top);
+        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, bottom);
+    }
+}
+
+/* u = c + 128: the sums of c·q still lack 128·Σq. */
+static void add_128(const bn_matmul *m) {
+    for (size_t t = 0; t < m->tokens; t++) {
+        int32_t total = 0;
+        for (size_t k = 0; k < m->k_tiles * BN_INT8_TILE_K; k++)
+            total += m->q[t * m->q_stride + k];
+        for (size_t r = 0; r < m->panels * BN_PANEL; r++)
+            m->acc[t * m->acc_stride + r] += 128 * total;
+    }
+}
+
+static void int8_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        int8_vector(m);
+    else
+        multiply(m, BN_INT8_TILE_K, unpack_int8, dot_signed, no_fold, 5);
+    add_128(m);
+}
+
+static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
+    return peak(rounds, sink, dot_pairs);
+}
+
+int bn_kernels_avx2(bn_kernels *table) {
+    table->isa = "avx2";
+    table->ternary_matmul = ternary_matmul;
+    table->int8_matmul = int8_matmul;
+    table->int8_peak = int8_peak;
+    table->crc32 = crc32;
+    set_float_kernels(table);
+    return 1;
+}
+
+#else
 
 int bn_kernels_avx2(bn_kernels *table) {
     (void)table;
     return 0;
 }
+
+#endif

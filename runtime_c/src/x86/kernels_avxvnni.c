@@ -11,49 +11,8 @@
 #if defined(__AVX2__) &&                                                                           \
     (defined(__AVXVNNI__) || (defined(BITNET_AVXVNNI_AS_EVEX) && defined(__AVX512VNNI__)))
 
-#include "common.h"
+#include "ymm.h"
 
-typedef __m256i bytes;
-typedef int32_t sums __attribute__((vector_size(32))); /* as __m256i, GCC 12 copies every sum */
-enum { VEC_ROWS = 8 };
-#define GROUP 1
-
-INLINE bytes bytes_load(const void *p) {
-    return _mm256_loadu_si256(p);
-}
-INLINE void bytes_store(void *p, bytes a) {
-    _mm256_storeu_si256(p, a);
-}
-INLINE bytes bytes_fill(int byte) {
-    return _mm256_set1_epi8((char)byte);
-}
-INLINE bytes bytes_spread(const int8_t *four) {
-    int32_t word;
-    memcpy(&word, four, sizeof word);
-    return _mm256_set1_epi32(word);
-}
-INLINE bytes bytes_and(bytes a, bytes b) {
-    return _mm256_and_si256(a, b);
-}
-INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
-    return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
-}
-#define bytes_shl(a, n) _mm256_slli_epi16(a, n)
-#define bytes_shr(a, n) _mm256_srli_epi16(a, n)
-
-INLINE sums sums_zero(void) {
-    return (sums)_mm256_setzero_si256();
-}
-INLINE sums sums_load(const int32_t *p) {
-    return (sums)_mm256_loadu_si256((const __m256i *)p);
-}
-INLINE void sums_store(int32_t *p, sums a) {
-    _mm256_storeu_si256((__m256i *)p, (__m256i)a);
-}
-INLINE sums sums_add(sums a, sums b) {
-    return (sums)_mm256_add_epi32((__m256i)a, (__m256i)b);
-}
-#define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))
 INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #if defined(BITNET_AVXVNNI_AS_EVEX)
     return (sums)_mm256_dpbusd_epi32((__m256i)sum, w, q);
@@ -61,7 +20,6 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
     return (sums)_mm256_dpbusd_avx_epi32((__m256i)sum, w, q);
 #endif
 }
-#define KEEP(a) __asm__ volatile("" : "+x"(a)) /* or the compiler solves the loop */
 
 #include "vnni.h"
 

@@ -9,7 +9,7 @@
  *
  * Defined before including: GROUP (panels), VEC_ROWS (rows of a register), bytes (a register of
  * four columns for each row), sums (one of a 32-bit sum for each row), and the bytes_ and sums_
- * functions used here; bytes_spread gives four activations to all rows.
+ * functions used here (zmm.h, ymm.h); INT8_FLIP.
  */
 #include "common.h"
 
@@ -19,6 +19,38 @@ enum {
     GROUP_BYTES = 64 * GROUP,    /* one step of a group, unpacked */
     VECS = 16 * GROUP / VEC_ROWS /* registers of a group */
 };
+
+/* One register of the two planes to bytes: columns 0-3 and columns 4-7. INT8_FLIP is 0 for the
+ * codes u as stored, 0x80 for c = u - 128. */
+INLINE void int8_bytes(bytes u[2], const uint8_t *high, const uint8_t *low) {
+    bytes h = bytes_load(high), l = bytes_load(low), top = bytes_fill(0xf0);
+    u[0] = bytes_xor(bytes_select(top, bytes_shl(h, 4), l), bytes_fill(INT8_FLIP));
+    u[1] = bytes_xor(bytes_select(top, h, bytes_shr(l, 4)), bytes_fill(INT8_FLIP));
+}
+
+INLINE void unpack_ternary(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles) {
+    const bytes three = bytes_fill(3);
+    for (size_t i = 0; i < tiles; i++)
+        for (size_t half = 0; half < BN_TILE_BYTES; half += sizeof(bytes)) {
+            bytes codes = bytes_load(m->tiles + offset + i * BN_TILE_BYTES + half);
+            uint8_t *to = w + 4 * i * GROUP_BYTES + half;
+            bytes_store(to, bytes_and(codes, three));
+            bytes_store(to + GROUP_BYTES, bytes_and(bytes_shr(codes, 2), three));
+            bytes_store(to + 2 * GROUP_BYTES, bytes_and(bytes_shr(codes, 4), three));
+            bytes_store(to + 3 * GROUP_BYTES, bytes_and(bytes_shr(codes, 6), three));
+        }
+}
+
+INLINE void unpack_int8(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles) {
+    for (size_t i = 0; i < tiles; i++)
+        for (size_t half = 0; half < BN_TILE_BYTES; half += sizeof(bytes)) {
+            bytes u[2];
+            size_t at = offset + i * BN_TILE_BYTES + half;
+            int8_bytes(u, m->tiles + at, m->low + at);
+            bytes_store(w + 2 * i * GROUP_BYTES + half, u[0]);
+            bytes_store(w + (2 * i + 1) * GROUP_BYTES + half, u[1]);
+        }
+}
 
 typedef void unpack_fn(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles);
 typedef sums dot_fn(sums sum, bytes w, bytes q);
@@ -119,4 +151,28 @@ INLINE void multiply(const bn_matmul *m, size_t tile_k, unpack_fn *unpack, dot_f
             }
         }
     }
+}
+
+/* Independent dot products on registers alone; the empty asm keeps the compiler from solving it. */
+INLINE uint64_t peak(uint64_t rounds, int32_t *sink, dot_fn *dot) {
+    enum { CHAINS = 12 };
+    sums sum[CHAINS];
+    bytes w = bytes_fill(1), q = bytes_fill(2);
+    UNROLL
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = sums_zero();
+    for (uint64_t n = 0; n < rounds; n++) {
+        UNROLL
+        for (int i = 0; i < CHAINS; i++) {
+            sum[i] = dot(sum[i], w, q);
+            __asm__ volatile("" : "+v"(sum[i]));
+        }
+    }
+    int32_t lanes[VEC_ROWS];
+    UNROLL
+    for (int i = 1; i < CHAINS; i++)
+        sum[0] = sums_add(sum[0], sum[i]);
+    sums_store(lanes, sum[0]);
+    *sink = lanes[0];
+    return rounds * CHAINS * sizeof(bytes);
 }

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * attention.h: scores and weighted values, the same for every x86 tier. Keys, or the elements of
+ * a value, are lanes; QUERIES of them (2 or 4) share each register that is loaded and widened.
+ */
+#include "float.h"
+
+/* X for each of four chains or vectors, of each query. */
+#define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
+#define EACH_QUERY(X) EACH_FOUR(X, 0) EACH_FOUR(X, 1) EACH_FOUR(X, 2) EACH_FOUR(X, 3)
+
+/* For Q queries and the keys in one register: the four sums j, j+8, j+4, j+12 of the float rule
+ * and the part of its tree above them, (s[j] + s[j+8]) + (s[j+4] + s[j+12]). */
+INLINE void qk_lanes(vec *total, const float *q, const void *k, size_t keys, size_t head_dim,
+                     size_t j, load_fn *load, const int Q) {
+    vec sum[4][4];
+#define CLEAR(i, c) sum[i][c] = vec_zero();
+    EACH_QUERY(CLEAR)
+#undef CLEAR
+
+    size_t d = j;
+#define LANE(c) ((c & 1) * 8 + (c & 2) * 2)
+#define LOAD(i, c) const vec key##c = load(k, (d + LANE(c)) * BN_LANES + keys);
+#define TERM(i, c)                                                                                 \
+    if (i < Q)                                                                                     \
+        sum[i][c] = vec_fma(key##c, vec_set(q[i * head_dim + d + LANE(c)]), sum[i][c]);
+    for (; d - j + BN_LANES <= head_dim; d += BN_LANES) {
+        EACH_FOUR(LOAD, 0)
+        EACH_QUERY(TERM)
+    }
+    if (d - j < head_dim) { /* what is missing from the last round counts as 0·0 */
+#undef LOAD
+#undef TERM
+#define TERM(i, c)                                                                                 \
+    if (i < Q)                                                                                     \
+        sum[i][c] = d + LANE(c) < head_dim                                                         \
+                        ? vec_fma(load(k, (d + LANE(c)) * BN_LANES + keys),                        \
+                                  vec_set(q[i * head_dim + d + LANE(c)]), sum[i][c])               \
+                        : vec_add(sum[i][c], vec_zero());
+        EACH_QUERY(TERM)
+#undef TERM
+    }
+    for (int i = 0; i < Q; i++)
+        total[i] = vec_add(vec_add(sum[i][0], sum[i][1]), vec_add(sum[i][2], sum[i][3]));
+}
+
+INLINE void qk_queries(float *scores, size_t score_stride, const float *q, const uint8_t *k,
+                       size_t size, size_t head_dim, size_t tiles, load_fn *load, const int Q) {
+    for (size_t t = 0; t < tiles; t++, k += head_dim * BN_LANES * size)
+        for (size_t keys = 0; keys < BN_LANES; keys += LANES) {
+            vec b[4][QUERIES];
+            for (size_t j = 0; j < 4; j++)
+                qk_lanes(b[j], q, k, keys, head_dim, j, load, Q);
+            for (int i = 0; i < Q; i++)
+                vec_store(scores + (size_t)i * score_stride + t * BN_LANES + keys,
+                          vec_add(vec_add(b[0][i], b[2][i]), vec_add(b[1][i], b[3][i])));
+        }
+}
+
+/* out[i][0..4 registers or 1] += p[i][t] * v[t], t = 0, 1, ... */
+INLINE void pv_block(float *out, size_t head_dim, const float *p, size_t p_stride, const uint8_t *v,
+                     size_t size, size_t keys, load_fn *load, const int Q, const int V) {
+    vec sum[4][4];
+#define LOAD(i, c)                                                                                 \
+    if (i < Q && c < V)                                                                            \
+        sum[i][c] = vec_load(out + i * head_dim + c * LANES);
+    EACH_QUERY(LOAD)
+#undef LOAD
+    for (size_t t = 0; t < keys; t++, v += head_dim * size) {
+        vec value[4];
+#define LOAD(i, c)                                                                                 \
+    if (c < V)                                                                                     \
+        value[c] = load(v, c * LANES);
+#define TERM(i, c)                                                                                 \
+    if (i < Q && c < V)                                                                            \
+        sum[i][c] = vec_fma(vec_set(p[i * p_stride + t]), value[c], sum[i][c]);
+        EACH_FOUR(LOAD, 0)
+        EACH_QUERY(TERM)
+#undef LOAD
+#undef TERM
+    }
+#define STORE(i, c)                                                                                \
+    if (i < Q && c < V)                                                                            \
+        vec_store(out + i * head_dim + c * LANES, sum[i][c]);
+    EACH_QUERY(STORE)
+#undef STORE
+}
+
+INLINE float load_one(const uint8_t *v, size_t size, size_t i) {
+    float f;
+    uint16_t half;
+    if (size == sizeof half) {
+        memcpy(&half, v + i * size, size);
+        return _cvtsh_ss(half);
+    }
+    memcpy(&f, v + i * size, size);
+    return f;
+}
+
+INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
+                       size_t head_dim, size_t keys, load_fn *load, const int Q) {
+    size_t d = 0;
+    for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
+        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, keys, load, Q, 4);
+    for (; d + LANES <= head_dim; d += LANES)
+        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, keys, load, Q, 1);
+    for (; d < head_dim; d++)
+        for (int i = 0; i < Q; i++) {
+            float *sum = out + (size_t)i * head_dim + d;
+            for (size_t t = 0; t < keys; t++)
+                *sum = fmaf(p[(size_t)i * p_stride + t], load_one(v, size, t * head_dim + d), *sum);
+        }
+}
+
+/* The largest of 4, 2, 1 queries that n holds. */
+INLINE size_t query_block(size_t n) {
+    return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
+}
+
+INLINE void qk(float *scores, size_t score_stride, const float *q, size_t n_q, const uint8_t *k,
+               size_t size, size_t head_dim, size_t tiles, load_fn *load) {
+    for (size_t i = 0, block; i < n_q; i += block) {
+        float *s = scores + i * score_stride;
+        switch (block = query_block(n_q - i)) {
+        case 4:
+            qk_queries(s, score_stride, q + i * head_dim, k, size, head_dim, tiles, load, QUERIES);
+            break;
+        case 2:
+            qk_queries(s, score_stride, q + i * head_dim, k, size, head_dim, tiles, load, 2);
+            break;
+        default:
+            qk_queries(s, score_stride, q + i * head_dim, k, size, head_dim, tiles, load, 1);
+        }
+    }
+}
+
+INLINE void pv(float *out, const float *p, size_t p_stride, size_t n_q, const uint8_t *v,
+               size_t size, size_t head_dim, size_t keys, load_fn *load) {
+    for (size_t i = 0, block; i < n_q; i += block) {
+        float *o = out + i * head_dim;
+        switch (block = query_block(n_q - i)) {
+        case 4:
+            pv_queries(o, p + i * p_stride, p_stride, v, size, head_dim, keys, load, QUERIES);
+            break;
+        case 2:
+            pv_queries(o, p + i * p_stride, p_stride, v, size, head_dim, keys, load, 2);
+            break;
+        default:
+            pv_queries(o, p + i * p_stride, p_stride, v, size, head_dim, keys, load, 1);
+        }
+    }
+}
+
+static void qk_f16(float *scores, size_t score_stride, const float *q, size_t n_q,
+                   const uint16_t *k, size_t head_dim, size_t tiles) {
+    qk(scores, score_stride, q, n_q, (const uint8_t *)k, sizeof *k, head_dim, tiles, load_f16);
+}
+
+static void qk_f32(float *scores, size_t score_stride, const float *q, size_t n_q, const float *k,
+                   size_t head_dim, size_t tiles) {
+    qk(scores, score_stride, q, n_q, (const uint8_t *)k, sizeof *k, head_dim, tiles, load_f32);
+}
+
+static void pv_f16(float *out, const float *p, size_t p_stride, size_t n_q, const uint16_t *v,
+                   size_t head_dim, size_t keys) {
+    pv(out, p, p_stride, n_q, (const uint8_t *)v, sizeof *v, head_dim, keys, load_f16);
+}
+
+static void pv_f32(float *out, const float *p, size_t p_stride, size_t n_q, const float *v,
+                   size_t head_dim, size_t keys) {
+    pv(out, p, p_stride, n_q, (const uint8_t *)v, sizeof *v, head_dim, keys, load_f32);
+}
+
+static void set_float_kernels(bn_kernels *table) {
+    table->f32_matmul = f32_matmul;
+    table->f16_matmul = f16_matmul;
+    table->quantize = quantize;
+    table->rms_norm = rms_norm;
+    table->max = max_of;
+    table->exp_sum = exp_sum;
+    table->silu_gate = silu_gate;
+    table->relu2_gate = relu2_gate;
+    table->qk_f16 = qk_f16;
+    table->qk_f32 = qk_f32;
+    table->pv_f16 = pv_f16;
+    table->pv_f32 = pv_f32;
+    table->f32_to_f16 = f32_to_f16;
+    table->f16_to_f32 = f16_to_f32;
+}

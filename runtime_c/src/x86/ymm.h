@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * ymm.h: the register of AVX2 under the names that matmul.h, float.h and attention.h use.
+ */
+#include "common.h"
+
+typedef __m256i bytes;
+typedef int32_t sums __attribute__((vector_size(32))); /* as __m256i, GCC 12 copies every sum */
+enum { VEC_ROWS = 8 };
+#define GROUP 1
+
+INLINE bytes bytes_load(const void *p) {
+    return _mm256_loadu_si256(p);
+}
+INLINE void bytes_store(void *p, bytes a) {
+    _mm256_storeu_si256(p, a);
+}
+INLINE bytes bytes_fill(int byte) {
+    return _mm256_set1_epi8((char)byte);
+}
+/* four activations to all rows */
+INLINE bytes bytes_spread(const int8_t *four) {
+    int32_t word;
+    memcpy(&word, four, sizeof word);
+    return _mm256_set1_epi32(word);
+}
+INLINE bytes bytes_and(bytes a, bytes b) {
+    return _mm256_and_si256(a, b);
+}
+INLINE bytes bytes_xor(bytes a, bytes b) {
+    return _mm256_xor_si256(a, b);
+}
+/* mask ? a : b */
+INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
+    return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
+}
+/* of 16 bits: the neighbour byte gets in */
+#define bytes_shl(a, n) _mm256_slli_epi16(a, n)
+#define bytes_shr(a, n) _mm256_srli_epi16(a, n)
+
+INLINE sums sums_zero(void) {
+    return (sums)_mm256_setzero_si256();
+}
+INLINE sums sums_load(const int32_t *p) {
+    return (sums)_mm256_loadu_si256((const __m256i *)p);
+}
+INLINE void sums_store(int32_t *p, sums a) {
+    _mm256_storeu_si256((__m256i *)p, (__m256i)a);
+}
+INLINE sums sums_add(sums a, sums b) {
+    return (sums)_mm256_add_epi32((__m256i)a, (__m256i)b);
+}
+/* arithmetic */
+#define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))
+typedef __m256 vec;
+enum { LANES = 8, QUERIES = 2 };
+#define PARTS 2
+
+INLINE vec vec_zero(void) {
+    return _mm256_setzero_ps();
+}
+INLINE vec vec_set(float a) {
+    return _mm256_set1_ps(a);
+}
+INLINE vec vec_load(const float *p) {
+    return _mm256_loadu_ps(p);
+}
+INLINE void vec_store(float *p, vec a) {
+    _mm256_storeu_ps(p, a);
+}
+INLINE vec vec_widen(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE void vec_narrow(uint16_t *p, vec a) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE vec vec_fma(vec a, vec b, vec c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+INLINE vec vec_add(vec a, vec b) {
+    return _mm256_add_ps(a, b);
+}
+INLINE vec vec_sub(vec a, vec b) {
+    return _mm256_sub_ps(a, b);
+}
+INLINE vec vec_mul(vec a, vec b) {
+    return _mm256_mul_ps(a, b);
+}
+INLINE vec vec_div(vec a, vec b) {
+    return _mm256_div_ps(a, b);
+}
+INLINE vec vec_max(vec a, vec b) {
+    return _mm256_max_ps(a, b);
+}
+INLINE vec vec_min(vec a, vec b) {
+    return _mm256_min_ps(a, b);
+}
+INLINE vec vec_abs(vec a) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+INLINE vec vec_negate(vec a) {
+    return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
+}
+INLINE vec vec_round(vec a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE sums vec_to_int(vec a) {
+    return (sums)_mm256_cvtps_epi32(a);
+}
+/* a * 2^n, n integral */
+INLINE vec vec_add_exponent(vec a, vec n) {
+    const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
+}
+INLINE float vec_largest(vec a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+INLINE float vec_tree(const vec s[PARTS]) {
+    return tree_of_8(_mm256_add_ps(s[0], s[1]));
+}
+INLINE void sums_store_bytes(int8_t *p, sums a) {
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)a),
+                                          _mm256_extracti128_si256((__m256i)a, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * zmm.h: the register of AVX-512 under the names that matmul.h, float.h and attention.h use.
+ */
+#include "common.h"
+
+typedef __m512i bytes;
+typedef int32_t sums __attribute__((vector_size(64))); /* as __m512i, GCC 12 copies every sum */
+enum { VEC_ROWS = 16 };
+#define GROUP 4
+
+INLINE bytes bytes_load(const void *p) {
+    return _mm512_loadu_si512(p);
+}
+INLINE void bytes_store(void *p, bytes a) {
+    _mm512_storeu_si512(p, a);
+}
+INLINE bytes bytes_fill(int byte) {
+    return _mm512_set1_epi8((char)byte);
+}
+/* four activations to all rows */
+INLINE bytes bytes_spread(const int8_t *four) {
+    int32_t word;
+    memcpy(&word, four, sizeof word);
+    return _mm512_set1_epi32(word);
+}
+INLINE bytes bytes_and(bytes a, bytes b) {
+    return _mm512_and_si512(a, b);
+}
+INLINE bytes bytes_xor(bytes a, bytes b) {
+    return _mm512_xor_si512(a, b);
+}
+/* mask ? a : b */
+INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
+    return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
+}
+/* of 16 bits: the neighbour byte gets in */
+#define bytes_shl(a, n) _mm512_slli_epi16(a, n)
+#define bytes_shr(a, n) _mm512_srli_epi16(a, n)
+
+INLINE sums sums_zero(void) {
+    return (sums)_mm512_setzero_si512();
+}
+INLINE sums sums_load(const int32_t *p) {
+    return (sums)_mm512_loadu_si512(p);
+}
+INLINE void sums_store(int32_t *p, sums a) {
+    _mm512_storeu_si512(p, (__m512i)a);
+}
+INLINE sums sums_add(sums a, sums b) {
+    return (sums)_mm512_add_epi32((__m512i)a, (__m512i)b);
+}
+/* arithmetic */
+#define sums_shr(a, n) ((sums)_mm512_srai_epi32((__m512i)(a), n))
+
+typedef __m512 vec;
+enum { LANES = 16, QUERIES = 4 };
+#define PARTS 1
+
+INLINE vec vec_zero(void) {
+    return _mm512_setzero_ps();
+}
+INLINE vec vec_set(float a) {
+    return _mm512_set1_ps(a);
+}
+INLINE vec vec_load(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+INLINE void vec_store(float *p, vec a) {
+    _mm512_storeu_ps(p, a);
+}
+INLINE vec vec_widen(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+INLINE void vec_narrow(uint16_t *p, vec a) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE vec vec_fma(vec a, vec b, vec c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+INLINE vec vec_add(vec a, vec b) {
+    return _mm512_add_ps(a, b);
+}
+INLINE vec vec_sub(vec a, vec b) {
+    return _mm512_sub_ps(a, b);
+}
+INLINE vec vec_mul(vec a, vec b) {
+    return _mm512_mul_ps(a, b);
+}
+INLINE vec vec_div(vec a, vec b) {
+    return _mm512_div_ps(a, b);
+}
+INLINE vec vec_max(vec a, vec b) {
+    return _mm512_max_ps(a, b);
+}
+INLINE vec vec_min(vec a, vec b) {
+    return _mm512_min_ps(a, b);
+}
+INLINE vec vec_abs(vec a) {
+    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
+}
+INLINE vec vec_negate(vec a) {
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+INLINE vec vec_round(vec a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE sums vec_to_int(vec a) {
+    return (sums)_mm512_cvtps_epi32(a);
+}
+/* a * 2^n, n integral */
+INLINE vec vec_add_exponent(vec a, vec n) {
+    const __m512i shift = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), shift));
+}
+INLINE float vec_largest(vec a) {
+    return _mm512_reduce_max_ps(a);
+}
+INLINE float vec_tree(const vec s[PARTS]) {
+    return tree_of_8(_mm256_add_ps(_mm512_castps512_ps256(s[0]), _mm512_extractf32x8_ps(s[0], 1)));
+}
+INLINE void sums_store_bytes(int8_t *p, sums a) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+}
