@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Log:
-    """Appends to log.jsonl. Opened at step n, it first drops what an interrupted run wrote after n."""
+    """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n."""
 
     def __init__(self, file: Path, step: int) -> None:
-        self.records = [r for r in read(file) if r["step"] <= step]
+        self.records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
         partial = file.with_suffix(".partial")
         partial.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
         partial.rename(file)
