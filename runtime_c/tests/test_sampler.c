@@ -37,6 +37,11 @@ static int by_falling_logit(const void *left, const void *right) {
     return a->token < b->token ? -1 : 1;
 }
 
+static int by_rising_id(const void *left, const void *right) {
+    const entry *a = left, *b = right;
+    return a->token < b->token ? -1 : 1;
+}
+
 static void adjust(const bn_sampler *s, float *x, uint32_t vocab, const int32_t *tokens,
                    int32_t n) {
     for (int32_t i = 0; i < s->n_bias; i++)
@@ -76,7 +81,7 @@ static int32_t reference(const bn_sampler *s, const float *logits, uint32_t voca
     qsort(e, n, sizeof *e, by_falling_logit);
     if (s->temperature == 0)
         return e[0].token;
-    const int by_id =
+    const int nothing_cut =
         (s->top_k == 0 || s->top_k >= (int32_t)vocab) && s->top_p == 1 && s->min_p == 0;
     if (s->top_k > 0 && n > (size_t)s->top_k)
         n = (size_t)s->top_k;
@@ -101,19 +106,8 @@ static int32_t reference(const bn_sampler *s, const float *logits, uint32_t voca
     for (size_t i = 0; i < n; i++)
         total += e[i].weight;
     const double target = (double)(check_random(&rng) >> 11) / 9007199254740992.0 * total;
-    static double weights[MAX_VOCAB];
-    if (by_id) { /* nothing was cut: the running sum goes by id */
-        memset(weights, 0, sizeof weights);
-        for (size_t i = 0; i < n; i++)
-            weights[e[i].token] = e[i].weight;
-        for (uint32_t i = 0; i < vocab; i++) {
-            sum += weights[i];
-            if (near(sum, target, total))
-                return -2;
-            if (sum > target)
-                return (int32_t)i;
-        }
-    }
+    if (nothing_cut)
+        qsort(e, n, sizeof *e, by_rising_id);
     for (size_t i = 0; i < n; i++) {
         sum += e[i].weight;
         if (near(sum, target, total))
