@@ -1,0 +1,93 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# The engine on CPUs this machine is not, under qemu-user: each picks the tier it should, no
+# kernel meets an instruction it lacks, all give the scalar kernels' bits, and a model's logits
+# have the same hash on every CPU of both architectures.
+#
+#     runtime_c/tests/run_qemu.sh [BUILD_DIR]         BUILD_DIR: build/qemu
+#
+# Needs cmake; what else is missing is skipped and said. Environment: AARCH64_CC, CMAKE_GENERATOR.
+
+set -eu
+source=$(cd "$(dirname "$0")/../.." && pwd)
+build=${1:-$source/build/qemu}
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
+hash=
+
+have() {
+    command -v "$1" >/dev/null 2>&1
+}
+
+# compile NAME [cmake options]: the library and two tests into $build/NAME
+compile() {
+    name=$1
+    shift
+    if ! { cmake -S "$source" -B "$build/$name" -DBITNET_TESTS=ON -DBITNET_WERROR=ON "$@" &&
+        cmake --build "$build/$name" --parallel --target check_kernels logits_hash; } \
+        >"$build/$name.log" 2>&1; then
+        tail -n 40 "$build/$name.log"
+        echo "error: the build for $name failed; all of it is in $build/$name.log"
+        exit 1
+    fi
+}
+
+# on CPU TIER NAME COMMAND...: COMMAND runs the tests of $build/NAME on a CPU whose best tier is
+# TIER (-: any)
+on() {
+    cpu=$1 tier=$2 dir=$build/$3
+    shift 3
+    log=$dir/$cpu.log
+    slack=0
+    case $1 in *x86_64) slack=64 ;; esac # see check_kernels.c
+    if ! { "$@" "$dir/check_kernels" --seed 1 --cases 100 --slack $slack && "$@" "$dir/logits_hash"; } \
+        >"$log" 2>&1; then
+        cat "$log"
+        echo "error: the tests failed on $cpu (exit status above 128: a signal)"
+        exit 1
+    fi
+    best=$(sed -n '/thread/{s/^[0-9a-f]*  *\([^ ]*\).*/\1/p;q;}' "$log")
+    if [ "$tier" != - ] && [ "$best" != "$tier" ]; then
+        echo "error: $cpu chose the tier $best, expected $tier"
+        exit 1
+    fi
+    found=$(sed -n 's/^logits //p' "$log")
+    if [ "${hash:=$found}" != "$found" ]; then
+        echo "error: logits on $cpu hash to $found, on the CPUs before to $hash"
+        exit 1
+    fi
+    printf '%-14s %-11s kernels equal, logits %s\n' "$cpu" "$best" "$found"
+}
+
+if ! have cmake; then
+    echo "skip: no cmake"
+    exit 0
+fi
+
+machine=$(uname -m)
+compile native
+on native - native env
+
+if [ "$machine" != x86_64 ]; then
+    echo "skip: old x86 CPUs, because this machine is $machine"
+elif ! have qemu-x86_64; then
+    echo "skip: old x86 CPUs, because there is no qemu-x86_64 (package qemu-user)"
+else
+    on Nehalem scalar native qemu-x86_64 -cpu Nehalem
+    on Haswell avx2 native qemu-x86_64 -cpu Haswell
+    on max avx2 native qemu-x86_64 -cpu max
+fi
+
+cc=${AARCH64_CC:-aarch64-linux-gnu-gcc}
+if ! have "$cc"; then
+    echo "skip: ARM CPUs, because there is no $cc (package gcc-aarch64-linux-gnu)"
+elif ! have qemu-aarch64; then
+    echo "skip: ARM CPUs, because there is no qemu-aarch64 (package qemu-user)"
+else
+    compile aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+        -DCMAKE_C_COMPILER="$cc" -DCMAKE_EXE_LINKER_FLAGS=-static -DBUILD_SHARED_LIBS=OFF
+    on cortex-a53 neon aarch64 qemu-aarch64 -cpu cortex-a53
+    on neoverse-n1 dotprod aarch64 qemu-aarch64 -cpu neoverse-n1
+    on max i8mm aarch64 qemu-aarch64 -cpu max
+fi
