@@ -218,6 +218,9 @@ def _values(good: bytes) -> Cases:
     ):  # fmt: skip
         for place in (0, 15):
             yield f"scale {place} is {name}", patch(good, scales + 4 * place, "I", bits), "BN_ERR_SCALE"
+    gain = data + struct.unpack_from("<Q", good, tensor_entry(good, "final_norm.weight") + 24)[0]
+    for name, bits in (("nan", 0x7FC00000), ("inf", 0x7F800000), ("-inf", 0xFF800000)):
+        yield f"a gain is {name}", patch(good, gain + 4, "I", bits), "BN_ERR_SCALE"
     for field in range(4):
         byte = good[offset + 5] | 3 << 2 * field
         yield f"code 3 in field {field}", patch(good, offset + 5, "B", byte), "BN_ERR_CODE"

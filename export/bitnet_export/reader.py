@@ -288,6 +288,9 @@ class PackedFile:
             _require(not layout.has_refused_ternary(data), f"{name}: a ternary code is 3, expected 0, 1 or 2")
         elif record.encoding == packed.INT8_PLANES:
             _require(not layout.has_refused_int8(data), f"{name}: an int8 code is -128, expected -127 to 127")
+        elif record.encoding in (packed.F32, packed.F16):
+            values = np.frombuffer(data, np.float32 if record.encoding == packed.F32 else np.float16)
+            _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")
         scales = self.scales(record)
         _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
 

@@ -60,7 +60,7 @@ typedef enum bn_status {
     BN_ERR_CONFIG = 11,       /* hyperparameters out of range or inconsistent */
     BN_ERR_UNSUPPORTED = 12,  /* a valid configuration that this engine cannot run */
     BN_ERR_TENSOR = 13,       /* tensor table: missing, extra, shape, encoding, offset */
-    BN_ERR_SCALE = 14,        /* a stored scale is NaN, infinite, zero or negative */
+    BN_ERR_SCALE = 14,        /* a float that is NaN or infinite, or a scale not > 0 */
     BN_ERR_CODE = 15,         /* a ternary code outside {0, 1, 2} */
     BN_ERR_CONTEXT = 16,      /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,        /* a token id outside [0, vocab_size) */

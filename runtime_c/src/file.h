@@ -120,8 +120,9 @@ typedef struct bn_file {
 bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *kernels, bn_file *file,
                         char *detail);
 
-/* Check what parse left: the checksum of DATA, zero padding, every scale finite, normal and > 0,
- * no ternary code 3, no int8 code -128. One pass over DATA, at the speed of the checksum. */
+/* Check what parse left: the checksum of DATA, zero padding, every float finite, every scale
+ * normal and > 0, no ternary code 3, no int8 code -128. One pass over DATA, at the speed of the
+ * checksum. */
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, char *detail);
 
 /* The tensor (stack 0, layer, role, no expert) with its bias, or one with data == NULL.

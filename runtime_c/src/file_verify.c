@@ -51,6 +51,27 @@ static int has_bad_scale(const uint8_t *p, size_t n) {
     return bad != 0;
 }
 
+/* Whether a float has all bits of its exponent set. */
+static int has_not_finite_f32(const uint8_t *p, size_t n) {
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i += sizeof bad) {
+        uint32_t bits;
+        memcpy(&bits, p + i, sizeof bits);
+        bad |= (bits & 0x7F800000u) == 0x7F800000u;
+    }
+    return bad != 0;
+}
+
+static int has_not_finite_f16(const uint8_t *p, size_t n) {
+    uint16_t bad = 0;
+    for (size_t i = 0; i < n; i += sizeof bad) {
+        uint16_t bits;
+        memcpy(&bits, p + i, sizeof bits);
+        bad |= (bits & 0x7C00u) == 0x7C00u;
+    }
+    return bad != 0;
+}
+
 /* The pass: `end` is how far the checksum has come; `status` keeps the first refused value until
  * the checksum is known, because damaged bytes are the better explanation. */
 typedef struct bn_pass {
@@ -82,27 +103,29 @@ static void pass_padding(bn_pass *p, const bn_record *r, uint64_t offset) {
     advance(p, offset);
 }
 
-static void pass_ternary(bn_pass *p, const bn_record *r) {
-    for (uint64_t left = r->size; left > 0;) {
-        const size_t n = left < BLOCK ? (size_t)left : BLOCK;
-        const uint8_t *block = p->file->data + p->end;
-        advance(p, p->end + n);
-        if (has_ternary_3(block, n))
-            refuse(p, BN_ERR_CODE, r, "a ternary code is 3, expected 0, 1 or 2");
-        left -= n;
-    }
+/* The next block of what ends at `end`, after it went into the checksum; NULL when none is left. */
+static const uint8_t *next_block(bn_pass *p, uint64_t end, size_t *n) {
+    const uint8_t *block = p->file->data + p->end;
+    const uint64_t left = end - p->end;
+    *n = left < BLOCK ? (size_t)left : BLOCK;
+    advance(p, p->end + *n);
+    return *n > 0 ? block : NULL;
 }
 
-static void pass_int8(bn_pass *p, const bn_record *r) {
-    const uint64_t plane = r->size / 2;
-    advance(p, r->offset + plane);
-    for (uint64_t left = plane; left > 0;) {
-        const size_t n = left < BLOCK ? (size_t)left : BLOCK;
-        const uint8_t *low = p->file->data + p->end;
-        advance(p, p->end + n);
-        if (has_int8_zero(low - plane, low, n))
+static void pass_weights(bn_pass *p, const bn_record *r) {
+    const uint64_t end = r->offset + r->size, plane = r->size / 2;
+    const uint8_t *block;
+    size_t n;
+    if (r->encoding == BN_INT8_PLANES) /* a code is seen where its low half lies */
+        advance(p, r->offset + plane);
+    while ((block = next_block(p, end, &n)) != NULL) {
+        if (r->encoding == BN_TERNARY_2BIT && has_ternary_3(block, n))
+            refuse(p, BN_ERR_CODE, r, "a ternary code is 3, expected 0, 1 or 2");
+        if (r->encoding == BN_INT8_PLANES && has_int8_zero(block - plane, block, n))
             refuse(p, BN_ERR_CODE, r, "an int8 code is -128, expected -127 to 127");
-        left -= n;
+        if ((r->encoding == BN_F32 && has_not_finite_f32(block, n)) ||
+            (r->encoding == BN_F16 && has_not_finite_f16(block, n)))
+            refuse(p, BN_ERR_SCALE, r, "a value is not finite");
     }
 }
 
@@ -118,12 +141,7 @@ bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, char *d
     for (size_t i = 0; i < file->n_tensors; i++) { /* the order of the table is that of DATA */
         const bn_record r = bn_file_record(file, i);
         pass_padding(&pass, &r, r.offset);
-        if (r.encoding == BN_TERNARY_2BIT)
-            pass_ternary(&pass, &r);
-        else if (r.encoding == BN_INT8_PLANES)
-            pass_int8(&pass, &r);
-        else
-            advance(&pass, r.offset + r.size);
+        pass_weights(&pass, &r);
         if (r.scale_size > 0)
             pass_scales(&pass, &r);
     }

@@ -166,7 +166,7 @@ void bn_workspace_free(bn_workspace *w);
 
 /* --- math.c: the same bits on every machine, unlike the C library's --- */
 
-void bn_sincos(double x, double *sine, double *cosine); /* |x| < 2^24, error below 1e-8 */
+void bn_sincos(double x, double *sine, double *cosine); /* error below 1e-8; NaN unless |x| < 2^24 */
 double bn_log(double x);                                /* x normal and > 0 */
 
 #endif

@@ -10,6 +10,10 @@
 #include "internal.h"
 
 void bn_sincos(double x, double *sine, double *cosine) {
+    if (!(fabs(x) < 16777216.0)) { /* frequencies of an unverified file may be anything */
+        *sine = *cosine = (double)NAN;
+        return;
+    }
     /* pi/2 in three parts of 33 bits each, so that n times the first two is exact for n < 2^20 */
     const double p1 = 1.57079632673412561417e+00, p2 = 6.07710050630396597660e-11,
                  p3 = 2.02226624879595063154e-21;

@@ -84,6 +84,11 @@ static void test_everything(void) {
     CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).bias != NULL);
     CHECK(bn_file_tensor(&f, 0, BN_LINEAR_NORM + BN_O).cols == 16);
 
+    const bn_record half = bn_file_record(&f, 4);
+    CHECK_EQ(half.encoding, BN_F16);
+    forged_refused(good, size, tiny_section(good, 6) + half.offset + 2, 2, 0xFC00, BN_ERR_SCALE,
+                   "layers.0.k.weight: a value is not finite");
+
     char name[BN_NAME_SIZE];
     bn_record r = bn_file_record(&f, f.n_tensors - 2);
     bn_record_name(&r, name);
@@ -194,6 +199,7 @@ static void test_statuses(const uint8_t *good, size_t size) {
     forged_refused(good, size, data + 4 * 24, 1, 1, BN_ERR_TENSOR,
                    "layers.0.q.weight: the padding before it is not zero");
 
+    forged_refused(good, size, data + 4, 4, 0xFF800000, BN_ERR_SCALE, "attn_norm.weight: a value");
     forged_refused(good, size, q_scale, 4, 0x007FFFFF, BN_ERR_SCALE, "layers.0.q.weight: a scale");
     forged_refused(good, size, q_data + 9, 1, 0xC0, BN_ERR_CODE,
                    "layers.0.q.weight: a ternary code");
