@@ -1,0 +1,68 @@
+"""ModelConfig: what it accepts, what it refuses and how it says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from bitnet.config import PRESETS, ModelConfig
+
+SMALL = {
+    "vocab_size": 10, "dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "ffn_dim": 16,
+    "max_context": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_json_round_trip(name: str) -> None:
+    config = PRESETS[name]
+    assert ModelConfig.from_dict(json.loads(config.to_json())) == config
+
+
+def test_derived_fields() -> None:
+    config = ModelConfig.from_dict(SMALL)
+    assert (config.rope_dim, config.attention_scale) == (4, 0.5)
+    assert config.ternary_weights == 8 * (8 + 4 + 4 + 8 + 3 * 16)
+    assert config.replace(ternary=["q", "down"]).ternary_weights == 8 * (8 + 16)
+
+
+def test_bitnet_2b4t_has_its_published_size() -> None:
+    assert PRESETS["bitnet-2b4t"].ternary_weights == 30 * (2 * 2560**2 + 2 * 2560 * 640 + 3 * 2560 * 6912)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dimm": 8}, "unknown model option 'dimm', did you mean 'dim'"),
+        ({"dim": 0}, "dim is 0, expected an integer from 1 to 65536"),
+        ({"dim": 8.0}, "dim is 8.0, expected an integer"),
+        ({"dim": True}, "dim is True, expected an integer"),
+        ({"n_heads": 3, "n_kv_heads": 2}, "n_heads is 3, expected a multiple of n_kv_heads = 2"),
+        ({"n_kv_heads": 4}, "n_kv_heads is 4, expected an integer from 1 to 2"),
+        ({"rope_dim": 3}, "rope_dim is 3, expected an even number"),
+        ({"rope_dim": 8}, "rope_dim is 8"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf, expected a finite number above 0"),
+        ({"norm_eps": 0.0}, "norm_eps is 0.0"),
+        ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),
+        ({"activation": "swish"}, "activation is 'swish', expected one of relu2, silu"),
+        ({"n_experts": 4}, "n_experts and experts_per_token"),
+        ({"ternary": ["query"]}, "ternary names 'query'"),
+        ({"name": "x" * 64}, "longer than 63 bytes"),
+    ],
+)
+def test_refusals_name_what_was_found_and_expected(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        ModelConfig.from_dict(SMALL | changes)
+
+
+def test_missing_option() -> None:
+    with pytest.raises(ValueError, match="model option 'dim' is missing"):
+        ModelConfig.from_dict({name: value for name, value in SMALL.items() if name != "dim"})
+
+
+def test_command_line_imports_neither_torch_nor_numpy() -> None:
+    code = "import sys, bitnet.cli, bitnet.config, bitnet.settings; print(*({'torch', 'numpy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""

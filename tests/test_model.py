@@ -1,0 +1,260 @@
+"""The decoder against an independent one in numpy, and what it must hold to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bitnet.config import PRESETS, ModelConfig
+from bitnet.model import Transformer, rope_frequencies, rotate, unsupported
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
+
+SMALL = ModelConfig(
+    vocab_size=61, dim=48, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=80, max_context=64,
+)  # fmt: skip
+
+
+def seeded(config: ModelConfig) -> Transformer:
+    """Random weights, and gains and biases that are not 1 and 0."""
+    torch.manual_seed(7)
+    model = Transformer(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.eval()
+
+
+# ---- the same decoder, written again without torch ----
+
+
+def ternary(w: Array) -> Array:
+    w = w.astype(np.float32)
+    gamma = max(np.float32(np.abs(w).astype(np.float64).mean()), np.float32(1e-5))
+    return np.asarray(np.clip(np.rint(w / gamma), -1, 1) * np.float64(gamma))
+
+
+def int8_rows(w: Array) -> Array:
+    w = w.astype(np.float32)
+    sigma = np.maximum(np.abs(w).max(1, keepdims=True), np.float32(1e-5)) / np.float32(127)
+    return np.asarray(np.clip(np.rint(w / sigma), -127, 127) * sigma.astype(np.float64))
+
+
+def int8_tokens(x: Array) -> Array:
+    x = x.astype(np.float32)
+    s = np.float32(127) / np.maximum(np.abs(x).max(1, keepdims=True), np.float32(1e-5))
+    return np.asarray(np.clip(np.rint(x * s), -127, 127) / s.astype(np.float64))
+
+
+def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[int]) -> Array:
+    """(T, V) in fp64, one head at a time."""
+    T, E, group = len(tokens), config.head_dim, config.n_heads // config.n_kv_heads
+
+    def norm(x: Array, name: str) -> Array:
+        gain = weights[f"{name}.weight"]
+        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * gain)
+
+    def linear(x: Array, name: str) -> Array:
+        return int8_tokens(x) @ ternary(weights[f"{name}.weight"]).T + weights.get(f"{name}.bias", np.zeros(1))
+
+    def turn(x: Array) -> Array:
+        y = x.copy()
+        for t, i in itertools.product(range(T), range(E // 2)):
+            angle = float(np.float32(t) * np.float32(config.rope_theta ** (-2 * i / E)))
+            pair = complex(x[t, i], x[t, i + E // 2]) * complex(math.cos(angle), math.sin(angle))
+            y[t, i], y[t, i + E // 2] = pair.real, pair.imag
+        return y
+
+    x = int8_rows(weights["embedding.weight"])[tokens] * config.embedding_scale
+    for layer in range(config.n_layers):
+        at = f"layers.{layer}"
+        y = norm(x, f"{at}.attn_norm")
+        q, k, v = (linear(y, f"{at}.{role}") for role in "qkv")
+        heads = []
+        for h in range(config.n_heads):
+            qh, kh, vh = (z[:, i * E : (i + 1) * E] for z, i in ((q, h), (k, h // group), (v, h // group)))
+            if config.qk_norm:
+                qh, kh = norm(qh, f"{at}.q_norm"), norm(kh, f"{at}.k_norm")
+            scores = turn(qh) @ turn(kh).T * config.attention_scale
+            scores[np.triu_indices(T, 1)] = -np.inf
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            heads.append(p / p.sum(-1, keepdims=True) @ vh)
+        y = np.concatenate(heads, axis=-1)
+        y = norm(y, f"{at}.attn_sub_norm") if config.sub_norm else y
+        x = x + config.residual_scale * linear(y, f"{at}.o")
+        y = norm(x, f"{at}.ffn_norm")
+        gate, up = linear(y, f"{at}.gate"), linear(y, f"{at}.up")
+        act = np.maximum(gate, 0) ** 2 if config.activation == "relu2" else gate / (1 + np.exp(-gate))
+        y = norm(act * up, f"{at}.ffn_sub_norm") if config.sub_norm else act * up
+        x = x + config.residual_scale * linear(y, f"{at}.down")
+    head = weights["embedding.weight" if config.tie_embeddings else "head.weight"]
+    logits = int8_tokens(norm(x, "final_norm")) @ int8_rows(head).T
+    cap = config.logit_softcap
+    return cap * np.tanh(logits / cap) if cap else logits
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"activation": "silu", "sub_norm": False, "tie_embeddings": False},
+        {"qk_norm": True, "n_kv_heads": 4, "rope_theta": 500_000.0, "attention_scale": 0.1},
+        {"qkv_bias": True, "o_bias": True, "ffn_bias": True, "n_kv_heads": 1},
+        {"embedding_scale": 7.0, "residual_scale": 0.5, "logit_softcap": 0.3},
+    ],
+    ids=["default", "silu", "qk-norm", "biases", "scales"],
+)
+def test_agrees_with_numpy(changes: dict[str, Any]) -> None:
+    config = SMALL.replace(**changes)
+    model = seeded(config)
+    tokens = torch.randint(0, 61, (1, 8), generator=torch.Generator().manual_seed(1))
+    weights = {name: t.double().numpy() for name, t in model.state_dict().items()}
+    expected = numpy_logits(config, weights, tokens[0].tolist())
+    with torch.no_grad():
+        in_fp32 = model(tokens)[0].double().numpy()
+        in_fp64 = model.double()(tokens)[0].numpy()
+    # fp64: only the one fp32 rounding of each product remains. fp32: besides, a code may fall on
+    # the other side of a rounding edge; with this seed none does.
+    assert np.abs(in_fp64 - expected).max() < 1e-6 * max(1.0, np.abs(expected).max())
+    assert np.abs(in_fp32 - expected).max() < 1e-5 * max(1.0, np.abs(expected).max())
+
+
+def test_parameter_names_are_the_roles_of_the_packed_file() -> None:
+    model = Transformer(SMALL.replace(qk_norm=True, tie_embeddings=False, n_layers=1))
+    roles = (
+        "attn_norm q k v q_norm k_norm attn_sub_norm o ffn_norm gate up ffn_sub_norm down".split()
+    )  # in the order of use
+    names = ["embedding.weight", *(f"layers.0.{role}.weight" for role in roles), "final_norm.weight", "head.weight"]
+    assert list(model.state_dict()) == names
+    assert "head.weight" not in Transformer(SMALL).state_dict()
+
+
+def test_a_token_does_not_see_the_future() -> None:
+    model = seeded(SMALL)
+    tokens = torch.randint(0, 61, (2, 20))
+    other = tokens.clone()
+    other[:, 12:] = (other[:, 12:] + 1) % 61
+    with torch.no_grad():
+        before, after = model(tokens), model(other)
+    assert before[:, :12].equal(after[:, :12])
+    assert not before[:, 12:].equal(after[:, 12:])
+
+
+def test_positions_are_relative() -> None:
+    config = SMALL.replace(rope_dim=12)
+    frequencies = rope_frequencies(config).double()
+    q, k = torch.randn(16).double(), torch.randn(16).double()
+
+    def score(i: int, j: int) -> float:
+        turned = [rotate(x, (n * frequencies).cos(), (n * frequencies).sin()) for x, n in ((q, i), (k, j))]
+        assert turned[0][12:].equal(q[12:])  # past rope_dim nothing turns
+        return float(turned[0] @ turned[1])
+
+    assert score(3, 1) == pytest.approx(score(40, 38), abs=1e-12)
+    assert score(3, 1) != pytest.approx(score(3, 2), abs=1e-3)
+
+
+def test_rope_frequencies_by_hand() -> None:
+    config = SMALL.replace(head_dim=4, rope_dim=4, rope_theta=10_000.0)
+    assert rope_frequencies(config).tolist() == [1.0, pytest.approx(0.01)]
+    linear = rope_frequencies(config.replace(rope_scaling="linear", rope_factor=4.0))
+    assert linear.tolist() == [0.25, pytest.approx(0.0025)]
+    assert rope_frequencies(config).dtype == torch.float32
+
+
+def test_llama3_scaling_by_hand() -> None:
+    # Turns over the original context of 2π·10: pair 0 (frequency 1) 10, pair 1 (0.25) 2.5, pair 2 (0.0625) 0.625.
+    # Bounds 1 and 4: pair 0 is kept, pair 2 interpolated (/8), pair 1 half-way: keep = (2.5 - 1) / 3 = 0.5.
+    config = SMALL.replace(
+        head_dim=6, rope_dim=6, rope_theta=64.0, rope_scaling="llama3", rope_factor=8.0, rope_original_context=63
+    )
+    turns = [63 / (2 * math.pi) * f for f in (1.0, 0.25, 0.0625)]
+    keep = (turns[1] - 1) / 3
+    assert rope_frequencies(config).tolist() == pytest.approx(
+        [1.0, 0.25 * keep + 0.25 / 8 * (1 - keep), 0.0625 / 8], rel=1e-6
+    )
+
+
+def test_yarn_scaling_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
+    config = PRESETS["bitnet-2b4t"].replace(rope_scaling="yarn", rope_factor=4.0, rope_original_context=4096)
+    ratio = rope_frequencies(config.replace(rope_scaling="none")) / rope_frequencies(config)
+    turns = 4096 / (2 * math.pi) * rope_frequencies(config.replace(rope_scaling="none"))
+    assert torch.allclose(ratio[turns > 32 * 1.3], torch.ones(()))  # a pair of margin for floor and ceil
+    assert torch.allclose(ratio[turns < 1 / 1.3], torch.full((), 4.0))
+    assert (ratio.diff() >= -1e-6).all()
+
+
+def test_refuses_by_name_what_it_cannot_build() -> None:
+    assert not any(unsupported(config) for config in PRESETS.values())
+    config = SMALL.replace(n_experts=8, experts_per_token=2, norm="layer", mask="bidirectional", position="learned")
+    message = "; ".join(unsupported(config))
+    for word in ("n_experts", "norm = 'layer'", "mask = 'bidirectional'", "position = 'learned'"):
+        assert word in message
+    with pytest.raises(ValueError, match="n_experts = 8"):
+        Transformer(config)
+
+
+def test_every_option_is_used_or_refused() -> None:
+    """Changing any field changes the model, or is refused: nothing is ignored in silence."""
+    elsewhere = {"name", "max_context", "rope_scaling"}  # a label, a limit, and a kind tested with its numbers
+    needs_scaling = {"rope_factor": "linear", "rope_original_context": "llama3", "rope_low_freq_factor": "llama3",
+                     "rope_high_freq_factor": "llama3", "rope_beta_fast": "yarn", "rope_beta_slow": "yarn"}  # fmt: skip
+    other: dict[str, Any] = {
+        "ternary": ["q"], "weight_scale": "row", "head_format": "f16", "activation": "silu", "input": "embeddings",
+        "mask": "prefix", "norm": "layer", "ffn": "plain", "position": "none", "pooling": "last",
+        "experts_per_token": None,
+    }  # fmt: skip
+    tokens = torch.arange(40).reshape(1, 40)
+    for field in dataclasses.fields(ModelConfig):
+        if field.name in elsewhere or other.get(field.name, 0) is None:
+            continue
+        base = SMALL
+        if field.name in needs_scaling:
+            base = SMALL.replace(
+                rope_scaling=needs_scaling[field.name], rope_factor=4.0, rope_theta=10.0,
+                rope_original_context=500 if needs_scaling[field.name] == "yarn" else 30,
+            )  # fmt: skip
+        value = getattr(base, field.name)
+        value = other.get(field.name, not value if isinstance(value, bool) else value * 2 or 2)
+        changes = {field.name: value}
+        changes |= {"experts_per_token": 1} if field.name == "n_experts" else {}
+        changes |= {"rope_dim": 8} if field.name == "rope_dim" else {}
+        changed = base.replace(**changes)
+        if unsupported(changed):
+            continue
+        with torch.no_grad():
+            before, after = seeded(base)(tokens), seeded(changed)(tokens)
+        assert before.shape != after.shape or not before.equal(after), field.name
+
+
+def test_context_overflow() -> None:
+    with pytest.raises(ValueError, match="65 tokens do not fit the context of 64"):
+        seeded(SMALL)(torch.zeros(1, 65, dtype=torch.long))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"head_format": "f16", "tie_embeddings": False, "weight_scale": "group"}])
+def test_learns_one_batch_by_heart(precision: str, changes: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Transformer(SMALL.replace(**changes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    block = torch.randint(0, 61, (2, 17))
+    losses = []
+    for _ in range(60):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model.loss(block[:, :-1], block[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(61), rel=0.1)
+    assert losses[-1] < 0.3 * losses[0]
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
