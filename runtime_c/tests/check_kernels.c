@@ -16,6 +16,7 @@
 #include "kernels_float.h"
 #include "kernels_int.h"
 
+#include <signal.h>
 #include <time.h>
 
 static const struct {
@@ -42,6 +43,17 @@ static const struct {
 
 enum { N_CHECKS = sizeof checks / sizeof checks[0] };
 
+static char running[80]; /* for the signal handler */
+
+static void on_fault(int signal_number) {
+    const char *fault = signal_number == SIGILL ? "illegal instruction" : "access outside a buffer";
+    const char *part[] = {fault, " in ", running, "\n"};
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        if (write(STDERR_FILENO, part[i], strlen(part[i])) < 0)
+            break;
+    _exit(1);
+}
+
 static void check_tier(const bn_kernels *tier, const bn_kernels *scalar, uint64_t seed,
                        uint64_t cases, size_t slack) {
     /* A new entry in the table must come with a check. */
@@ -49,6 +61,8 @@ static void check_tier(const bn_kernels *tier, const bn_kernels *scalar, uint64_
     for (size_t i = 0; i < N_CHECKS; i++) {
         test t = {.tier = tier, .scalar = scalar, .random = seed + i, .seed = seed};
         t.guard.slack = slack;
+        snprintf(running, sizeof running, "%s of %s (--seed %" PRIu64 ")", checks[i].name,
+                 tier->isa, seed);
         for (uint64_t n = 0; n < cases; n++)
             checks[i].run(&t);
     }
@@ -80,6 +94,9 @@ int main(int argc, char **argv) {
         }
     }
     printf("--seed %" PRIu64 "\n", seed);
+    signal(SIGSEGV, on_fault);
+    signal(SIGBUS, on_fault);
+    signal(SIGILL, on_fault);
 
     bn_kernels scalar, tier;
     bn_kernels_scalar(&scalar);

@@ -82,7 +82,7 @@ static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *k
 static void check_matmul(test *t, int ternary) {
     const char *what = ternary ? "ternary_matmul" : "int8_matmul";
     const int kind = (int)below(t, MATMUL_KINDS);
-    const problem p = random_problem(t, ternary, kind, below(t, 8) ? 40 : 700);
+    const problem p = random_problem(t, ternary, kind, below(t, 8) ? 40 : 200);
     const int32_t *found = run_problem(t, &p, t->tier), *expected = run_problem(t, &p, t->scalar);
     if (kind != DAMAGED) /* codes no file may hold count as anything, but must not fault */
         same_bytes(t, found, expected, p.acc_bytes, what);

@@ -86,15 +86,18 @@ INLINE void pv_block(float *out, size_t head_dim, const float *p, size_t p_strid
 #undef STORE
 }
 
-INLINE float load_one(const uint8_t *v, size_t size, size_t i) {
-    float f;
-    uint16_t half;
-    if (size == sizeof half) {
-        memcpy(&half, v + i * size, size);
-        return _cvtsh_ss(half);
+/* The last n < LANES elements of one query, padded on their way to the registers. */
+INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size_t size,
+                    size_t head_dim, size_t keys, load_fn *load) {
+    float end[LANES] = {0}, value[LANES] = {0};
+    memcpy(end, out, n * sizeof *out);
+    vec sum = vec_load(end);
+    for (size_t t = 0; t < keys; t++, v += head_dim * size) {
+        memcpy(value, v, n * size);
+        sum = vec_fma(vec_set(p[t]), load(value, 0), sum);
     }
-    memcpy(&f, v + i * size, size);
-    return f;
+    vec_store(end, sum);
+    memcpy(out, end, n * sizeof *out);
 }
 
 INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
@@ -104,12 +107,9 @@ INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_
         pv_block(out + d, head_dim, p, p_stride, v + d * size, size, keys, load, Q, 4);
     for (; d + LANES <= head_dim; d += LANES)
         pv_block(out + d, head_dim, p, p_stride, v + d * size, size, keys, load, Q, 1);
-    for (; d < head_dim; d++)
-        for (int i = 0; i < Q; i++) {
-            float *sum = out + (size_t)i * head_dim + d;
-            for (size_t t = 0; t < keys; t++)
-                *sum = fmaf(p[(size_t)i * p_stride + t], load_one(v, size, t * head_dim + d), *sum);
-        }
+    for (int i = 0; i < Q && d < head_dim; i++)
+        pv_tail(out + (size_t)i * head_dim + d, head_dim - d, p + (size_t)i * p_stride,
+                v + d * size, size, head_dim, keys, load);
 }
 
 /* The largest of 4, 2, 1 queries that n holds. */
