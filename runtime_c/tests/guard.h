@@ -21,7 +21,6 @@ typedef struct guard_buffer {
 typedef struct guard {
     guard_buffer buffer[GUARD_MAX];
     int n;
-    size_t slack; /* bytes between the end of a buffer and the page that faults */
 } guard;
 
 /* `size` poisoned bytes at either end of their pages, as the random number has it. At the far
@@ -31,14 +30,14 @@ static void *guard_new(guard *g, size_t size, uint64_t *random) {
     CHECK(g->n < GUARD_MAX);
     guard_buffer *b = &g->buffer[g->n++];
     b->size = size;
-    b->pages_size = (size + g->slack + page - 1) / page * page;
+    b->pages_size = (size + page - 1) / page * page;
     b->map_size = b->pages_size + 2 * page;
     b->map = mmap(NULL, b->map_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(b->map != MAP_FAILED);
     b->pages = b->map + page;
     CHECK(b->pages_size == 0 || mprotect(b->pages, b->pages_size, PROT_READ | PROT_WRITE) == 0);
     memset(b->pages, GUARD_POISON, b->pages_size);
-    b->data = b->pages + (check_below(random, 2) ? b->pages_size - g->slack - size : 0);
+    b->data = b->pages + (check_below(random, 2) ? b->pages_size - size : 0);
     return b->data;
 }
 
