@@ -38,8 +38,8 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser, and that of each verb."""
-    from bitnet_export import commands as export_commands
-    from bitnet_runtime import commands as runtime_commands
+    import bitnet_export.commands as export_commands
+    import bitnet_runtime.commands as runtime_commands
 
     parser = Parser(prog="bitnet", description="Train a ternary transformer, pack it into one file, run it fast.")
     parser.add_argument("--version", action="version", version=f"bitnet-edge {_version()}")

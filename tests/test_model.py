@@ -115,16 +115,17 @@ def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[in
 def test_agrees_with_numpy(changes: dict[str, Any]) -> None:
     config = SMALL.replace(**changes)
     model = seeded(config)
-    tokens = torch.randint(0, 61, (1, 8), generator=torch.Generator().manual_seed(1))
     weights = {name: t.double().numpy() for name, t in model.state_dict().items()}
-    expected = numpy_logits(config, weights, tokens[0].tolist())
+    prompts = torch.randint(0, 61, (8, 5))
+    expected = np.stack([numpy_logits(config, weights, prompt) for prompt in prompts.tolist()])
     with torch.no_grad():
-        in_fp32 = model(tokens)[0].double().numpy()
-        in_fp64 = model.double()(tokens)[0].numpy()
-    # fp64: only the one fp32 rounding of each product remains. fp32: besides, a code may fall on
-    # the other side of a rounding edge; with this seed none does.
-    assert np.abs(in_fp64 - expected).max() < 1e-6 * max(1.0, np.abs(expected).max())
-    assert np.abs(in_fp32 - expected).max() < 1e-5 * max(1.0, np.abs(expected).max())
+        in_fp32 = model(prompts).double().numpy()
+        in_fp64 = model.double()(prompts).numpy()
+    size = np.abs(expected).max()
+    for found, rounding in ((in_fp64, 1e-6), (in_fp32, 1e-5)):  # fp64 keeps the fp32 rounding of each product
+        worst = np.abs(found - expected).max(axis=(1, 2)) / size
+        # In a rare prompt an activation falls on the other side of a rounding edge.
+        assert np.median(worst) < rounding and worst.max() < 0.02
 
 
 def test_parameter_names_are_the_roles_of_the_packed_file() -> None:
