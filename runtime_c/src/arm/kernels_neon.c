@@ -17,8 +17,13 @@
 /* Tiles until a 16-bit sum could overflow: 4 products of at most 3·127 (code 3) each. */
 enum { STRETCH_TILES = 32767 / (4 * 3 * 127) };
 
-/* The 4 activations of field f in all 4 words. */
-#define BROADCAST(q, f) vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(q), f))
+/* x = the 4 activations of field f in all 4 words. A compiler that knew both halves of x to be
+ * the same would give up the instructions that multiply the upper ones. */
+#define BROADCAST(x, q, f)                                                                         \
+    do {                                                                                           \
+        x = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(q), f));                     \
+        KEEP(x);                                                                                   \
+    } while (0)
 
 /* acc[t][row] += 16 rows × at most STRETCH_TILES tiles, for `tokens` (a constant, 1 or 2). */
 INLINE void ternary_stretch(int32_t *acc, size_t acc_stride, const uint8_t *group, size_t tiles,
@@ -32,10 +37,10 @@ INLINE void ternary_stretch(int32_t *acc, size_t acc_stride, const uint8_t *grou
         UNROLL
         for (size_t t = 0; t < tokens; t++) {
             const int8x16_t all = vld1q_s8(q + t * q_stride);
-            x[t][0] = BROADCAST(all, 0);
-            x[t][1] = BROADCAST(all, 1);
-            x[t][2] = BROADCAST(all, 2);
-            x[t][3] = BROADCAST(all, 3);
+            BROADCAST(x[t][0], all, 0);
+            BROADCAST(x[t][1], all, 1);
+            BROADCAST(x[t][2], all, 2);
+            BROADCAST(x[t][3], all, 3);
         }
         UNROLL
         for (int g = 0; g < 4; g++, group += 16) {
@@ -45,8 +50,8 @@ INLINE void ternary_stretch(int32_t *acc, size_t acc_stride, const uint8_t *grou
             for (int f = 0; f < 4; f++) {
                 UNROLL
                 for (size_t t = 0; t < tokens; t++) {
-                    const int8x8_t low = vget_low_s8(x[t][f]); /* both halves are the same */
-                    sum[t][2 * g] = vmlal_s8(sum[t][2 * g], vget_low_s8(field[f]), low);
+                    sum[t][2 * g] =
+                        vmlal_s8(sum[t][2 * g], vget_low_s8(field[f]), vget_low_s8(x[t][f]));
                     sum[t][2 * g + 1] = vmlal_high_s8(sum[t][2 * g + 1], field[f], x[t][f]);
                 }
             }
@@ -74,9 +79,10 @@ INLINE void int8_panel(int32_t *acc, size_t acc_stride, const uint8_t *high, con
         int8x16_t x[2][2];
         UNROLL
         for (size_t t = 0; t < tokens; t++) {
-            const int8x8_t all = vld1_s8(q + t * q_stride);
-            x[t][0] = BROADCAST(vcombine_s8(all, all), 0);
-            x[t][1] = BROADCAST(vcombine_s8(all, all), 1);
+            const int8x8_t some = vld1_s8(q + t * q_stride);
+            const int8x16_t all = vcombine_s8(some, some);
+            BROADCAST(x[t][0], all, 0);
+            BROADCAST(x[t][1], all, 1);
         }
         UNROLL
         for (int g = 0; g < 4; g++, high += 16, low += 16) {
