@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bitnet_export import PackedFile, packed, random_model
-
 from bitnet.config import ModelConfig
+from bitnet_export import PackedFile, packed, random_model
 
 SMALL = ModelConfig(
     vocab_size=19, dim=24, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=20, max_context=32,

@@ -1,0 +1,491 @@
+"""The packed file: written, read back, and refused when anything about it is wrong."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import packed_files
+from bitnet.config import PRESETS, ModelConfig
+from bitnet_export import Encoded, PackedFile, PackedFormatError, layout, packed, random_model, write_packed
+from bitnet_export.packed import Spec, expected_tensors
+from bitnet_export.stacks import pack_stack, unpack_stack
+from packed_files import SMALL, Hostile, fix_checksums, foreign_files, hostile_files, packed_bytes
+
+EVERYTHING = SMALL.replace(
+    n_layers=1, post_norm=True, linear_norm=True, norm_bias=True, qk_norm=True, norm="layer", qkv_bias=True,
+    o_bias=True, ffn_bias=True, head_bias=True, tie_embeddings=False, n_experts=3, experts_per_token=2, name="größer",
+)  # fmt: skip
+
+
+# ---- the rule: which tensors ----
+
+
+def names(config: ModelConfig) -> list[str]:
+    return [spec.key.name for spec in expected_tensors(config)]
+
+
+def test_tensors_of_a_plain_decoder() -> None:
+    layer = ["attn_norm", "q", "k", "v", "attn_sub_norm", "o", "ffn_norm", "gate", "up", "ffn_sub_norm", "down"]
+    expected = [f"layers.{i}.{role}.weight" for i in range(2) for role in layer]
+    assert names(SMALL) == [*expected, "embedding.weight", "final_norm.weight", "rope_frequencies"]
+
+
+def test_tensors_of_a_stack_with_everything() -> None:
+    def both(name: str) -> list[str]:
+        return [f"{name}.weight", f"{name}.bias"]
+
+    def experts(role: str) -> list[str]:
+        return [name for e in range(3) for name in both(f"layers.0.experts.{e}.{role}")]
+
+    expected: list[str] = []
+    for role in ("attn_norm", "q", "k", "v", "q_norm", "k_norm", "attn_sub_norm", "o", "attn_post_norm", "ffn_norm"):
+        expected += both(f"layers.0.{role}")
+    expected += ["layers.0.router.weight"]
+    expected += [name for role in ("gate", "up", "ffn_sub_norm", "down") for name in experts(role)]
+    expected += both("layers.0.ffn_post_norm")
+    expected += [name for role in ("q", "k", "v", "o") for name in both(f"layers.0.{role}_linear_norm")]
+    expected += [name for role in ("gate", "up", "down") for name in experts(f"{role}_linear_norm")]
+    expected += ["embedding.weight", *both("final_norm"), *both("head"), "rope_frequencies"]
+    assert names(EVERYTHING) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "there", "not_there"),
+    [
+        ({"position": "learned", "rope_dim": 0}, "position.weight", "rope_frequencies"),
+        ({"position": "none", "rope_dim": 0}, "embedding.weight", "rope_frequencies"),
+        ({"ffn": "plain"}, "layers.0.up.weight", "layers.0.gate.weight"),
+        ({"has_head": False, "tie_embeddings": False}, "embedding.weight", "head.weight"),
+        ({"head_bias": True}, "head.bias", "head.weight"),
+        ({"head_bias": True, "has_head": False}, "final_norm.weight", "head.bias"),
+        ({"input": "embeddings", "tie_embeddings": False}, "head.weight", "embedding.weight"),
+        ({"input": "embeddings"}, "embedding.weight", "head.weight"),
+        ({"pre_norm": False}, "final_norm.weight", "layers.1.attn_norm.weight"),
+        ({"sub_norm": False}, "layers.1.ffn_norm.weight", "layers.1.ffn_sub_norm.weight"),
+    ],
+)
+def test_tensors_come_and_go_with_the_options(changes: dict[str, Any], there: str, not_there: str) -> None:
+    found = names(SMALL.replace(**changes))
+    assert there in found and not_there not in found
+
+
+@pytest.mark.parametrize("config", [SMALL, EVERYTHING, *PRESETS.values()])
+def test_order_and_shapes(config: ModelConfig) -> None:
+    specs = list(expected_tensors(config))
+    assert [s.key for s in specs] == sorted({s.key for s in specs})
+    shapes = {s.key.name: (s.rows, s.cols) for s in specs}
+    attention = config.n_heads * config.head_dim
+    assert shapes["layers.0.q.weight"] == (attention, config.dim)
+    assert shapes["layers.0.v.weight"] == (config.n_kv_heads * config.head_dim, config.dim)
+    assert shapes["layers.0.o.weight"] == (config.dim, attention)
+    assert shapes["layers.0.attn_sub_norm.weight"] == (1, attention)
+    assert shapes["embedding.weight"] == (config.vocab_size, config.dim)
+    assert shapes["rope_frequencies"] == (1, config.rope_dim // 2)
+    if config is EVERYTHING:
+        assert shapes["layers.0.experts.2.down_linear_norm.bias"] == (1, config.ffn_dim)
+        assert shapes["layers.0.experts.2.down.bias"] == (1, config.dim)
+        assert shapes["layers.0.router.weight"] == (3, config.dim)
+        assert shapes["head.bias"] == (1, config.vocab_size)
+
+
+# ---- stack records ----
+
+
+@pytest.mark.parametrize("config", [SMALL, EVERYTHING, *PRESETS.values()])
+def test_stack_record_round_trip(config: ModelConfig) -> None:
+    record = pack_stack(config)
+    assert len(record) == 256
+    back = unpack_stack(record)
+    assert pack_stack(back) == record
+    for field in ("dim", "n_kv_heads", "qk_norm", "post_norm", "head_bias", "tie_embeddings", "activation", "name"):
+        assert getattr(back, field) == getattr(config, field)
+    assert back.norm_eps == pytest.approx(config.norm_eps, rel=1e-7)
+
+
+def test_stack_words_are_where_the_format_says() -> None:
+    words = np.frombuffer(pack_stack(EVERYTHING), "<u4")
+    assert words[[2, 3, 4, 5, 6, 7, 8, 9]].tolist() == [19, 24, 1, 2, 1, 8, 20, 32]
+    assert words[11] == 1 and words[12] == 0b111111 and words[16] == 3 and words[17] == 2 and words[20] == 0b1111
+    assert words[13:14].view("<f4")[0] == np.float32(1e-5) and words[29] == 8
+    assert not words[30:48].any() and pack_stack(EVERYTHING)[192:].rstrip(b"\0").decode() == "größer"
+
+
+# ---- writing and reading ----
+
+
+def values_of(spec: Spec) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(list(spec.key)).normal(size=(spec.rows, spec.cols)).astype(np.float32)
+
+
+def write_values(path: Path, config: ModelConfig, **options: Any) -> None:
+    write_packed(path, [config], lambda spec: Encoded.f32(values_of(spec)), **options)
+
+
+def test_every_number_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "m.bitnet"
+    tokenizer, template = b'{"model": {}}', "{{ messages }} \N{SNOWMAN}".encode()
+    write_values(
+        path, EVERYTHING, metadata={"generation": {"eos_token_ids": [7]}}, tokenizer=tokenizer, template=template
+    )
+    file = PackedFile.open(path)
+    assert file.configs == (EVERYTHING,)
+    assert file.metadata["generation"] == {"eos_token_ids": [7]} and file.metadata["format"] == "bitnet-edge"
+    assert file.section(packed.TOKENIZER) == tokenizer and file.section(packed.TEMPLATE) == template
+    for spec in expected_tensors(EVERYTHING):
+        assert np.array_equal(file.values(file.tensors[spec.key]), values_of(spec))
+    assert file.file_size == path.stat().st_size and file.file_size % 64 == 0
+    assert os.listdir(tmp_path) == ["m.bitnet"]
+
+
+@pytest.mark.parametrize("scope", ["tensor", "row", "group"])
+@pytest.mark.parametrize("head_format", ["int8", "f16", "f32"])
+def test_encodings_and_scopes(scope: str, head_format: str, tmp_path: Path) -> None:
+    config = SMALL.replace(dim=130, ffn_dim=300, weight_scale=scope, head_format=head_format, n_layers=1)
+    path = tmp_path / "m.bitnet"
+    random_model(config, path, 5)
+    file = PackedFile.open(path)
+    assert file.configs == (config,)
+    down = file.tensors[next(key for key in file.tensors if key.name == "layers.0.down.weight")]
+    assert file.scales(down).size == {"tensor": 1, "row": 130, "group": 130 * 3}[scope]
+    codes, values = file.codes(down), file.values(down)
+    assert set(np.unique(codes)) == {-1, 0, 1}
+    for row, col in ((0, 0), (129, 299), (7, 128), (64, 127)):
+        index = {"tensor": 0, "row": row, "group": row * 3 + col // 128}[scope]
+        assert values[row, col] == codes[row, col] * file.scales(down)[index]
+    table = file.tensors[next(key for key in file.tensors if key.name == "embedding.weight")]
+    assert packed.ENCODING_NAMES[table.encoding].lower().startswith(head_format)
+
+
+def test_several_stacks(tmp_path: Path) -> None:
+    encoder = SMALL.replace(
+        name="vision", input="embeddings", vocab_size=0, has_head=False, tie_embeddings=False, mask="bidirectional",
+        position="learned", rope_dim=0,
+    )  # fmt: skip
+    path = tmp_path / "m.bitnet"
+    write_packed(path, [encoder, SMALL], lambda spec: Encoded.f32(values_of(spec)))
+    file = PackedFile.open(path)
+    assert file.configs == (encoder, SMALL)
+    assert {key.stack for key in file.tensors} == {0, 1}
+
+
+def test_a_file_without_metadata_still_has_its_configuration() -> None:
+    file = PackedFile(packed_files.with_section(packed_bytes(), packed.METADATA, b""))
+    assert file.metadata == {}
+    assert pack_stack(file.configs[0]) == pack_stack(SMALL)
+
+
+def test_random_models_are_deterministic_and_padded_right() -> None:
+    assert packed_bytes(SMALL, 3) == packed_bytes.__wrapped__(SMALL, 3) != packed_bytes(SMALL, 4)
+    file = PackedFile(packed_bytes(SMALL, 3))
+    for record in file.tensors.values():
+        start = file.sections[-1].offset + record.offset
+        data = packed_bytes(SMALL, 3)[start : start + record.size]
+        if record.encoding == packed.TERNARY_2BIT:  # packing again what was read gives the same padding
+            assert layout.pack_ternary(file.codes(record)).tobytes() == data
+        elif record.encoding == packed.INT8_PLANES:
+            assert layout.pack_int8(file.codes(record)).tobytes() == data
+
+
+@pytest.mark.parametrize("zeros", [0.0, 1 / 3, 0.6, 1.0])
+def test_random_models_have_the_zeros_asked_for(zeros: float, tmp_path: Path) -> None:
+    config = SMALL.replace(dim=256, ffn_dim=512, n_layers=1)
+    random_model(config, tmp_path / "m", zeros=zeros)
+    file = PackedFile.open(tmp_path / "m")
+    found = [z for record in file.tensors.values() if (z := file.zero_fraction(record)) is not None]
+    assert len(found) == 7 and np.allclose(found, zeros, atol=0.04)
+
+
+def test_writing_holds_one_tensor_in_memory(tmp_path: Path) -> None:
+    """A 190 MB model within 100 MB beyond the interpreter: its largest tensor has 33 MB."""
+    script = """
+import resource, sys
+from bitnet.config import PRESETS
+from bitnet_export import random_model
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+random_model(PRESETS["bitnet-2b4t"].replace(n_layers=9, vocab_size=12_800), sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    path = tmp_path / "m.bitnet"
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    assert path.stat().st_size > 180e6
+    assert int(done.stdout) < 100_000  # kB
+
+
+# ---- writing that fails leaves nothing ----
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted, ValueError, MemoryError])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(error: type[BaseException], tmp_path: Path) -> None:
+    path = tmp_path / "m.bitnet"
+    path.write_bytes(b"the old one")
+    count = 0
+
+    def source(spec: Spec) -> Encoded:
+        nonlocal count
+        count += 1
+        if count == 9:
+            raise error
+        return Encoded.f32(values_of(spec))
+
+    with pytest.raises(error):
+        write_packed(path, [SMALL], source)
+    assert os.listdir(tmp_path) == ["m.bitnet"] and path.read_bytes() == b"the old one"
+
+
+def test_a_failed_check_leaves_nothing(tmp_path: Path) -> None:
+    seen: list[Path] = []
+
+    def check(file: Path) -> None:
+        assert PackedFile.open(file).configs == (SMALL,)  # complete by now
+        seen.append(file)
+        raise RuntimeError("no good")
+
+    with pytest.raises(RuntimeError, match="no good"):
+        write_values(tmp_path / "m.bitnet", SMALL, check=check)
+    assert seen and os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.FileIO):
+        written = 0
+
+        def write(self, data: Any) -> int:
+            self.written += memoryview(data).nbytes
+            if self.written > 4000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr("builtins.open", lambda path, mode: Full(path, mode.replace("b", "")))
+    with pytest.raises(OSError, match=r"no space left while writing .*m\.bitnet; free some") as caught:
+        write_values(tmp_path / "m.bitnet", SMALL)
+    assert caught.value.errno == errno.ENOSPC and os.listdir(tmp_path) == []
+
+
+def test_a_write_beyond_a_file_size_limit_is_cleaned_up(tmp_path: Path) -> None:
+    """The same with a real failing write, in a process of its own."""
+    script = """
+import resource, signal, sys
+from bitnet.config import PRESETS
+from bitnet_export import random_model
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    random_model(PRESETS["tiny"], sys.argv[1])
+except OSError as error:
+    print(error.errno)
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "m"], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == errno.EFBIG and os.listdir(tmp_path) == []
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match="is a directory, expected the name of a file"):
+        write_values(tmp_path, SMALL)
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; create it first"):
+        write_values(tmp_path / "nowhere" / "m.bitnet", SMALL)
+
+
+def swap(name: str, tensor: Callable[[Spec], Encoded]) -> Callable[[Spec], Encoded]:
+    return lambda spec: tensor(spec) if spec.key.name == name else Encoded.f32(values_of(spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (
+            "layers.0.q.weight",
+            lambda s: Encoded.f32(np.zeros((3, 3))),
+            "layers.0.q.weight: 36 bytes, expected 1536 for 16",
+        ),
+        ("final_norm.weight", lambda s: Encoded.f16(np.zeros(24)), "final_norm.weight: stored as F16, which"),
+        (
+            "layers.0.q.weight",
+            lambda s: Encoded(packed.TERNARY_2BIT, packed.SCALE_ROW, np.zeros(128, np.uint8), np.ones(3, np.float32)),
+            "layers.0.q.weight: 3 scales, expected 16",
+        ),
+        (
+            "layers.0.q.weight",
+            lambda s: Encoded(
+                packed.TERNARY_2BIT, packed.SCALE_TENSOR, np.zeros(128, np.uint8), np.zeros(1, np.float32)
+            ),
+            "layers.0.q.weight: a scale is not a normal number above 0",
+        ),
+        ("embedding.weight", lambda s: Encoded.f16(np.full((19, 24), 1e5)), "beyond the range of f16"),
+    ],
+)
+def test_what_the_format_cannot_say_is_refused(
+    name: str, tensor: Callable[[Spec], Encoded], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_packed(tmp_path / "m", [SMALL], swap(name, tensor))
+    assert os.listdir(tmp_path) == []
+
+
+def test_configurations_the_record_cannot_hold_are_refused(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"rope_dim": 0}, "rope_dim is 0 with position 'rope'"),
+        ({"norm_eps": 1e-60}, "norm_eps is 0.0"),
+        ({"n_heads": 512, "n_kv_heads": 1, "head_dim": 1024}, "n_heads \\* head_dim is 524288"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_values(tmp_path / "m", SMALL.replace(**changes))
+    with pytest.raises(ValueError, match="chat template is 262145 bytes"):
+        write_values(tmp_path / "m", SMALL, template=bytes(262145))
+    assert os.listdir(tmp_path) == []
+
+
+# ---- hostile files: research/reliability.md §3, F1-F9 ----
+
+
+def refused(file: bytes) -> str:
+    with pytest.raises(PackedFormatError) as caught:
+        PackedFile(file)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", hostile_files(), ids=lambda case: case.name)
+def test_hostile_files(case: Hostile) -> None:
+    if case.status == "BN_OK":
+        PackedFile(case.file)
+    else:
+        assert len(refused(case.file)) > 15
+
+
+def test_every_prefix_is_refused() -> None:
+    good = packed_bytes()
+    for size in range(len(good)):
+        refused(good[:size])
+
+
+def test_every_changed_byte_is_refused() -> None:
+    good = packed_bytes()
+    for at in range(len(good)):
+        for bits in (0x01, 0x80, 0xFF):
+            refused(good[:at] + bytes([good[at] ^ bits]) + good[at + 1 :])
+
+
+@given(st.lists(st.tuples(st.integers(0, len(packed_bytes()) - 1), st.integers(0, 255)), min_size=1, max_size=8))
+def test_forged_files_are_refused_or_read_as_they_are(changes: list[tuple[int, int]]) -> None:
+    """Checksums right, content wrong anywhere: an answer or PackedFormatError, nothing else."""
+    file = bytearray(packed_bytes())
+    for at, value in changes:
+        file[at] = value
+    try:
+        read = PackedFile(fix_checksums(bytes(file)))
+    except PackedFormatError:
+        return
+    for record in read.tensors.values():
+        assert read.values(record).shape == (record.rows, record.cols)
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused(content: bytes) -> None:
+    refused(content)
+    refused(packed.MAGIC + content)
+
+
+def test_foreign_files_are_named() -> None:
+    expected = {
+        "gguf": "a GGUF file", "gguf, other endian": "a GGUF file", "safetensors": "a safetensors file",
+        "zip": "a zip archive, such as a torch checkpoint", "pickle": "a Python pickle", "gzip": "a gzip archive",
+        "lfs pointer": "git lfs pull", "onnx": "an ONNX model", "html": "a web page", "json": "a JSON file",
+        "zeros": "a file of zeros", "text": "begins with 68 65 6c 6c 6f",
+    }  # fmt: skip
+    for name, content in foreign_files().items():
+        message = refused(content)
+        assert expected[name] in message and "expected a packed bitnet file" in message
+
+
+def test_files_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(PackedFormatError, match="is a directory"):
+        PackedFile.open(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PackedFormatError, match="not a regular file"):
+        PackedFile.open(tmp_path / "pipe")
+    with pytest.raises(PackedFormatError, match="not a regular file"):
+        PackedFile.open("/dev/zero")
+    (tmp_path / "empty").touch()
+    with pytest.raises(PackedFormatError, match="is empty"):
+        PackedFile.open(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError):
+        PackedFile.open(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (b"\xff\xfe", "METADATA is not good JSON"),
+        (b"{", "METADATA is not good JSON"),
+        (b"[1]", "METADATA is a list, expected a JSON object"),
+        (b'{"a": 1, "a": 2}', "a key occurs twice"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b"[" * 200_000, "METADATA is not good JSON"),
+        (b'{"config": 5}', "METADATA config"),
+        (b'{"config": ["x"]}', "METADATA config"),
+        (b'{"config": []}', "METADATA config differs from the STACKS section"),
+        (b'{"config": [{"dim": 8}]}', "model option 'vocab_size' is missing"),
+        (json.dumps({"config": [SMALL.to_dict() | {"ffn_dim": 21}]}).encode(), "differs from the STACKS"),
+        (json.dumps({"config": [SMALL.to_dict() | {"tie_embeddings": "x"}]}).encode(), "METADATA config"),
+        (json.dumps({"config": [SMALL.to_dict() | {"norm_eps": "x"}]}).encode(), "METADATA config"),
+        (json.dumps({"config": [SMALL.to_dict() | {"name": "\ud800"}]}).encode(), "METADATA config"),
+    ],
+)
+def test_bad_metadata_is_refused(metadata: bytes, message: str) -> None:
+    assert message in refused(packed_files.with_section(packed_bytes(), packed.METADATA, metadata))
+
+
+def test_metadata_of_a_newer_writer_is_read() -> None:
+    newer = {"config": [SMALL.to_dict() | {"brand_new": 1}], "also_new": [1, 2]}
+    file = packed_files.with_section(packed_bytes(), packed.METADATA, json.dumps(newer).encode())
+    assert PackedFile(file).configs == (SMALL,)
+
+
+def test_names_that_are_not_utf8_are_refused() -> None:
+    start = packed_files.section_start(packed_bytes(), packed.STACKS)
+    assert "stack 0" in refused(packed_files.patch(packed_bytes(), start + 192, "4s", b"\xff\xfea\0"))
+
+
+def test_huge_numbers_cost_nothing() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for case in hostile_files():
+        if case.status != "BN_OK":
+            refused(case.file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 65_536  # kB
+
+
+def test_crc_is_that_of_zlib() -> None:
+    for section in PackedFile(packed_bytes()).sections:
+        assert section.crc == zlib.crc32(packed_bytes()[section.offset : section.offset + section.size])
+
+
+def test_import_needs_numpy_alone(tmp_path: Path) -> None:
+    script = """
+import sys
+for name in ("torch", "safetensors", "tokenizers", "bitnet_runtime"):
+    sys.modules[name] = None
+import bitnet_export.commands
+from bitnet.config import PRESETS
+bitnet_export.random_model(PRESETS["mini-gpt"], sys.argv[1])
+print(len(bitnet_export.PackedFile.open(sys.argv[1]).tensors))
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "m"], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 58
