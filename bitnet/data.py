@@ -66,7 +66,7 @@ def documents(files: Iterable[Path]) -> Iterator[str]:
         if file.suffix != ".jsonl":
             yield text
             continue
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
                 yield _text_of_line(line, f"{file}, line {number}")
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+
 from bitnet.config import PRESETS, ModelConfig
 from bitnet.model import Transformer, rope_frequencies, rotate, unsupported
-from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
@@ -130,9 +131,21 @@ def test_agrees_with_numpy(changes: dict[str, Any]) -> None:
 
 def test_parameter_names_are_the_roles_of_the_packed_file() -> None:
     model = Transformer(SMALL.replace(qk_norm=True, tie_embeddings=False, n_layers=1))
-    roles = (
-        "attn_norm q k v q_norm k_norm attn_sub_norm o ffn_norm gate up ffn_sub_norm down".split()
-    )  # in the order of use
+    roles = [
+        "attn_norm",
+        "q",
+        "k",
+        "v",
+        "q_norm",
+        "k_norm",
+        "attn_sub_norm",
+        "o",
+        "ffn_norm",
+        "gate",
+        "up",
+        "ffn_sub_norm",
+        "down",
+    ]  # in the order of use
     names = ["embedding.weight", *(f"layers.0.{role}.weight" for role in roles), "final_norm.weight", "head.weight"]
     assert list(model.state_dict()) == names
     assert "head.weight" not in Transformer(SMALL).state_dict()

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bitnet import quant
-from bitnet.bitlinear import BitLinear, project
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
+
+from bitnet import quant
+from bitnet.bitlinear import BitLinear, project
 
 
 def test_ternary_codes_round_half_to_even_and_clamp() -> None:
