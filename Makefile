@@ -8,10 +8,11 @@
 #
 # Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
 
+MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet export python_bindings \
              -name '*.[ch]' -o -name '*.py')
