@@ -95,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(verb, "train")
         return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{extra}]"')
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        if os.environ.get("BITNET_DEBUG"):
-            raise
+    except OSError as error:
+        return _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    except (ValueError, RuntimeError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__)
 
 

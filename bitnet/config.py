@@ -181,8 +181,16 @@ class ModelConfig:
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; unknown names raise as in `from_dict`."""
-        return type(self).from_dict(self.to_dict() | changes)
+        """A copy with some fields changed; unknown names raise as in `from_dict`.
+
+        `rope_dim` and `attention_scale` that followed from `head_dim` follow from the new one.
+        """
+        values = self.to_dict()
+        if self.rope_dim == (self.head_dim if self.position == "rope" else 0):
+            values["rope_dim"] = -1
+        if self.attention_scale == 1.0 / math.sqrt(self.head_dim):
+            values["attention_scale"] = 0.0
+        return type(self).from_dict(values | changes)
 
 
 PRESETS: dict[str, ModelConfig] = {
@@ -190,9 +198,9 @@ PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(
         vocab_size=2048, dim=192, n_layers=6, n_heads=6, n_kv_heads=2, head_dim=32, ffn_dim=512, max_context=512,
     ),
-    # Bytes or characters in, about 1 million parameters.
+    # Characters in, about 1 million parameters.
     "mini-gpt": ModelConfig(
-        vocab_size=256, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,
+        vocab_size=512, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,
     ),
     # microsoft/bitnet-b1.58-2B-4T, arXiv 2504.12285.
     "bitnet-2b4t": ModelConfig(

@@ -26,6 +26,11 @@ def test_derived_fields() -> None:
     config = ModelConfig.from_dict(SMALL)
     assert (config.rope_dim, config.attention_scale) == (4, 0.5)
     assert config.ternary_weights == 8 * (8 + 4 + 4 + 8 + 3 * 16)
+    wider = config.replace(head_dim=16)
+    assert (wider.rope_dim, wider.attention_scale) == (16, 0.25)
+    fixed = config.replace(rope_dim=2, attention_scale=0.3).replace(head_dim=16)
+    assert (fixed.rope_dim, fixed.attention_scale) == (2, 0.3)
+    assert config.replace(position="none").rope_dim == 0
     assert config.replace(ternary=["q", "down"]).ternary_weights == 8 * (8 + 16)
 
 

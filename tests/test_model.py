@@ -131,21 +131,8 @@ def test_agrees_with_numpy(changes: dict[str, Any]) -> None:
 
 def test_parameter_names_are_the_roles_of_the_packed_file() -> None:
     model = Transformer(SMALL.replace(qk_norm=True, tie_embeddings=False, n_layers=1))
-    roles = [
-        "attn_norm",
-        "q",
-        "k",
-        "v",
-        "q_norm",
-        "k_norm",
-        "attn_sub_norm",
-        "o",
-        "ffn_norm",
-        "gate",
-        "up",
-        "ffn_sub_norm",
-        "down",
-    ]  # in the order of use
+    attention = ["attn_norm", "q", "k", "v", "q_norm", "k_norm", "attn_sub_norm", "o"]
+    roles = [*attention, "ffn_norm", "gate", "up", "ffn_sub_norm", "down"]
     names = ["embedding.weight", *(f"layers.0.{role}.weight" for role in roles), "final_norm.weight", "head.weight"]
     assert list(model.state_dict()) == names
     assert "head.weight" not in Transformer(SMALL).state_dict()
