@@ -14,7 +14,6 @@ chat, numpy when an array is asked for.
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import (
     BitnetError,
-    CancelledError,
     ClosedError,
     ContextLengthError,
     InvalidParameterError,
@@ -38,7 +37,6 @@ __version__ = version()
 
 __all__ = [
     "BitnetError",
-    "CancelledError",
     "ClosedError",
     "ContextLengthError",
     "InvalidParameterError",

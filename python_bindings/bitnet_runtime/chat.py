@@ -141,7 +141,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 self.made(item)
         return value
 
-    def concat(self, *values: Any) -> str:
+    def tilde(self, *values: Any) -> str:
         return "".join([str(self.made(value)) for value in values])
 
     def join(self, values: Iterable[Any], separator: str = "") -> str:
@@ -214,7 +214,7 @@ class _Guards(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("concat", node.nodes)
+        return _call("tilde", node.nodes)
 
     def _made(self, node: Any) -> Any:
         self.generic_visit(node)

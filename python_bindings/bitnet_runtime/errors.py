@@ -67,10 +67,6 @@ class ClosedError(BitnetError, RuntimeError):
     """The model or the session was closed."""
 
 
-class CancelledError(BitnetError, RuntimeError):
-    """`Session.cancel()` stopped a call. The session keeps the blocks that were finished."""
-
-
 class StateError(BitnetError, RuntimeError):
     """A call in the wrong order, such as sampling before anything was appended."""
 
@@ -92,7 +88,7 @@ _CLASSES: dict[int, type[BitnetError]] = {
     lib.BN_ERR_CONTEXT: InvalidParameterError,  # callers check first and raise ContextLengthError
     lib.BN_ERR_TOKEN: InvalidParameterError,
     lib.BN_ERR_STATE: StateError,
-    lib.BN_ERR_CANCELLED: CancelledError,
+    lib.BN_ERR_CANCELLED: StateError,  # nothing here cancels
     lib.BN_ERR_NUMERIC: NumericError,
     lib.BN_ERR_THREAD: ThreadError,
 }

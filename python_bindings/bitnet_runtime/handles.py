@@ -38,13 +38,6 @@ class Handles:
             if session is not None:
                 lib.bn_session_free(session)
 
-    def cancel(self, key: int) -> None:
-        """`bn_session_cancel`, unless the session is gone."""
-        with self.lock:
-            session = self._sessions.get(key)
-            if session is not None:
-                lib.bn_session_cancel(session)
-
     def close(self) -> None:
         with self.lock:
             for key in list(self._sessions):

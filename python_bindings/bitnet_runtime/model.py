@@ -110,6 +110,8 @@ class Model:
         file = Path(path)
         if threads is not None and not 1 <= threads <= 256:
             raise InvalidParameterError(f"threads is {threads}, expected 1 to 256", "threads")
+        if "\0" in str(file):
+            raise InvalidParameterError(f"path is {str(file)!r}, expected one without a zero byte", "path")
         if kv_type not in KV_TYPES:
             raise InvalidParameterError(f"kv_type is {kv_type!r}, expected one of {', '.join(KV_TYPES)}", "kv_type")
         if isa is not None and isa not in machine.available_isas():
@@ -117,10 +119,7 @@ class Model:
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         fields = {"threads": threads or 0, "no_mmap": not mmap, "no_verify": not verify, "isa": name}
         out, detail = ffi.new("bn_model **"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
-        try:
-            status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), out, detail)
-        except ValueError as error:  # a NUL in the path
-            raise InvalidParameterError(f"path {str(file)!r}: {error}", "path") from None
+        status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), out, detail)
         check_open(status, ffi.string(detail).decode("utf-8", "replace") if status else "", file)
         handles = Handles(out[0])
         try:

@@ -171,10 +171,6 @@ class Session:
             check(lib.bn_session_rewind(self._open, 0))
             lib.bn_session_seed(self._open, 0)
 
-    def cancel(self) -> None:
-        """Make a call that runs in another thread raise CancelledError after its current block."""
-        self._handles.cancel(self._key)
-
     @property
     def position(self) -> int:
         """Tokens held."""

@@ -146,7 +146,7 @@ class Tokenizer:
         """The bytes of every token, when the decoder does nothing but concatenate bytes."""
         if self._decoder.get("type") != "ByteLevel":
             return None
-        byte_of = {char: byte for byte, char in enumerate(_byte_level_alphabet())}
+        byte_of = {char: byte for byte, char in enumerate(byte_level_alphabet())}
         table = [b""] * self._vocab_size  # ids without a token, and special tokens, have no text
         for text, token in self._hf.get_vocab(with_added_tokens=True).items():
             if text not in self._special_ids:
@@ -160,7 +160,7 @@ def _mark(found: re.Match[str]) -> str:
     return found[0].replace(content, content[0] + _MARK + content[1:], 1)
 
 
-def _byte_level_alphabet() -> str:
+def byte_level_alphabet() -> str:
     """The printable character that stands for each byte in a byte-level vocabulary, in byte order.
 
     Printable Latin-1 stands for itself, the rest for U+0100 and up (Radford et al. 2019, GPT-2).
@@ -185,18 +185,18 @@ class _ByteDetokenizer:
 
 
 class _WindowDetokenizer:
-    """For every other decoder: decode a short window again, keep what its last token added.
+    """For every other decoder: decode the latest tokens again, keep what the newest added.
 
-    The window holds the tokens already shown, because decoders treat the first token of a text
-    differently (a leading space is dropped), and those held back within a character.
+    They are seen together with the tokens shown last, because decoders treat the first token of
+    a text differently (a leading space is dropped). Both lists begin where a character begins.
     """
 
-    KEEP = 6  # tokens of context
     HOLD = 8  # tokens after which U+FFFD is no longer taken for a character's beginning
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._decode = tokenizer.decode
-        self._shown = list(prompt[-self.KEEP :])
+        tails = [list(prompt[-n:]) for n in range(4, 8)]  # one of four begins with a whole character
+        self._shown = next((tail for tail in tails if not self._decode(tail).startswith("\ufffd")), [])
         self._held: list[int] = []
 
     def push(self, token: int) -> str:
@@ -211,6 +211,5 @@ class _WindowDetokenizer:
         if text.endswith("\ufffd") and not final:
             return ""
         new = text[len(self._decode(self._shown)) :]
-        self._shown = (self._shown + self._held)[-self.KEEP :]
-        self._held = []
+        self._shown, self._held = self._held or self._shown, []
         return new

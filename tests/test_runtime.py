@@ -1,0 +1,398 @@
+"""Models and sessions through Python: results, limits, threads, lifetimes."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bitnet.config import PRESETS
+from bitnet_export import random_model
+from bitnet_runtime import (
+    BitnetError,
+    ClosedError,
+    ContextLengthError,
+    InvalidParameterError,
+    Model,
+    ModelFileError,
+    ModelFormatError,
+    StateError,
+    TokenizerError,
+    available_isas,
+)
+from runtime_models import SMALL, byte_tokenizer, scripted_model, small_model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    with Model.load(path, threads=2) as model:
+        yield model
+
+
+def test_what_a_model_says_of_itself(model: Model, path: Path) -> None:
+    text = repr(model)
+    for part in (path.name, "61,440 ternary weights", "context 256", model.isa, "threads 2"):
+        assert part in text
+    assert (model.vocab_size, model.n_ctx, model.threads) == (512, 256, 2)
+    assert model.info.ternary_weights == SMALL.ternary_weights
+    assert model.metadata["config"][0]["dim"] == 64
+
+
+def test_session_logits_and_score_agree(model: Model) -> None:
+    tokens = list(range(40, 60))
+    with model.session() as session:
+        rows = session.append(tokens, "all")
+        assert rows is not None
+        assert rows.shape == (20, 512)
+        assert rows.dtype == np.float32
+        assert session.tokens == tokens
+        assert np.array_equal(session.logits, rows[-1])
+    following = zip(rows[:-1].astype(float), tokens[1:], strict=True)
+    expected = [row[token] - np.logaddexp.reduce(row) for row, token in following]
+    scores = model.score(tokens)
+    assert math.isnan(scores[0])
+    assert scores[1:] == pytest.approx(expected, abs=1e-5)  # float32 logits, sums in another order
+
+
+def test_same_bits_however_a_text_is_cut_forked_or_rewound(model: Model) -> None:
+    tokens = [(7 * i) % 512 for i in range(200)]
+    with model.session() as whole, model.session() as pieces:
+        expected = whole.append(tokens)
+        for start in range(0, 200, 23):
+            pieces.feed(tokens[start : start + 23])
+        assert np.array_equal(pieces.logits, expected)
+        pieces.rewind(100)
+        assert pieces.logits is None
+        with pytest.raises(StateError):
+            pieces.sample()
+        with pieces.fork() as copy:
+            assert np.array_equal(copy.append(tokens[100:]), expected)
+            assert (copy.position, pieces.position) == (200, 100)
+        pieces.reset()
+        assert pieces.tokens == []
+        assert np.array_equal(pieces.append(np.array(tokens)), expected)
+    assert repr(pieces) == "<Session closed>"
+
+
+def test_a_fork_draws_what_the_original_would(model: Model) -> None:
+    with model.session() as session:
+        session.append([1, 2, 3])
+        session.seed(5)
+        session.sample()
+        with session.fork() as copy:
+            drawn = [copy.sample() for _ in range(20)]
+        assert [session.sample() for _ in range(20)] == drawn
+
+
+def test_append_none_keeps_no_logits(model: Model) -> None:
+    with model.session() as session:
+        assert session.append([1, 2], "none") is None
+        assert session.logits is None
+        with pytest.raises(InvalidParameterError, match="logits is 'some'"):
+            session.append([1], "some")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "word"), [([], "empty"), ([512], "512"), ([-1], "-1"), ([2**40], "int"), (["a"], "int")]
+)
+def test_wrong_tokens(model: Model, tokens: list[int], word: str) -> None:
+    with model.session() as session:
+        for call in (session.append, session.feed, session.score):
+            with pytest.raises(InvalidParameterError, match=f"^tokens.*{word}"):
+                call(tokens)
+        assert session.position == 0
+
+
+def test_more_than_the_context(model: Model) -> None:
+    for call in (model.generate, model.stream, model.score):
+        with pytest.raises(ContextLengthError, match=r"257 tokens .* 256 tokens") as caught:
+            call([1] * 257)
+        assert (caught.value.n_prompt, caught.value.n_ctx) == (257, 256)
+    with model.session(n_ctx=10) as session:
+        session.feed([1] * 8)
+        with pytest.raises(ContextLengthError) as caught:
+            session.feed([1] * 3)
+        assert (caught.value.n_prompt, caught.value.n_ctx) == (11, 10)
+        assert session.position == 8
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "max_tokens", "made"), [(256, None, 1), (255, None, 2), (8, None, 249), (256, 9, 1), (8, 0, 0)]
+)
+def test_generation_ends_with_the_context(model: Model, n_prompt: int, max_tokens: int | None, made: int) -> None:
+    result = model.generate([1] * n_prompt, max_tokens=max_tokens, seed=1)
+    assert len(result.tokens) == made
+    assert result.finish_reason == "length"
+    assert result.usage == (n_prompt, made, n_prompt + made)
+
+
+def test_wrong_arguments_of_load(path: Path, model: Model) -> None:
+    for name, value in (
+        ("threads", 0),
+        ("threads", 257),
+        ("n_ctx", 0),
+        ("n_ctx", 257),
+        ("kv_type", "i8"),
+        ("isa", "z80"),
+    ):
+        with pytest.raises(InvalidParameterError, match=f"^{name} is {value!r}, expected"):
+            Model.load(path, **{name: value})
+    with pytest.raises(InvalidParameterError, match="n_ctx is 300"):
+        model.session(n_ctx=300)
+    with pytest.raises(NotImplementedError):
+        model.embed("x")
+
+
+def test_every_tier_thread_count_and_mapping_gives_the_same_tokens(path: Path) -> None:
+    found = set()
+    for isa in available_isas():
+        for threads, mmap in ((1, True), (2, False)):
+            with Model.load(path, isa=isa, threads=threads, mmap=mmap) as model:
+                assert model.isa == isa
+                found.add(tuple(model.generate("def f(x):", max_tokens=50, seed=3).tokens))
+    assert len(found) == 1
+
+
+def test_f32_cache(path: Path) -> None:
+    with Model.load(path, kv_type="f32") as exact, Model.load(path) as half:
+        a, b = (model.session().append([3] * 50) for model in (exact, half))
+        assert a is not None
+        assert b is not None
+        assert not np.array_equal(a, b)
+        np.testing.assert_allclose(a, b, atol=0.2)  # int8 rounding turns 5e-4 in the cache into whole steps
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    random_model(SMALL, tmp_path / "m")
+    with Model.load(tmp_path / "m") as model:
+        assert model.generate([1, 2], max_tokens=3).text == ""
+        assert len(model.generate([1, 2], max_tokens=3).tokens) == 3
+        with pytest.raises(TokenizerError, match="has no tokenizer; give token ids"):
+            model.generate("x")
+
+
+def test_a_tokenizer_that_does_not_fit_the_model(tmp_path: Path) -> None:
+    random_model(SMALL.replace(vocab_size=100), tmp_path / "m", tokenizer=byte_tokenizer().to_str().encode())
+    random_model(SMALL, tmp_path / "broken", tokenizer=b'{"version": "1.0"}')
+    with Model.load(tmp_path / "m") as model, pytest.raises(TokenizerError, match=r"token id 259, .* has 100 tokens"):
+        model.generate("x")
+    with Model.load(tmp_path / "broken") as model, pytest.raises(TokenizerError, match="tokenizer of the file failed"):
+        model.tokenize("x")
+
+
+# ---- lifetimes ----
+
+
+def test_use_after_close(path: Path) -> None:
+    model = Model.load(path)
+    session, stream = model.session(), model.stream("abc")
+    next(stream)
+    model.close()
+    model.close()
+    for use in (
+        lambda: session.append([1]),
+        session.sample,
+        session.fork,
+        lambda: session.tokens,
+        lambda: next(stream),
+    ):
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+    for use in (lambda: model.generate([1]), model.session, lambda: model.score([1, 2])):
+        with pytest.raises(ClosedError, match="closed; load it again"):
+            use()
+    session.close()
+    stream.close()
+    assert repr(model) == f"<Model {path.name} closed>"
+
+
+def test_a_session_keeps_its_model(path: Path) -> None:
+    session = Model.load(path).session()
+    gc.collect()
+    assert session.append([1]) is not None
+
+
+def test_collected_in_any_order(path: Path) -> None:
+    for _ in range(20):
+        model = Model.load(path, threads=1)
+        sessions = [model.session() for _ in range(3)]
+        model.cycle, sessions[0].cycle = sessions, model  # type: ignore[attr-defined]
+        del model, sessions
+        gc.collect()
+
+
+def test_loading_a_thousand_times_leaks_nothing(path: Path) -> None:
+    def held() -> tuple[int, int]:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+
+    for i in range(500):
+        if i == 100:
+            files, memory = held()
+        with Model.load(path, threads=1) as model:
+            model.generate([1, 2, 3], max_tokens=2)
+    files_after, memory_after = held()
+    assert files_after == files
+    assert memory_after - memory < 400 * 1024  # 1 KiB a load
+
+
+# ---- threads and signals ----
+
+
+def test_two_threads_on_one_model(model: Model) -> None:
+    expected = [model.generate([seed + 1], max_tokens=60, seed=seed).tokens for seed in range(4)]
+    found: dict[int, list[int]] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = model.generate([seed + 1], max_tokens=60, seed=seed).tokens
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[seed] for seed in range(4)] == expected
+
+
+def test_threads_on_one_session_take_turns(model: Model) -> None:
+    with model.session() as session:
+        threads = [threading.Thread(target=lambda n=n: [session.feed([n]) for _ in range(50)]) for n in (1, 2, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(session.tokens) == [1] * 50 + [2] * 50 + [3] * 50
+
+
+@pytest.fixture(scope="module")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A context that takes seconds to fill."""
+    path = tmp_path_factory.mktemp("slow") / "m"
+    random_model(PRESETS["tiny"].replace(max_context=1 << 16), path, tokenizer=byte_tokenizer().to_str().encode())
+    return path
+
+
+def test_close_while_another_thread_generates(slow_model: Path) -> None:
+    model = Model.load(slow_model, threads=1)
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            model.generate([1] * 8, max_tokens=None)
+        except BitnetError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.3)
+    model.close()
+    thread.join(20)
+    assert [type(error) for error in raised] == [ClosedError]
+
+
+@pytest.mark.parametrize("what", ["prompt", "answer"])
+def test_ctrl_c(slow_model: Path, what: str) -> None:
+    with Model.load(slow_model, threads=1) as model:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        tokens = [1] * (60_000 if what == "prompt" else 8)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(tokens, max_tokens=None)
+        assert model.generate([1], max_tokens=1).tokens
+
+
+def test_after_fork_the_child_works_or_raises(model: Model) -> None:
+    expected = model.generate([5], max_tokens=5, seed=1).tokens
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if model.generate([5], max_tokens=5, seed=1).tokens == expected else 3)
+        except BitnetError:
+            os._exit(0)
+        finally:
+            os._exit(4)
+    deadline = time.monotonic() + 30
+    while (waited := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(waited[1]) == 0
+    assert model.generate([5], max_tokens=5, seed=1).tokens == expected
+
+
+# ---- what is not a packed file ----
+
+
+FOREIGN = {
+    "GGUF": b"GGUF\x03\0\0\0" + bytes(64),
+    "git-LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+    "gzip": b"\x1f\x8b\x08" + bytes(64),
+    "HTML": b"\n<!DOCTYPE html><html>",
+    "zip archive": b"PK\x03\x04" + bytes(64),
+    "PyTorch checkpoint": b"PK\x03\x04" + bytes(26) + b"archive/data.pkl" + bytes(64),
+    "safetensors": (90).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}' + bytes(90),
+    "pickle": b"\x80\x04\x95" + bytes(64),
+    "ONNX": b"\x08\x09\x12\x07pytorch\x1a\x052.1.0" + bytes(64),
+    "empty": b"",
+    "JSON": b'{"architectures": ["BitNetForCausalLM"]}',
+    "not a packed model": b"hello, this is some text that is longer than a header of 64 bytes would be, is it?",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_file_is_named_by_its_content(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "model.bitnet"
+    file.write_bytes(FOREIGN[name])
+    with pytest.raises(
+        ModelFormatError, match=rf"model\.bitnet is .*{name}.*; expected a packed model, .*bitnet export"
+    ):
+        Model.load(file)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for file in (tmp_path, tmp_path / "none", tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(ModelFileError, match=str(file)):
+            Model.load(file)
+    with pytest.raises(InvalidParameterError, match="path"):
+        Model.load("a\0b")
+
+
+def test_damaged_files_are_refused_and_the_next_one_loads(tmp_path: Path, path: Path) -> None:
+    whole = path.read_bytes()
+    file = tmp_path / "m"
+    for content in (whole[:-64], whole[:100], whole + bytes(64), whole[:-100] + b"\x01" + whole[-99:]):
+        file.write_bytes(content)
+        with pytest.raises(ModelFormatError, match=str(file)):
+            Model.load(file)
+    assert Model.load(path).generate([1], max_tokens=1).tokens
+
+
+def test_a_million_parameters_stream_at_5000_tokens_a_second(tmp_path: Path) -> None:
+    """The share of Python in it is what is tested: the same tokens without the engine's time."""
+    path = scripted_model(tmp_path / "m", [b"ab"], max_context=4096)
+    with Model.load(path, threads=1) as model:
+        stream = model.stream([1], max_tokens=3000, logit_bias={model_end(model): -math.inf}, top_k=1)
+        begin = time.process_time()
+        made = sum(1 for _ in stream)
+        seconds = time.process_time() - begin
+    assert made == 3000
+    assert made / seconds > 5000
+
+
+def model_end(model: Model) -> int:
+    return next(iter(model.end_tokens))

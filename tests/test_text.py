@@ -1,0 +1,244 @@
+"""Text in and out: tokenizers, detokenizers, streams and stop texts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import decoders, models, normalizers
+
+from bitnet_runtime import InvalidParameterError, Model, Piece, TokenizerError
+from bitnet_runtime.text import Tokenizer
+from runtime_models import SPECIAL, byte_tokenizer, replace_decoder, scripted_model
+
+PIECES = ["hello", " wor", "ld", "é", "東京", "🙂", " ", "\n"]
+BYTE_LEVEL = byte_tokenizer([piece.encode() for piece in PIECES if len(piece.encode()) > 1])
+
+
+def sentencepiece() -> HfTokenizer:
+    """▁ for spaces, <0xNN> for bytes: the decoder of Llama 2 and its kin."""
+    words = (
+        ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", "▁hello", "lo", "é", "東", "▁▁"]
+    )
+    tokenizer = HfTokenizer(
+        models.BPE({word: token for token, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+def ours(tokenizer: HfTokenizer, **options: Any) -> Tokenizer:
+    return Tokenizer(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), **options)
+
+
+def joined(tokenizer: Tokenizer, tokens: list[int], prompt: list[int] | None = None) -> str:
+    out = tokenizer.detokenizer(prompt or [])
+    return "".join(map(out.push, tokens)) + out.flush()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1), max_size=30))
+def test_byte_level_pieces_join_to_the_text_of_the_library(tokens: list[int]) -> None:
+    assert joined(ours(BYTE_LEVEL), tokens) == BYTE_LEVEL.decode(tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_survives_the_way_through_single_tokens(text: str) -> None:
+    for tokenizer in (ours(BYTE_LEVEL), ours(sentencepiece())):
+        tokens = tokenizer.encode(text)
+        if tokenizer.decode(tokens) == text:  # sentencepiece drops a leading space
+            assert joined(tokenizer, tokens) == text
+
+
+def test_pieces_never_break_a_character() -> None:
+    for hf in (BYTE_LEVEL, sentencepiece()):
+        tokenizer = ours(hf)
+        for text in ("naïve café", "東京🙂é", "a\u0301👩‍👩‍👧", "\ufffd ok \ufffd"):
+            out = tokenizer.detokenizer()
+            pieces = [out.push(token) for token in tokenizer.encode(text)]
+            assert "".join(pieces) + out.flush() == text
+            assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+
+
+def test_a_broken_character_becomes_a_replacement_and_the_text_goes_on() -> None:
+    tokenizer = ours(BYTE_LEVEL)
+    assert joined(tokenizer, [0xE6, 0x9D, ord("a")]) == "\ufffda"
+    assert joined(tokenizer, [ord("a"), 0xE6, 0x9D]) == "a\ufffd"
+    assert joined(ours(sentencepiece()), [3 + 0xE6, 3 + 0x41]) == "\ufffd\ufffd"  # as the library says it
+    endless = ours(sentencepiece()).detokenizer()
+    assert any(endless.push(3 + 0xFF) for _ in range(20))
+
+
+def test_a_continuation_keeps_the_space_of_its_first_word() -> None:
+    tokenizer = ours(sentencepiece())
+    hello = tokenizer.encode("hello")
+    space = 3 + 256
+    assert joined(tokenizer, [space, *hello[1:]], prompt=hello).startswith(" ")
+    assert tokenizer.decode(hello) == "hello"
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        {"type": "BPEDecoder", "suffix": "</w>"},
+        {"type": "Fuse"},
+        None,
+    ],
+)
+def test_every_other_decoder_goes_through_the_window(decoder: dict[str, Any] | None) -> None:
+    words = ["▁one", "two", "##three", "fo</w>", "▁", "five", ",", "six"]
+    hf = HfTokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="▁"))
+    tokenizer = ours(replace_decoder(hf, decoder))
+    for tokens in ([0, 1, 2, 3, 4, 5, 6, 7], [5, 6, 5, 6, 5, 6, 1, 2, 1, 2] * 3, [4, 4, 4, 0]):
+        assert joined(tokenizer, tokens) == tokenizer.decode(tokens)
+
+
+def test_special_tokens_in_text_are_text() -> None:
+    tokenizer = ours(BYTE_LEVEL)
+    user = tokenizer.encode("a<|end|>b")
+    assert user == list(b"a<|end|>b")
+    end = BYTE_LEVEL.token_to_id("<|end|>")
+    assert tokenizer.encode("a<|end|>b", parse_special=True) == [ord("a"), end, ord("b")]
+    assert tokenizer.decode([ord("a"), end]) == "a"
+    assert tokenizer.decode([ord("a"), end], skip_special=False) == "a<|end|>"
+
+
+@given(st.lists(st.sampled_from([*SPECIAL, "<|", "|>", "<|end", "end|>", "x", "\ufdd0"]), max_size=12).map("".join))
+def test_shielded_text_has_no_special_token_and_loses_nothing(text: str) -> None:
+    tokenizer = ours(BYTE_LEVEL)
+    tokens = tokenizer.encode(tokenizer.shield(text), parse_special=True, add_bos=False)
+    assert bytes(tokens).decode() == text.replace("\ufdd0", "")
+
+
+def test_the_start_token() -> None:
+    hf = byte_tokenizer()
+    start = hf.token_to_id("<|system|>")
+    assert ours(hf, bos_token=start).encode("a") == [start, ord("a")]
+    assert ours(hf, bos_token=start).encode("a", add_bos=False) == [ord("a")]
+    assert ours(hf, bos_token=start).encode("<|system|>a", parse_special=True) == [start, ord("a")]
+    assert ours(hf).encode("") == []
+
+
+def test_odd_texts() -> None:
+    tokenizer = ours(BYTE_LEVEL)
+    for text in ("\0", "\ufeffx", "\u202eabc", "\U0010ffff", "a" * 1000):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    with pytest.raises(InvalidParameterError, match="not valid Unicode"):
+        tokenizer.encode("a\ud800b")
+
+
+def test_encoding_takes_linear_time() -> None:
+    tokenizer = ours(BYTE_LEVEL)
+
+    def seconds(n: int) -> float:
+        begin = time.process_time()
+        tokenizer.encode(tokenizer.shield("<|end|>a" * (n // 8)), parse_special=True)
+        return time.process_time() - begin
+
+    assert seconds(200_000) < 30 * max(seconds(20_000), 1e-3)
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
+    panics = b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[["a","b"]]}}'
+    with pytest.raises(TokenizerError, match="tokenizer of the file failed"):
+        Tokenizer(panics, 10)
+
+
+# ---- streams ----
+
+
+def test_a_stream_joins_to_the_text_of_generate(tmp_path: Path) -> None:
+    script = [b"Hel", b"lo ", *(bytes([byte]) for byte in "é東".encode()), b"!!"]
+    with Model.load(scripted_model(tmp_path / "m", script)) as model:
+        stream = model.stream("go", seed=1)
+        pieces = list(stream)
+        result = model.generate("go", seed=1)
+    assert [piece.text for piece in pieces] == ["Hel", "lo ", "", "é", "", "", "東", "!!"]
+    assert [piece.token for piece in pieces] == result.tokens
+    assert result.text == "Hello é東!!"
+    assert (result.finish_reason, result.usage, result.seed) == ("stop", (2, 8, 10), 1)
+    assert stream.result is not None
+    assert stream.result.text == result.text
+    assert result.timings.generation_tokens_per_second > 0
+
+
+STOP_SCRIPT = [b"ab", b"cd", b"ef", b"ST", b"OP", b"gh"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "reason", "made"),
+    [
+        ("STOP", "abcdef", "stop", 5),
+        (["zzz", "dS", "eg"], "abcdefSTOPgh", "stop", 6),
+        (["zzz", "fS"], "abcde", "stop", 4),
+        ("c", "ab", "stop", 2),
+        (["bcd", "ab"], "", "stop", 1),
+        ("hX", "abcdefSTOPgh", "stop", 6),
+        (["STOPX", "OPgX"], "abcdefSTOPgh", "stop", 6),
+        ("abcdefSTOPgh", "", "stop", 6),
+    ],
+)
+def test_stop_texts(tmp_path: Path, stop: Any, text: str, reason: str, made: int) -> None:
+    with Model.load(scripted_model(tmp_path / "m", STOP_SCRIPT)) as model:
+        stream = model.stream("go", stop=stop)
+        shown = ""
+        for piece in stream:
+            shown += piece.text
+            assert text.startswith(shown), "a stop text, or what may become one, was shown"
+    assert stream.result is not None
+    assert (shown, stream.result.text) == (text, text)
+    assert (stream.result.finish_reason, len(stream.result.tokens)) == (reason, made)
+
+
+def test_text_held_back_comes_at_the_end(tmp_path: Path) -> None:
+    script = [b"ab", b"ST", bytes([0xC3])]
+    with Model.load(scripted_model(tmp_path / "m", script)) as model:
+        pieces = list(model.stream("go", stop="STX"))
+        assert pieces[-1] == Piece("ST\ufffd", None)
+        assert list(model.stream("go", stop="STX", max_tokens=2))[-1].text == "ST"
+        assert list(model.stream("go", max_tokens=3))[-1].text == "\ufffd"
+
+
+def test_closing_a_stream_stops_it(tmp_path: Path) -> None:
+    with Model.load(scripted_model(tmp_path / "m", STOP_SCRIPT)) as model, model.session() as session:
+        with model.stream("go", session=session) as stream:
+            assert next(stream).text == "ab"
+            assert stream.result is None
+        assert session.position == 2, "computed a token that nobody asked for"
+        assert list(stream) == []
+        assert stream.result is not None
+        assert (stream.result.text, stream.result.finish_reason) == ("ab", "length")
+        stream.close()
+
+
+def test_a_session_is_reused_and_the_bits_stay(tmp_path: Path) -> None:
+    with Model.load(scripted_model(tmp_path / "m", STOP_SCRIPT)) as model, model.session() as session:
+        first = model.generate("go", session=session)
+        held = session.tokens
+        assert held == [*b"go", *first.tokens]
+        again = model.generate(held, session=session, max_tokens=1)
+        assert again.timings.prompt_tokens_per_second * again.timings.prompt_seconds == pytest.approx(1)
+        assert model.generate("go", session=session).tokens == first.tokens
+
+
+def test_prompts(tmp_path: Path) -> None:
+    with Model.load(scripted_model(tmp_path / "m", [b"ab"])) as model:
+        assert model.generate(list(b"go")).text == "ab"
+        with pytest.raises(InvalidParameterError, match="prompt is empty"):
+            model.generate("")
+    path = scripted_model(tmp_path / "bos", [b"ab"], generation={"bos_token_id": 3})
+    with Model.load(path) as model:
+        assert model.generate("").usage.prompt_tokens == 1
+        assert model.tokenize("x") == [3, ord("x")]
