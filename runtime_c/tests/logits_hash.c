@@ -103,7 +103,7 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     bn_session *s;
     check_ok(bn_model_get_info(model, &info), "info");
     const int32_t n_ctx = info.max_context < TOKENS ? (int32_t)info.max_context : TOKENS;
-    const bn_session_options options = {.n_ctx = n_ctx, .kv_type = type};
+    const bn_session_options options = {.n_ctx = n_ctx, .kv_type = (int32_t)type};
     check_ok(bn_session_new(model, &options, &s), "session");
     const uint32_t crc = hash_session(model, s, piece);
     bn_session_free(s);

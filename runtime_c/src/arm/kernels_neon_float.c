@@ -176,6 +176,28 @@ static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
     }
 }
 
+/* --- IEEE half --- */
+
+static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
+    const float32x4_t most = vdupq_n_f32(65504);
+    for (size_t i = 0; i < n; i += BN_LANES) {
+        lanes v = load(x + i, n - i);
+        UNROLL
+        for (int j = 0; j < 4; j++) /* min and max hand NaN on */
+            v.val[j] = vminq_f32(vmaxq_f32(v.val[j], vnegq_f32(most)), most);
+        uint16_t half[BN_LANES];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            vst1_u16(half + 4 * j, vreinterpret_u16_f16(vcvt_f16_f32(v.val[j])));
+        memcpy(y + i, half, (n - i < BN_LANES ? n - i : BN_LANES) * sizeof *y);
+    }
+}
+
+static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
+    for (size_t i = 0; i < n; i += BN_LANES)
+        store(y + i, load_half(x + i, n - i), n - i);
+}
+
 /* --- attention --- */
 
 /* 4 keys: lane j of the float rule is a register, so the sums stay in their lanes. */
@@ -223,7 +245,16 @@ INLINE void qk(float *scores, size_t score_stride, const float *q, size_t n_q, c
 
 static void qk_f16(float *scores, size_t score_stride, const float *q, size_t n_q,
                    const uint16_t *k, size_t head_dim, size_t tiles) {
-    qk(scores, score_stride, q, n_q, k, head_dim, tiles, 1);
+    enum { WIDE = 128 };
+    float tile[WIDE * BN_LANES];
+    if (n_q == 1 || head_dim > WIDE) {
+        qk(scores, score_stride, q, n_q, k, head_dim, tiles, 1);
+        return;
+    }
+    for (size_t t = 0; t < tiles; t++) { /* widen a tile once for all queries */
+        f16_to_f32(tile, k + t * head_dim * BN_LANES, head_dim * BN_LANES);
+        qk(scores + t * BN_LANES, score_stride, q, n_q, tile, head_dim, 1, 0);
+    }
 }
 
 static void qk_f32(float *scores, size_t score_stride, const float *q, size_t n_q, const float *k,
@@ -272,28 +303,6 @@ static void pv_f16(float *out, const float *p, size_t p_stride, size_t n_q, cons
 static void pv_f32(float *out, const float *p, size_t p_stride, size_t n_q, const float *v,
                    size_t head_dim, size_t keys) {
     pv(out, p, p_stride, n_q, v, head_dim, keys, 0);
-}
-
-/* --- IEEE half --- */
-
-static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
-    const float32x4_t most = vdupq_n_f32(65504);
-    for (size_t i = 0; i < n; i += BN_LANES) {
-        lanes v = load(x + i, n - i);
-        UNROLL
-        for (int j = 0; j < 4; j++) /* min and max hand NaN on */
-            v.val[j] = vminq_f32(vmaxq_f32(v.val[j], vnegq_f32(most)), most);
-        uint16_t half[BN_LANES];
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            vst1_u16(half + 4 * j, vreinterpret_u16_f16(vcvt_f16_f32(v.val[j])));
-        memcpy(y + i, half, (n - i < BN_LANES ? n - i : BN_LANES) * sizeof *y);
-    }
-}
-
-static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
-    for (size_t i = 0; i < n; i += BN_LANES)
-        store(y + i, load_half(x + i, n - i), n - i);
 }
 
 void bn_kernels_neon_float(bn_kernels *table) {
