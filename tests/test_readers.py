@@ -70,9 +70,9 @@ def test_random_damage_behind_right_checksums(tmp_path: Path) -> None:
             continue
         assert accepted(file) == (status == "BN_OK"), status
         if status == "BN_OK":
-            with Model.load(path, threads=1) as model, model.session() as session:
-                with contextlib.suppress(NumericError):  # a scale of 1e38 is a number too
-                    assert len(session.score([1, 2, 3])) == 3
+            # A scale of 1e38 is a number too, hence NumericError.
+            with contextlib.suppress(NumericError), Model.load(path, threads=1) as model, model.session() as session:
+                assert len(session.score([1, 2, 3])) == 3
     assert {"BN_OK", "BN_ERR_CODE", "BN_ERR_SECTION", "BN_ERR_TENSOR"} <= answers
 
 
