@@ -74,30 +74,39 @@ def register(verbs: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command; returns its exit code. Expected errors become one line."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our output has left: nothing more to say, to anyone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser, verbs = build_parser()
-    verb = "bitnet"
+    verb = ""
     try:
         args, unknown = parser.parse_known_args(argv)
         verb = args.verb
         if unknown:
             verbs[verb].refuse_unknown(unknown)
         code: int = args.func(args)
-        sys.stdout.flush()
         return code
     except SystemExit as stop:  # argparse: --help, --version, wrong usage
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output left: nothing more to say, to anyone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        raise
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(verb, "train")
-        return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{extra}]"')
+        return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{EXTRAS.get(verb, "train")}]"')
     except OSError as error:
         return _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
-    except (ValueError, RuntimeError, MemoryError) as error:
+    except (ValueError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not type(error).__module__.startswith("bitnet"):
+            raise  # a mistake of ours: its traceback is wanted
         return _fail(str(error) or type(error).__name__)
 
 

@@ -1,0 +1,70 @@
+"""The `bitnet` command itself: exit codes, streams, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bitnet import cli
+
+
+def bitnet(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bitnet", *argv], capture_output=True, text=True, timeout=60)
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for verb in ("train", "eval", "export", "inspect", "generate", "chat", "bench"):
+        assert f"\n    {verb} " in text
+        assert cli.main([verb, "--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "the following arguments are required: VERB"),
+        (["trian"], "did you mean 'train'?"),
+        (["eval"], "the following arguments are required: checkpoint"),
+        (["eval", "x", "--jsn"], "unknown option '--jsn', did you mean '--json'?"),
+        (["eval", "x", "--tok=3"], "unknown option '--tok', did you mean '--tokens'?"),
+        (["eval", "x", "y"], "unknown option 'y'"),
+    ],
+)
+def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    out, errors = capsys.readouterr()
+    assert not out and message in errors and errors.count("\n") == 2
+
+
+def test_a_failure_is_1_and_one_line() -> None:
+    result = bitnet("eval", "no-such-folder")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("bitnet: error: no-such-folder does not exist") and result.stderr.count("\n") == 1
+
+
+def test_version() -> None:
+    assert bitnet("--version").stdout.startswith("bitnet-edge ")
+
+
+@pytest.mark.parametrize(("verb", "extra"), [("train", "train"), ("eval", "train"), ("export", "export")])
+def test_a_missing_extra_is_named(verb: str, extra: str) -> None:
+    arguments = {"train": [], "eval": ["x"], "export": ["x", "y"]}[verb]
+    code = f"import sys; sys.modules['torch'] = None; from bitnet.cli import main; sys.exit(main({[verb, *arguments]}))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr == f'bitnet: error: `bitnet {verb}` needs torch: pip install "bitnet-edge[{extra}]"\n'
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-m", "bitnet", "--help"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(argv, stdout=write, stderr=subprocess.PIPE, env=buffered)
+    os.close(write)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and errors == b""
