@@ -11,21 +11,31 @@
 
 typedef float32x4x4_t lanes; /* lane 4i + j is val[i][j] */
 
+INLINE lanes load_all(const float *x) {
+    return (lanes){{vld1q_f32(x), vld1q_f32(x + 4), vld1q_f32(x + 8), vld1q_f32(x + 12)}};
+}
+
+INLINE void store_all(float *y, lanes v) {
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        vst1q_f32(y + 4 * i, v.val[i]);
+}
+
 INLINE lanes load(const float *x, size_t n) {
     if (n >= BN_LANES)
-        return vld1q_f32_x4(x);
+        return load_all(x);
     float buffer[BN_LANES] = {0};
     memcpy(buffer, x, n * sizeof *x);
-    return vld1q_f32_x4(buffer);
+    return load_all(buffer);
 }
 
 INLINE void store(float *y, lanes v, size_t n) {
     if (n >= BN_LANES) {
-        vst1q_f32_x4(y, v);
+        store_all(y, v);
         return;
     }
     float buffer[BN_LANES];
-    vst1q_f32_x4(buffer, v);
+    store_all(buffer, v);
     memcpy(y, buffer, n * sizeof *y);
 }
 
