@@ -1,0 +1,130 @@
+"""What every benchmark writes: figures as JSON, a table in Markdown, a chart as PNG, with the machine,
+the commit and the command they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bitnet_runtime import __version__, machine
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+COLORS = ("#1f4e79", "#d98032", "#5b9a68", "#8c6bb1")
+
+
+class Panel(NamedTuple):
+    """Groups of bars: one group for each label, one bar in it for each series."""
+
+    title: str
+    labels: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+    limit: Sequence[float] | None = None  # a line above each group: what the machine allows
+    unit: str = ""  # of the numbers on the bars
+
+
+def origin(command: str) -> dict[str, Any]:
+    """Where figures come from. `command` is what reproduces them, run in the root of the repository."""
+    return {
+        "command": command,
+        "commit": _commit(),
+        "version": __version__,
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "cpu": machine.cpu_name(),
+        "cores": os.cpu_count(),
+        "isas": machine.available_isas(),
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "load_at_start": os.getloadavg()[0],
+    }
+
+
+def _commit() -> str:
+    """The commit, with a + when tracked files differ from it."""
+    try:
+        git = ["git", "-C", str(ROOT)]
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.stdout.strip() + ("+" if changed else "")
+
+
+def write(folder: Path, name: str, results: Mapping[str, Any], text: str, panels: Sequence[Panel]) -> None:
+    """NAME.json, NAME.md and NAME.png in a folder. results["origin"] is what `origin` returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(f"{text}\n\n{_footer(results['origin'])}\n\n![{name}]({name}.png)\n")
+    chart(folder / f"{name}.png", panels, f"{results['origin']['cpu']}, commit {results['origin']['commit']}")
+
+
+def _footer(origin: Mapping[str, Any]) -> str:
+    return "\n".join(
+        [
+            f"- machine: {origin['cpu']}, {origin['cores']} cores, {origin['memory_gb']:.0f} GB, {origin['system']}; "
+            f"tiers {', '.join(origin['isas'])}; load average at start {origin['load_at_start']:.1f}",
+            f"- commit: {origin['commit']}, {origin['date']}",
+            f"- command: `{origin['command']}`",
+        ]
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; columns of numbers to the right. Floats come with three digits or more."""
+    cells = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in rows]
+    text = [column for column in range(len(head)) if any(isinstance(row[column], str) for row in rows)]
+    rule = ["---" if column in text else "---:" for column in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [list(head), rule, *cells])
+
+
+def number(value: float) -> str:
+    """Three significant digits, and every digit before the point."""
+    return str(value) if isinstance(value, int) else f"{value:,.{max(0, 2 - len(str(int(abs(value)))) + 1)}f}"
+
+
+def chart(path: Path, panels: Sequence[Panel], title: str) -> None:
+    """Bar charts side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(6 * columns, 3.4 * rows), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        _draw(axis, panel)
+    figure.suptitle(title, fontsize=9, color="gray")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _draw(axis: Any, panel: Panel) -> None:
+    width = 0.8 / len(panel.series)
+    for i, (name, values) in enumerate(panel.series.items()):
+        places = [group + (i - (len(panel.series) - 1) / 2) * width for group in range(len(values))]
+        bars = axis.bar(places, values, 0.94 * width, label=name, color=COLORS[i % len(COLORS)])
+        texts = ["" if value != value else number(value) + panel.unit for value in values]  # NaN: not measured
+        axis.bar_label(bars, texts, fontsize=8, padding=1)
+    if panel.limit:
+        axis.hlines(
+            panel.limit,
+            [group - 0.45 for group in range(len(panel.limit))],
+            [group + 0.45 for group in range(len(panel.limit))],
+            colors="black", linestyles="dotted", label="limit of the machine",
+        )  # fmt: skip
+    axis.set_title(panel.title, fontsize=10, loc="left")
+    axis.set_xticks(range(len(panel.labels)), panel.labels)
+    axis.margins(y=0.18)
+    axis.set_ylim(bottom=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    if len(panel.series) > 1 or panel.limit:
+        axis.legend(fontsize=8, frameon=False)

@@ -1,0 +1,238 @@
+"""The same random ternary weights in this engine and in llama.cpp, measured in turn in one run.
+
+    python benchmarks/vs_llama_cpp.py            # a build of llama.cpp first, then about 10 minutes
+
+Writes the weights as a packed file and as a GGUF (TQ2_0; its head as --head), checks that both
+engines compute the same model from them, then measures prefill and decode A B A B, each engine in
+a process of its own, with the limits of the machine measured in between. The model has SiLU in
+place of relu² because that is what llama.cpp's `bitnet` graph computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf_file
+import numpy as np
+import report
+from shapes import SHAPES
+
+from bitnet.config import ModelConfig
+from bitnet_export import PackedFile, random_model
+from bitnet_runtime import Model
+from bitnet_runtime.bench import bench
+
+LLAMA_CPP_PYTHON = "0.3.36"
+HERE = Path(__file__).resolve().parent
+TOKENS = (7, 77, 210, 5, 130, 42, 99, 3)  # what the two engines must agree on
+OURS, THEIRS = "bitnet-edge", "llama.cpp"
+
+
+def llama_python() -> str:
+    """An interpreter with llama-cpp-python, compiled for this CPU; made on the first call (10 minutes)."""
+    folder = report.ROOT / "build" / f"llama-cpp-python-{LLAMA_CPP_PYTHON}"
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        print(f"building llama-cpp-python {LLAMA_CPP_PYTHON} in {folder.relative_to(report.ROOT)} …", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        package = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--no-binary", "llama-cpp-python", package], check=True)
+        (folder / "complete").touch()
+    return str(python)
+
+
+def run_llama(python: str, job: dict[str, Any]) -> dict[str, Any]:
+    """One run of llama_speed.py; see there."""
+    command = [python, str(HERE / "llama_speed.py"), json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"llama.cpp failed with {done.returncode}:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def run_ours(path: Path, threads: int, prompts: Sequence[int], gen: int) -> dict[str, Any]:
+    """The same figures of this engine, and the limits measured right after each."""
+    runs = [bench(path, prompt=n, gen=gen if n == prompts[0] else 1, repeat=1, threads=threads) for n in prompts]
+    first = runs[0]
+    return {
+        "isa": first["isa"],
+        "load_ms": first["load_ms"],
+        "prefill": {str(n): run["prefill"]["tok_s"] for n, run in zip(prompts, runs, strict=True)},
+        "decode": first["decode"]["tok_s"],
+        "read_bandwidth_gb_s": max(run["read_bandwidth_gb_s"] for run in runs),
+        "int8_peak_gmac_s": max(run["int8_peak_gmac_s"] for run in runs),
+    }
+
+
+def agreement(path: Path, gguf: Path, python: str) -> float:
+    """Correlation of the two engines' logits. Their activations are rounded differently (llama.cpp:
+    a scale for each 256, ours: one a token), and so is the head, hence not exactly 1."""
+    with Model.load(path) as model, model.session(n_ctx=len(TOKENS)) as session:
+        ours = session.append(TOKENS)
+    assert ours is not None
+    with tempfile.NamedTemporaryFile() as file:
+        logits = {"tokens": TOKENS, "to": file.name}
+        run_llama(python, {"path": str(gguf), "threads": 1, "prompts": [8], "gen": 1, "logits": logits})
+        theirs = np.frombuffer(Path(file.name).read_bytes(), np.float32)
+    return float(np.corrcoef(ours, theirs)[0, 1])
+
+
+def compare(config: ModelConfig, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Everything that goes into the JSON file, except its origin."""
+    python = args.llama_python or llama_python()
+    path, gguf = folder / "model.bitnet", folder / "model.gguf"
+    print("writing the weights twice …", file=sys.stderr)
+    random_model(config, path)
+    their_bytes = gguf_file.write_gguf(PackedFile.open(path), gguf, args.head)
+    same = agreement(path, gguf, python)
+    print(f"correlation of the logits: {same:.4f}", file=sys.stderr)
+    if same < 0.9:
+        raise RuntimeError(f"the logits of the two engines correlate by {same:.3f}, expected 0.9: not the same model")
+    runs: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    theirs: dict[str, Any] = {}
+    for threads in args.threads:
+        runs[threads] = {OURS: [], THEIRS: []}
+        for number in range(args.rounds):
+            print(f"threads {threads}, round {number + 1} of {args.rounds} …", file=sys.stderr)
+            runs[threads][OURS].append(run_ours(path, threads, args.prompt, args.gen))
+            job = {"path": str(gguf), "threads": threads, "prompts": args.prompt, "gen": args.gen}
+            theirs = run_llama(python, job)
+            runs[threads][THEIRS].append(theirs)
+    with Model.load(path) as model:
+        info = model.info
+    cache = info.kv_bytes_per_token_f16 * args.gen // 2  # on average, read for each decoded token
+    read = {OURS: info.bytes_per_token + cache, THEIRS: their_bytes + cache}
+    return {
+        "shape": args.shape,
+        "head": args.head,
+        "logit_correlation": same,
+        "versions": {"llama.cpp": theirs["version"], "llama.cpp built with": theirs["system"]},
+        "bytes_per_token": read,
+        "macs_per_token": info.macs_per_token,
+        "rows": [row for threads in args.threads for row in summary(threads, runs[threads], info.macs_per_token, read)],
+        "runs": runs,
+    }
+
+
+def summary(
+    threads: int, runs: dict[str, list[dict[str, Any]]], macs: int, read: dict[str, int]
+) -> list[dict[str, Any]]:
+    """Medians over the rounds, one row for each test; a share is of the limit of that test."""
+    bandwidth = statistics.median(run["read_bandwidth_gb_s"] for run in runs[OURS])
+    peak = statistics.median(run["int8_peak_gmac_s"] for run in runs[OURS])
+    rows = []
+    for test in ("decode", *(f"prefill {n}" for n in runs[OURS][0]["prefill"])):
+        speed = {}
+        for engine in (OURS, THEIRS):
+            figures = [run["decode"] if test == "decode" else run["prefill"][test.split()[1]] for run in runs[engine]]
+            speed[engine] = statistics.median(figures)
+        if test == "decode":
+            share = {engine: speed[engine] * read[engine] / 1e9 / bandwidth for engine in speed}
+        else:
+            share = {engine: speed[engine] * macs / 1e9 / peak for engine in speed}
+        rows.append(
+            {
+                "threads": threads,
+                "test": test,
+                "tok_s": speed,
+                "ratio": speed[OURS] / speed[THEIRS],
+                "share_of_limit": share,
+                "limit": f"{bandwidth:.1f} GB/s" if test == "decode" else f"{peak:.0f} GMAC/s",
+            }
+        )
+    return rows
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The page of results."""
+    head = ["threads", "test", f"{THEIRS}, tok/s", f"{OURS}, tok/s", "ratio",
+            f"{THEIRS}, of limit", f"{OURS}, of limit", "limit"]  # fmt: skip
+    rows = [
+        [
+            row["threads"], row["test"], row["tok_s"][THEIRS], row["tok_s"][OURS], f"{row['ratio']:.2f} ×",
+            f"{row['share_of_limit'][THEIRS]:.0%}", f"{row['share_of_limit'][OURS]:.0%}", row["limit"],
+        ]
+        for row in results["rows"]
+    ]  # fmt: skip
+    megabytes = {engine: size / 1e6 for engine, size in results["bytes_per_token"].items()}
+    return "\n".join(
+        [
+            f"# {results['shape']}: {OURS} and {THEIRS}, the same weights",
+            "",
+            f"TQ2_0 body and {results['head']} head in {results['versions'][THEIRS]}, default packed file here. "
+            f"A decoded token reads {megabytes[THEIRS]:.1f} MB there, {megabytes[OURS]:.1f} MB here. "
+            f"Logits of the two engines correlate by {results['logit_correlation']:.4f}. "
+            "Medians of rounds in turn; the limit is read bandwidth for decode, int8 multiply-adds for prefill.",
+            "",
+            report.table(head, rows),
+        ]
+    )
+
+
+def panels(results: dict[str, Any]) -> list[report.Panel]:
+    """tok/s against threads for each test, shares of the limits, bytes a token."""
+    rows: list[dict[str, Any]] = results["rows"]
+    tests = list(dict.fromkeys(row["test"] for row in rows))
+    found = []
+    for test in tests:
+        own = [row for row in rows if row["test"] == test]
+        labels = [f"{row['threads']} thread{'s' * (row['threads'] > 1)}" for row in own]
+        series = {engine: [row["tok_s"][engine] for row in own] for engine in (THEIRS, OURS)}
+        found.append(report.Panel(f"{test}, tokens a second", labels, series))
+    most = [row for row in rows if row["threads"] == rows[-1]["threads"]]
+    shares = {engine: [100 * row["share_of_limit"][engine] for row in most] for engine in (THEIRS, OURS)}
+    title = f"percent of the machine's limit, {rows[-1]['threads']} thread{'s' * (rows[-1]['threads'] > 1)}"
+    found.append(report.Panel(title, tests, shares, unit=" %"))
+    megabytes = [results["bytes_per_token"][engine] / 1e6 for engine in (THEIRS, OURS)]
+    found.append(report.Panel("megabytes read to decode a token", [THEIRS, OURS], {"": megabytes}))
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Compare this engine with llama.cpp on the same weights.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="bitnet-2b4t", help="size of the model")
+    add("--head", choices=gguf_file.HEADS, default="q6_K", help="type of embedding and head in the GGUF")
+    add("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="threads")
+    add("--prompt", type=int, nargs="+", default=[128, 512], metavar="N", help="tokens of prefill")
+    add("--gen", type=int, default=64, metavar="N", help="tokens to decode")
+    add("--rounds", type=int, default=3, metavar="N", help="runs of each engine, in turn")
+    add("--llama-python", metavar="PATH", help="an interpreter that has llama-cpp-python; none: build it")
+    add("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    command = (
+        f"python benchmarks/vs_llama_cpp.py --shape {args.shape} --head {args.head} "
+        f"--threads {' '.join(map(str, args.threads))} --prompt {' '.join(map(str, args.prompt))} "
+        f"--gen {args.gen} --rounds {args.rounds}"
+    )
+    origin = report.origin(command)
+    config = SHAPES[args.shape].replace(activation="silu")
+    gguf_file.check_config(config)
+    (report.ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=report.ROOT / "build", prefix="vs-llama-cpp-") as folder:
+        results = {"origin": origin} | compare(config, args, Path(folder))
+    text = markdown(results)
+    report.write(args.out, f"vs_llama_cpp-{args.shape}", results, text, panels(results))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
