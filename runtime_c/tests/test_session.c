@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_session.c: what a session promises. There is one right answer to every text, that of
+ * single appends with all logits computed; drafts, batches, forks, rewinds and the screened head
+ * must give it bit for bit.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include "bitnet_runtime.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "tiny_file.h"
+
+enum { DIM = 48, HEAD = 16, HEADS = 3, KV_HEADS = 1, FFN = 80, VOCAB = 9001, LAYERS = 2 };
+enum { CONTEXT = 320, PROMPT = 250, NEW = 60 };
+
+static void large_vocabulary(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1);
+    uint32_t words[30] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
+    words[12] = 1;
+    words[13] = tiny_float_bits(1e-5f);
+    words[19] = words[22] = words[23] = one;
+    words[21] = words[28] = 1;
+    words[24] = tiny_float_bits(0.25f);
+    words[29] = HEAD;
+    tiny_stack(w, words, "test_session");
+    for (unsigned l = 0; l < LAYERS; l++) {
+        tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
+        tiny_tensor(w, l, 2, TINY_NONE, 0, 4, 1, HEADS * HEAD, DIM);
+        tiny_tensor(w, l, 3, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
+        tiny_tensor(w, l, 4, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
+        tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
+        tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
+        tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
+        tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
+        tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
+    }
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+}
+
+static bn_model *model;
+static int32_t prompt[PROMPT];
+
+static void ok(bn_status status) {
+    CHECK_MSG(status == BN_OK, "%s", bn_status_text(status));
+}
+
+/* A session that holds the prompt, its random sequence started. */
+static bn_session *prompted(void) {
+    bn_session *s;
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
+    bn_session_seed(s, 42);
+    return s;
+}
+
+static void same_logits(bn_session *a, bn_session *b) {
+    const float *x = bn_session_logits(a), *y = bn_session_logits(b);
+    CHECK(x != NULL && y != NULL);
+    CHECK(memcmp(x, y, VOCAB * sizeof *x) == 0);
+}
+
+static const int32_t biased[] = {5, 77, 8999};
+static const float bias[] = {3.5f, -INFINITY, 2};
+
+static const bn_sampler samplers[] = {
+    {.temperature = 0, .top_p = 1, .repeat_penalty = 1},
+    {.temperature = 0, .top_p = 1, .repeat_penalty = 1.3f, .penalty_window = 64},
+    {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1},
+    {.temperature = 1.5f,
+     .top_k = 100,
+     .top_p = 1,
+     .repeat_penalty = 1,
+     .n_bias = 3,
+     .bias_tokens = biased,
+     .bias_values = bias},
+    {.temperature = 0.5f,
+     .top_k = 7,
+     .top_p = 1,
+     .repeat_penalty = 0.7f,
+     .presence_penalty = -1,
+     .frequency_penalty = 0.5f,
+     .penalty_window = 100},
+    {.temperature = 1, .top_k = 0, .top_p = 0.9f, .repeat_penalty = 1.1f, .penalty_window = -1},
+};
+enum { SAMPLERS = sizeof samplers / sizeof *samplers };
+
+/* The right answer: asking for the logits first makes the sampler see all of them. */
+static bn_session *reference(const bn_sampler *sampler, int32_t tokens[NEW]) {
+    bn_session *s = prompted();
+    for (int i = 0; i < NEW; i++) {
+        CHECK(bn_session_logits(s) != NULL);
+        ok(bn_session_sample(s, sampler, &tokens[i]));
+        ok(bn_session_append(s, &tokens[i], 1, BN_LOGITS_LAST, NULL));
+    }
+    return s;
+}
+
+/* Without asking, only what the sampler needs of the head is computed; the token is the same. */
+static void test_screened_head(const bn_sampler *sampler) {
+    int32_t expected[NEW], token;
+    bn_session *right = reference(sampler, expected), *s = prompted();
+    for (int i = 0; i < NEW; i++) {
+        ok(bn_session_sample(s, sampler, &token));
+        CHECK_EQ(token, expected[i]);
+        ok(bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL));
+    }
+    ok(bn_session_sample(s, sampler, &token)); /* leaves no trace in the logits */
+    same_logits(s, right);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+/* Drafts of 0..8 tokens of which the first few are right. */
+static void test_drafts(const bn_sampler *sampler, uint64_t random) {
+    int32_t expected[NEW], tokens[16], draft[8];
+    bn_session *right = reference(sampler, expected), *s = prompted();
+    int done = 0, accepted = 0;
+    while (done < NEW) {
+        int32_t n_draft = (int32_t)check_below(&random, 9), n;
+        n_draft = n_draft < NEW - done - 1 ? n_draft : NEW - done - 1;
+        for (int i = 0; i < n_draft; i++) /* draft[i] guesses what comes after the next token */
+            draft[i] = check_below(&random, 4) ? expected[done + 1 + i]
+                                               : (int32_t)check_below(&random, VOCAB);
+        ok(bn_session_step(s, sampler, draft, n_draft, tokens, &n));
+        CHECK(n >= 1 && n <= n_draft + 1);
+        for (int i = 0; i < n; i++)
+            CHECK_EQ(tokens[i], expected[done + i]);
+        done += n;
+        accepted += n - 1;
+        CHECK_EQ(bn_session_position(s), PROMPT + done);
+    }
+    CHECK(accepted > 5); /* or nothing was tested */
+    same_logits(s, right);
+    CHECK(memcmp(bn_session_tokens(s) + PROMPT, expected, sizeof expected) == 0);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+/* Sessions of different lengths, together and each alone. */
+static void test_batch(void) {
+    enum { N = 5 };
+    bn_session *together[N], *alone[N];
+    uint64_t random = 7;
+    for (int i = 0; i < N; i++) {
+        ok(bn_session_new(model, NULL, &together[i]));
+        ok(bn_session_append(together[i], prompt, 1 + 55 * i, BN_LOGITS_LAST, NULL));
+        ok(bn_session_fork(together[i], &alone[i]));
+        same_logits(together[i], alone[i]);
+    }
+    for (int round = 0; round < 20; round++) {
+        int32_t tokens[N];
+        for (int i = 0; i < N; i++)
+            tokens[i] = (int32_t)check_below(&random, VOCAB);
+        ok(bn_append_batch(together, tokens, N));
+        for (int i = 0; i < N; i++) {
+            ok(bn_session_append(alone[i], &tokens[i], 1, BN_LOGITS_LAST, NULL));
+            same_logits(together[i], alone[i]);
+        }
+    }
+    const int32_t tokens[2] = {1, VOCAB};
+    CHECK_EQ(bn_append_batch(together, tokens, 2), BN_ERR_TOKEN);
+    CHECK_EQ(bn_session_position(together[0]), 21); /* nothing was done */
+    bn_session *twice[2] = {together[0], together[0]};
+    CHECK_EQ(bn_append_batch(twice, prompt, 2), BN_ERR_ARGUMENT);
+    for (int i = 0; i < N; i++) {
+        bn_session_free(together[i]);
+        bn_session_free(alone[i]);
+    }
+}
+
+/* What is forgotten leaves no trace, also of other tokens in the same tile of keys. */
+static void test_fork_and_rewind(void) {
+    bn_session *s = prompted(), *copy;
+    ok(bn_session_fork(s, &copy));
+    ok(bn_session_append(s, prompt, 30, BN_LOGITS_LAST, NULL));
+    ok(bn_session_rewind(s, PROMPT - 9));
+    CHECK(bn_session_logits(s) == NULL);
+    int32_t token;
+    CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
+    ok(bn_session_append(s, prompt + PROMPT - 9, 9, BN_LOGITS_LAST, NULL));
+    same_logits(s, copy);
+    CHECK_EQ(bn_session_rewind(s, PROMPT + 1), BN_ERR_ARGUMENT);
+    ok(bn_session_rewind(s, 0));
+    CHECK_EQ(bn_session_position(s), 0);
+    bn_session_free(s);
+    bn_session_free(copy);
+}
+
+/* Probabilities agree with the logits, in one call or two, and leave the session as append does. */
+static void test_score(void) {
+    static float all[PROMPT * VOCAB];
+    float once[PROMPT], twice[PROMPT];
+    bn_session *s, *scored, *halves;
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_new(model, NULL, &scored));
+    ok(bn_session_new(model, NULL, &halves));
+    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_ALL, all));
+    ok(bn_session_score(scored, prompt, PROMPT, once));
+    ok(bn_session_score(halves, prompt, 101, twice));
+    ok(bn_session_score(halves, prompt + 101, PROMPT - 101, twice + 101));
+    CHECK(isnan(once[0]) && isnan(twice[0]));
+    CHECK(memcmp(once + 1, twice + 1, sizeof once - sizeof *once) == 0);
+    for (int i = 1; i < PROMPT; i++) {
+        const float *row = all + (i - 1) * VOCAB;
+        double sum = 0, top = -INFINITY;
+        for (int v = 0; v < VOCAB; v++)
+            top = row[v] > top ? row[v] : top;
+        for (int v = 0; v < VOCAB; v++)
+            sum += exp(row[v] - top);
+        const double expected = row[prompt[i]] - top - log(sum);
+        /* the sum has relative error below 1e-6, exp's 2e-7 included; then one rounding */
+        CHECK_MSG(fabs(once[i] - expected) <= 1e-6 * (1 + fabs(expected)), "%d: %g, expected %g", i,
+                  once[i], expected);
+    }
+    same_logits(s, scored);
+    CHECK(memcmp(bn_session_logits(s), all + (PROMPT - 1) * VOCAB, VOCAB * sizeof *all) == 0);
+    bn_session_free(s);
+    bn_session_free(scored);
+    bn_session_free(halves);
+}
+
+static void test_refusals(void) {
+    bn_session *s;
+    bn_session_options options = {.n_ctx = 10};
+    const int32_t bad[] = {1, -1};
+    int32_t token, n;
+    float out;
+    ok(bn_session_new(model, &options, &s));
+    CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
+    CHECK_EQ(bn_session_append(s, prompt, 11, BN_LOGITS_NONE, NULL), BN_ERR_CONTEXT);
+    CHECK_EQ(bn_session_append(s, prompt, 0, BN_LOGITS_NONE, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_append(s, bad, 2, BN_LOGITS_NONE, NULL), BN_ERR_TOKEN);
+    CHECK_EQ(bn_session_append(s, prompt, 1, (bn_logits)3, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_position(s), 0);
+    ok(bn_session_append(s, prompt, 10, BN_LOGITS_NONE, NULL));
+    CHECK(bn_session_logits(s) == NULL);
+    CHECK_EQ(bn_session_score(s, prompt, 1, &out), BN_ERR_CONTEXT);
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_CONTEXT);
+    ok(bn_session_rewind(s, 5));
+    CHECK_EQ(bn_session_score(s, prompt, 1, &out), BN_ERR_STATE);
+    bn_session_free(s);
+    options.n_ctx = CONTEXT + 1;
+    CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
+}
+
+static atomic_int stop;
+
+static void *cancel_often(void *session) {
+    while (!atomic_load(&stop))
+        bn_session_cancel(session);
+    return NULL;
+}
+
+/* A cancelled append keeps whole blocks and can be finished. */
+static void test_cancel(void) {
+    const bn_session_options options = {.batch = 1};
+    bn_session *s, *right = prompted();
+    pthread_t thread;
+    int cancelled = 0;
+    ok(bn_session_new(model, &options, &s));
+    CHECK_EQ(pthread_create(&thread, NULL, cancel_often, s), 0);
+    for (int32_t at; (at = bn_session_position(s)) < PROMPT;) {
+        const bn_status status =
+            bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL);
+        cancelled += status == BN_ERR_CANCELLED;
+        CHECK(status == BN_OK || status == BN_ERR_CANCELLED);
+        if (cancelled == 10)
+            atomic_store(&stop, 1);
+    }
+    CHECK(cancelled >= 1);
+    atomic_store(&stop, 1);
+    pthread_join(thread, NULL);
+    if (bn_session_logits(s) == NULL) { /* cancelled after the last block */
+        ok(bn_session_rewind(s, PROMPT - 1));
+        ok(bn_session_append(s, prompt + PROMPT - 1, 1, BN_LOGITS_LAST, NULL));
+    }
+    same_logits(s, right);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+int main(void) {
+    size_t size;
+    uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, &size);
+    const bn_load_options options = {.threads = 2};
+    uint64_t random = 1;
+    char detail[BN_DETAIL_SIZE] = "";
+    const bn_status status = bn_model_open_bytes(file, size, &options, &model, detail);
+    CHECK_MSG(status == BN_OK, "%s", detail);
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = (int32_t)check_below(&random, VOCAB);
+
+    for (int i = 0; i < SAMPLERS; i++) {
+        test_screened_head(&samplers[i]);
+        test_drafts(&samplers[i], (uint64_t)i);
+    }
+    test_batch();
+    test_fork_and_rewind();
+    test_score();
+    test_refusals();
+    test_cancel();
+    bn_model_close(model);
+    free(file);
+    return 0;
+}
