@@ -6,7 +6,7 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "bitnet_runtime.h"
+#include "internal.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -114,6 +114,36 @@ static void test_screened_head(const bn_sampler *sampler) {
     same_logits(s, right);
     bn_session_free(s);
     bn_session_free(right);
+}
+
+static int falling(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* bn_head_top itself: the k largest and the tokens asked for are exact, the rest exact or out;
+ * and most of the head is not computed. */
+static void test_head_top(void) {
+    static float full[VOCAB], sorted[VOCAB], top[VOCAB];
+    bn_session *s = prompted();
+    uint64_t random = 3;
+    for (size_t k = 1; k <= 190; k += 9) {
+        const int32_t more[2] = {(int32_t)check_below(&random, VOCAB), VOCAB - 1};
+        size_t out = 0;
+        for (int d = 0; d < DIM; d++)
+            s->work.x[d] = check_float(&random);
+        ok(bn_head(model, &s->work, 0, 1, full));
+        ok(bn_head_top(model, &s->work, k, more, 2, top, s->screened));
+        memcpy(sorted, full, sizeof full);
+        qsort(sorted, VOCAB, sizeof *sorted, falling);
+        for (int v = 0; v < VOCAB; v++) {
+            out += top[v] != full[v];
+            CHECK(top[v] == full[v] || (top[v] == -INFINITY && full[v] < sorted[k - 1]));
+        }
+        CHECK(top[more[0]] == full[more[0]] && top[more[1]] == full[more[1]]);
+        CHECK_MSG(out > VOCAB / (k < 10 ? 2 : 8), "%zu of %d ruled out", out, VOCAB);
+    }
+    bn_session_free(s);
 }
 
 /* Drafts of 0..8 tokens of which the first few are right. */
@@ -300,6 +330,7 @@ int main(void) {
         test_screened_head(&samplers[i]);
         test_drafts(&samplers[i], (uint64_t)i);
     }
+    test_head_top();
     test_batch();
     test_fork_and_rewind();
     test_score();
