@@ -22,6 +22,10 @@ from bitnet_runtime.errors import BitnetError, ContextLengthError
 from bitnet_runtime.session import Session
 
 
+class BenchError(BitnetError, RuntimeError):
+    """The measuring process failed; the message is its own."""
+
+
 def bench(
     path: Path,
     *,
@@ -36,7 +40,7 @@ def bench(
     command = [sys.executable, "-m", "bitnet_runtime.bench", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(done.stderr.strip() or f"the measuring process ended with {done.returncode}")
+        raise BenchError(done.stderr.strip() or f"the measuring process ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout)
     bandwidth = machine.read_bandwidth(found["threads"])
     peak = machine.int8_peak(found["isa"], found["threads"])
