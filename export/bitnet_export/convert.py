@@ -36,14 +36,18 @@ def export_checkpoint(
 
 def pack_checkpoint(folder: Path, out: str | os.PathLike[str], *, check: Any = None) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     from bitnet.checkpoint import CheckpointError, load_config
 
     config = load_config(folder)
     template = folder / "chat_template.jinja"
     tokenizer, generation = _tokenizer(folder, config)
-    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+    try:
+        tensors: Any = safe_open(folder / "model.safetensors", framework="pt")
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder}/model.safetensors is damaged or not a safetensors file: {error}") from None
+    with tensors:
         left = set(tensors.keys())
 
         def source(spec: Spec) -> Encoded:

@@ -182,26 +182,39 @@ def _stored(
 
 
 def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64], str]:
-    """About `n` token ids and where they come from: the validation text of the run that wrote the
-    checkpoint, else the source of Python's standard library; random ids without a tokenizer."""
+    """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
+    then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
     from bitnet import data, tokenizer
-    from bitnet.checkpoint import load_state
 
     if not (folder / "tokenizer.json").is_file():
         return np.random.default_rng(0).integers(0, vocab_size, n), "random tokens (the checkpoint has no tokenizer)"
     words = tokenizer.load(folder / "tokenizer.json")
-    settings = load_state(folder).get("settings", {}) if (folder / "state.json").is_file() else {}
-    sources, share = settings.get("data") or [], settings.get("validation") or 0.05
-    try:
-        files, name = data.files_of(sources), "validation text"
-    except data.DataError:
-        files, name = data.files_of([]), "the standard library's source"
     ids: list[int] = []
-    for text in data.split(data.documents(files), share)[1]:
-        ids += [tokenizer.END_ID, *words.encode(text, add_special_tokens=False).ids]
-        if len(ids) >= n:
-            break
-    return np.array(ids[:n]), name
+    used = []
+    for name, texts in (
+        ("validation text", lambda: _validation_texts(folder)),
+        ("the standard library's source", lambda: data.documents(data.files_of([]))),
+    ):
+        for text in texts():
+            if len(ids) >= n:
+                break
+            ids += [tokenizer.END_ID, *words.encode(text, add_special_tokens=False).ids]
+            used.append(name)
+    return np.array(ids[:n]), " and ".join(dict.fromkeys(used))
+
+
+def _validation_texts(folder: Path) -> Sequence[str]:
+    """What the run held out of its data, as far as the data is still there."""
+    from bitnet import data
+    from bitnet.checkpoint import load_state
+
+    if not (folder / "state.json").is_file():
+        return []
+    settings = load_state(folder).get("settings", {})
+    try:
+        return data.split(data.documents(data.files_of(settings["data"])), settings["validation"])[1]
+    except (data.DataError, KeyError):
+        return []
 
 
 def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
