@@ -16,11 +16,11 @@ from bitnet_runtime import __version__, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-COLORS = ("#1f4e79", "#d98032", "#5b9a68", "#8c6bb1")
+COLORS = ("#d98032", "#9aa7b4", "#1f4e79")  # the last is ours
 
 
 class Panel(NamedTuple):
-    """Groups of bars: one group for each label, one bar in it for each series."""
+    """Groups of bars: one group for each label, one bar in it for each series, at most three."""
 
     title: str
     labels: Sequence[str]
@@ -61,7 +61,10 @@ def write(folder: Path, name: str, results: Mapping[str, Any], text: str, panels
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
     (folder / f"{name}.md").write_text(f"{text}\n\n{_footer(results['origin'])}\n\n![{name}]({name}.png)\n")
-    chart(folder / f"{name}.png", panels, f"{results['origin']['cpu']}, commit {results['origin']['commit']}")
+    origin = results["origin"]
+    chart(
+        folder / f"{name}.png", panels, f"{name}: {origin['cpu']}, {origin['cores']} cores, commit {origin['commit']}"
+    )
 
 
 def _footer(origin: Mapping[str, Any]) -> str:
@@ -111,7 +114,7 @@ def _draw(axis: Any, panel: Panel) -> None:
     width = 0.8 / len(panel.series)
     for i, (name, values) in enumerate(panel.series.items()):
         places = [group + (i - (len(panel.series) - 1) / 2) * width for group in range(len(values))]
-        bars = axis.bar(places, values, 0.94 * width, label=name, color=COLORS[i % len(COLORS)])
+        bars = axis.bar(places, values, 0.94 * width, label=name, color=COLORS[i - len(panel.series)])
         texts = ["" if value != value else number(value) + panel.unit for value in values]  # NaN: not measured
         axis.bar_label(bars, texts, fontsize=8, padding=1)
     if panel.limit:
