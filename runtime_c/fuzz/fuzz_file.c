@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * fuzz_file.c: any bytes as a packed file: parse, verify, open, compute a few tokens, free.
+ *
+ *     fuzz_file -max_len=16384 CORPUS/       with libFuzzer (clang -fsanitize=fuzzer)
+ *     fuzz_file FILE...                      built with -DBN_REPLAY: run these files once
+ *
+ * Needs no corpus to begin with: the mutator starts from a valid file, and mostly makes the
+ * checksums right again, since almost nothing lies behind a wrong one.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "bitnet_runtime.h"
+#include "file.h"
+#include "tiny_file.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+
+static void decode(bn_model *model) {
+    const bn_session_options options = {.n_ctx = 4, .batch = 3};
+    const bn_sampler sampler = {
+        .temperature = 1.0f, .top_k = 5, .top_p = 0.9f, .repeat_penalty = 1.1f};
+    const int32_t prompt[] = {0, 1, 0};
+    bn_session *session = NULL;
+    float scores[3];
+    int32_t token;
+    if (bn_session_new(model, &options, &session) != BN_OK) /* a context of less than four */
+        return;
+    if (bn_session_append(session, prompt, 3, BN_LOGITS_LAST, NULL) == BN_OK &&
+        bn_session_sample(session, &sampler, &token) == BN_OK)
+        CHECK_EQ(bn_session_position(session), 3);
+    (void)bn_session_rewind(session, 0);
+    (void)bn_session_score(session, prompt, 3, scores);
+    bn_session_free(session);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    const bn_load_options options = {.threads = 1, .no_verify = 1};
+    uint8_t *bytes = tiny_copy(data, size); /* aligned, and of exactly this size */
+    char detail[BN_DETAIL_SIZE] = "";
+    bn_kernels kernels;
+    bn_model *model;
+    bn_file file;
+    bn_kernels_select(&kernels, NULL);
+    bn_status status = bn_file_parse(bytes, size, &kernels, &file, detail);
+    CHECK((status == BN_OK) == (detail[0] == 0));
+    if (status == BN_OK)
+        (void)bn_file_verify(&file, &kernels, detail);
+    if (status == BN_OK && bn_model_open_bytes(bytes, size, &options, &model, detail) == BN_OK) {
+        decode(model);
+        bn_model_close(model);
+    }
+    free(bytes);
+    return 0;
+}
+
+#if defined(BN_REPLAY)
+int main(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        FILE *f = fopen(argv[i], "rb");
+        CHECK_MSG(f != NULL && fseek(f, 0, SEEK_END) == 0, "%s", argv[i]);
+        const long size = ftell(f);
+        CHECK_MSG(size >= 0, "%s", argv[i]);
+        rewind(f);
+        uint8_t *bytes = tiny_alloc((size_t)size);
+        CHECK_MSG(fread(bytes, 1, (size_t)size, f) == (size_t)size, "%s", argv[i]);
+        fclose(f);
+        LLVMFuzzerTestOneInput(bytes, (size_t)size);
+        free(bytes);
+    }
+    return 0;
+}
+#else
+/* One field to a value that programs get wrong. */
+static void set_field(uint8_t *data, size_t size, uint64_t *random) {
+    static const uint64_t values[] = {0,          1,          63,         64,       65,
+                                      0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1u << 24, UINT64_MAX};
+    const size_t bytes = (size_t)1 << check_below(random, 4);
+    const size_t at = check_below(random, size / bytes) * bytes;
+    uint64_t value = values[check_below(random, sizeof values / sizeof *values)];
+    if (check_below(random, 2))
+        value = tiny_get(data + at, bytes) + (check_below(random, 2) ? 1 : UINT64_MAX);
+    tiny_put(data + at, value, bytes);
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
+    uint64_t random = seed;
+    if (size < 64) { /* the empty input of an empty corpus */
+        size_t n;
+        uint8_t *good =
+            tiny_file(seed % 2 ? tiny_decoder : tiny_everything, SIZE_MAX, SIZE_MAX, &n);
+        size = n < max_size ? n : max_size;
+        memcpy(data, good, size);
+        free(good);
+    }
+    if (check_below(&random, 2))
+        set_field(data, size, &random);
+    else
+        size = LLVMFuzzerMutate(data, size, max_size);
+    if (check_below(&random, 16))
+        tiny_fix_checksums(data, size);
+    return size;
+}
+#endif
