@@ -39,12 +39,9 @@ class Encoded(NamedTuple):
 
     @classmethod
     def f16(cls, values: NDArray[Any]) -> Encoded:
-        """Raises ValueError when a finite value is too large for half precision."""
+        """A value beyond 65504 becomes infinite, which the writer refuses."""
         with np.errstate(over="ignore"):
-            halves = np.ascontiguousarray(values, "<f2")
-        if not np.isfinite(halves).all():
-            raise ValueError("a value is beyond the range of f16 (65504); use head_format f32")
-        return cls(packed.F16, packed.SCALE_NONE, halves)
+            return cls(packed.F16, packed.SCALE_NONE, np.ascontiguousarray(values, "<f2"))
 
 
 @contextmanager
@@ -170,6 +167,10 @@ def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
     size = packed.data_size(tensor.encoding, spec.rows, spec.cols)
     if len(content) != size:
         raise ValueError(f"{name}: {len(content)} bytes, expected {size} for {spec.rows} x {spec.cols}")
+    if tensor.scope == packed.SCALE_NONE and not np.isfinite(tensor.data).all():
+        raise ValueError(
+            f"{name}: a value is NaN, infinite, or beyond the range of {packed.ENCODING_NAMES[tensor.encoding]}"
+        )
     scales = np.empty(0, "<f4") if tensor.scales is None else np.ascontiguousarray(tensor.scales, "<f4").reshape(-1)
     count = packed.scale_count(tensor.scope, spec.rows, spec.cols)
     if scales.size != count:
