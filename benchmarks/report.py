@@ -126,7 +126,7 @@ def _draw(axis: Any, panel: Panel) -> None:
         )  # fmt: skip
     axis.set_title(panel.title, fontsize=10, loc="left")
     axis.set_xticks(range(len(panel.labels)), panel.labels)
-    axis.margins(y=0.18)
+    axis.margins(y=0.3)  # room for numbers and legend
     axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)
     if len(panel.series) > 1 or panel.limit:
