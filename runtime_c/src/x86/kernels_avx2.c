@@ -13,7 +13,9 @@
 #define INT8_FLIP 0x80 /* codes as signed bytes: see dot_signed */
 #include "attention.h"
 #include "crc32.h"
-#include "matmul.h"
+#include "integer.h"
+
+#include "blocks.h"
 
 INLINE sums dot_pairs(sums sum, bytes w, bytes q) {
     return (sums)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(w, q));
@@ -27,10 +29,6 @@ INLINE sums add_pairs(sums sum) {
 INLINE sums dot_signed(sums sum, bytes c, bytes q) {
     const bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(c, q));
     return sums_add(sum, add_pairs((sums)pairs));
-}
-
-INLINE sums no_fold(sums sum) {
-    return sum;
 }
 
 /* --- ternary --- */

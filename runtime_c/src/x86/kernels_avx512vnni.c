@@ -14,8 +14,9 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
     return (sums)_mm512_dpbusd_epi32((__m512i)sum, w, q);
 }
 
+#define STREAM_TOKENS 6 /* 24 sums, 4 masks, the tile and a field: 30 of 32 registers */
 #include "attention.h"
-#include "vnni.h"
+#include "stream.h"
 
 /* One linear stream; two tiles at a time, so that eight sums hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
@@ -50,6 +51,20 @@ static void int8_vector(const bn_matmul *m) {
         sums_store(m->acc + p * BN_PANEL,
                    sums_add(sums_add(even[0], even[1]), sums_add(odd[0], odd[1])));
     }
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        ternary_vector(m);
+    else
+        stream_tokens(m, 1);
+}
+
+static void int8_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        int8_vector(m);
+    else
+        stream_tokens(m, 0);
 }
 
 int bn_kernels_avx512vnni(bn_kernels *table) {

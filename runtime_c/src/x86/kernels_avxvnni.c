@@ -21,7 +21,10 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #endif
 }
 
-#include "vnni.h"
+#define STREAM_TOKENS 3 /* 12 sums, the tile, a field and the activations: 15 of 16 registers */
+#include "stream.h"
+
+#include "blocks.h"
 
 /* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
@@ -50,6 +53,24 @@ static void int8_vector(const bn_matmul *m) {
         sums_store(m->acc + p * BN_PANEL, sums_add(top[0], top[1]));
         sums_store(m->acc + p * BN_PANEL + VEC_ROWS, sums_add(bottom[0], bottom[1]));
     }
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        ternary_vector(m);
+    else if (m->tokens <= STREAM_TOKENS)
+        stream_tokens(m, 1);
+    else
+        multiply(m, BN_TERNARY_TILE_K, unpack_ternary, sums_dot, no_fold, 6);
+}
+
+static void int8_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        int8_vector(m);
+    else if (m->tokens <= STREAM_TOKENS)
+        stream_tokens(m, 0);
+    else
+        multiply(m, BN_INT8_TILE_K, unpack_int8, sums_dot, no_fold, 6);
 }
 
 int bn_kernels_avxvnni(bn_kernels *table) {

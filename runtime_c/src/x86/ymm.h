@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * ymm.h: the register of AVX2 under the names that matmul.h, float.h and attention.h use.
+ * ymm.h: the register of AVX2 under the names that integer.h, float.h and attention.h use.
  */
 #include "common.h"
 
 typedef __m256i bytes;
 typedef int32_t sums __attribute__((vector_size(32))); /* as __m256i, GCC 12 copies every sum */
 enum { VEC_ROWS = 8 };
-#define GROUP 1
 
 INLINE bytes bytes_load(const void *p) {
     return _mm256_loadu_si256(p);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * zmm.h: the register of AVX-512 under the names that matmul.h, float.h and attention.h use.
+ * zmm.h: the register of AVX-512 under the names that integer.h, float.h and attention.h use.
  */
 #include "common.h"
 
 typedef __m512i bytes;
 typedef int32_t sums __attribute__((vector_size(64))); /* as __m512i, GCC 12 copies every sum */
 enum { VEC_ROWS = 16 };
-#define GROUP 4
 
 INLINE bytes bytes_load(const void *p) {
     return _mm512_loadu_si512(p);

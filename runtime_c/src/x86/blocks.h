@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * blocks.h: integer products for many tokens with 16 registers. A panel is unpacked to one byte a
+ * weight, 256 columns at a time, into a buffer that stays in the L1 cache; then every token is
+ * multiplied with it, 16 rows x up to 6 tokens on registers.
+ *
+ * Defined before including: what integer.h wants, and integer.h.
+ */
+enum {
+    STEP_K = 4,       /* columns in 32 bits */
+    CHUNK_STEPS = 64, /* steps of 508 are what an int16 sum of pairs holds (AVX2) */
+    STEP_BYTES = 64   /* 16 rows, unpacked */
+};
+
+typedef void unpack_fn(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles);
+typedef sums fold_fn(sums sum);
+
+INLINE void unpack_ternary(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles) {
+    const bytes three = bytes_fill(3);
+    for (size_t i = 0; i < tiles; i++) {
+        prefetch(m->tiles + offset + i * BN_TILE_BYTES);
+        for (size_t half = 0; half < BN_TILE_BYTES; half += sizeof(bytes)) {
+            const bytes codes = bytes_load(m->tiles + offset + i * BN_TILE_BYTES + half);
+            uint8_t *to = w + 4 * i * STEP_BYTES + half;
+            bytes_store(to, bytes_and(codes, three));
+            bytes_store(to + STEP_BYTES, bytes_and(bytes_shr(codes, 2), three));
+            bytes_store(to + 2 * STEP_BYTES, bytes_and(bytes_shr(codes, 4), three));
+            bytes_store(to + 3 * STEP_BYTES, bytes_and(bytes_shr(codes, 6), three));
+        }
+    }
+}
+
+INLINE void unpack_int8(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles) {
+    for (size_t i = 0; i < tiles; i++) {
+        prefetch(m->tiles + offset + i * BN_TILE_BYTES);
+        prefetch(m->low + offset + i * BN_TILE_BYTES);
+        for (size_t half = 0; half < BN_TILE_BYTES; half += sizeof(bytes)) {
+            const size_t at = offset + i * BN_TILE_BYTES + half;
+            bytes u[2];
+            int8_bytes(u, m->tiles + at, m->low + at);
+            bytes_store(w + 2 * i * STEP_BYTES + half, u[0]);
+            bytes_store(w + (2 * i + 1) * STEP_BYTES + half, u[1]);
+        }
+    }
+}
+
+/* acc[t][0..16) (+)= w * q over `steps`, for T <= 6 tokens. */
+INLINE void multiply_block(int32_t *acc, size_t acc_stride, const uint8_t *w, const int8_t *q,
+                           size_t q_stride, size_t steps, int first, dot_fn *dot, fold_fn *fold,
+                           const int T) {
+    sums top[6], bottom[6];
+#define CLEAR(t) top[t] = bottom[t] = sums_zero();
+    EACH_TOKEN(CLEAR)
+#undef CLEAR
+    for (size_t s = 0; s < steps; s++, w += STEP_BYTES, q += STEP_K) {
+        const bytes w_top = bytes_load(w), w_bottom = bytes_load(w + sizeof(bytes));
+#define DOT(t)                                                                                     \
+    if (t < T) {                                                                                   \
+        const bytes x = bytes_spread(q + t * q_stride);                                            \
+        top[t] = dot(top[t], w_top, x);                                                            \
+        bottom[t] = dot(bottom[t], w_bottom, x);                                                   \
+    }
+        EACH_TOKEN(DOT)
+#undef DOT
+    }
+#define PUT(t)                                                                                     \
+    if (t < T) {                                                                                   \
+        int32_t *y = acc + t * acc_stride;                                                         \
+        const sums a = fold(top[t]), b = fold(bottom[t]);                                          \
+        sums_store(y, first ? a : sums_add(sums_load(y), a));                                      \
+        sums_store(y + VEC_ROWS, first ? b : sums_add(sums_load(y + VEC_ROWS), b));                \
+    }
+    EACH_TOKEN(PUT)
+#undef PUT
+}
+
+/* At least two tokens, in blocks of even size, at most `most`. */
+INLINE void multiply_tokens(const bn_matmul *m, size_t panel, size_t k, const uint8_t *w,
+                            size_t steps, dot_fn *dot, fold_fn *fold, const int most) {
+    const size_t blocks = (m->tokens + (size_t)most - 1) / (size_t)most;
+    for (size_t b = 0; b < blocks; b++) {
+        const size_t t = m->tokens * b / blocks;
+        int32_t *acc = m->acc + t * m->acc_stride + panel * BN_PANEL;
+        const int8_t *q = m->q + t * m->q_stride + k;
+#define BLOCK(T)                                                                                   \
+    case T:                                                                                        \
+        if (T <= most)                                                                             \
+            multiply_block(acc, m->acc_stride, w, q, m->q_stride, steps, k == 0, dot, fold, T);    \
+        break
+        switch (m->tokens * (b + 1) / blocks - t) {
+            BLOCK(2);
+            BLOCK(3);
+            BLOCK(4);
+            BLOCK(5);
+            BLOCK(6);
+        }
+#undef BLOCK
+    }
+}
+
+INLINE void multiply(const bn_matmul *m, size_t tile_k, unpack_fn *unpack, dot_fn *dot,
+                     fold_fn *fold, const int most) {
+    _Alignas(64) uint8_t w[CHUNK_STEPS * STEP_BYTES];
+    const size_t chunk = CHUNK_STEPS * STEP_K / tile_k;
+    for (size_t p = 0; p < m->panels; p++)
+        for (size_t tile = 0; tile < m->k_tiles; tile += chunk) {
+            const size_t tiles = min_size(chunk, m->k_tiles - tile);
+            unpack(w, m, p * m->panel_stride + tile * BN_TILE_BYTES, tiles);
+            multiply_tokens(m, p, tile * tile_k, w, tiles * tile_k / STEP_K, dot, fold, most);
+        }
+}
+
+INLINE sums no_fold(sums sum) {
+    return sum;
+}

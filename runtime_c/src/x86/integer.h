@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * integer.h: what all integer products of x86 share.
+ *
+ * Defined before including: VEC_ROWS (rows of a register), bytes (a register of four columns for
+ * each row), sums (a register of one 32-bit sum for each row), and their functions (zmm.h, ymm.h).
+ * INT8_FLIP is 0 to have int8 codes unsigned, as stored, and 0x80 to have them signed.
+ */
+#include "common.h"
+
+/* X for each token of a block, or for each with a second number. Loops would do, but compilers
+ * that unroll them do so after deciding what lives in registers, and keep the sums in memory. */
+#define EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#define EACH_TOKEN_AND(X, n) X(0, n) X(1, n) X(2, n) X(3, n) X(4, n) X(5, n)
+
+enum { PREFETCH = 4096 }; /* bytes ahead in a stream of weights: more than 100 ns of it */
+
+INLINE void prefetch(const uint8_t *p) {
+    _mm_prefetch((const char *)p + PREFETCH, _MM_HINT_T0);
+}
+
+typedef sums dot_fn(sums sum, bytes w, bytes q);
+
+/* One register of the two planes to bytes: columns 0-3 and columns 4-7. */
+INLINE void int8_bytes(bytes u[2], const uint8_t *high, const uint8_t *low) {
+    const bytes h = bytes_load(high), l = bytes_load(low), top = bytes_fill(0xf0);
+    u[0] = bytes_xor(bytes_select(top, bytes_shl(h, 4), l), bytes_fill(INT8_FLIP));
+    u[1] = bytes_xor(bytes_select(top, h, bytes_shr(l, 4)), bytes_fill(INT8_FLIP));
+}
+
+/* Independent dot products on registers alone; the empty asm keeps the compiler from solving it. */
+INLINE uint64_t peak(uint64_t rounds, int32_t *sink, dot_fn *dot) {
+    enum { CHAINS = 12 };
+    sums sum[CHAINS];
+    const bytes w = bytes_fill(1), q = bytes_fill(2);
+    UNROLL
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = sums_zero();
+    for (uint64_t n = 0; n < rounds; n++) {
+        UNROLL
+        for (int i = 0; i < CHAINS; i++) {
+            sum[i] = dot(sum[i], w, q);
+            __asm__ volatile("" : "+v"(sum[i]));
+        }
+    }
+    int32_t lanes[VEC_ROWS];
+    UNROLL
+    for (int i = 1; i < CHAINS; i++)
+        sum[0] = sums_add(sum[0], sum[i]);
+    sums_store(lanes, sum[0]);
+    *sink = lanes[0];
+    return rounds * CHAINS * sizeof(bytes);
+}
