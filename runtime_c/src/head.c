@@ -47,15 +47,15 @@ static void estimate(void *context, int32_t thread, int32_t n_threads) {
     bn_share(panels_of(c), thread, n_threads, &panel, &last);
     for (; panel < last; panel += n) {
         n = last - panel < CHUNK_PANELS ? last - panel : CHUNK_PANELS;
-        c->m->kernels.int8_matmul(&(bn_matmul){.acc = acc,
-                                               .acc_stride = BN_CHUNK_ROWS,
-                                               .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                                               .panel_stride = k_tiles * BN_TILE_BYTES,
-                                               .panels = n,
-                                               .k_tiles = k_tiles,
-                                               .q = c->w->q,
-                                               .q_stride = c->w->q_stride,
-                                               .tokens = 1});
+        c->m->kernels.int8_high(&(bn_matmul){.acc = acc,
+                                             .acc_stride = BN_CHUNK_ROWS,
+                                             .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                                             .panel_stride = k_tiles * BN_TILE_BYTES,
+                                             .panels = n,
+                                             .k_tiles = k_tiles,
+                                             .q = c->w->q,
+                                             .q_stride = c->w->q_stride,
+                                             .tokens = 1});
         for (size_t r = panel * BN_PANEL, i = 0; i < n * BN_PANEL && r < t->rows; r++, i++)
             c->product.y[r] = ((float)acc[i] - mean) * (t->scales[r] / c->w->s[0]);
         memset(c->done + panel, 0, n);

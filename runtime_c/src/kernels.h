@@ -32,13 +32,13 @@ enum {
 /* acc[t * acc_stride + 16 p + r] = sum over k of u(16 p + r, k) * q[t * q_stride + k]
  * with u the unsigned codes as stored (FORMAT.md §4), for k in the tiles given.
  * ternary_matmul reads `tiles`; int8_matmul reads `tiles` as the high plane and
- * `low` as the low one and gives 16·high + low, or 16·high when `low` is NULL.
+ * `low` as the low one and gives 16·high + low.
  * All sizes >= 1. tiles, low and q are 64-byte aligned, strides multiples of 64 bytes. */
 typedef struct bn_matmul {
     int32_t *acc;         /* [tokens][acc_stride], acc_stride >= 16 panels */
     size_t acc_stride;    /* in int32 */
     const uint8_t *tiles; /* first tile of the first panel */
-    const uint8_t *low;   /* int8_matmul: the same place in the low plane, or NULL */
+    const uint8_t *low;   /* int8_matmul: the same place in the low plane */
     size_t panel_stride;  /* bytes from one panel to the next */
     size_t panels;
     size_t k_tiles;  /* tiles along K */
@@ -54,6 +54,8 @@ typedef struct bn_kernels {
      * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
     void (*int8_matmul)(const bn_matmul *m);
+    /* 16·high of int8_matmul: reads half of the bytes. For one token; `low` is not used. */
+    void (*int8_high)(const bn_matmul *m);
 
     /* y[t * y_stride + r] = sum over k of w[r * cols + k] * x[t * x_stride + k], float rule.
      * rows >= 0, cols >= 1, tokens >= 1; no alignment. f16: IEEE half, widened exactly. */

@@ -34,19 +34,33 @@ static void int8_matmul(const bn_matmul *m) {
         const int8_t *q = m->q + t * m->q_stride;
         for (size_t p = 0; p < m->panels; p++) {
             const uint8_t *high = m->tiles + p * m->panel_stride;
-            const uint8_t *low = m->low ? m->low + p * m->panel_stride : NULL;
+            const uint8_t *low = m->low + p * m->panel_stride;
             int32_t sum[BN_PANEL] = {0};
-            for (size_t kt = 0; kt < m->k_tiles; kt++)
+            for (size_t kt = 0; kt < m->k_tiles; kt++, high += BN_TILE_BYTES, low += BN_TILE_BYTES)
                 for (int row = 0; row < BN_PANEL; row++)
                     for (int i = 0; i < 4; i++) {
                         const int8_t *qk = q + kt * BN_INT8_TILE_K + i;
-                        const size_t byte = kt * BN_TILE_BYTES + (size_t)(4 * row + i);
-                        const int h = high[byte], l = low ? low[byte] : 0;
+                        const int h = high[4 * row + i], l = low[4 * row + i];
                         sum[row] += (16 * (h & 15) + (l & 15)) * qk[0];
                         sum[row] += (16 * (h >> 4) + (l >> 4)) * qk[4];
                     }
             memcpy(m->acc + t * m->acc_stride + p * BN_PANEL, sum, sizeof sum);
         }
+    }
+}
+
+static void int8_high(const bn_matmul *m) {
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *high = m->tiles + p * m->panel_stride;
+        int32_t sum[BN_PANEL] = {0};
+        for (size_t kt = 0; kt < m->k_tiles; kt++, high += BN_TILE_BYTES)
+            for (int row = 0; row < BN_PANEL; row++)
+                for (int i = 0; i < 4; i++) {
+                    const int8_t *qk = m->q + kt * BN_INT8_TILE_K + i;
+                    sum[row] += 16 * (high[4 * row + i] & 15) * qk[0];
+                    sum[row] += 16 * (high[4 * row + i] >> 4) * qk[4];
+                }
+        memcpy(m->acc + p * BN_PANEL, sum, sizeof sum);
     }
 }
 
@@ -303,6 +317,7 @@ void bn_kernels_scalar(bn_kernels *table) {
         .isa = "scalar",
         .ternary_matmul = ternary_matmul,
         .int8_matmul = int8_matmul,
+        .int8_high = int8_high,
         .f32_matmul = f32_matmul,
         .f16_matmul = f16_matmul,
         .quantize = quantize,

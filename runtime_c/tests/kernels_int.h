@@ -4,10 +4,12 @@
  */
 #include "kernels_test.h"
 
+enum { TERNARY, INT8, INT8_HIGH };
+
 typedef struct problem {
     bn_matmul m;
     size_t acc_bytes;
-    int ternary;
+    int op;
 } problem;
 
 enum { RANDOM, ALL_LARGEST, ALL_SMALLEST, ALTERNATING, DAMAGED, MATMUL_KINDS };
@@ -38,13 +40,14 @@ static int8_t activation(test *t, int kind, size_t k) {
     }
 }
 
-static problem random_problem(test *t, int ternary, int kind, size_t most_tiles) {
+static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
+    const int ternary = op == TERNARY;
     const size_t tile_k = ternary ? BN_TERNARY_TILE_K : BN_INT8_TILE_K;
-    problem p = {.ternary = ternary};
+    problem p = {.op = op};
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, most_tiles);
     m->panels = size_to(t, 9);
-    m->tokens = size_to(t, 14);
+    m->tokens = op == INT8_HIGH ? 1 : size_to(t, 14);
     m->panel_stride = (m->k_tiles + below(t, 3)) * BN_TILE_BYTES;
     m->acc_stride = BN_PANEL * (m->panels + below(t, 2));
     const size_t k = m->k_tiles * tile_k, row = (k + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
@@ -75,14 +78,15 @@ static problem random_problem(test *t, int ternary, int kind, size_t most_tiles)
 static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *kernels) {
     bn_matmul m = p->m;
     m.acc = buffer(t, p->acc_bytes);
-    (p->ternary ? kernels->ternary_matmul : kernels->int8_matmul)(&m);
+    (p->op == TERNARY ? kernels->ternary_matmul
+     : p->op == INT8  ? kernels->int8_matmul
+                      : kernels->int8_high)(&m);
     return m.acc;
 }
 
-static void check_matmul(test *t, int ternary) {
-    const char *what = ternary ? "ternary_matmul" : "int8_matmul";
+static void check_matmul(test *t, int op, const char *what) {
     const int kind = (int)below(t, MATMUL_KINDS);
-    const problem p = random_problem(t, ternary, kind, below(t, 8) ? 40 : 200);
+    const problem p = random_problem(t, op, kind, below(t, 8) ? 40 : 200);
     const int32_t *found = run_problem(t, &p, t->tier), *expected = run_problem(t, &p, t->scalar);
     if (kind != DAMAGED) /* codes no file may hold count as anything, but must not fault */
         same_bytes(t, found, expected, p.acc_bytes, what);
@@ -90,11 +94,15 @@ static void check_matmul(test *t, int ternary) {
 }
 
 static void check_ternary(test *t) {
-    check_matmul(t, 1);
+    check_matmul(t, TERNARY, "ternary_matmul");
 }
 
 static void check_int8(test *t) {
-    check_matmul(t, 0);
+    check_matmul(t, INT8, "int8_matmul");
+}
+
+static void check_int8_high(test *t) {
+    check_matmul(t, INT8_HIGH, "int8_high");
 }
 
 static void check_crc32(test *t) {

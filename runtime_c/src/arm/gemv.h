@@ -57,9 +57,35 @@ INLINE void int8_panel(int32_t *acc, const uint8_t *high, const uint8_t *low, si
         vst1q_s32(acc + 4 * g, vaddq_s32(even[g], odd[g]));
 }
 
+/* 16·high: half bytes are below 16, so both are signed bytes as they come out. */
+INLINE void high_panel(int32_t *acc, const uint8_t *high, size_t k_tiles, const int8_t *q) {
+    const uint8x16_t half = vdupq_n_u8(0x0f);
+    int32x4_t even[4], odd[4];
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        even[g] = odd[g] = vdupq_n_s32(0);
+    for (size_t i = 0; i < k_tiles; i++, q += BN_INT8_TILE_K) {
+        const int8x8_t x = vld1_s8(q);
+        UNROLL
+        for (int g = 0; g < 4; g++, high += 16) {
+            const uint8x16_t v = vld1q_u8(high);
+            even[g] = vdotq_lane_s32(even[g], vreinterpretq_s8_u8(vandq_u8(v, half)), x, 0);
+            odd[g] = vdotq_lane_s32(odd[g], vreinterpretq_s8_u8(vshrq_n_u8(v, 4)), x, 1);
+        }
+    }
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        vst1q_s32(acc + 4 * g, vshlq_n_s32(vaddq_s32(even[g], odd[g]), 4));
+}
+
 static inline void ternary_gemv(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++)
         ternary_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q);
+}
+
+static inline void high_gemv(const bn_matmul *m) {
+    for (size_t p = 0; p < m->panels; p++)
+        high_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q);
 }
 
 static inline void int8_gemv(const bn_matmul *m) {

@@ -108,6 +108,7 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->isa = "dotprod";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
+    table->int8_high = high_gemv;
     table->int8_peak = int8_peak;
     return 1;
 }

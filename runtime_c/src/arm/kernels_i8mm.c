@@ -123,6 +123,7 @@ int bn_kernels_i8mm(bn_kernels *table) {
     table->isa = "i8mm";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
+    table->int8_high = high_gemv;
     table->int8_peak = int8_peak;
     return 1;
 }

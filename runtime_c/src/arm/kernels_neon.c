@@ -141,6 +141,37 @@ static void int8_matmul(const bn_matmul *m) {
     add_int8_offset(m);
 }
 
+/* Two products of half bytes and one token: at most 2·15·127 in 16 bits. */
+static void int8_high(const bn_matmul *m) {
+    const uint8x16_t half = vdupq_n_u8(0x0f);
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *high = m->tiles + p * m->panel_stride;
+        int32x4_t sum[8];
+        UNROLL
+        for (int i = 0; i < 8; i++)
+            sum[i] = vdupq_n_s32(0);
+        for (size_t k = 0; k < m->k_tiles; k++) {
+            const int32x2_t x = vreinterpret_s32_s8(vld1_s8(m->q + k * BN_INT8_TILE_K));
+            const int8x8_t x0 = vreinterpret_s8_s32(vdup_lane_s32(x, 0));
+            const int8x8_t x1 = vreinterpret_s8_s32(vdup_lane_s32(x, 1));
+            UNROLL
+            for (int g = 0; g < 4; g++, high += 16) {
+                const uint8x16_t v = vld1q_u8(high);
+                const int8x16_t f0 = vreinterpretq_s8_u8(vandq_u8(v, half));
+                const int8x16_t f1 = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+                const int16x8_t a = vmull_s8(vget_low_s8(f0), x0);
+                const int16x8_t b = vmull_s8(vget_high_s8(f0), x0);
+                sum[2 * g] = vpadalq_s16(sum[2 * g], vmlal_s8(a, vget_low_s8(f1), x1));
+                sum[2 * g + 1] = vpadalq_s16(sum[2 * g + 1], vmlal_s8(b, vget_high_s8(f1), x1));
+            }
+        }
+        UNROLL
+        for (int g = 0; g < 4; g++)
+            vst1q_s32(m->acc + p * BN_PANEL + 4 * g,
+                      vshlq_n_s32(vpaddq_s32(sum[2 * g], sum[2 * g + 1]), 4));
+    }
+}
+
 #if defined(__ARM_FEATURE_CRC32)
 static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
     crc = ~crc;
@@ -179,6 +210,7 @@ int bn_kernels_neon(bn_kernels *table) {
     table->isa = "neon";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
+    table->int8_high = int8_high;
 #if defined(__ARM_FEATURE_CRC32)
     table->crc32 = crc32;
 #endif

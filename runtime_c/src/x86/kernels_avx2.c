@@ -93,6 +93,32 @@ static void int8_vector(const bn_matmul *m) {
     }
 }
 
+/* A pair of half bytes gives at most 2·15·127 = 3810, two pairs to a tile: 4 tiles fill a sum. */
+static void int8_high(const bn_matmul *m) {
+    enum { FOLD = 4 };
+    const bytes half = bytes_fill(0x0f);
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *tile = m->tiles + p * m->panel_stride;
+        const int8_t *q = m->q;
+        sums top = sums_zero(), bottom = sums_zero();
+        for (size_t left = m->k_tiles; left > 0;) {
+            sums a = sums_zero(), b = sums_zero();
+            size_t tiles = min_size(left, FOLD);
+            left -= tiles;
+            for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_INT8_TILE_K) {
+                const bytes x = bytes_load(tile), y = bytes_load(tile + sizeof(bytes));
+                a = dot_pairs(a, bytes_and(x, half), bytes_spread(q));
+                b = dot_pairs(b, bytes_and(y, half), bytes_spread(q));
+                a = dot_pairs(a, bytes_and(bytes_shr(x, 4), half), bytes_spread(q + 4));
+                b = dot_pairs(b, bytes_and(bytes_shr(y, 4), half), bytes_spread(q + 4));
+            }
+            top = sums_add(top, add_pairs(a)), bottom = sums_add(bottom, add_pairs(b));
+        }
+        sums_store(m->acc + p * BN_PANEL, top << 4);
+        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, bottom << 4);
+    }
+}
+
 /* u = c + 128: the sums of c·q still lack 128·Σq. */
 static void add_128(const bn_matmul *m) {
     for (size_t t = 0; t < m->tokens; t++) {
@@ -120,6 +146,7 @@ int bn_kernels_avx2(bn_kernels *table) {
     table->isa = "avx2";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
+    table->int8_high = int8_high;
     table->int8_peak = int8_peak;
     table->crc32 = crc32;
     set_float_kernels(table);

@@ -18,6 +18,8 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "attention.h"
 #include "stream.h"
 
+#include "high.h"
+
 /* One linear stream; two tiles at a time, so that eight sums hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++) {
@@ -71,6 +73,7 @@ int bn_kernels_avx512vnni(bn_kernels *table) {
     table->isa = "avx512vnni";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
+    table->int8_high = int8_high;
     table->int8_peak = int8_peak;
     set_float_kernels(table);
     return 1;

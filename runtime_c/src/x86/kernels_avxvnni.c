@@ -26,6 +26,8 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "blocks.h"
 
+#include "high.h"
+
 /* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++) {
@@ -77,6 +79,7 @@ int bn_kernels_avxvnni(bn_kernels *table) {
     table->isa = "avxvnni";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
+    table->int8_high = int8_high;
     table->int8_peak = int8_peak;
     return 1;
 }
