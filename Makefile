@@ -59,7 +59,7 @@ sanitize: .venv/installed
 	    "-Ccmake.define.BITNET_SANITIZE=address;undefined" .
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	    PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_runtime.py
+	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
