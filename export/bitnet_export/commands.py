@@ -47,7 +47,8 @@ def _positive(text: str) -> int:
 def _export(args: argparse.Namespace) -> int:
     from .convert import export_checkpoint
 
-    print(f"writing {args.out} and comparing it with the checkpoint …", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("writing the file and comparing it with the checkpoint, which takes a moment …", file=sys.stderr)
     report = export_checkpoint(args.checkpoint, args.out, tokens=args.tokens)
     print(f"exported   {report.checkpoint} to {args.out}", report, sep="\n", file=sys.stderr)
     if args.json:
