@@ -78,7 +78,7 @@ def test_what_templates_use(template: str, text: str) -> None:
 
 
 BOMBS = {
-    "repeat": "{{ 'a' * 10**7 }}",
+    "repeat": "{{ 'a' * 10000000 }}",
     "repeat a list": "{{ (['a'] * 100000000) | length }}",
     "center": "{{ 'a' | center(5000000) }}",
     "ljust": "{{ 'a'.ljust(99999999) }}",

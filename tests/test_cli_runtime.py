@@ -1,0 +1,227 @@
+"""`bitnet generate | chat | bench` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bitnet.config import PRESETS
+from bitnet_export import random_model
+from bitnet_runtime import Model
+from runtime_models import TEMPLATE, byte_tokenizer, scripted_model, small_model
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `small` (random), `script` (answers "Hello world"), `chat` (with template), `slow`."""
+    folder = tmp_path_factory.mktemp("models")
+    small_model(folder).rename(folder / "small")
+    small_model.cache_clear()
+    scripted_model(folder / "script", [b"Hello", b" wor", b"ld"])
+    scripted_model(folder / "chat", [b"Good", b" day"], template=TEMPLATE, max_context=256)
+    slow = PRESETS["tiny"].replace(max_context=1 << 16)
+    random_model(slow, folder / "slow", tokenizer=byte_tokenizer().to_str().encode())
+    return folder
+
+
+def bitnet(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bitnet", *map(str, args)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+
+
+def test_the_answer_goes_to_stdout_and_the_rest_to_stderr(models: Path) -> None:
+    done = bitnet("generate", models / "script", "-p", "go", "-s", 5)
+    assert (done.returncode, done.stdout) == (0, "Hello world\n")
+    assert re.search(
+        r"^Prompt: 2 tokens, [\d.]+ tok/s · Generation: 3 tokens, [\d.]+ tok/s · Peak memory: [\d.]+ GB · Seed: 5$",
+        done.stderr,
+        re.M,
+    )
+    assert "<Model script:" in done.stderr
+
+
+def test_every_way_to_give_model_and_prompt(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_text("go", encoding="utf-8")
+    for args, stdin in (
+        (("-m", models / "script", "--prompt", "go"), ""),
+        ((models / "script", "-f", tmp_path / "prompt"), ""),
+        ((models / "script",), "go"),
+    ):
+        done = bitnet("generate", *args, "--quiet", stdin=stdin)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "Hello world\n", "")
+
+
+def test_json(models: Path) -> None:
+    done = bitnet("generate", models / "script", "-p", "go", "--json", "--stop", " w", "-s", 3)
+    found = json.loads(done.stdout)
+    assert found["text"] == "Hello"
+    assert (found["finish_reason"], found["seed"]) == ("stop", 3)
+    assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    assert found["timings"]["generation_tokens_per_second"] > 0
+
+
+def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
+    done = bitnet("generate", models / "small", "-p", "abc", "-s", 11, "-n", 40, "--temp", 1.2, "--json")
+    with Model.load(models / "small") as model:
+        tokens = model.generate("abc", seed=11, max_tokens=40, temperature=1.2).tokens
+    assert json.loads(done.stdout)["tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("generate",), 2, "no model"),
+        (("generate", "{}/script", "--temp", "-1"), 2, "temperature is -1.0, expected a number from 0 to"),
+        (("generate", "{}/script", "-n", "many"), 2, "max_tokens is 'many', expected an integer from 0"),
+        (("generate", "{}/script", "--top-q", "1"), 2, "--top-q"),
+        (("generate", "{}/script", "-p", "x", "-f", "y"), 2, "not allowed with"),
+        (("generate", "{}/script", "--logit-bias", "x"), 2, "expected a token id, =, and a number"),
+        (("generate", "{}/script", "-t", "0"), 2, "expected an integer of at least 1"),
+        (("generate", "{}/none", "-p", "x"), 1, "No such file"),
+        (("generate", "{}", "-p", "x"), 1, "directory"),
+        (("generate", sys.executable, "-p", "x"), 1, "is a program; expected a packed model"),
+        (("generate", "{}/script", "-p", "x" * 65), 1, "65 tokens exceed the available context size: .* is 64"),
+        (("generate", "{}/script", "-p", ""), 1, "prompt is empty"),
+        (("generate", "{}/script", "-f", "{}/none"), 1, "none"),
+        (("generate", "{}/script", "-p", "x", "--isa", "z80"), 1, "isa is 'z80', expected one of"),
+        (("chat",), 2, "no model"),
+        (("bench",), 2, "either a packed file or --shape"),
+        (("bench", "--shape", "huge"), 1, "shape is 'huge', expected one of tiny"),
+        (("bench", "{}/script", "--prompt", "100"), 1, "exceed the available context"),
+        (("bench", "{}/none"), 1, "No such file"),
+    ],
+)
+def test_one_clear_line_and_the_right_exit_code(models: Path, args: tuple[str, ...], code: int, message: str) -> None:
+    done = bitnet(*(arg.replace("{}", str(models)) for arg in args))
+    assert done.returncode == code
+    assert re.search(message, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_closed_pipe_is_quiet(models: Path) -> None:
+    command = f"{sys.executable} -m bitnet generate {models}/slow -t 1 -p x -n 400 --quiet | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert done.stderr == b""
+
+
+def test_ctrl_c_ends_generate_with_130(models: Path) -> None:
+    command = [sys.executable, "-m", "bitnet", "generate", str(models / "slow"), "-p", "x", "-n", "none", "-t", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Generation:" in errors
+    assert "Traceback" not in errors
+
+
+# ---- chat ----
+
+
+def test_chat_through_a_pipe(models: Path) -> None:
+    typed = ["hello", '"""two', 'lines"""', "", "/help", "/nothing", "/clear", "again", "/exit", "never"]
+    done = bitnet("chat", models / "chat", stdin="\n".join(typed))
+    assert done.returncode == 0
+    assert done.stdout == "Good day\n" * 3
+    assert "unknown command /nothing" in done.stderr
+    assert "begin a new conversation" in done.stderr
+    prompts = [int(n) for n in re.findall(r"Prompt: (\d+) tokens", done.stderr)]
+    assert prompts[0] == prompts[2] == len("hello") + 3
+    assert prompts[1] == prompts[0] + len("Good day") + 1 + len("two\nlines") + 3
+
+
+def test_chat_without_a_template_says_so(models: Path) -> None:
+    done = bitnet("chat", models / "script", stdin="go\n")
+    assert (done.returncode, done.stdout) == (0, "Hello world\n")
+    assert "has no chat template" in done.stderr
+
+
+def test_chat_goes_on_after_an_error(models: Path) -> None:
+    done = bitnet("chat", models / "chat", "--quiet", stdin="x" * 300 + "\nhello\n")
+    assert (done.returncode, done.stdout) == (0, "Good day\n")
+
+
+class Terminal:
+    """The command on a pseudo-terminal."""
+
+    def __init__(self, *args: object) -> None:
+        self.process, self.fd = pty.fork()
+        if self.process == 0:
+            os.execv(sys.executable, [sys.executable, "-m", "bitnet", *map(str, args)])
+        self.seen = ""
+
+    def until(self, done: Callable[[str], bool], seconds: float = 30) -> str:
+        end = time.monotonic() + seconds
+        while not done(self.seen):
+            ready, _, _ = select.select([self.fd], [], [], max(end - time.monotonic(), 0))
+            assert ready, f"waited {seconds} s, saw {self.seen[-500:]!r}"
+            try:
+                self.seen += os.read(self.fd, 4096).decode(errors="replace")
+            except OSError:  # the command ended
+                break
+        text, self.seen = self.seen, ""
+        return text
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def exit_code(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(models: Path) -> None:
+    terminal = Terminal("chat", models / "slow", "-n", "none", "-t", 1)
+    terminal.until(lambda seen: "> " in seen)
+    terminal.type("abc\n")
+    terminal.until(lambda seen: len(seen) > 300)
+    terminal.type("\x03")
+    terminal.until(lambda seen: "Seed:" in seen and seen.endswith("> "))
+    terminal.type("\x03")
+    terminal.until(lambda seen: "Ctrl-D or /exit leaves" in seen)
+    terminal.type("\x04")
+    terminal.until(lambda seen: False)
+    assert terminal.exit_code() == 0
+
+
+# ---- bench ----
+
+
+def test_bench_json(models: Path) -> None:
+    done = bitnet(
+        "bench", models / "small", "-t", 1, "--prompt", 64, "--gen", 32, "--depth", 16, "--repeat", 2, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for key in ("cpu", "isa", "threads", "read_bandwidth_gb_s", "int8_peak_gmac_s", "load_ms", "peak_rss_mb"):
+        assert found[key], key
+    decode, prefill = found["decode"], found["prefill"]
+    assert decode["gb_s"] == pytest.approx(decode["tok_s"] * decode["bytes_per_token"] / 1e9)
+    assert decode["bytes_per_token"] > found["model"]["weight_bytes_per_token"]
+    assert decode["bandwidth_share"] == pytest.approx(decode["gb_s"] / found["read_bandwidth_gb_s"])
+    assert prefill["gmac_s"] == pytest.approx(prefill["tok_s"] * found["model"]["ternary_weights"] / 1e9)
+    assert 0 < prefill["int8_peak_share"] < 1
+    assert len(decode["runs"]) == len(prefill["runs"]) == 2
+    assert (prefill["n"], decode["n"], decode["depth"]) == (64, 32, 16)
+    assert found["peak_rss_mb"] < 100
+
+
+def test_bench_shape_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = bitnet("bench", "--shape", "mini-gpt", "--gen", 8, "--repeat", 1)
+    assert done.returncode == 0, done.stderr
+    for word in ("limits", "load", "memory", "prefill", "decode", "% of the read bandwidth", "% of the int8 peak"):
+        assert word in done.stdout
+    assert list(tmp_path.iterdir()) == []
