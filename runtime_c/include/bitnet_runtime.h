@@ -47,27 +47,27 @@ extern "C" {
 /* One value for each way to fail. bn_status_text() has the sentence for each. */
 typedef enum bn_status {
     BN_OK = 0,
-    BN_ERR_ARGUMENT = 1,      /* a null pointer, or a number out of its documented range */
-    BN_ERR_MEMORY = 2,        /* an allocation failed */
-    BN_ERR_IO = 3,            /* open, read, stat or mmap failed */
-    BN_ERR_NOT_REGULAR = 4,   /* a directory, FIFO, device or socket */
-    BN_ERR_MAGIC = 5,         /* not a packed file */
-    BN_ERR_VERSION = 6,       /* a format version, or a required flag, this build does not know */
-    BN_ERR_TRUNCATED = 7,     /* the header says more bytes than there are */
-    BN_ERR_TRAILING = 8,      /* more bytes than the header says */
-    BN_ERR_CHECKSUM = 9,      /* bytes changed since the file was written */
-    BN_ERR_SECTION = 10,      /* section table: order, offset, size, overlap, hole, padding */
-    BN_ERR_CONFIG = 11,       /* hyperparameters out of range or inconsistent */
-    BN_ERR_UNSUPPORTED = 12,  /* a valid configuration that this engine cannot run */
-    BN_ERR_TENSOR = 13,       /* tensor table: missing, extra, shape, encoding, offset */
-    BN_ERR_SCALE = 14,        /* a float that is NaN or infinite, or a scale not > 0 */
-    BN_ERR_CODE = 15,         /* a ternary code outside {0, 1, 2} */
-    BN_ERR_CONTEXT = 16,      /* more tokens than the session's context holds */
-    BN_ERR_TOKEN = 17,        /* a token id outside [0, vocab_size) */
-    BN_ERR_STATE = 18,        /* called in the wrong order, e.g. sample before append */
-    BN_ERR_CANCELLED = 19,    /* bn_session_cancel() was called; the session keeps whole tokens */
-    BN_ERR_NUMERIC = 20,      /* logits are NaN, or every token is ruled out */
-    BN_ERR_THREAD = 21        /* a worker thread could not be started */
+    BN_ERR_ARGUMENT = 1,     /* a null pointer, or a number out of its documented range */
+    BN_ERR_MEMORY = 2,       /* an allocation failed */
+    BN_ERR_IO = 3,           /* open, read, stat or mmap failed */
+    BN_ERR_NOT_REGULAR = 4,  /* a directory, FIFO, device or socket */
+    BN_ERR_MAGIC = 5,        /* not a packed file */
+    BN_ERR_VERSION = 6,      /* a format version, or a required flag, this build does not know */
+    BN_ERR_TRUNCATED = 7,    /* the header says more bytes than there are */
+    BN_ERR_TRAILING = 8,     /* more bytes than the header says */
+    BN_ERR_CHECKSUM = 9,     /* bytes changed since the file was written */
+    BN_ERR_SECTION = 10,     /* section table: order, offset, size, overlap, hole, padding */
+    BN_ERR_CONFIG = 11,      /* hyperparameters out of range or inconsistent */
+    BN_ERR_UNSUPPORTED = 12, /* a valid configuration that this engine cannot run */
+    BN_ERR_TENSOR = 13,      /* tensor table: missing, extra, shape, encoding, offset */
+    BN_ERR_SCALE = 14,       /* a float that is NaN or infinite, or a scale not > 0 */
+    BN_ERR_CODE = 15,        /* a ternary code outside {0, 1, 2} */
+    BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
+    BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
+    BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append */
+    BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called; the session keeps whole tokens */
+    BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
+    BN_ERR_THREAD = 21       /* a worker thread could not be started */
 } bn_status;
 
 /* Sections of the packed file that the engine passes on without reading. */
@@ -102,13 +102,14 @@ typedef struct bn_load_options {
 
 typedef struct bn_model_info {
     uint32_t vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, max_context;
-    uint64_t file_bytes;        /* size of the packed file */
-    uint64_t ternary_weights;   /* number of ternary weights */
-    uint64_t bytes_per_token;   /* weight bytes read to decode one token, head included, KV not */
-    uint64_t macs_per_token;    /* ternary multiply-adds per token, head and attention not */
+    uint64_t file_bytes;      /* size of the packed file */
+    uint64_t ternary_weights; /* number of ternary weights */
+    uint64_t bytes_per_token; /* weight bytes read to decode one token, KV not; of a large int8
+                               * head the high plane, as sampling needs few rows of the low one */
+    uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
     uint64_t kv_bytes_per_token_f16; /* cache bytes each token of context adds at BN_KV_F16 */
-    int32_t threads;            /* size of the pool, the caller's thread included */
-    const char *isa;            /* tier in use, e.g. "avx512vnni"; static storage */
+    int32_t threads;                 /* size of the pool, the caller's thread included */
+    const char *isa;                 /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
 
 typedef struct bn_session_options {
@@ -176,8 +177,8 @@ BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
 
 /* Bytes of an opaque section; *size is 0 and *bytes NULL when the file has none.
  * The pointer lives as long as the model. */
-BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which, const uint8_t **bytes,
-                                      size_t *size);
+BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which,
+                                      const uint8_t **bytes, size_t *size);
 
 /* --- Session: one text and its KV cache. All memory is allocated here. --- */
 
@@ -215,7 +216,8 @@ BN_API const float *bn_session_logits(bn_session *session);
  * all before it, float[n]. The first entry is NAN when the session was empty.
  * Sum over the vocabulary in double. Fails like bn_session_append, and with BN_ERR_STATE when
  * the session holds tokens but no logits (an append with BN_LOGITS_NONE, a rewind). */
-BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n, float *out);
+BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n,
+                                  float *out);
 
 /* Choose a token from the current logits; NULL sampler: temperature 0. Does
  * not append it. Penalties look at the session's tokens. Fails with
@@ -228,7 +230,8 @@ BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sample
  * chosen tokens to tokens[0..*n), 1 <= *n <= n_draft + 1; the session holds these and no more.
  * Fails like sample and append; with BN_ERR_CONTEXT when not one more token fits. */
 BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
-                                 const int32_t *draft, int32_t n_draft, int32_t *tokens, int32_t *n);
+                                 const int32_t *draft, int32_t n_draft, int32_t *tokens,
+                                 int32_t *n);
 
 /* Append tokens[i] to sessions[i] for n different sessions of one model, reading the weights once
  * for all. Each ends as after bn_session_append(sessions[i], &tokens[i], 1, BN_LOGITS_LAST, NULL),

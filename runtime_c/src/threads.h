@@ -25,7 +25,8 @@ void bn_pool_run(bn_pool *pool, bn_task task, void *context);
 void bn_pool_lock(bn_pool *pool);
 void bn_pool_unlock(bn_pool *pool);
 
-/* The part [*first, *last) of n items that belongs to a thread: contiguous, sizes differ by <= 1. */
+/* The part [*first, *last) of n items that belongs to a thread: contiguous, sizes differ by <= 1.
+ */
 void bn_share(size_t n, int32_t thread, int32_t n_threads, size_t *first, size_t *last);
 
 #endif
