@@ -8,8 +8,6 @@
 #include "internal.h"
 #include "sampler.h"
 
-enum { SCREEN_VOCAB = 8192 }; /* below, reading the whole head is as good */
-
 /* --- tokens in --- */
 
 static bn_status check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
@@ -230,8 +228,7 @@ static bn_status sampler_logits(bn_session *s, const bn_sampler *sampler) {
     const bn_sampler *p = sampler ? sampler : &greedy;
     const int32_t k = p->temperature == 0 ? 1 : p->top_k;
     int32_t more[BN_SCREEN_MOST], n;
-    if (s->ready == BN_READY_LOGITS || s->model->head.encoding != BN_INT8_PLANES ||
-        s->model->head.bias || c->logit_softcap > 0 || c->vocab_size < SCREEN_VOCAB || k < 1 ||
+    if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->model) || k < 1 ||
         (n = adjusted_tokens(s, p, more)) < 0 || k > BN_SCREEN_MOST - n)
         return full_logits(s);
     bn_pool_lock(s->model->pool);

@@ -111,6 +111,12 @@ static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_
     return n;
 }
 
+int bn_head_screens(const bn_model *m) {
+    enum { LARGE = 8192 }; /* tokens; below, reading the whole head is as good */
+    return m->head.encoding == BN_INT8_PLANES && !m->head.bias && m->config.logit_softcap == 0 &&
+           m->config.vocab_size >= LARGE;
+}
+
 bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *more, size_t n,
                       float *logits, uint8_t *done) {
     size_t top[BN_SCREEN_MOST];

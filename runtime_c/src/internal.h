@@ -153,9 +153,12 @@ bn_status bn_head(bn_model *m, bn_workspace *w, size_t first, size_t rows, float
 
 enum { BN_SCREEN_MOST = 256 }; /* tokens that bn_head_top can be asked for */
 
+/* Whether bn_head_top pays: an int8 head, large, whose logits nothing is added to. */
+int bn_head_screens(const bn_model *m);
+
 /* The k largest logits of row 0 of x, and those of n tokens more, exactly; whatever can be neither
- * becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. The head is INT8_PLANES without bias or
- * softcap. done: scratch, one byte per 16 tokens. */
+ * becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. Only where bn_head_screens. done: scratch,
+ * one byte per 16 tokens. */
 bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *more, size_t n,
                       float *logits, uint8_t *done);
 
@@ -166,7 +169,8 @@ void bn_workspace_free(bn_workspace *w);
 
 /* --- math.c: the same bits on every machine, unlike the C library's --- */
 
-void bn_sincos(double x, double *sine, double *cosine); /* error below 1e-8; NaN unless |x| < 2^24 */
-double bn_log(double x);                                /* x normal and > 0 */
+void bn_sincos(double x, double *sine,
+               double *cosine); /* error below 1e-8; NaN unless |x| < 2^24 */
+double bn_log(double x);        /* x normal and > 0 */
 
 #endif

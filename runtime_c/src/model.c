@@ -201,6 +201,8 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
             count(info, matrices[j]);
     }
     count(info, &m->head);
+    if (bn_head_screens(m))
+        info->bytes_per_token -= m->head.bytes / 2;
     return BN_OK;
 }
 
