@@ -6,6 +6,8 @@ import gc
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ from bitnet_runtime import (
     TokenizerError,
     available_isas,
 )
-from runtime_models import SMALL, byte_tokenizer, scripted_model, small_model
+from runtime_models import SMALL, byte_tokenizer, small_model
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +317,18 @@ def test_ctrl_c(slow_model: Path, what: str) -> None:
         assert model.generate([1], max_tokens=1).tokens
 
 
+def test_exit_while_a_daemon_thread_generates(slow_model: Path) -> None:
+    code = f"""
+import threading, time
+from bitnet_runtime import Model
+model = Model.load({str(slow_model)!r})
+threading.Thread(target=model.generate, args=([1],), kwargs={{"max_tokens": None}}, daemon=True).start()
+time.sleep(0.3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_after_fork_the_child_works_or_raises(model: Model) -> None:
     expected = model.generate([5], max_tokens=5, seed=1).tokens
     child = os.fork()
@@ -383,16 +397,13 @@ def test_damaged_files_are_refused_and_the_next_one_loads(tmp_path: Path, path: 
 
 
 def test_a_million_parameters_stream_at_5000_tokens_a_second(tmp_path: Path) -> None:
-    """The share of Python in it is what is tested: the same tokens without the engine's time."""
-    path = scripted_model(tmp_path / "m", [b"ab"], max_context=4096)
-    with Model.load(path, threads=1) as model:
-        stream = model.stream([1], max_tokens=3000, logit_bias={model_end(model): -math.inf}, top_k=1)
-        begin = time.process_time()
+    config = PRESETS["mini-gpt"].replace(vocab_size=512)
+    random_model(config, tmp_path / "m", tokenizer=byte_tokenizer().to_str().encode())
+    with Model.load(tmp_path / "m", threads=1) as model:
+        assert model.info.ternary_weights > 1_000_000
+        stream = model.stream("def main(", max_tokens=200)
+        begin = time.process_time()  # of this process alone, whatever else runs
         made = sum(1 for _ in stream)
         seconds = time.process_time() - begin
-    assert made == 3000
+    assert made == 200
     assert made / seconds > 5000
-
-
-def model_end(model: Model) -> int:
-    return next(iter(model.end_tokens))

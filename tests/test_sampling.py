@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, Sampling, StateError, commands
+from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, NumericError, Sampling, StateError, commands
 from bitnet_runtime.defaults import ALIASES, DEFAULTS, FIELDS, model_defaults, resolve
 from bitnet_runtime.session import Sampler
 from runtime_models import scripted_model, small_model
@@ -188,6 +188,13 @@ def test_sampling_follows_the_probabilities(model: Model) -> None:
     assert counts.sum() == draws, "a token outside the top 4 was drawn"
     chi_square = float((((counts - draws * expected) ** 2) / (draws * expected)).sum())
     assert chi_square < 21.1  # 3 degrees of freedom, probability 1e-4; the draws are seeded
+
+
+def test_every_token_ruled_out(model: Model) -> None:
+    banned = dict.fromkeys(range(512), -math.inf)
+    with pytest.raises(NumericError):
+        model.generate("abc", logit_bias=banned)
+    assert model.generate("abc", max_tokens=1).tokens
 
 
 def test_sampling_before_appending(model: Model) -> None:

@@ -37,7 +37,11 @@ def sentencepiece() -> HfTokenizer:
 
 
 def ours(tokenizer: HfTokenizer, **options: Any) -> Tokenizer:
+    """The tokenizer as the runtime reads it from a file."""
     return Tokenizer(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), **options)
+
+
+OURS, SENTENCEPIECE = ours(BYTE_LEVEL), ours(sentencepiece())
 
 
 def joined(tokenizer: Tokenizer, tokens: list[int], prompt: list[int] | None = None) -> str:
@@ -48,21 +52,20 @@ def joined(tokenizer: Tokenizer, tokens: list[int], prompt: list[int] | None = N
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1), max_size=30))
 def test_byte_level_pieces_join_to_the_text_of_the_library(tokens: list[int]) -> None:
-    assert joined(ours(BYTE_LEVEL), tokens) == BYTE_LEVEL.decode(tokens)
+    assert joined(OURS, tokens) == BYTE_LEVEL.decode(tokens)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_survives_the_way_through_single_tokens(text: str) -> None:
-    for tokenizer in (ours(BYTE_LEVEL), ours(sentencepiece())):
+    for tokenizer in (OURS, SENTENCEPIECE):
         tokens = tokenizer.encode(text)
         if tokenizer.decode(tokens) == text:  # sentencepiece drops a leading space
             assert joined(tokenizer, tokens) == text
 
 
 def test_pieces_never_break_a_character() -> None:
-    for hf in (BYTE_LEVEL, sentencepiece()):
-        tokenizer = ours(hf)
+    for tokenizer in (OURS, SENTENCEPIECE):
         for text in ("naïve café", "東京🙂é", "a\u0301👩‍👩‍👧", "\ufffd ok \ufffd"):
             out = tokenizer.detokenizer()
             pieces = [out.push(token) for token in tokenizer.encode(text)]
@@ -71,16 +74,16 @@ def test_pieces_never_break_a_character() -> None:
 
 
 def test_a_broken_character_becomes_a_replacement_and_the_text_goes_on() -> None:
-    tokenizer = ours(BYTE_LEVEL)
+    tokenizer = OURS
     assert joined(tokenizer, [0xE6, 0x9D, ord("a")]) == "\ufffda"
     assert joined(tokenizer, [ord("a"), 0xE6, 0x9D]) == "a\ufffd"
-    assert joined(ours(sentencepiece()), [3 + 0xE6, 3 + 0x41]) == "\ufffd\ufffd"  # as the library says it
-    endless = ours(sentencepiece()).detokenizer()
+    assert joined(SENTENCEPIECE, [3 + 0xE6, 3 + 0x41]) == "\ufffd\ufffd"  # as the library says it
+    endless = SENTENCEPIECE.detokenizer()
     assert any(endless.push(3 + 0xFF) for _ in range(20))
 
 
 def test_a_continuation_keeps_the_space_of_its_first_word() -> None:
-    tokenizer = ours(sentencepiece())
+    tokenizer = SENTENCEPIECE
     hello = tokenizer.encode("hello")
     space = 3 + 256
     assert joined(tokenizer, [space, *hello[1:]], prompt=hello).startswith(" ")
@@ -106,7 +109,7 @@ def test_every_other_decoder_goes_through_the_window(decoder: dict[str, Any] | N
 
 
 def test_special_tokens_in_text_are_text() -> None:
-    tokenizer = ours(BYTE_LEVEL)
+    tokenizer = OURS
     user = tokenizer.encode("a<|end|>b")
     assert user == list(b"a<|end|>b")
     end = BYTE_LEVEL.token_to_id("<|end|>")
@@ -117,8 +120,7 @@ def test_special_tokens_in_text_are_text() -> None:
 
 @given(st.lists(st.sampled_from([*SPECIAL, "<|", "|>", "<|end", "end|>", "x", "\ufdd0"]), max_size=12).map("".join))
 def test_shielded_text_has_no_special_token_and_loses_nothing(text: str) -> None:
-    tokenizer = ours(BYTE_LEVEL)
-    tokens = tokenizer.encode(tokenizer.shield(text), parse_special=True, add_bos=False)
+    tokens = OURS.encode(OURS.shield(text), parse_special=True, add_bos=False)
     assert bytes(tokens).decode() == text.replace("\ufdd0", "")
 
 
@@ -132,7 +134,7 @@ def test_the_start_token() -> None:
 
 
 def test_odd_texts() -> None:
-    tokenizer = ours(BYTE_LEVEL)
+    tokenizer = OURS
     for text in ("\0", "\ufeffx", "\u202eabc", "\U0010ffff", "a" * 1000):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     with pytest.raises(InvalidParameterError, match="not valid Unicode"):
@@ -140,7 +142,7 @@ def test_odd_texts() -> None:
 
 
 def test_encoding_takes_linear_time() -> None:
-    tokenizer = ours(BYTE_LEVEL)
+    tokenizer = OURS
 
     def seconds(n: int) -> float:
         begin = time.process_time()

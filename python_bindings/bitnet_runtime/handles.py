@@ -29,7 +29,7 @@ class Handles:
         with self.lock:
             self._next += 1
             self._sessions[self._next] = session
-            weakref.finalize(owner, self.free, self._next)
+            weakref.finalize(owner, self.free, self._next).atexit = False
             return self._next
 
     def free(self, key: int) -> None:

@@ -127,7 +127,7 @@ class Model:
         except BaseException:
             handles.close()
             raise
-        weakref.finalize(model, handles.close)
+        weakref.finalize(model, handles.close).atexit = False  # a daemon thread may still compute
         return model
 
     # ---- text ----
