@@ -221,7 +221,7 @@ def test_closing_a_stream_stops_it(tmp_path: Path) -> None:
         assert session.position == 2, "computed a token that nobody asked for"
         assert list(stream) == []
         assert stream.result is not None
-        assert (stream.result.text, stream.result.finish_reason) == ("ab", "length")
+        assert (stream.result.text, stream.result.finish_reason) == ("ab", "cancelled")
         stream.close()
 
 

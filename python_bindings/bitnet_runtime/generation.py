@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from bitnet_runtime.model import Model
 
 
+Finish = Literal["stop", "length", "cancelled"]
+"""Why a text ended: an end token or a stop text, max_tokens or the context, or `Stream.close()`."""
+
+
 class Piece(NamedTuple):
     """One step of a stream. The texts of all pieces joined are `Result.text`."""
 
@@ -46,7 +50,7 @@ class Result:
 
     text: str
     tokens: list[int]  # as sampled, with those of a stop text, without the end token
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Finish
     usage: Usage
     timings: Timings
     seed: int  # the one used; the same call with it gives the same tokens
@@ -68,7 +72,7 @@ class Stream:
         self._limit = room if options.max_tokens is None else min(options.max_tokens, room)
         self._tokens: list[int] = []
         self._texts: list[str] = []
-        self._finish: Literal["stop", "length"] = "length"
+        self._finish: Finish = "cancelled"
         self._computed = 0
         self._prompt_seconds = self._seconds = 0.0
         self._ended = False
@@ -103,6 +107,8 @@ class Stream:
         try:
             if self._limit > 0:
                 yield from self._steps()
+            else:
+                self._finish = "length"
         finally:
             self._end()
 
@@ -124,9 +130,9 @@ class Stream:
             else:
                 self._tokens.append(token)
                 text = answer.push(token)
-                if answer.stopped:
-                    self._finish = "stop"
                 done = answer.stopped or len(self._tokens) == self._limit
+                if done:
+                    self._finish = "stop" if answer.stopped else "length"
                 piece = Piece(text + answer.flush() if done else text, token)
             self._texts.append(piece.text)
             self._seconds += clock() - begin
