@@ -32,7 +32,7 @@ enum {
     BN_BIAS_HEAD = 8
 };
 /* FORMAT.md §4. */
-enum { BN_F32 = 1, BN_F16 = 2, BN_TERNARY_2BIT = 4, BN_INT8_PLANES = 6 };
+enum { BN_F32 = 1, BN_F16 = 2, BN_TERNARY_2BIT = 4, BN_TERNARY_5TRIT = 5, BN_INT8_PLANES = 6 };
 enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
 enum { BN_SCALE_GROUP_K = 128 };
 enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
@@ -121,8 +121,8 @@ bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *ker
                         char *detail);
 
 /* Check what parse left: the checksum of DATA, zero padding, every float finite, every scale
- * normal and > 0, no ternary code 3, no int8 code -128. One pass over DATA, at the speed of the
- * checksum. */
+ * normal and > 0, every code one that FORMAT.md §4 allows. One pass over DATA, at the speed of
+ * the checksum. */
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, char *detail);
 
 /* The tensor (stack 0, layer, role, no expert) with its bias, or one with data == NULL.

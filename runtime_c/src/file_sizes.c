@@ -34,6 +34,8 @@ int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_
                !__builtin_mul_overflow(*size, encoding == BN_F32 ? 4u : 2u, size);
     case BN_TERNARY_2BIT:
         return tiles_size(rows, cols, BN_TERNARY_TILE_K, 1, size);
+    case BN_TERNARY_5TRIT:
+        return tiles_size(rows, cols, BN_TRIT_TILE_K, 1, size);
     case BN_INT8_PLANES:
         return tiles_size(rows, cols, BN_INT8_TILE_K, 2, size);
     default:

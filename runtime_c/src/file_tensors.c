@@ -100,7 +100,7 @@ static bn_call call_for(const bn_config *c, uint32_t role) {
     return (bn_call){0};
 }
 
-static int allowed(bn_form form, uint32_t encoding, uint32_t scope) {
+static int allowed(bn_form form, uint32_t cols, uint32_t encoding, uint32_t scope) {
     switch (encoding) {
     case BN_F32:
         return scope == BN_SCALE_NONE;
@@ -108,6 +108,9 @@ static int allowed(bn_form form, uint32_t encoding, uint32_t scope) {
         return scope == BN_SCALE_NONE && form != FORM_VECTOR;
     case BN_TERNARY_2BIT:
         return form == FORM_LINEAR && scope >= BN_SCALE_TENSOR && scope <= BN_SCALE_GROUP;
+    case BN_TERNARY_5TRIT:
+        return form == FORM_LINEAR && (scope == BN_SCALE_TENSOR || scope == BN_SCALE_ROW) &&
+               cols <= BN_TRIT_MAX_K;
     case BN_INT8_PLANES:
         return form == FORM_TABLE && scope == BN_SCALE_ROW;
     default:
@@ -149,7 +152,7 @@ static bn_status take(bn_walk *w, bn_record want, bn_form form) {
         return bn_fail(w->detail, BN_ERR_TENSOR, "tensor %zu is %s, expected %s", w->index, other,
                        name);
     }
-    if (!allowed(form, found.encoding, found.scale_scope))
+    if (!allowed(form, want.cols, found.encoding, found.scale_scope))
         return bn_fail(w->detail, BN_ERR_TENSOR,
                        "%s: encoding %u with scale scope %u is not allowed here", name,
                        found.encoding, found.scale_scope);

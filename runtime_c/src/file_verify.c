@@ -28,6 +28,15 @@ static int has_ternary_3(const uint8_t *p, size_t n) {
     return (bad & 0x5555555555555555u) != 0;
 }
 
+/* Whether a byte is none of the 243 that stand for five codes: it is ceil(256 n / 243) exactly when
+ * 243·byte = 256 n + r with r < 243. */
+static int has_no_trits(const uint8_t *p, size_t n) {
+    uint8_t bad = 0;
+    for (size_t i = 0; i < n; i++)
+        bad |= (uint8_t)(243u * p[i]) >= 243u;
+    return bad != 0;
+}
+
 /* Whether a half byte is zero in both planes. n is a multiple of 64. */
 static int has_int8_zero(const uint8_t *high, const uint8_t *low, size_t n) {
     uint64_t good = ~(uint64_t)0;
@@ -121,6 +130,8 @@ static void pass_weights(bn_pass *p, const bn_record *r) {
     while ((block = next_block(p, end, &n)) != NULL) {
         if (r->encoding == BN_TERNARY_2BIT && has_ternary_3(block, n))
             refuse(p, BN_ERR_CODE, r, "a ternary code is 3, expected 0, 1 or 2");
+        if (r->encoding == BN_TERNARY_5TRIT && has_no_trits(block, n))
+            refuse(p, BN_ERR_CODE, r, "a byte stands for no five ternary codes");
         if (r->encoding == BN_INT8_PLANES && has_int8_zero(block - plane, block, n))
             refuse(p, BN_ERR_CODE, r, "an int8 code is -128, expected -127 to 127");
         if ((r->encoding == BN_F32 && has_not_finite_f32(block, n)) ||

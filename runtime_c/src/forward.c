@@ -78,8 +78,8 @@ static void quantize_row(pass *p, size_t row) {
         for (size_t i = 0; i < p->width; i++)
             h[i] = source[i];
     }
-    const size_t padded = (p->width + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
-    w->s[row] = k->quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width, padded);
+    w->s[row] =
+        k->quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width, bn_q_row(p->width));
 }
 
 static void norm_quantize(pass *p, const float *source, size_t stride, size_t width,

@@ -25,13 +25,21 @@ enum {
     BN_PANEL = 16,          /* rows of a weight panel */
     BN_TILE_BYTES = 64,     /* bytes of a weight tile */
     BN_TERNARY_TILE_K = 16, /* columns of a TERNARY_2BIT tile */
+    BN_TRIT_TILE_K = 20,    /* columns of a TERNARY_5TRIT tile */
+    BN_TRIT_MAX_K = 32768,  /* columns of a TERNARY_5TRIT matrix: sums fit 24 bits */
     BN_INT8_TILE_K = 8,     /* columns of an INT8_PLANES tile, in each plane */
-    BN_Q_ALIGN = 64         /* rows of quantized activations are zero-padded to this many bytes */
+    BN_Q_ALIGN = 64         /* rows of quantized activations are a multiple of this many bytes */
 };
+
+/* Bytes of a row of k quantized activations, zero-padded to whole tiles of every encoding. */
+static inline size_t bn_q_row(size_t k) {
+    const size_t tiles = (k + BN_TRIT_TILE_K - 1) / BN_TRIT_TILE_K;
+    return (tiles * BN_TRIT_TILE_K + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
+}
 
 /* acc[t * acc_stride + 16 p + r] = sum over k of u(16 p + r, k) * q[t * q_stride + k]
  * with u the unsigned codes as stored (FORMAT.md §4), for k in the tiles given.
- * ternary_matmul reads `tiles`; int8_matmul reads `tiles` as the high plane and
+ * ternary_matmul and trit_matmul read `tiles`; int8_matmul reads `tiles` as the high plane and
  * `low` as the low one and gives 16·high + low.
  * All sizes >= 1. tiles, low and q are 64-byte aligned, strides multiples of 64 bytes. */
 typedef struct bn_matmul {
@@ -42,7 +50,7 @@ typedef struct bn_matmul {
     size_t panel_stride;  /* bytes from one panel to the next */
     size_t panels;
     size_t k_tiles;  /* tiles along K */
-    const int8_t *q; /* [tokens][q_stride], each in -127..127, zero past K */
+    const int8_t *q; /* [tokens][q_stride], each in -127..127, zero past K to bn_q_row */
     size_t q_stride;
     size_t tokens;
 } bn_matmul;
@@ -53,6 +61,8 @@ typedef struct bn_kernels {
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
      * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
+    /* At most BN_TRIT_MAX_K columns. Every byte has five codes, also one that verify refuses. */
+    void (*trit_matmul)(const bn_matmul *m);
     void (*int8_matmul)(const bn_matmul *m);
     /* 16·high of int8_matmul: reads half of the bytes. For one token; `low` is not used. */
     void (*int8_high)(const bn_matmul *m);

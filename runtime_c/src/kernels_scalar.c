@@ -29,6 +29,25 @@ static void ternary_matmul(const bn_matmul *m) {
     }
 }
 
+static void trit_matmul(const bn_matmul *m) {
+    for (size_t t = 0; t < m->tokens; t++) {
+        const int8_t *q = m->q + t * m->q_stride;
+        for (size_t p = 0; p < m->panels; p++) {
+            const uint8_t *tile = m->tiles + p * m->panel_stride;
+            int32_t sum[BN_PANEL] = {0};
+            for (size_t kt = 0; kt < m->k_tiles; kt++, tile += BN_TILE_BYTES)
+                for (int row = 0; row < BN_PANEL; row++)
+                    for (int i = 0; i < 4; i++) {
+                        uint32_t v = tile[4 * row + i];
+                        const int8_t *qk = q + kt * BN_TRIT_TILE_K + i;
+                        for (int f = 0; f < 5; f++, v = 3 * v & 255)
+                            sum[row] += (int32_t)(3 * v >> 8) * qk[4 * f];
+                    }
+            memcpy(m->acc + t * m->acc_stride + p * BN_PANEL, sum, sizeof sum);
+        }
+    }
+}
+
 static void int8_matmul(const bn_matmul *m) {
     for (size_t t = 0; t < m->tokens; t++) {
         const int8_t *q = m->q + t * m->q_stride;
@@ -316,6 +335,7 @@ void bn_kernels_scalar(bn_kernels *table) {
     *table = (bn_kernels){
         .isa = "scalar",
         .ternary_matmul = ternary_matmul,
+        .trit_matmul = trit_matmul,
         .int8_matmul = int8_matmul,
         .int8_high = int8_high,
         .f32_matmul = f32_matmul,

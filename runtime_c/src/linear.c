@@ -82,13 +82,20 @@ static void ternary_groups(const group *g, const bn_product *p, bn_matmul mm, si
     }
 }
 
+/* Columns of a tile, of the encodings that have tiles. */
+static size_t tile_columns(uint32_t encoding) {
+    return encoding == BN_INT8_PLANES     ? BN_INT8_TILE_K
+           : encoding == BN_TERNARY_5TRIT ? BN_TRIT_TILE_K
+                                          : BN_TERNARY_TILE_K;
+}
+
 /* Panels [panel, panel + n) of one product, n·16 <= BN_CHUNK_ROWS. */
 static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, int32_t *acc) {
     const bn_tensor *t = p->w;
     const bn_kernels *k = &g->m->kernels;
     const size_t r0 = panel * BN_PANEL;
     const size_t rows = r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
-    const size_t tile_k = t->encoding == BN_INT8_PLANES ? BN_INT8_TILE_K : BN_TERNARY_TILE_K;
+    const size_t tile_k = tile_columns(t->encoding);
     const size_t k_tiles = (t->cols + tile_k - 1) / tile_k;
     bn_matmul mm = {.acc = acc,
                     .acc_stride = BN_CHUNK_ROWS,
@@ -103,6 +110,9 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
         ternary_groups(g, p, mm, r0, rows);
     } else if (t->encoding == BN_TERNARY_2BIT) {
         k->ternary_matmul(&mm);
+        scale_sums(g, p, acc, 1, r0, rows);
+    } else if (t->encoding == BN_TERNARY_5TRIT) {
+        k->trit_matmul(&mm);
         scale_sums(g, p, acc, 1, r0, rows);
     } else if (t->encoding == BN_INT8_PLANES) {
         mm.low = mm.tiles + t->bytes / 2;

@@ -31,7 +31,7 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     const size_t threads = (size_t)bn_pool_threads(m->pool);
     w->wide = most(most(D, H * E), F);
-    w->q_stride = (w->wide + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
+    w->q_stride = bn_q_row(w->wide);
     w->attend_stride = (bn_attend_floats(c) + BN_LANES - 1) / BN_LANES * BN_LANES;
     w->rows = take(a, B, sizeof *w->rows);
     w->x = take(a, B * D, sizeof(float));

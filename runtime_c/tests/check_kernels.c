@@ -19,15 +19,25 @@
 static const struct {
     const char *name;
     void (*run)(test *t);
-} checks[] = {{"ternary_matmul", check_ternary}, {"int8_matmul", check_int8},
-              {"int8_high", check_int8_high},    {"f32_matmul", check_f32_matmul},
-              {"f16_matmul", check_f16_matmul},  {"quantize", check_quantize},
-              {"rms_norm", check_rms_norm},      {"max", check_max},
-              {"exp_sum", check_exp_sum},        {"silu_gate", check_silu_gate},
-              {"relu2_gate", check_relu2_gate},  {"qk_f16", check_qk_f16},
-              {"qk_f32", check_qk_f32},          {"pv_f16", check_pv_f16},
-              {"pv_f32", check_pv_f32},          {"f32_to_f16", check_f32_to_f16},
-              {"f16_to_f32", check_f16_to_f32},  {"crc32", check_crc32},
+} checks[] = {{"ternary_matmul", check_ternary},
+              {"trit_matmul", check_trit},
+              {"int8_matmul", check_int8},
+              {"int8_high", check_int8_high},
+              {"f32_matmul", check_f32_matmul},
+              {"f16_matmul", check_f16_matmul},
+              {"quantize", check_quantize},
+              {"rms_norm", check_rms_norm},
+              {"max", check_max},
+              {"exp_sum", check_exp_sum},
+              {"silu_gate", check_silu_gate},
+              {"relu2_gate", check_relu2_gate},
+              {"qk_f16", check_qk_f16},
+              {"qk_f32", check_qk_f32},
+              {"pv_f16", check_pv_f16},
+              {"pv_f32", check_pv_f32},
+              {"f32_to_f16", check_f32_to_f16},
+              {"f16_to_f32", check_f16_to_f32},
+              {"crc32", check_crc32},
               {"int8_peak", check_peak}};
 
 enum { N_CHECKS = sizeof checks / sizeof checks[0] };

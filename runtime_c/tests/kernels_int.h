@@ -4,7 +4,7 @@
  */
 #include "kernels_test.h"
 
-enum { TERNARY, INT8, INT8_HIGH };
+enum { TERNARY, TRIT, INT8, INT8_HIGH };
 
 typedef struct problem {
     bn_matmul m;
@@ -15,9 +15,9 @@ typedef struct problem {
 enum { RANDOM, ALL_LARGEST, ALL_SMALLEST, ALTERNATING, DAMAGED, MATMUL_KINDS };
 
 /* Weight byte and activation that push a sum to one side, or anything. */
-static uint8_t weight_byte(test *t, int ternary, int kind) {
+static uint8_t weight_byte(test *t, int op, int kind) {
     uint8_t byte = (uint8_t)check_random(&t->random);
-    if (!ternary)
+    if (op != TERNARY) /* of trits, all bytes have a value and 0xff is five codes of 2 */
         return kind == RANDOM || kind == DAMAGED ? byte : 0xff;
     if (kind == DAMAGED)
         return byte;
@@ -41,8 +41,10 @@ static int8_t activation(test *t, int kind, size_t k) {
 }
 
 static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
-    const int ternary = op == TERNARY;
-    const size_t tile_k = ternary ? BN_TERNARY_TILE_K : BN_INT8_TILE_K;
+    const int ternary = op == TERNARY || op == TRIT;
+    const size_t tile_k = op == TERNARY ? BN_TERNARY_TILE_K
+                          : op == TRIT  ? BN_TRIT_TILE_K
+                                        : BN_INT8_TILE_K;
     problem p = {.op = op};
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, most_tiles);
@@ -57,7 +59,7 @@ static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
     for (int plane = 0; plane < (ternary ? 1 : 2); plane++) {
         uint8_t *w = buffer(t, w_bytes);
         for (size_t i = 0; i < w_bytes; i++)
-            w[i] = weight_byte(t, ternary, kind);
+            w[i] = weight_byte(t, op, kind);
         *(plane ? &m->low : &m->tiles) = w;
     }
     for (size_t i = 0; i < w_bytes && !ternary && kind != DAMAGED; i++) { /* no code -128 */
@@ -79,6 +81,7 @@ static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *k
     bn_matmul m = p->m;
     m.acc = buffer(t, p->acc_bytes);
     (p->op == TERNARY ? kernels->ternary_matmul
+     : p->op == TRIT  ? kernels->trit_matmul
      : p->op == INT8  ? kernels->int8_matmul
                       : kernels->int8_high)(&m);
     return m.acc;
@@ -86,15 +89,48 @@ static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *k
 
 static void check_matmul(test *t, int op, const char *what) {
     const int kind = (int)below(t, MATMUL_KINDS);
-    const problem p = random_problem(t, op, kind, below(t, 8) ? 40 : 200);
+    const size_t large = op == TRIT ? BN_TRIT_MAX_K / BN_TRIT_TILE_K : 200;
+    const problem p = random_problem(t, op, kind, below(t, 8) ? 40 : large);
     const int32_t *found = run_problem(t, &p, t->tier), *expected = run_problem(t, &p, t->scalar);
-    if (kind != DAMAGED) /* codes no file may hold count as anything, but must not fault */
+    if (kind != DAMAGED || op == TRIT) /* codes no file may hold count as anything, but must not fault */
         same_bytes(t, found, expected, p.acc_bytes, what);
     done(t, what);
 }
 
 static void check_ternary(test *t) {
     check_matmul(t, TERNARY, "ternary_matmul");
+}
+
+/* Every code of five trits, one column at a time: the digits of its number in base 3. */
+static void check_trit_codes(test *t) {
+    enum { CODES = 243, TOKENS = BN_TRIT_TILE_K };
+    const bn_matmul m = {.acc = buffer(t, TOKENS * CODES * BN_PANEL * sizeof *m.acc),
+                         .acc_stride = CODES * BN_PANEL,
+                         .tiles = buffer(t, CODES * BN_TILE_BYTES),
+                         .panel_stride = BN_TILE_BYTES,
+                         .panels = CODES,
+                         .k_tiles = 1,
+                         .q = buffer(t, TOKENS * BN_Q_ALIGN),
+                         .q_stride = BN_Q_ALIGN,
+                         .tokens = TOKENS};
+    for (size_t n = 0; n < CODES; n++) /* ceil(256 n / 243) */
+        memset((uint8_t *)(uintptr_t)m.tiles + n * BN_TILE_BYTES, (int)((256 * n + 242) / 243),
+               BN_TILE_BYTES);
+    memset((int8_t *)(uintptr_t)m.q, 0, TOKENS * BN_Q_ALIGN);
+    for (size_t col = 0; col < TOKENS; col++)
+        ((int8_t *)(uintptr_t)m.q)[col * BN_Q_ALIGN + col] = 1;
+    t->tier->trit_matmul(&m);
+    static const int32_t power[] = {81, 27, 9, 3, 1};
+    for (size_t col = 0; col < TOKENS; col++)
+        for (size_t i = 0; i < CODES * BN_PANEL; i++)
+            CHECK_EQ(m.acc[col * m.acc_stride + i], (int32_t)(i / BN_PANEL) / power[col / 4] % 3);
+    done(t, "trit_matmul");
+}
+
+static void check_trit(test *t) {
+    check_matmul(t, TRIT, "trit_matmul");
+    if (below(t, 16) == 0)
+        check_trit_codes(t);
 }
 
 static void check_int8(test *t) {

@@ -30,12 +30,12 @@ static void layer(tiny_writer *w, unsigned l, unsigned norms) {
         tiny_tensor(w, l, role, TINY_NONE, 0, 1, 0, 1, HEAD);
     if (norms & SUB_NORM)
         tiny_tensor(w, l, 7, TINY_NONE, 0, 1, 0, 1, HEADS * HEAD);
-    tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
+    tiny_tensor(w, l, 8, TINY_NONE, 0, l == 0 ? 4 : 5, 1, DIM, HEADS * HEAD);
     if (norms & POST_NORM)
         tiny_tensor(w, l, 9, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
-    tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
+    tiny_tensor(w, l, 13, TINY_NONE, 0, 5, 2, FFN, DIM);
     if (norms & SUB_NORM)
         tiny_tensor(w, l, 14, TINY_NONE, 0, 1, 0, 1, FFN);
     tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 3, DIM, FFN);

@@ -223,6 +223,32 @@ static void test_statuses(const uint8_t *good, size_t size) {
         CHECK_MSG(reached[s] || s == BN_ERR_UNSUPPORTED, "status %d was never reached", s);
 }
 
+/* Of the 256 bytes, those that five codes make are accepted, wherever they stand. */
+static void test_trits(void) {
+    size_t size;
+    uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
+    const size_t tensors = tiny_section(good, 2), data = tiny_section(good, 6);
+    size_t up = tensors;
+    while (tiny_get(good + up + 4, 2) != BN_UP)
+        up += 64;
+    const size_t bytes = data + (size_t)tiny_get(good + up + 24, 8);
+    int is_code[256] = {0};
+    for (size_t n = 0; n < 243; n++)
+        is_code[(256 * n + 242) / 243] = 1;
+    for (size_t value = 0; value < 256; value++) {
+        uint8_t *copy = tiny_copy(good, size);
+        copy[bytes + value] = (uint8_t)value;
+        tiny_fix_checksums(copy, size);
+        CHECK_EQ(open_copy(copy, size, NULL), is_code[value] ? BN_OK : BN_ERR_CODE);
+        free(copy);
+    }
+    forged_refused(good, size, bytes + 255, 1, 79, BN_ERR_CODE,
+                   "layers.0.up.weight: a byte stands for no five ternary codes");
+    forged_refused(good, size, up + 10, 1, BN_SCALE_GROUP, BN_ERR_TENSOR,
+                   "layers.0.up.weight: encoding 5 with scale scope 3");
+    free(good);
+}
+
 static void test_foreign(void) {
     static const struct {
         const char *start, *says;
@@ -255,6 +281,7 @@ static void test_foreign(void) {
 static void test_sizes(void) {
     uint64_t size;
     CHECK(bn_tensor_data_size(BN_TERNARY_2BIT, 17, 33, &size) && size == 64 * 2 * 3);
+    CHECK(bn_tensor_data_size(BN_TERNARY_5TRIT, 17, 41, &size) && size == 64 * 2 * 3);
     CHECK(bn_tensor_data_size(BN_INT8_PLANES, 17, 33, &size) && size == 2 * 64 * 2 * 5);
     CHECK(bn_tensor_data_size(BN_F32, 3, 5, &size) && size == 60);
     CHECK(bn_tensor_data_size(BN_F16, 3, 5, &size) && size == 30);
@@ -271,7 +298,7 @@ static void test_sizes(void) {
     }
     for (uint32_t encoding = 0; encoding < 16; encoding++)
         CHECK_EQ(bn_tensor_data_size(encoding, 1, 1, &size),
-                 encoding == 1 || encoding == 2 || encoding == 4 || encoding == 6);
+                 encoding == 1 || encoding == 2 || (encoding >= 4 && encoding <= 6));
     CHECK(!bn_tensor_scale_size(4, 1, 1, &size));
 }
 
@@ -284,6 +311,7 @@ int main(void) {
     test_views(good, size);
     test_everything();
     test_sections(good, size);
+    test_trits();
     test_foreign();
     test_statuses(good, size);
     free(good);

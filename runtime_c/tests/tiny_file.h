@@ -57,6 +57,8 @@ static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned e
         const uint64_t r = check_random(&w->random);
         if (encoding == 4) /* four codes of 0, 1, 2 */
             p[i] = (uint8_t)(r % 3 | r / 3 % 3 << 2 | r / 9 % 3 << 4 | r / 27 % 3 << 6);
+        else if (encoding == 5) /* five codes in a byte */
+            p[i] = (uint8_t)((256 * (r % 243) + 242) / 243);
         else if (encoding == 6) /* two half bytes, never 0, so that no code is -128 */
             p[i] = (uint8_t)((r % 15 + 1) | (r / 15 % 15 + 1) << 4);
         else if (encoding == 2 && i % 2 == 0) /* +-[0.125, 0.25) */
@@ -66,14 +68,15 @@ static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned e
     }
 }
 
-/* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary, 6 int8; scope 0 none,
- * 1 tensor, 2 row, 3 group. */
+/* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary of 2 bits, 5 of 1.6 bits,
+ * 6 int8; scope 0 none, 1 tensor, 2 row, 3 group. */
 static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, unsigned expert,
                                unsigned part, unsigned encoding, unsigned scope, size_t rows,
                                size_t cols) {
     const size_t number = w->added++;
     const int norm = role < 64 && encoding == 1 && rows == 1 && part == 0;
     size_t size = encoding == 4   ? 64 * ((rows + 15) / 16) * ((cols + 15) / 16)
+                  : encoding == 5 ? 64 * ((rows + 15) / 16) * ((cols + 19) / 20)
                   : encoding == 6 ? 2 * 64 * ((rows + 15) / 16) * ((cols + 7) / 8)
                   : encoding == 2 ? 2 * rows * cols
                                   : 4 * rows * cols;
@@ -132,7 +135,7 @@ static inline void tiny_decoder(tiny_writer *w) {
         tiny_tensor(w, layer, 8, TINY_NONE, 0, 4, 3, 24, 16);
         tiny_tensor(w, layer, 10, TINY_NONE, 0, 1, 0, 1, 24);
         tiny_tensor(w, layer, 12, TINY_NONE, 0, 4, 1, 20, 24);
-        tiny_tensor(w, layer, 13, TINY_NONE, 0, 4, 1, 20, 24);
+        tiny_tensor(w, layer, 13, TINY_NONE, 0, 5, 1, 20, 24);
         tiny_tensor(w, layer, 14, TINY_NONE, 0, 1, 0, 1, 20);
         tiny_tensor(w, layer, 15, TINY_NONE, 0, 4, 1, 24, 20);
     }
@@ -172,7 +175,7 @@ static inline void tiny_everything(tiny_writer *w) {
         for (unsigned e = 0; e < 2; e++)
             tiny_with_bias(w, l, 12, e, 4, 1, 33, 130);
         for (unsigned e = 0; e < 2; e++)
-            tiny_with_bias(w, l, 13, e, 4, 2, 33, 130);
+            tiny_with_bias(w, l, 13, e, 5, 2, 33, 130);
         for (unsigned e = 0; e < 2; e++)
             tiny_with_bias(w, l, 14, e, 1, 0, 1, 33);
         for (unsigned e = 0; e < 2; e++)
