@@ -3,7 +3,7 @@
  * high.h: the high plane of the head alone, for the tiers with vpdpbusd. The upper halves of
  * the bytes are multiplied where they lie and so count 16 times, which is what is wanted.
  *
- * Defined before including: what vnni.h wants.
+ * Defined before including: what stream.h wants.
  */
 enum { TILE_VECS = BN_TILE_BYTES / sizeof(bytes) };
 

@@ -28,11 +28,12 @@ INLINE void int8_bytes(bytes u[2], const uint8_t *high, const uint8_t *low) {
     u[1] = bytes_xor(bytes_select(top, h, bytes_shr(l, 4)), bytes_fill(INT8_FLIP));
 }
 
-/* Independent dot products on registers alone; the empty asm keeps the compiler from solving it. */
+/* Independent dot products on registers alone. The empty asm hides from the compiler that every
+ * one is the same. */
 INLINE uint64_t peak(uint64_t rounds, int32_t *sink, dot_fn *dot) {
     enum { CHAINS = 12 };
     sums sum[CHAINS];
-    const bytes w = bytes_fill(1), q = bytes_fill(2);
+    bytes w = bytes_fill(1), q = bytes_fill(2);
     UNROLL
     for (int i = 0; i < CHAINS; i++)
         sum[i] = sums_zero();
@@ -40,7 +41,7 @@ INLINE uint64_t peak(uint64_t rounds, int32_t *sink, dot_fn *dot) {
         UNROLL
         for (int i = 0; i < CHAINS; i++) {
             sum[i] = dot(sum[i], w, q);
-            __asm__ volatile("" : "+v"(sum[i]));
+            __asm__ volatile("" : "+v"(sum[i]), "+v"(w));
         }
     }
     int32_t lanes[VEC_ROWS];

@@ -17,8 +17,13 @@
 
 #include "blocks.h"
 
+/* GCC 12 would rather make all products first, and run out of registers for the sums. */
+#define IN_ORDER(sum) __asm__ volatile("" : "+x"(sum))
+
 INLINE sums dot_pairs(sums sum, bytes w, bytes q) {
-    return (sums)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(w, q));
+    sum = (sums)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(w, q));
+    IN_ORDER(sum);
+    return sum;
 }
 
 INLINE sums add_pairs(sums sum) {
@@ -28,7 +33,9 @@ INLINE sums add_pairs(sums sum) {
 /* c·q as (±c)·|q|: two products of at most 127·127 fit in int16. */
 INLINE sums dot_signed(sums sum, bytes c, bytes q) {
     const bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(c, q));
-    return sums_add(sum, add_pairs((sums)pairs));
+    sum = sums_add(sum, add_pairs((sums)pairs));
+    IN_ORDER(sum);
+    return sum;
 }
 
 /* --- ternary --- */
@@ -70,7 +77,7 @@ static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         ternary_vector(m);
     else
-        multiply(m, BN_TERNARY_TILE_K, unpack_ternary, dot_pairs, add_pairs, 6);
+        multiply(m, BN_TERNARY_TILE_K, unpack_ternary, dot_pairs, add_pairs, 5);
 }
 
 /* --- int8 --- */
