@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_failures.c: what the system refuses. The linker (--wrap, see CMakeLists.txt) puts the
+ * functions below between the engine and the C library. Everything a program does with the
+ * engine is repeated with the first of their calls failing, then the second, ... until none is
+ * left to fail: each time the right status comes back, nothing leaks, and the next run works.
+ */
+#define _GNU_SOURCE
+#include "bitnet_runtime.h"
+#include "tiny_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* --- between the engine and the C library --- */
+
+static long calls_until_failure = -1; /* -1: no call fails */
+static bn_status injected;            /* what the failed call should be reported as */
+static int trickle;                   /* read gives a few bytes, or EINTR */
+static atomic_long held;              /* blocks, mappings, descriptors and threads */
+
+static int fails(bn_status status) {
+    if (calls_until_failure < 0 || calls_until_failure-- > 0)
+        return 0;
+    injected = status;
+    return 1;
+}
+
+static void *hold(void *p) {
+    held += p != NULL;
+    return p;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+int __real_posix_memalign(void **p, size_t alignment, size_t size);
+void __real_free(void *p);
+void *__real_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset);
+int __real_munmap(void *at, size_t size);
+int __real_open(const char *path, int flags, ...);
+int __real_close(int fd);
+ssize_t __real_read(int fd, void *bytes, size_t size);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*start)(void *), void *argument);
+int __real_pthread_join(pthread_t thread, void **result);
+
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+int __wrap_posix_memalign(void **p, size_t alignment, size_t size);
+void __wrap_free(void *p);
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset);
+int __wrap_munmap(void *at, size_t size);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_close(int fd);
+ssize_t __wrap_read(int fd, void *bytes, size_t size);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*start)(void *), void *argument);
+int __wrap_pthread_join(pthread_t thread, void **result);
+
+void *__wrap_malloc(size_t size) {
+    return fails(BN_ERR_MEMORY) ? NULL : hold(__real_malloc(size));
+}
+
+void *__wrap_calloc(size_t n, size_t size) {
+    return fails(BN_ERR_MEMORY) ? NULL : hold(__real_calloc(n, size));
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+    return fails(BN_ERR_MEMORY) ? NULL : hold(__real_aligned_alloc(alignment, size));
+}
+
+int __wrap_posix_memalign(void **p, size_t alignment, size_t size) {
+    const int error = fails(BN_ERR_MEMORY) ? ENOMEM : __real_posix_memalign(p, alignment, size);
+    held += error == 0;
+    return error;
+}
+
+void __wrap_free(void *p) {
+    held -= p != NULL;
+    __real_free(p);
+}
+
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
+    void *p = MAP_FAILED;
+    errno = ENODEV;
+    if (!fails(BN_ERR_IO))
+        p = __real_mmap(at, size, protection, flags, fd, offset);
+    held += p != MAP_FAILED;
+    return p;
+}
+
+int __wrap_munmap(void *at, size_t size) {
+    held--;
+    return __real_munmap(at, size);
+}
+
+int __wrap_open(const char *path, int flags, ...) {
+    errno = EMFILE;
+    const int fd = fails(BN_ERR_IO) ? -1 : __real_open(path, flags);
+    held += fd >= 0;
+    return fd;
+}
+
+int __wrap_close(int fd) {
+    held--;
+    return __real_close(fd);
+}
+
+ssize_t __wrap_read(int fd, void *bytes, size_t size) {
+    errno = EIO;
+    if (fails(BN_ERR_IO))
+        return -1;
+    if (!trickle)
+        return __real_read(fd, bytes, size);
+    errno = EINTR;
+    return trickle++ % 2 ? -1 : __real_read(fd, bytes, size < 1000 ? size : 1000);
+}
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*start)(void *), void *argument) {
+    const int error =
+        fails(BN_ERR_THREAD) ? EAGAIN : __real_pthread_create(thread, attributes, start, argument);
+    held += error == 0;
+    return error;
+}
+
+int __wrap_pthread_join(pthread_t thread, void **result) {
+    held--;
+    return __real_pthread_join(thread, result);
+}
+
+/* --- everything a program does --- */
+
+enum { VOCAB = 19, PROMPT = 9 };
+
+static char path[] = "/tmp/bitnet_failures_XXXXXX";
+static uint8_t *good;
+static size_t good_size;
+
+/* How the bytes get to the engine. */
+typedef enum source { MAPPED, READ, IN_MEMORY } source;
+
+static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
+    const int32_t prompt[PROMPT] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    const bn_sampler sampler = {.temperature = 0.5f, .top_k = 3, .top_p = 1, .repeat_penalty = 1};
+    bn_session *const both[] = {a, b};
+    int32_t token, chosen[4], n;
+    float scores[PROMPT];
+    bn_status status = bn_session_score(b, prompt, PROMPT, scores);
+    if (!status)
+        status = bn_session_sample(a, &sampler, &token);
+    if (!status)
+        status = bn_session_step(a, &sampler, prompt, 3, chosen, &n);
+    if (!status)
+        status = bn_append_batch(both, prompt, 2);
+    if (!status)
+        memcpy(logits, bn_session_logits(a), VOCAB * sizeof *logits);
+    return status;
+}
+
+static bn_status use_model(bn_model *model, float *logits) {
+    const bn_session_options options = {.n_ctx = 32, .batch = 4};
+    const int32_t prompt[PROMPT] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
+    bn_session *a = NULL, *b = NULL;
+    bn_status status = bn_session_new(model, &options, &a);
+    if (!status)
+        status = bn_session_append(a, prompt, PROMPT, BN_LOGITS_LAST, NULL);
+    if (!status)
+        status = bn_session_fork(a, &b);
+    if (!status)
+        status = use_sessions(a, b, logits);
+    bn_session_free(a);
+    bn_session_free(b);
+    return status;
+}
+
+static bn_status use_engine(source from, float *logits) {
+    const bn_load_options options = {.threads = 3, .no_mmap = from == READ};
+    char detail[BN_DETAIL_SIZE] = "";
+    bn_model *model = NULL;
+    bn_status status = from == IN_MEMORY
+                           ? bn_model_open_bytes(good, good_size, &options, &model, detail)
+                           : bn_model_open(path, &options, &model, detail);
+    CHECK_MSG((status == BN_OK) == (model != NULL), "%s", detail);
+    if (!status)
+        status = use_model(model, logits);
+    bn_model_close(model);
+    return status;
+}
+
+/* --- the tests --- */
+
+static void test_each_failure(source from) {
+    float expected[VOCAB], logits[VOCAB];
+    const long before = held;
+    long n = 0;
+    CHECK_EQ(use_engine(from, expected), BN_OK);
+    CHECK_EQ(held, before);
+    for (;; n++) {
+        calls_until_failure = n;
+        injected = BN_OK;
+        const bn_status status = use_engine(from, logits);
+        const int none_left = calls_until_failure >= 0;
+        calls_until_failure = -1;
+        CHECK_MSG(held == before, "failure %ld (status %d) leaves %ld things held", n, status,
+                  (long)held - before);
+        if (none_left)
+            break;
+        CHECK_MSG(status == injected, "failure %ld gives status %d, expected %d", n, status,
+                  injected);
+    }
+    CHECK_MSG(n >= 9, "only %ld calls could fail: is the engine linked with --wrap?", n);
+    CHECK_EQ(use_engine(from, logits), BN_OK);
+    CHECK(memcmp(logits, expected, sizeof logits) == 0);
+}
+
+static void test_slow_reads(void) {
+    float expected[VOCAB], logits[VOCAB];
+    CHECK_EQ(use_engine(READ, expected), BN_OK);
+    trickle = 1;
+    CHECK_EQ(use_engine(READ, logits), BN_OK);
+    CHECK_MSG(trickle > 10, "read was called %d times", trickle);
+    trickle = 0;
+    CHECK(memcmp(logits, expected, sizeof logits) == 0);
+}
+
+static void test_measurements(void) {
+    double rate;
+    const long before = held;
+    for (long n = 0; n < 3; n++) { /* the pool, its thread, the buffer */
+        calls_until_failure = n;
+        CHECK_EQ(bn_measure_read_bandwidth(2, 2 << 20, &rate),
+                 n == 1 ? BN_ERR_THREAD : BN_ERR_MEMORY);
+        CHECK_EQ(calls_until_failure, -1);
+        CHECK_EQ(held, before);
+    }
+    CHECK_EQ(bn_measure_read_bandwidth(2, 2 << 20, &rate), BN_OK);
+}
+
+int main(void) {
+    const int fd = mkstemp(path);
+    good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &good_size);
+    CHECK(fd >= 0 && write(fd, good, good_size) == (ssize_t)good_size);
+    close(fd);
+    test_each_failure(MAPPED);
+    test_each_failure(READ);
+    test_each_failure(IN_MEMORY);
+    test_slow_reads();
+    test_measurements();
+    CHECK_EQ(unlink(path), 0);
+    free(good);
+    return 0;
+}
