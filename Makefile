@@ -57,7 +57,7 @@ sanitize: .venv/installed
 	CC=gcc $(PIP) install --no-deps --no-build-isolation --target $(SANITIZED) \
 	    -Cbuild-dir=build/sanitize-python -Ccmake.build-type=RelWithDebInfo \
 	    "-Ccmake.define.BITNET_SANITIZE=address;undefined" .
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=4 \
 	    PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime.py
 
