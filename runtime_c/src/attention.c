@@ -24,11 +24,33 @@ static size_t block_rows(const bn_config *c) {
     return group < BLOCK_QUERIES ? BLOCK_QUERIES / group : 1;
 }
 
-/* A thread's scratch: queries [n][E], chunk outputs [n][E], running outputs [n][E],
- * scores [n][chunk], and m, l per query. */
+/* A thread's memory for n queries of one KV head. */
+typedef struct scratch {
+    int8_t *codes;              /* [n][bn_q_row(E)] queries of BN_KV_INT8 */
+    float *q, *q_scale;         /* [n][E], [n] */
+    float *scores;              /* [n][BN_CHUNK_KEYS] */
+    float *m, *l, *o;           /* [n], [n], [n][E] of one chunk */
+    float *m_sum, *l_sum, *sum; /* of the chunks so far */
+} scratch;
+
+static size_t floats_per_query(size_t E) {
+    return bn_q_row(E) / sizeof(float) + 3 * E + BN_CHUNK_KEYS + 5;
+}
+
+static scratch scratch_of(const bn_workspace *w, int32_t thread, size_t n, size_t E) {
+    float *at = w->attend + (size_t)thread * w->attend_stride;
+    scratch s = {.codes = (int8_t *)at};
+    s.q = at + n * bn_q_row(E) / sizeof *at;
+    s.o = s.q + n * E;
+    s.sum = s.o + n * E;
+    s.scores = s.sum + n * E;
+    s.q_scale = s.scores + n * BN_CHUNK_KEYS;
+    s.m = s.q_scale + n, s.l = s.m + n, s.m_sum = s.l + n, s.l_sum = s.m_sum + n;
+    return s;
+}
+
 size_t bn_attend_floats(const bn_config *c) {
-    const size_t n = block_rows(c) * group_size(c);
-    return n * (3 * (size_t)c->head_dim + BN_CHUNK_KEYS + 4);
+    return block_rows(c) * group_size(c) * floats_per_query(c->head_dim);
 }
 
 /* --- one chunk of keys --- */
@@ -36,12 +58,12 @@ size_t bn_attend_floats(const bn_config *c) {
 /* Queries of `rows` consecutive positions of one text, for one KV head. */
 typedef struct block {
     const bn_model *m;
-    const uint8_t *k, *v; /* of the KV head: tiles and rows from position 0 */
+    const uint8_t *k, *v;           /* of the KV head: tiles and rows from position 0 */
+    const float *k_scale, *v_scale; /* of BN_KV_INT8 */
     int32_t type;
     size_t rows, group; /* rows · group queries, row by row */
     size_t position;    /* of the first row */
-    const float *q;     /* [rows·group][E], scaled */
-    float *scores;      /* [rows·group][BN_CHUNK_KEYS] */
+    scratch s;          /* its queries times the attention scale */
 } block;
 
 static size_t first_key(const bn_config *c, size_t position) {
@@ -49,14 +71,34 @@ static size_t first_key(const bn_config *c, size_t position) {
                                                                  : 0;
 }
 
+/* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
+static void score(const block *b, size_t begin, size_t tiles) {
+    const bn_kernels *kernels = &b->m->kernels;
+    const size_t E = b->m->config.head_dim, n = b->rows * b->group;
+    const scratch *s = &b->s;
+    if (b->type == BN_KV_F32)
+        kernels->qk_f32(s->scores, BN_CHUNK_KEYS, s->q, n, (const float *)b->k + begin * E, E,
+                        tiles);
+    else if (b->type == BN_KV_F16)
+        kernels->qk_f16(s->scores, BN_CHUNK_KEYS, s->q, n, (const uint16_t *)b->k + begin * E, E,
+                        tiles);
+    else
+        kernels->qk_int8(s->scores, BN_CHUNK_KEYS, s->codes, s->q_scale, n,
+                         (const int8_t *)b->k + begin * ((E + 3) / 4 * 4), b->k_scale + begin, E,
+                         tiles);
+}
+
+/* o += p·V for n_q queries and n keys from `key` on; p holds the scales of values. */
 static void weigh(const block *b, float *o, const float *p, size_t n_q, size_t key, size_t n) {
     const size_t E = b->m->config.head_dim;
     if (n == 0)
         return;
     if (b->type == BN_KV_F32)
         b->m->kernels.pv_f32(o, p, BN_CHUNK_KEYS, n_q, (const float *)b->v + key * E, E, n);
-    else
+    else if (b->type == BN_KV_F16)
         b->m->kernels.pv_f16(o, p, BN_CHUNK_KEYS, n_q, (const uint16_t *)b->v + key * E, E, n);
+    else
+        b->m->kernels.pv_int8(o, p, BN_CHUNK_KEYS, n_q, (const int8_t *)b->v + key * E, E, n);
 }
 
 /* Fill m, l and o of every query for keys [begin, end) of one chunk; rows that see none of them
@@ -67,12 +109,7 @@ static void attend_chunk(const block *b, size_t begin, size_t end, float *m, flo
     const size_t E = c->head_dim, n_q = b->rows * b->group;
     const size_t tiles = (end - begin + BN_LANES - 1) / BN_LANES;
 
-    if (b->type == BN_KV_F32)
-        kernels->qk_f32(b->scores, BN_CHUNK_KEYS, b->q, n_q, (const float *)b->k + begin * E, E,
-                        tiles);
-    else
-        kernels->qk_f16(b->scores, BN_CHUNK_KEYS, b->q, n_q, (const uint16_t *)b->k + begin * E, E,
-                        tiles);
+    score(b, begin, tiles);
     memset(o, 0, n_q * E * sizeof *o);
 
     /* Each row sees [low, high) of the chunk; [common_low, common_high) is seen by all. */
@@ -85,7 +122,7 @@ static void attend_chunk(const block *b, size_t begin, size_t end, float *m, flo
         common_low = low > common_low ? low : common_low;
         common_high = high < common_high ? high : common_high;
         for (size_t i = row * b->group; i < (row + 1) * b->group; i++) {
-            float *s = b->scores + i * BN_CHUNK_KEYS;
+            float *s = b->s.scores + i * BN_CHUNK_KEYS;
             l[i] = 0;
             if (low >= high)
                 continue;
@@ -96,6 +133,9 @@ static void attend_chunk(const block *b, size_t begin, size_t end, float *m, flo
                 }
             m[i] = kernels->max(s + (low - begin), high - low);
             l[i] = kernels->exp_sum(s + (low - begin), high - low, m[i]);
+            if (b->type == BN_KV_INT8)
+                for (size_t key = low; key < high; key++)
+                    s[key - begin] *= b->v_scale[key];
         }
     }
     if (common_low >= common_high)
@@ -106,15 +146,15 @@ static void attend_chunk(const block *b, size_t begin, size_t end, float *m, flo
         const size_t to = seen < common_low ? seen : common_low;
         if (from < to)
             weigh(b, o + row * b->group * E,
-                  b->scores + row * b->group * BN_CHUNK_KEYS + (from - begin), b->group, from,
+                  b->s.scores + row * b->group * BN_CHUNK_KEYS + (from - begin), b->group, from,
                   to - from);
     }
-    weigh(b, o, b->scores + (common_low - begin), n_q, common_low, common_high - common_low);
+    weigh(b, o, b->s.scores + (common_low - begin), n_q, common_low, common_high - common_low);
     for (size_t row = 0; row < b->rows; row++) { /* and after */
         const size_t high = b->position + row + 1, to = high < end ? high : end;
         if (common_high < to)
             weigh(b, o + row * b->group * E,
-                  b->scores + row * b->group * BN_CHUNK_KEYS + (common_high - begin), b->group,
+                  b->s.scores + row * b->group * BN_CHUNK_KEYS + (common_high - begin), b->group,
                   common_high, to - common_high);
     }
 }
@@ -151,98 +191,112 @@ typedef struct pass {
     uint32_t layer;
 } pass;
 
-/* The block of `rows` rows from `row` on for KV head g, with its queries gathered into q. */
-static block make_block(const pass *p, size_t row, size_t rows, size_t g, float *q, float *scores) {
+/* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */
+static block make_block(const pass *p, size_t row, size_t rows, size_t g, int32_t thread) {
     const bn_config *c = &p->m->config;
-    const size_t E = c->head_dim, group = group_size(c);
-    const bn_row *first = &p->w->rows[row];
-    const size_t head = p->layer * first->cache->layer_stride + g * first->cache->head_stride;
+    const size_t E = c->head_dim, group = group_size(c), n = rows * group;
+    const bn_cache *cache = p->w->rows[row].cache;
+    const size_t head = p->layer * c->n_kv_heads + g;
+    block b = {.m = p->m,
+               .k = cache->k + head * cache->head_stride,
+               .v = cache->v + head * cache->head_stride,
+               .type = cache->type,
+               .rows = rows,
+               .group = group,
+               .position = (size_t)p->w->rows[row].position,
+               .s = scratch_of(p->w, thread, n, E)};
     for (size_t i = 0; i < rows; i++) {
         const float *from =
             p->w->qkv + (row + i) * (c->n_heads + 2 * c->n_kv_heads) * E + g * group * E;
         for (size_t d = 0; d < group * E; d++)
-            q[i * group * E + d] = from[d] * c->attention_scale;
+            b.s.q[i * group * E + d] = from[d] * c->attention_scale;
     }
-    return (block){.m = p->m,
-                   .k = first->cache->k + head,
-                   .v = first->cache->v + head,
-                   .type = first->cache->type,
-                   .rows = rows,
-                   .group = group,
-                   .position = (size_t)first->position,
-                   .q = q,
-                   .scores = scores};
+    if (b.type == BN_KV_INT8) {
+        const size_t stride = bn_q_row(E);
+        int32_t sum;
+        b.k_scale = cache->k_scale + head * cache->slots;
+        b.v_scale = cache->v_scale + head * cache->slots;
+        for (size_t i = 0; i < n; i++)
+            b.s.q_scale[i] =
+                1 / p->m->kernels.quantize(b.s.codes + i * stride, &sum, b.s.q + i * E, E, stride);
+    }
+    return b;
 }
 
-/* One row, its context split: thread t takes a share of (chunk, KV head) pairs. */
+/* One row, its context split. */
+typedef struct chunks {
+    size_t keys, low, n; /* keys the row sees or passes by; first chunk; chunks */
+    float *m, *l, *o;    /* [n][H], [n][H], [n][H][E] */
+} chunks;
+
+static chunks chunks_of(const pass *p) {
+    const bn_config *c = &p->m->config;
+    chunks s = {.keys = (size_t)p->w->rows[0].position + 1};
+    s.low = first_key(c, s.keys - 1) / BN_CHUNK_KEYS;
+    s.n = (s.keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - s.low;
+    s.m = p->w->partial;
+    s.l = s.m + s.n * c->n_heads;
+    s.o = s.l + s.n * c->n_heads;
+    return s;
+}
+
+/* The heads of KV head g, when all its chunks are there. */
+static void merge_chunks(const pass *p, const chunks *s, size_t g) {
+    const bn_config *c = &p->m->config;
+    const size_t E = c->head_dim, H = c->n_heads, group = group_size(c);
+    for (size_t h = g * group; h < (g + 1) * group; h++) {
+        for (size_t i = H + h; i < s->n * H; i += H)
+            merge(&s->m[h], &s->l[h], s->o + h * E, s->m[i], s->l[i], s->o + i * E, E);
+        finish(p->w->h + h * E, s->o + h * E, s->l[h], E);
+    }
+}
+
+/* Thread t takes a share of (KV head, chunk) pairs; who ends the last chunk of a head merges. */
 static void split_keys(void *context, int32_t thread, int32_t n_threads) {
     const pass *p = context;
     const bn_config *c = &p->m->config;
-    const size_t E = c->head_dim, G = c->n_kv_heads, H = c->n_heads, group = group_size(c);
-    const size_t keys = (size_t)p->w->rows[0].position + 1;
-    const size_t low = first_key(c, keys - 1) / BN_CHUNK_KEYS;
-    const size_t chunks = (keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - low;
-    float *q = p->w->attend + (size_t)thread * p->w->attend_stride;
-    float *o = q + group * E, *scores = o + group * E, *m = scores + group * BN_CHUNK_KEYS;
+    const size_t H = c->n_heads, group = group_size(c);
+    const chunks s = chunks_of(p);
     size_t first, last;
-    bn_share(chunks * G, thread, n_threads, &first, &last);
+    block b = {0};
+    bn_share(s.n * c->n_kv_heads, thread, n_threads, &first, &last);
     for (size_t item = first; item < last; item++) {
-        const size_t g = item / chunks, chunk = item % chunks;
-        const size_t begin = (low + chunk) * BN_CHUNK_KEYS;
-        const size_t end = begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys;
-        const block b = make_block(p, 0, 1, g, q, scores);
-        attend_chunk(&b, begin, end, m, m + group, o);
-        for (size_t i = 0; i < group; i++) {
-            float *part = p->w->partial + (chunk * H + g * group + i) * (E + 2);
-            part[0] = m[i], part[1] = m[group + i];
-            memcpy(part + 2, o + i * E, E * sizeof *o);
-        }
-    }
-}
-
-static void merge_split(const pass *p) {
-    const bn_config *c = &p->m->config;
-    const size_t E = c->head_dim, H = c->n_heads;
-    const size_t keys = (size_t)p->w->rows[0].position + 1;
-    const size_t low = first_key(c, keys - 1) / BN_CHUNK_KEYS;
-    const size_t chunks = (keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - low;
-    for (size_t h = 0; h < H; h++) {
-        float *sum = p->w->partial + h * (E + 2);
-        for (size_t chunk = 1; chunk < chunks; chunk++) {
-            const float *part = sum + chunk * H * (E + 2);
-            merge(&sum[0], &sum[1], sum + 2, part[0], part[1], part + 2, E);
-        }
-        finish(p->w->h + h * E, sum + 2, sum[1], E);
+        const size_t g = item / s.n, chunk = item % s.n, at = chunk * H + g * group;
+        const size_t begin = (s.low + chunk) * BN_CHUNK_KEYS;
+        const size_t end = begin + BN_CHUNK_KEYS < s.keys ? begin + BN_CHUNK_KEYS : s.keys;
+        if (item == first || chunk == 0)
+            b = make_block(p, 0, 1, g, thread);
+        attend_chunk(&b, begin, end, s.m + at, s.l + at, s.o + at * c->head_dim);
+        if (atomic_fetch_add(&p->w->chunks_done[g], 1) + 1 == s.n)
+            merge_chunks(p, &s, g);
     }
 }
 
 /* Many rows: thread t takes a share of (block of rows, KV head) pairs. Rows of a block are
  * consecutive positions of one text. */
-static void attend_block(const pass *p, size_t row, size_t rows, size_t g, float *scratch) {
+static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32_t thread) {
     const bn_config *c = &p->m->config;
     const size_t E = c->head_dim, group = group_size(c), n = rows * group;
-    float *q = scratch, *o = q + n * E, *sum = o + n * E, *scores = sum + n * E;
-    float *m = scores + n * BN_CHUNK_KEYS, *l = m + n, *m_sum = l + n, *l_sum = m_sum + n;
-    const block b = make_block(p, row, rows, g, q, scores);
+    const block b = make_block(p, row, rows, g, thread);
+    const scratch *s = &b.s;
     const size_t keys = b.position + rows;
-    memset(l_sum, 0, n * sizeof *l_sum);
+    memset(s->l_sum, 0, n * sizeof *s->l_sum);
     for (size_t begin = first_key(c, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS; begin < keys;
          begin += BN_CHUNK_KEYS) {
-        attend_chunk(&b, begin, begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys, m, l,
-                     o);
+        const size_t end = begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys;
+        attend_chunk(&b, begin, end, s->m, s->l, s->o);
         for (size_t i = 0; i < n; i++)
-            merge(&m_sum[i], &l_sum[i], sum + i * E, m[i], l[i], o + i * E, E);
+            merge(&s->m_sum[i], &s->l_sum[i], s->sum + i * E, s->m[i], s->l[i], s->o + i * E, E);
     }
     for (size_t i = 0; i < n; i++)
-        finish(p->w->h + (row + i / group) * p->w->wide + (g * group + i % group) * E, sum + i * E,
-               l_sum[i], E);
+        finish(p->w->h + (row + i / group) * p->w->wide + (g * group + i % group) * E,
+               s->sum + i * E, s->l_sum[i], E);
 }
 
 static void split_rows(void *context, int32_t thread, int32_t n_threads) {
     const pass *p = context;
     const bn_row *r = p->w->rows;
     const size_t G = p->m->config.n_kv_heads, most = block_rows(&p->m->config);
-    float *scratch = p->w->attend + (size_t)thread * p->w->attend_stride;
     size_t item = 0; /* dealt out in turn: later rows see more keys than earlier ones */
     for (size_t row = 0, rows; row < p->rows; row += rows) {
         for (rows = 1; rows < most && row + rows < p->rows; rows++)
@@ -251,15 +305,16 @@ static void split_rows(void *context, int32_t thread, int32_t n_threads) {
                 break;
         for (size_t g = 0; g < G; g++, item++)
             if (item % (size_t)n_threads == (size_t)thread)
-                attend_block(p, row, rows, g, scratch);
+                attend_block(p, row, rows, g, thread);
     }
 }
 
 void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t layer) {
     pass p = {m, w, rows, layer};
     if (rows == 1) {
+        for (size_t g = 0; g < m->config.n_kv_heads; g++)
+            atomic_init(&w->chunks_done[g], 0);
         bn_pool_run(m->pool, split_keys, &p);
-        merge_split(&p);
     } else {
         bn_pool_run(m->pool, split_rows, &p);
     }

@@ -16,6 +16,38 @@ static void rotate(float *head, const float *angle, size_t rope_dim) {
     }
 }
 
+enum { MAX_HEAD = 1024 }; /* FORMAT.md §2 */
+
+/* Put the key and the value of one position into a head of the cache. */
+static void store(const bn_kernels *kernels, const bn_cache *cache, size_t head, size_t position,
+                  size_t E, const float *k, const float *v) {
+    const size_t tile = position / BN_LANES * BN_LANES, lane = position % BN_LANES;
+    uint8_t *keys = cache->k + head * cache->head_stride;
+    uint8_t *values = cache->v + head * cache->head_stride;
+    if (cache->type == BN_KV_F32) {
+        float *to = (float *)(void *)keys + tile * E + lane;
+        for (size_t d = 0; d < E; d++)
+            to[d * BN_LANES] = k[d];
+        memcpy(values + position * E * sizeof *v, v, E * sizeof *v);
+    } else if (cache->type == BN_KV_F16) {
+        uint16_t half[MAX_HEAD], *to = (uint16_t *)(void *)keys + tile * E + lane;
+        kernels->f32_to_f16(half, k, E);
+        for (size_t d = 0; d < E; d++)
+            to[d * BN_LANES] = half[d];
+        kernels->f32_to_f16((uint16_t *)(void *)values + position * E, v, E);
+    } else { /* a word is four dimensions of a key */
+        const size_t words = (E + 3) / 4, padded = bn_q_row(E);
+        const size_t scale = head * cache->slots + position;
+        _Alignas(BN_Q_ALIGN) int8_t codes[MAX_HEAD + BN_Q_ALIGN]; /* bn_q_row(E) */
+        int32_t sum;
+        cache->k_scale[scale] = 1 / kernels->quantize(codes, &sum, k, E, padded);
+        for (size_t i = 0; i < words; i++)
+            memcpy(keys + 4 * (tile * words + i * BN_LANES + lane), codes + 4 * i, 4);
+        cache->v_scale[scale] = 1 / kernels->quantize(codes, &sum, v, E, padded);
+        memcpy(values + position * E, codes, E);
+    }
+}
+
 static void append_row(const bn_model *m, bn_workspace *w, size_t row, const bn_layer *l,
                        uint32_t layer) {
     const bn_config *c = &m->config;
@@ -24,7 +56,6 @@ static void append_row(const bn_model *m, bn_workspace *w, size_t row, const bn_
     float *qkv = w->qkv + row * (H + 2 * G) * E;
     const float *angle = w->angle + row * c->rope_dim;
     const bn_cache *cache = w->rows[row].cache;
-    const size_t position = (size_t)w->rows[row].position;
 
     for (size_t h = 0; h < H + G; h++) {
         const float *gain = h < H ? l->q_norm : l->k_norm;
@@ -32,24 +63,9 @@ static void append_row(const bn_model *m, bn_workspace *w, size_t row, const bn_
             kernels->rms_norm(qkv + h * E, qkv + h * E, gain, E, c->norm_eps);
         rotate(qkv + h * E, angle, c->rope_dim);
     }
-    for (size_t g = 0; g < G; g++) {
-        const float *k = qkv + (H + g) * E, *v = qkv + (H + G + g) * E;
-        const size_t head = layer * cache->layer_stride + g * cache->head_stride;
-        const size_t tile = position / BN_LANES * BN_LANES * E + position % BN_LANES;
-        if (cache->type == BN_KV_F32) {
-            float *keys = (float *)(cache->k + head) + tile;
-            for (size_t d = 0; d < E; d++)
-                keys[d * BN_LANES] = k[d];
-            memcpy((float *)(cache->v + head) + position * E, v, E * sizeof *v);
-        } else {
-            uint16_t half[1024]; /* head_dim <= 1024, FORMAT.md §2 */
-            uint16_t *keys = (uint16_t *)(cache->k + head) + tile;
-            kernels->f32_to_f16(half, k, E);
-            for (size_t d = 0; d < E; d++)
-                keys[d * BN_LANES] = half[d];
-            kernels->f32_to_f16((uint16_t *)(cache->v + head) + position * E, v, E);
-        }
-    }
+    for (size_t g = 0; g < G; g++)
+        store(kernels, cache, layer * G + g, (size_t)w->rows[row].position, E, qkv + (H + g) * E,
+              qkv + (H + G + g) * E);
 }
 
 typedef struct pass {

@@ -34,13 +34,15 @@ struct bn_model {
     const float *rope_frequencies; /* [rope_dim/2] or NULL */
 };
 
-/* The KV cache of one text. Per layer and KV head, keys lie in tiles [C/16][E][16 keys] and
- * values in rows [C][E], so that both kernels of attention read one linear stream. */
+/* The KV cache of one text. Per layer and KV head, keys lie in tiles [slots/16][E][16 keys] and
+ * values in rows [slots][E], so that both kernels of attention read one linear stream. BN_KV_INT8
+ * has four dimensions of a key together, [slots/16][ceil(E/4)][16 keys][4], and scales. */
 typedef struct bn_cache {
-    uint8_t *k, *v;      /* [n_layers][G][C rounded up to 16][E] elements of `type` */
-    size_t head_stride;  /* bytes from one KV head to the next, in both */
-    size_t layer_stride; /* bytes from one layer to the next, in both */
-    int32_t type;        /* bn_kv_type */
+    uint8_t *k, *v;           /* [n_layers][G] heads of head_stride bytes */
+    float *k_scale, *v_scale; /* [n_layers][G][slots], or NULL */
+    size_t slots;             /* C rounded up to a tile */
+    size_t head_stride;
+    int32_t type; /* bn_kv_type */
 } bn_cache;
 
 /* One token to compute: which text it belongs to and where it stands in it. */
@@ -67,6 +69,7 @@ typedef struct bn_workspace {
     int32_t *acc;     /* [threads][B][BN_CHUNK_ROWS] */
     float *attend;    /* [threads][attend_stride] */
     float *partial;   /* [chunks][H][E + 2] of one row, when its context is split */
+    atomic_size_t *chunks_done; /* [G] of these */
     size_t attend_stride;
     void *memory; /* all of the above */
     size_t size;  /* its bytes */

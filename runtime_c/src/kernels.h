@@ -110,6 +110,17 @@ typedef struct bn_kernels {
     void (*pv_f32)(float *out, const float *p, size_t p_stride, size_t n_q, const float *v,
                    size_t head_dim, size_t keys);
 
+    /* The same on codes in -127..127 that stand for code · scale, one scale a query, key or value.
+     * scores[...] = (float)(sum of q·k, exact) * (q_scale[i] * k_scale[16 t + j]);
+     * K tiles lie [tile][ceil(head_dim / 4)][16 keys][4], 64-byte aligned;
+     * q: [n_q][bn_q_row(head_dim)], zero past head_dim; head_dim <= 1024, so that the float is
+     * exact. pv_int8 leaves the scales of values to p. */
+    void (*qk_int8)(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
+                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
+                    size_t tiles);
+    void (*pv_int8)(float *out, const float *p, size_t p_stride, size_t n_q, const int8_t *v,
+                    size_t head_dim, size_t keys);
+
     /* IEEE half and back. Narrowing rounds half to even and saturates at ±65504 (so that a
      * cache entry is never infinite); NaN stays NaN. */
     void (*f32_to_f16)(uint16_t *y, const float *x, size_t n);

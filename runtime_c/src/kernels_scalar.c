@@ -290,6 +290,29 @@ static void pv_f16(float *out, const float *p, size_t p_stride, size_t n_q, cons
                     p[i * p_stride + t], half_to_float(v[t * head_dim + d]), out[i * head_dim + d]);
 }
 
+static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
+                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
+                    size_t tiles) {
+    const size_t words = (head_dim + 3) / 4, q_stride = bn_q_row(head_dim);
+    for (size_t i = 0; i < n_q; i++)
+        for (size_t key = 0; key < tiles * BN_LANES; key++) {
+            const int8_t *word = k + (key / BN_LANES * words * BN_LANES + key % BN_LANES) * 4;
+            int32_t sum = 0;
+            for (size_t d = 0; d < head_dim; d++)
+                sum += word[d / 4 * BN_LANES * 4 + d % 4] * q[i * q_stride + d];
+            scores[i * score_stride + key] = (float)sum * (q_scale[i] * k_scale[key]);
+        }
+}
+
+static void pv_int8(float *out, const float *p, size_t p_stride, size_t n_q, const int8_t *v,
+                    size_t head_dim, size_t keys) {
+    for (size_t i = 0; i < n_q; i++)
+        for (size_t t = 0; t < keys; t++)
+            for (size_t d = 0; d < head_dim; d++)
+                out[i * head_dim + d] =
+                    fmaf(p[i * p_stride + t], (float)v[t * head_dim + d], out[i * head_dim + d]);
+}
+
 static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
     for (size_t i = 0; i < n; i++)
         y[i] = float_to_half(x[i]);
@@ -350,6 +373,8 @@ void bn_kernels_scalar(bn_kernels *table) {
         .qk_f32 = qk_f32,
         .pv_f16 = pv_f16,
         .pv_f32 = pv_f32,
+        .qk_int8 = qk_int8,
+        .pv_int8 = pv_int8,
         .f32_to_f16 = f32_to_f16,
         .f16_to_f32 = f16_to_f32,
         .crc32 = crc32,

@@ -14,30 +14,49 @@ static size_t align(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+/* Bytes of the keys, or the values, of n positions of one KV head. */
+static size_t cache_bytes(const bn_session *s, size_t n) {
+    const size_t E = s->model->config.head_dim;
+    switch (s->cache.type) {
+    case BN_KV_F32:
+        return n * E * sizeof(float);
+    case BN_KV_INT8:
+        return n * ((E + 3) / 4 * 4);
+    default:
+        return n * E * sizeof(uint16_t);
+    }
+}
+
 /* Sets the pointers into s->memory; with base NULL only the size. Factors are bounded by
  * FORMAT.md §2, but their product is not: returns 0 on overflow. */
 static int lay_out(bn_session *s, uint8_t *base) {
     const bn_config *c = &s->model->config;
     const size_t slots = ((size_t)s->n_ctx + BN_LANES - 1) / BN_LANES * BN_LANES;
-    const size_t element = s->cache.type == BN_KV_F32 ? 4 : 2;
+    const size_t heads = (size_t)c->n_layers * c->n_kv_heads;
     const size_t hidden = align(c->dim * sizeof(float));
     const size_t logits = align((size_t)c->vocab_size * sizeof(float));
     const size_t scores = align((size_t)s->score_rows * c->vocab_size * sizeof(float));
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
     const size_t screened = align(c->vocab_size / BN_PANEL + 1);
-    size_t kv;
-    s->cache.head_stride = align(slots * c->head_dim * element);
-    s->cache.layer_stride = s->cache.head_stride * c->n_kv_heads;
-    if (__builtin_mul_overflow(s->cache.layer_stride, (size_t)c->n_layers, &kv) ||
-        kv > SIZE_MAX / 4)
+    size_t kv, scales = 0;
+    s->cache.slots = slots;
+    s->cache.head_stride = align(cache_bytes(s, slots));
+    if (__builtin_mul_overflow(s->cache.head_stride, heads, &kv) || kv > SIZE_MAX / 8)
         return 0;
-    s->memory_size = 2 * kv + hidden + logits + scores + tokens + sampler + screened;
+    if (s->cache.type == BN_KV_INT8)
+        scales = heads * slots * sizeof(float); /* <= kv */
+    s->memory_size = 2 * (kv + scales) + hidden + logits + scores + tokens + sampler + screened;
     if (base) {
         s->cache.k = base;
         s->cache.v = base + kv;
-        s->hidden = (float *)(void *)(base + 2 * kv);
-        base += 2 * kv + hidden;
+        if (scales) {
+            s->cache.k_scale = (float *)(void *)(base + 2 * kv);
+            s->cache.v_scale = s->cache.k_scale + heads * slots;
+        }
+        base += 2 * (kv + scales);
+        s->hidden = (float *)(void *)base;
+        base += hidden;
         s->logits = (float *)(void *)base;
         s->score_logits = (float *)(void *)(base + logits);
         s->tokens = (int32_t *)(void *)(base + logits + scores);
@@ -51,8 +70,7 @@ bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_
     const bn_session_options defaults = {0};
     const bn_session_options *o = options ? options : &defaults;
     if (!model || !session || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->config.max_context ||
-        o->batch < 0 || o->batch > MAX_BATCH ||
-        (o->kv_type != BN_KV_F16 && o->kv_type != BN_KV_F32))
+        o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < BN_KV_F16 || o->kv_type > BN_KV_INT8)
         return BN_ERR_ARGUMENT;
     bn_session *s = calloc(1, sizeof *s);
     if (!s)
@@ -88,12 +106,16 @@ void bn_session_free(bn_session *s) {
  * head in front, if n is rounded up to a tile. */
 static void copy_cache(const bn_session *from, bn_session *to) {
     const bn_config *c = &from->model->config;
+    const bn_cache *a = &from->cache, *b = &to->cache;
     const size_t slots = ((size_t)from->position + BN_LANES - 1) / BN_LANES * BN_LANES;
-    const size_t bytes = slots * c->head_dim * (from->cache.type == BN_KV_F32 ? 4 : 2);
     for (size_t head = 0; head < (size_t)c->n_layers * c->n_kv_heads; head++) {
-        const size_t at = head * from->cache.head_stride;
-        memcpy(to->cache.k + at, from->cache.k + at, bytes);
-        memcpy(to->cache.v + at, from->cache.v + at, bytes);
+        const size_t at = head * a->head_stride, scale = head * a->slots;
+        memcpy(b->k + at, a->k + at, cache_bytes(from, slots));
+        memcpy(b->v + at, a->v + at, cache_bytes(from, slots));
+        if (a->type == BN_KV_INT8) {
+            memcpy(b->k_scale + scale, a->k_scale + scale, slots * sizeof(float));
+            memcpy(b->v_scale + scale, a->v_scale + scale, slots * sizeof(float));
+        }
     }
 }
 

@@ -35,6 +35,8 @@ static const struct {
               {"qk_f32", check_qk_f32},
               {"pv_f16", check_pv_f16},
               {"pv_f32", check_pv_f32},
+              {"qk_int8", check_qk_int8},
+              {"pv_int8", check_pv_int8},
               {"f32_to_f16", check_f32_to_f16},
               {"f16_to_f32", check_f16_to_f32},
               {"crc32", check_crc32},

@@ -123,6 +123,13 @@ static void call_pv(bench *b) {
     b->k->pv_f16(b->y, b->x, b->rows, b->tokens, (const uint16_t *)(const void *)b->weights,
                  b->cols, b->rows);
 }
+static void call_qk_int8(bench *b) {
+    b->k->qk_int8(b->y, b->rows, b->q, b->x, b->tokens, (const int8_t *)b->weights, b->x + 16,
+                  b->cols, b->rows / BN_LANES);
+}
+static void call_pv_int8(bench *b) {
+    b->k->pv_int8(b->y, b->x, b->rows, b->tokens, (const int8_t *)b->weights, b->cols, b->rows);
+}
 static void call_narrow(bench *b) {
     b->k->f32_to_f16((uint16_t *)(void *)b->y, b->x, b->cols);
 }
@@ -177,11 +184,13 @@ static void bench_floats(bench *b, const bn_kernels *scalar) {
     bench_line(b, scalar, "relu2_gate", call_relu2, n, 8 * n);
     bench_line(b, scalar, "f32_to_f16", call_narrow, n, 4 * n);
     bench_line(b, scalar, "f16_to_f32", call_widen, n, 2 * n);
-    b->rows = 1024, b->cols = 128; /* keys, head_dim */
+    b->rows = 256, b->cols = 128; /* keys of a chunk, head_dim */
     for (b->tokens = 1; b->tokens <= 4; b->tokens *= 2) {
         const double kv = (double)(b->rows * b->cols), macs = kv * (double)b->tokens;
         bench_line(b, scalar, "qk_f16", call_qk, macs, 2 * kv);
         bench_line(b, scalar, "pv_f16", call_pv, macs, 2 * kv);
+        bench_line(b, scalar, "qk_int8", call_qk_int8, macs, kv);
+        bench_line(b, scalar, "pv_int8", call_pv_int8, macs, kv);
     }
     b->rows = 1 << 18, b->cols = b->tokens = 1;
     bench_line(b, scalar, "crc32", call_crc, (double)b->rows, (double)b->rows);

@@ -121,63 +121,96 @@ static void check_relu2_gate(test *t) {
     check_gate(t, 0);
 }
 
-static void check_qk(test *t, int f16) {
-    const char *what = f16 ? "qk_f16" : "qk_f32";
+/* Keys and values in the numbers of each cache type. */
+enum { F16, F32, INT8_CODES };
+
+/* n codes, at times all at one end of their range. */
+static int8_t *codes(test *t, size_t n) {
+    int8_t *c = buffer(t, n);
+    const int end = (int)below(t, 4);
+    for (size_t i = 0; i < n; i++)
+        c[i] = (int8_t)(end == 0 ? 127 : end == 1 ? -127 : (int)below(t, 255) - 127);
+    return c;
+}
+
+static const void *numbers(test *t, size_t n, int type, int kind) {
+    return type == F16   ? (const void *)halves(t, n, kind)
+           : type == F32 ? (const void *)floats(t, n, kind)
+                         : (const void *)codes(t, n);
+}
+
+static void check_qk(test *t, int type, const char *what) {
     const int kind = (int)below(t, FLOAT_KINDS);
-    const size_t n_q = size_to(t, 9), head_dim = size_to(t, 160), tiles = size_to(t, 5);
-    const size_t stride = tiles * BN_LANES + below(t, 20), n_k = tiles * head_dim * BN_LANES;
-    const size_t n_s = (n_q - 1) * stride + tiles * BN_LANES;
-    const float *q = floats(t, n_q * head_dim, kind);
-    const void *k = f16 ? (const void *)halves(t, n_k, kind) : floats(t, n_k, kind);
+    const size_t n_q = size_to(t, 9), tiles = size_to(t, 5);
+    const size_t head_dim = size_to(t, type == INT8_CODES && below(t, 16) == 0 ? 1024 : 160);
+    const size_t stride = tiles * BN_LANES + below(t, 20),
+                 n_s = (n_q - 1) * stride + tiles * BN_LANES;
+    const size_t q_row = type == INT8_CODES ? bn_q_row(head_dim) : head_dim;
+    const size_t k_row = type == INT8_CODES ? (head_dim + 3) / 4 * 4 : head_dim;
+    const void *q = numbers(t, n_q * q_row, type == INT8_CODES ? type : F32, kind);
+    const void *k = numbers(t, tiles * k_row * BN_LANES, type, kind);
+    const float *q_scale = floats(t, n_q, kind), *k_scale = floats(t, tiles * BN_LANES, kind);
+    for (size_t i = 0; i < n_q && type == INT8_CODES; i++)
+        memset((int8_t *)(uintptr_t)q + i * q_row + head_dim, 0, q_row - head_dim);
     float *s[2];
     for (int i = 0; i < 2; i++) {
         const bn_kernels *kernels = i ? t->scalar : t->tier;
         s[i] = buffer(t, n_s * sizeof(float));
-        if (f16)
+        if (type == F16)
             kernels->qk_f16(s[i], stride, q, n_q, k, head_dim, tiles);
-        else
+        else if (type == F32)
             kernels->qk_f32(s[i], stride, q, n_q, k, head_dim, tiles);
+        else
+            kernels->qk_int8(s[i], stride, q, q_scale, n_q, k, k_scale, head_dim, tiles);
     }
     same_floats(t, s[0], s[1], n_s, what);
     done(t, what);
 }
 
 static void check_qk_f16(test *t) {
-    check_qk(t, 1);
+    check_qk(t, F16, "qk_f16");
 }
 
 static void check_qk_f32(test *t) {
-    check_qk(t, 0);
+    check_qk(t, F32, "qk_f32");
 }
 
-static void check_pv(test *t, int f16) {
-    const char *what = f16 ? "pv_f16" : "pv_f32";
+static void check_qk_int8(test *t) {
+    check_qk(t, INT8_CODES, "qk_int8");
+}
+
+static void check_pv(test *t, int type, const char *what) {
     const int kind = (int)below(t, FLOAT_KINDS);
     const size_t n_q = size_to(t, 9), head_dim = size_to(t, 160), keys = size_to(t, 40);
     const size_t stride = keys + below(t, 5), n_out = n_q * head_dim;
     const float *p = floats(t, (n_q - 1) * stride + keys, kind), *start = floats(t, n_out, kind);
-    const void *v =
-        f16 ? (const void *)halves(t, keys * head_dim, kind) : floats(t, keys * head_dim, kind);
+    const void *v = numbers(t, keys * head_dim, type, kind);
     float *out[2];
     for (int i = 0; i < 2; i++) {
         const bn_kernels *k = i ? t->scalar : t->tier;
         out[i] = buffer(t, n_out * sizeof(float));
         memcpy(out[i], start, n_out * sizeof(float));
-        if (f16)
+        if (type == F16)
             k->pv_f16(out[i], p, stride, n_q, v, head_dim, keys);
-        else
+        else if (type == F32)
             k->pv_f32(out[i], p, stride, n_q, v, head_dim, keys);
+        else
+            k->pv_int8(out[i], p, stride, n_q, v, head_dim, keys);
     }
     same_floats(t, out[0], out[1], n_out, what);
     done(t, what);
 }
 
 static void check_pv_f16(test *t) {
-    check_pv(t, 1);
+    check_pv(t, F16, "pv_f16");
 }
 
 static void check_pv_f32(test *t) {
-    check_pv(t, 0);
+    check_pv(t, F32, "pv_f32");
+}
+
+static void check_pv_int8(test *t) {
+    check_pv(t, INT8_CODES, "pv_int8");
 }
 
 static void check_f32_to_f16(test *t) {

@@ -140,10 +140,11 @@ int main(int argc, char **argv) {
     }
     uint8_t *relu2 = tiny_file(relu2_decoder, SIZE_MAX, SIZE_MAX, &size);
     const uint32_t a = hash_all(NULL, relu2, size, BN_KV_F16);
+    const uint32_t c = hash_all(NULL, relu2, size, BN_KV_INT8);
     free(relu2);
     uint8_t *silu = tiny_file(silu_decoder, SIZE_MAX, SIZE_MAX, &size);
     const uint32_t b = hash_all(NULL, silu, size, BN_KV_F32);
     free(silu);
-    printf("logits %08" PRIx32 " %08" PRIx32 "\n", a, b);
+    printf("logits %08" PRIx32 " %08" PRIx32 " %08" PRIx32 "\n", a, b, c);
     return 0;
 }

@@ -171,6 +171,11 @@ static void pv_f32(float *out, const float *p, size_t p_stride, size_t n_q, cons
     pv(out, p, p_stride, n_q, (const uint8_t *)v, sizeof *v, head_dim, keys, load_f32);
 }
 
+static void pv_int8(float *out, const float *p, size_t p_stride, size_t n_q, const int8_t *v,
+                    size_t head_dim, size_t keys) {
+    pv(out, p, p_stride, n_q, (const uint8_t *)v, sizeof *v, head_dim, keys, load_int8);
+}
+
 static void set_float_kernels(bn_kernels *table) {
     table->f32_matmul = f32_matmul;
     table->f16_matmul = f16_matmul;
@@ -184,6 +189,7 @@ static void set_float_kernels(bn_kernels *table) {
     table->qk_f32 = qk_f32;
     table->pv_f16 = pv_f16;
     table->pv_f32 = pv_f32;
+    table->pv_int8 = pv_int8;
     table->f32_to_f16 = f32_to_f16;
     table->f16_to_f32 = f16_to_f32;
 }

@@ -16,6 +16,7 @@
 #include "integer.h"
 
 #include "blocks.h"
+#include "int8_cache.h"
 
 /* GCC 12 would rather make all products first, and run out of registers for the sums. */
 #define IN_ORDER(sum) __asm__ volatile("" : "+x"(sum))
@@ -145,6 +146,12 @@ static void int8_matmul(const bn_matmul *m) {
     add_128(m);
 }
 
+static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
+                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
+                    size_t tiles) {
+    qk_int8_all(scores, score_stride, q, q_scale, n_q, k, k_scale, head_dim, tiles, dot_signed);
+}
+
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     return peak(rounds, sink, dot_pairs);
 }
@@ -157,6 +164,7 @@ int bn_kernels_avx2(bn_kernels *table) {
     table->int8_peak = int8_peak;
     table->crc32 = crc32;
     set_float_kernels(table);
+    table->qk_int8 = qk_int8;
     return 1;
 }
 

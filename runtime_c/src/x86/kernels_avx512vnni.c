@@ -19,6 +19,7 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "stream.h"
 
 #include "high.h"
+#include "int8_cache.h"
 
 /* One linear stream; two tiles at a time, so that eight sums hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
@@ -69,6 +70,12 @@ static void int8_matmul(const bn_matmul *m) {
         stream_tokens(m, 0);
 }
 
+static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
+                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
+                    size_t tiles) {
+    qk_int8_all(scores, score_stride, q, q_scale, n_q, k, k_scale, head_dim, tiles, sums_dot);
+}
+
 int bn_kernels_avx512vnni(bn_kernels *table) {
     table->isa = "avx512vnni";
     table->ternary_matmul = ternary_matmul;
@@ -76,6 +83,7 @@ int bn_kernels_avx512vnni(bn_kernels *table) {
     table->int8_high = int8_high;
     table->int8_peak = int8_peak;
     set_float_kernels(table);
+    table->qk_int8 = qk_int8;
     return 1;
 }
 

@@ -27,6 +27,7 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "blocks.h"
 
 #include "high.h"
+#include "int8_cache.h"
 
 /* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
@@ -75,11 +76,18 @@ static void int8_matmul(const bn_matmul *m) {
         multiply(m, BN_INT8_TILE_K, unpack_int8, sums_dot, no_fold, 6);
 }
 
+static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
+                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
+                    size_t tiles) {
+    qk_int8_all(scores, score_stride, q, q_scale, n_q, k, k_scale, head_dim, tiles, sums_dot);
+}
+
 int bn_kernels_avxvnni(bn_kernels *table) {
     table->isa = "avxvnni";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
+    table->qk_int8 = qk_int8;
     table->int8_peak = int8_peak;
     return 1;
 }

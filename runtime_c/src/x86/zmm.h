@@ -71,6 +71,12 @@ INLINE void vec_store(float *p, vec a) {
 INLINE vec vec_widen(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
+INLINE vec vec_widen_int8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE vec vec_from_int(sums a) {
+    return _mm512_cvtepi32_ps((__m512i)a);
+}
 INLINE void vec_narrow(uint16_t *p, vec a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
