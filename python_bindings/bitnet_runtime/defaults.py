@@ -63,6 +63,9 @@ class Sampling:
     stop: tuple[str, ...] = _option(
         (), "text that ends the answer and is not part of it", aliases=("stop_strings", "until")
     )
+    draft: int = _option(
+        0, "guess so many tokens from repetitions in the text; same result, faster where it repeats", low=0, high=64
+    )
     logit_bias: Mapping[int, float] | None = _option(None, "added to the logit of a token; -inf bans it")
 
 

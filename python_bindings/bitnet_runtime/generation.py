@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Generator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.session import Sampler, Session
+from bitnet_runtime.session import Sampler, Session, append_batch
 from bitnet_runtime.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -72,10 +73,13 @@ class Stream:
         self._limit = room if options.max_tokens is None else min(options.max_tokens, room)
         self._tokens: list[int] = []
         self._texts: list[str] = []
+        self._lookup = Lookup(prompt) if options.draft else None
+        self._draft = options.draft
         self._finish: Finish = "cancelled"
         self._computed = 0
         self._prompt_seconds = self._seconds = 0.0
-        self._ended = False
+        self._done = False  # the answer is complete
+        self._ended = False  # and its session closed
         self._pieces = self._run()
 
     @property
@@ -113,31 +117,54 @@ class Stream:
             self._end()
 
     def _steps(self) -> Generator[Piece, None, None]:
-        session, answer, clock = self._session, self._answer, time.perf_counter
-        begin = clock()
-        self._computed = _extend(session, self._prompt)
-        session.seed(self._seed)
-        self._prompt_seconds = clock() - begin
-        done = False
-        while not done:
+        clock = time.perf_counter
+        self._begin()
+        while not self._done:
             begin = clock()
-            if self._tokens:
-                session.step(self._tokens[-1])
-            token = session.draw(self._sampler)
-            if token in self._end_tokens:
-                self._finish, done = "stop", True
-                piece = Piece(answer.flush(), None)
-            else:
-                self._tokens.append(token)
-                text = answer.push(token)
-                done = answer.stopped or len(self._tokens) == self._limit
-                if done:
-                    self._finish = "stop" if answer.stopped else "length"
-                piece = Piece(text + answer.flush() if done else text, token)
-            self._texts.append(piece.text)
+            tokens = self._next()
             self._seconds += clock() - begin
-            if piece.text or piece.token is not None:
-                yield piece
+            for token in tokens:
+                begin = clock()
+                piece = self._accept(token)
+                self._seconds += clock() - begin
+                if piece.text or piece.token is not None:
+                    yield piece
+                if self._done:
+                    break
+
+    def _begin(self) -> None:
+        """Compute the prompt."""
+        begin = time.perf_counter()
+        self._computed = _extend(self._session, self._prompt)
+        self._session.seed(self._seed)
+        self._prompt_seconds = time.perf_counter() - begin
+
+    def _next(self) -> Sequence[int]:
+        """The tokens that come next: one, or more when a draft was right."""
+        left = self._limit - len(self._tokens)
+        if self._lookup and left > 1:  # the session holds all tokens so far
+            return self._session.advance(self._sampler, self._lookup.guess(min(self._draft, left - 1)))
+        if self._tokens and not self._lookup:  # it lacks the newest, which may have been the last
+            self._session.step(self._tokens[-1])
+        return (self._session.draw(self._sampler),)
+
+    def _accept(self, token: int) -> Piece:
+        """Make a sampled token part of the answer, or end it."""
+        if token in self._end_tokens:
+            self._finish, self._done = "stop", True
+            piece = Piece(self._answer.flush(), None)
+        else:
+            self._tokens.append(token)
+            if self._lookup:
+                self._lookup.add(token)
+            text = self._answer.push(token)
+            self._done = self._answer.stopped or len(self._tokens) == self._limit
+            if self._done:
+                self._finish = "stop" if self._answer.stopped else "length"
+                text += self._answer.flush()
+            piece = Piece(text, token)
+        self._texts.append(piece.text)
+        return piece
 
     def __iter__(self) -> Self:
         return self
@@ -150,6 +177,60 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def generate_batch(streams: Sequence[Stream]) -> list[Result]:
+    """Results of streams that have not begun, computed together: weights are read once for all."""
+    with contextlib.ExitStack() as stack:
+        for stream in streams:
+            stack.enter_context(stream)
+            stream._begin()
+        active = [stream for stream in streams if stream._limit > 0]
+        for stream in streams:
+            if stream not in active:
+                stream._finish = "length"
+        begin = time.perf_counter()
+        while active:
+            for stream in active:
+                stream._accept(stream._session.draw(stream._sampler))
+            now = time.perf_counter()
+            for stream in active:
+                stream._seconds = now - begin
+            active = [stream for stream in active if not stream._done]
+            if active:
+                append_batch([stream._session for stream in active], [stream._tokens[-1] for stream in active])
+    return [result for stream in streams if (result := stream.result) is not None]
+
+
+class Lookup:
+    """Guesses what comes next: what followed the last time that the newest tokens occurred.
+
+    Prompt lookup decoding: no second model, and good where a text repeats itself (code, summaries).
+    """
+
+    LONGEST = 3  # tokens that must agree, or as few as SHORTEST
+    SHORTEST = 2
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> place after its latest occurrence
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        for n in range(self.SHORTEST, self.LONGEST + 1):
+            if len(self._tokens) >= n:
+                self._after[tuple(self._tokens[-n:])] = len(self._tokens)
+        self._tokens.append(token)
+
+    def guess(self, most: int) -> list[int]:
+        """Up to `most` tokens that may come next."""
+        for n in range(self.LONGEST, self.SHORTEST - 1, -1):
+            place = self._after.get(tuple(self._tokens[-n:]))
+            if place is not None:
+                since = self._tokens[place:]  # if the text goes on repeating, this comes round again
+                return [since[i % len(since)] for i in range(most)]
+        return []
 
 
 def _extend(session: Session, prompt: Sequence[int]) -> int:

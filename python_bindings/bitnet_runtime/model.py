@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, cast, overload
 
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
@@ -23,7 +23,7 @@ from bitnet_runtime.errors import (
     check,
     check_open,
 )
-from bitnet_runtime.generation import Result, Stream
+from bitnet_runtime.generation import Result, Stream, generate_batch
 from bitnet_runtime.handles import Handles
 from bitnet_runtime.session import Session
 from bitnet_runtime.text import Detokenizer, Tokenizer
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from bitnet_runtime.chat import ChatTemplate
 
 KV_TYPES = {"f16": lib.BN_KV_F16, "f32": lib.BN_KV_F32}
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
 
 Message = Mapping[str, Any]
 """{"role": "user", "content": "…"}, as chat templates take it."""
@@ -132,12 +135,24 @@ class Model:
 
     # ---- text ----
 
-    def generate(self, prompt: str | Sequence[int], *, session: Session | None = None, **sampling: Any) -> Result:
+    @overload
+    def generate(self, prompt: Prompt, *, session: Session | None = None, **sampling: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Sequence[Prompt], **sampling: Any) -> list[Result]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], *, session: Session | None = None, **sampling: Any
+    ) -> Result | list[Result]:
         """Continue a text or a list of token ids. The options are the fields of `Sampling`.
 
-        With a `session`, what it holds of the prompt's beginning is not computed again.
+        With a `session`, what it holds of the prompt's beginning is not computed again. A list of
+        prompts gives a list of results, computed together: each is what its prompt gives alone.
         """
-        return _finish(self.stream(prompt, session=session, **sampling))
+        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], (str, Sequence)):
+            return _finish(self.stream(cast(Prompt, prompt), session=session, **sampling))
+        if session is not None or sampling.get("draft"):
+            raise InvalidParameterError("several prompts take neither a session nor drafts", "session")
+        return generate_batch([self.stream(one, **sampling) for one in cast(Sequence[Prompt], prompt)])
 
     def stream(self, prompt: str | Sequence[int], *, session: Session | None = None, **sampling: Any) -> Stream:
         """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -145,6 +146,17 @@ class Session:
             if status:
                 check(status)
 
+    def advance(self, sampler: Sampler, draft: Sequence[int] = ()) -> list[int]:
+        """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right.
+
+        Returns the tokens appended, at least one: those of as many single steps, whatever the draft.
+        """
+        guesses = ffi.new("int32_t[]", list(draft)) if draft else ffi.NULL
+        out, n = ffi.new("int32_t[]", len(draft) + 1), self._token
+        with self._lock:
+            check(lib.bn_session_step(self._open, sampler.struct, guesses, len(draft), out, n))
+            return list(ffi.unpack(out, n[0]))
+
     def seed(self, seed: int) -> None:
         """Start the random sequence again, from 0 to 2**64 - 1."""
         number = resolve({"seed": seed}).seed
@@ -245,3 +257,15 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def append_batch(sessions: Sequence[Session], tokens: Sequence[int]) -> None:
+    """Append tokens[i] to sessions[i], different sessions of one model, reading the weights once for all.
+
+    Each session ends as after `feed([tokens[i]])`, bit for bit.
+    """
+    with contextlib.ExitStack() as stack:
+        for session in sorted(sessions, key=id):  # one order for all callers, so that none waits in a circle
+            stack.enter_context(session._lock)
+        pointers = ffi.new("bn_session *[]", [session._open for session in sessions])
+        check(lib.bn_append_batch(pointers, ffi.new("int32_t[]", list(tokens)), len(sessions)))

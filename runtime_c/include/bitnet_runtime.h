@@ -226,10 +226,10 @@ BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, in
  * BN_ERR_STATE without logits, BN_ERR_ARGUMENT, BN_ERR_NUMERIC. */
 BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
 
-/* Sample a token and append it; then go on with the tokens of a draft (n_draft >= 0 guesses of
- * what follows) for as long as each is what sampling gives anyway. All are computed together, so
- * right guesses are nearly free, and the result is that of n single steps bit for bit. Writes the
- * chosen tokens to tokens[0..*n), 1 <= *n <= n_draft + 1; the session holds these and no more.
+/* Sample a token and append it. If it is draft[0], go on with the rest of the draft for as long as
+ * each token is what sampling gives anyway. They are computed together, so right guesses are
+ * nearly free, and the result is that of n single steps bit for bit. n_draft >= 0. Writes the
+ * chosen tokens to tokens[0..*n), 1 <= *n <= max(1, n_draft); the session holds these and no more.
  * Fails like sample and append; with BN_ERR_CONTEXT when not one more token fits. */
 BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
                                  const int32_t *draft, int32_t n_draft, int32_t *tokens,

@@ -296,10 +296,11 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
     bn_status status = bn_session_sample(s, sampler, tokens);
     if (status)
         return status;
-    int32_t k = n_draft < s->score_rows ? n_draft : s->score_rows - 1;
+    int32_t k = n_draft > 0 && tokens[0] == draft[0] ? n_draft - 1 : 0;
+    k = k < s->score_rows ? k : s->score_rows - 1;
     k = k < room ? k : room - 1;
     *n = 1;
-    status = k > 0 ? verify_draft(s, sampler, draft, k, tokens, n)
+    status = k > 0 ? verify_draft(s, sampler, draft + 1, k, tokens, n)
                    : bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL);
     if (status)
         s->rng = rng;

@@ -1,0 +1,111 @@
+"""Drafts and batches: tokens computed together are the tokens computed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet_runtime import InvalidParameterError, Model
+from bitnet_runtime.generation import Lookup
+from bitnet_runtime.session import Session
+from runtime_models import scripted_model, small_model
+
+GREEDY: dict[str, Any] = {"temperature": 0}
+# A random model does not repeat itself; of three tokens it has to, and guesses come true.
+FEW: dict[str, Any] = {"logit_bias": {1: 30.0, 2: 30.0, 3: 30.0}}
+DRAWN: dict[str, Any] = {"temperature": 0.7, "seed": 5, "repeat_penalty": 1.1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    with Model.load(small_model(tmp_path_factory.mktemp("models")), threads=2) as model:
+        yield model
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, GREEDY | FEW, DRAWN, DRAWN | FEW])
+@pytest.mark.parametrize("draft", [1, 4, 16])
+def test_a_draft_changes_nothing(model: Model, sampling: dict[str, Any], draft: int) -> None:
+    prompt = [7, 8, 9, 10, 11, 12] * 4
+    plain = model.generate(prompt, max_tokens=150, **sampling)
+    drafted = model.generate(prompt, max_tokens=150, draft=draft, **sampling)
+    assert (drafted.tokens, drafted.text, drafted.finish_reason) == (plain.tokens, plain.text, plain.finish_reason)
+
+
+def test_right_guesses_save_steps(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    advance = Session.advance
+
+    def counted(*args: Any) -> list[int]:
+        tokens = advance(*args)
+        lengths.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Session, "advance", counted)
+    result = model.generate([1, 2, 3], max_tokens=200, draft=8, **GREEDY, **FEW)
+    assert sum(lengths) >= len(result.tokens) - 1
+    assert max(lengths) > 1  # or the test of equality above shows nothing
+    assert len(lengths) < len(result.tokens)
+
+
+def test_a_draft_stops_where_single_steps_stop(tmp_path: Path) -> None:
+    script = [b"ab", b"cd", b"ef", b"gh", b"ij", b"kl"]
+    with Model.load(scripted_model(tmp_path / "m", script), threads=1) as model:
+        prompt = [*model.tokenize("x"), *range(256, 262), *model.tokenize("x")]  # the script occurred before
+        plain, drafted = (model.generate(prompt, draft=draft, **GREEDY) for draft in (0, 8))
+        assert plain.text == drafted.text == "abcdefghijkl"
+        assert drafted.finish_reason == "stop"
+        assert model.generate(prompt, draft=8, stop="ghi", **GREEDY).text == "abcdef"
+        for most in range(8):
+            short = model.generate(prompt, draft=8, max_tokens=most, **GREEDY)
+            assert (short.text, short.usage.completion_tokens) == ("abcdefghijkl"[: 2 * most], min(most, 6))
+
+
+def test_a_draft_fills_the_context_and_no_more(model: Model) -> None:
+    prompt = [1, 2, 3] * 80
+    plain, drafted = (model.generate(prompt, max_tokens=None, draft=draft, **GREEDY) for draft in (0, 8))
+    assert drafted.tokens == plain.tokens
+    assert len(prompt) + len(plain.tokens) == model.n_ctx + 1
+
+
+def test_lookup_finds_what_followed_the_longest_match() -> None:
+    lookup = Lookup([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3])
+    assert lookup.guess(3) == [4, 9, 2]  # after 1 2 3, not after the later 2 3
+    assert lookup.guess(0) == []
+    lookup.add(7)
+    assert lookup.guess(3) == []
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+def test_a_batch_gives_what_each_prompt_gives_alone(model: Model, sampling: dict[str, Any]) -> None:
+    prompts = [[5], list(range(40)), [1, 2, 3] * 30, "text", [5]]
+    together = model.generate(prompts, max_tokens=40, **sampling)
+    alone = [model.generate(prompt, max_tokens=40, **sampling) for prompt in prompts]
+    assert [result.tokens for result in together] == [result.tokens for result in alone]
+    assert [result.text for result in together] == [result.text for result in alone]
+    assert [result.usage for result in together] == [result.usage for result in alone]
+
+
+def test_a_batch_ends_one_text_at_a_time(tmp_path: Path) -> None:
+    script = [b"ab", b"cd", b"ef"]
+    with Model.load(scripted_model(tmp_path / "m", script), threads=1) as model:
+        results = model.generate(["x", "xef", "xab"], max_tokens=2, **GREEDY)
+        assert [(r.text, r.finish_reason) for r in results] == [
+            ("abcd", "length"),
+            ("abcd", "length"),
+            ("abcd", "length"),
+        ]
+        token = model.generate("x", max_tokens=1, **GREEDY).tokens[0]
+        results = model.generate([[token], model.tokenize("x")], **GREEDY)
+        assert [r.text for r in results] == ["cdef", "abcdef"]
+        assert {r.finish_reason for r in results} == {"stop"}
+        assert [r.text for r in model.generate(["x", "y"], max_tokens=0)] == ["", ""]
+
+
+def test_refusals(model: Model) -> None:
+    with pytest.raises(InvalidParameterError, match="several prompts"), model.session() as session:
+        model.generate([[1], [2]], session=session)
+    with pytest.raises(InvalidParameterError, match="draft is 65"):
+        model.generate([1], draft=65)
