@@ -63,13 +63,13 @@ def test_no_flag_means_the_table_and_so_does_no_argument(model: Model) -> None:
 def test_every_flag_reaches_the_option_of_its_name() -> None:
     line = (
         "generate x -n 3 --temp 0.5 --top-k 2 --top-p 0.5 --min-p 0.25 --repeat-penalty 1.5 --repeat-last-n -1 "
-        "--presence-penalty 0.5 --frequency-penalty -0.5 -s 9 --stop A --stop B --logit-bias 5=-inf"
+        "--presence-penalty 0.5 --frequency-penalty -0.5 -s 9 --stop A --stop B --draft 4 --logit-bias 5=-inf"
     )
     given = commands._sampling(parser()[0].parse_args(line.split()))
     assert set(given) == set(FIELDS)
     assert resolve(given) == Sampling(
         max_tokens=3, temperature=0.5, top_k=2, top_p=0.5, min_p=0.25, repeat_penalty=1.5, repeat_last_n=-1,
-        presence_penalty=0.5, frequency_penalty=-0.5, seed=9, stop=("A", "B"), logit_bias={5: -math.inf},
+        presence_penalty=0.5, frequency_penalty=-0.5, seed=9, stop=("A", "B"), draft=4, logit_bias={5: -math.inf},
     )  # fmt: skip
 
 
