@@ -53,7 +53,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
 INLINE void qk_int8_start(sums *start, const int8_t *q, size_t q_row, const int Q) {
     for (int i = 0; i < 4; i++) {
         int32_t total = 0;
-        for (size_t d = 0; i < Q && KEY_FLIP && d < q_row; d++)
+        for (size_t d = 0; KEY_FLIP != 0 && i < Q && d < q_row; d++)
             total += q[(size_t)i * q_row + d];
         start[i] = sums_zero() - 128 * total;
     }
