@@ -57,7 +57,9 @@ static inline void add_int8_offset(const bn_matmul *m) {
     }
 }
 
-/* kernels_neon_float.c: every entry of the table that is not an integer product. */
+/* Every entry of the table that is not an integer product: kernels_neon_float.c and
+ * kernels_neon_attention.c. */
 void bn_kernels_neon_float(bn_kernels *table);
+void bn_kernels_neon_attention(bn_kernels *table);
 
 #endif

@@ -85,6 +85,50 @@ static void int8_matmul(const bn_matmul *m) {
         int8_gemm(m, put, multiply);
 }
 
+/* A tile of keys and n_q (a constant, at most 4) queries: 16 sums stay in registers. */
+INLINE void qk_int8_tile(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
+                         const float *q_scale, const int8_t *k, const float *k_scale, size_t words,
+                         const size_t n_q) {
+    int32x4_t sum[4][4]; /* [query][group of 4 keys] */
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        sum[i / 4][i % 4] = vdupq_n_s32(0);
+    for (size_t w = 0; w < words; w++, k += 64) {
+        UNROLL
+        for (size_t i = 0; i < n_q; i++) {
+            const int32_t *word = (const int32_t *)(const void *)(q + i * q_row + 4 * w);
+            const int8x16_t x = vreinterpretq_s8_s32(vld1q_dup_s32(word));
+            UNROLL
+            for (int g = 0; g < 4; g++)
+                sum[i][g] = vdotq_s32(sum[i][g], vld1q_s8(k + 16 * g), x);
+        }
+    }
+    UNROLL
+    for (size_t i = 0; i < n_q; i++) {
+        UNROLL
+        for (int g = 0; g < 4; g++) {
+            const float32x4_t scale = vmulq_n_f32(vld1q_f32(k_scale + 4 * g), q_scale[i]);
+            vst1q_f32(scores + i * score_stride + 4 * g,
+                      vmulq_f32(vcvtq_f32_s32(sum[i][g]), scale));
+        }
+    }
+}
+
+static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
+                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
+                    size_t tiles) {
+    const size_t words = (head_dim + 3) / 4, q_row = bn_q_row(head_dim);
+    for (size_t t = 0; t < tiles; t++, k += words * 64, k_scale += BN_LANES, scores += BN_LANES) {
+        size_t i = 0;
+        for (; i + 4 <= n_q; i += 4)
+            qk_int8_tile(scores + i * score_stride, score_stride, q + i * q_row, q_row, q_scale + i,
+                         k, k_scale, words, 4);
+        for (; i < n_q; i++)
+            qk_int8_tile(scores + i * score_stride, score_stride, q + i * q_row, q_row, q_scale + i,
+                         k, k_scale, words, 1);
+    }
+}
+
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int32x4_t sum[16];
     int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
@@ -109,6 +153,7 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = high_gemv;
+    table->qk_int8 = qk_int8;
     table->int8_peak = int8_peak;
     return 1;
 }

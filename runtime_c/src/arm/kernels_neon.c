@@ -207,6 +207,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 
 int bn_kernels_neon(bn_kernels *table) {
     bn_kernels_neon_float(table);
+    bn_kernels_neon_attention(table);
     table->isa = "neon";
     table->ternary_matmul = ternary_matmul;
     table->int8_matmul = int8_matmul;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_neon_float.c: every kernel on floats, for all ARM tiers.
+ * kernels_neon_float.c: kernels on floats for all ARM tiers, but for attention.
  */
 #include "../kernels.h"
 
@@ -13,8 +13,8 @@
 /* --- products --- */
 
 /* y[r] of `rows` (a constant) rows and one token; 4 rows share a load of x and hide the latency. */
-INLINE void dot_rows(float *y, const void *w, size_t first, size_t cols, const float *x, int half,
-                     const size_t rows) {
+INLINE void dot_rows(float *y, const void *w, size_t first, size_t cols, const float *x,
+                     size_t size, const size_t rows) {
     lanes sum[4];
     UNROLL
     for (size_t r = 0; r < rows; r++)
@@ -23,7 +23,7 @@ INLINE void dot_rows(float *y, const void *w, size_t first, size_t cols, const f
         const lanes xk = load(x + k, cols - k);
         UNROLL
         for (size_t r = 0; r < rows; r++)
-            sum[r] = fma_lanes(sum[r], load_as(w, first + r * cols + k, cols - k, half), xk);
+            sum[r] = fma_lanes(sum[r], load_as(w, first + r * cols + k, cols - k, size), xk);
     }
     UNROLL
     for (size_t r = 0; r < rows; r++)
@@ -31,24 +31,24 @@ INLINE void dot_rows(float *y, const void *w, size_t first, size_t cols, const f
 }
 
 INLINE void matmul(float *y, size_t y_stride, const void *w, size_t rows, size_t cols,
-                   const float *x, size_t x_stride, size_t tokens, int half) {
+                   const float *x, size_t x_stride, size_t tokens, size_t size) {
     size_t r = 0;
     for (; r + 4 <= rows; r += 4)
         for (size_t t = 0; t < tokens; t++)
-            dot_rows(y + t * y_stride + r, w, r * cols, cols, x + t * x_stride, half, 4);
+            dot_rows(y + t * y_stride + r, w, r * cols, cols, x + t * x_stride, size, 4);
     for (; r < rows; r++)
         for (size_t t = 0; t < tokens; t++)
-            dot_rows(y + t * y_stride + r, w, r * cols, cols, x + t * x_stride, half, 1);
+            dot_rows(y + t * y_stride + r, w, r * cols, cols, x + t * x_stride, size, 1);
 }
 
 static void f32_matmul(float *y, size_t y_stride, const float *w, size_t rows, size_t cols,
                        const float *x, size_t x_stride, size_t tokens) {
-    matmul(y, y_stride, w, rows, cols, x, x_stride, tokens, 0);
+    matmul(y, y_stride, w, rows, cols, x, x_stride, tokens, sizeof *w);
 }
 
 static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows, size_t cols,
                        const float *x, size_t x_stride, size_t tokens) {
-    matmul(y, y_stride, w, rows, cols, x, x_stride, tokens, 1);
+    matmul(y, y_stride, w, rows, cols, x, x_stride, tokens, sizeof *w);
 }
 
 /* --- norms, activations --- */
@@ -198,113 +198,6 @@ static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
         store(y + i, load_half(x + i, n - i), n - i);
 }
 
-/* --- attention --- */
-
-/* 4 keys: lane j of the float rule is a register, so the sums stay in their lanes. */
-INLINE void qk_keys(float *scores, const float *q, const uint8_t *k, size_t head_dim, int half) {
-    const size_t size = half ? sizeof(uint16_t) : sizeof(float), row = BN_LANES * size;
-    uint8_t last[BN_LANES * BN_LANES * sizeof(float)] __attribute__((aligned(16)));
-    float32x4_t s[BN_LANES];
-    UNROLL
-    for (int j = 0; j < BN_LANES; j++)
-        s[j] = vdupq_n_f32(0);
-    for (size_t d = 0; d < head_dim; d += BN_LANES, k += BN_LANES * row) {
-        const lanes x = load(q + d, head_dim - d);
-        if (head_dim - d < BN_LANES) {
-            memset(last, 0, sizeof last);
-            for (size_t j = 0; j < head_dim - d; j++)
-                memcpy(last + j * row, k + j * row, 4 * size);
-            k = last;
-        }
-        UNROLL
-        for (int j = 0; j < BN_LANES; j++) {
-            const void *at = k + (size_t)j * row;
-            const float32x4_t key =
-                half ? vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at))) : vld1q_f32(at);
-            s[j] = vfmaq_n_f32(s[j], key, x.val[j / 4][j % 4]);
-        }
-    }
-    UNROLL
-    for (int j = 0; j < 8; j++)
-        s[j] = vaddq_f32(s[j], s[j + 8]);
-    UNROLL
-    for (int j = 0; j < 4; j++)
-        s[j] = vaddq_f32(s[j], s[j + 4]);
-    vst1q_f32(scores, vaddq_f32(vaddq_f32(s[0], s[2]), vaddq_f32(s[1], s[3])));
-}
-
-INLINE void qk(float *scores, size_t score_stride, const float *q, size_t n_q, const void *k,
-               size_t head_dim, size_t tiles, int half) {
-    const size_t size = half ? sizeof(uint16_t) : sizeof(float);
-    for (size_t t = 0; t < tiles; t++)
-        for (size_t i = 0; i < n_q; i++)
-            for (size_t j = 0; j < BN_LANES; j += 4)
-                qk_keys(scores + i * score_stride + t * BN_LANES + j, q + i * head_dim,
-                        (const uint8_t *)k + (t * head_dim * BN_LANES + j) * size, head_dim, half);
-}
-
-static void qk_f16(float *scores, size_t score_stride, const float *q, size_t n_q,
-                   const uint16_t *k, size_t head_dim, size_t tiles) {
-    enum { WIDE = 128 };
-    float tile[WIDE * BN_LANES];
-    if (n_q == 1 || head_dim > WIDE) {
-        qk(scores, score_stride, q, n_q, k, head_dim, tiles, 1);
-        return;
-    }
-    for (size_t t = 0; t < tiles; t++) { /* widen a tile once for all queries */
-        f16_to_f32(tile, k + t * head_dim * BN_LANES, head_dim * BN_LANES);
-        qk(scores + t * BN_LANES, score_stride, q, n_q, tile, head_dim, 1, 0);
-    }
-}
-
-static void qk_f32(float *scores, size_t score_stride, const float *q, size_t n_q, const float *k,
-                   size_t head_dim, size_t tiles) {
-    qk(scores, score_stride, q, n_q, k, head_dim, tiles, 0);
-}
-
-/* 16 dimensions of `n_q` (a constant) queries stay in registers while the keys go by. */
-INLINE void pv_queries(float *out, const float *p, size_t p_stride, const void *v, size_t d,
-                       size_t head_dim, size_t keys, int half, const size_t n_q) {
-    lanes sum[4];
-    UNROLL
-    for (size_t i = 0; i < n_q; i++)
-        sum[i] = load(out + i * head_dim + d, head_dim - d);
-    for (size_t t = 0; t < keys; t++) {
-        const lanes value = load_as(v, t * head_dim + d, head_dim - d, half);
-        UNROLL
-        for (size_t i = 0; i < n_q; i++) {
-            const float32x4_t weight = vdupq_n_f32(p[i * p_stride + t]);
-            sum[i] = fma_lanes(sum[i], (lanes){{weight, weight, weight, weight}}, value);
-        }
-    }
-    UNROLL
-    for (size_t i = 0; i < n_q; i++)
-        store(out + i * head_dim + d, sum[i], head_dim - d);
-}
-
-INLINE void pv(float *out, const float *p, size_t p_stride, size_t n_q, const void *v,
-               size_t head_dim, size_t keys, int half) {
-    size_t i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        for (size_t d = 0; d < head_dim; d += BN_LANES)
-            pv_queries(out + i * head_dim, p + i * p_stride, p_stride, v, d, head_dim, keys, half,
-                       4);
-    for (; i < n_q; i++)
-        for (size_t d = 0; d < head_dim; d += BN_LANES)
-            pv_queries(out + i * head_dim, p + i * p_stride, p_stride, v, d, head_dim, keys, half,
-                       1);
-}
-
-static void pv_f16(float *out, const float *p, size_t p_stride, size_t n_q, const uint16_t *v,
-                   size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, v, head_dim, keys, 1);
-}
-
-static void pv_f32(float *out, const float *p, size_t p_stride, size_t n_q, const float *v,
-                   size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, v, head_dim, keys, 0);
-}
-
 void bn_kernels_neon_float(bn_kernels *table) {
     table->f32_matmul = f32_matmul;
     table->f16_matmul = f16_matmul;
@@ -314,10 +207,6 @@ void bn_kernels_neon_float(bn_kernels *table) {
     table->exp_sum = exp_sum;
     table->silu_gate = silu_gate;
     table->relu2_gate = relu2_gate;
-    table->qk_f16 = qk_f16;
-    table->qk_f32 = qk_f32;
-    table->pv_f16 = pv_f16;
-    table->pv_f32 = pv_f32;
     table->f32_to_f16 = f32_to_f16;
     table->f16_to_f32 = f16_to_f32;
 }

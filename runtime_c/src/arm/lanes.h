@@ -54,9 +54,21 @@ INLINE lanes load_half(const uint16_t *x, size_t n) {
     return widen(buffer);
 }
 
-/* Element `i` on of an array of f32, or of f16 when `half` (a constant). */
-INLINE lanes load_as(const void *x, size_t i, size_t n, int half) {
-    return half ? load_half((const uint16_t *)x + i, n) : load((const float *)x + i, n);
+INLINE lanes load_int8(const int8_t *x, size_t n) {
+    int8_t buffer[BN_LANES] = {0};
+    if (n < BN_LANES)
+        x = memcpy(buffer, x, n);
+    const int8x16_t v = vld1q_s8(x);
+    const int16x8_t a = vmovl_s8(vget_low_s8(v)), b = vmovl_high_s8(v);
+    return (lanes){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_high_s16(a)),
+                    vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_high_s16(b))}};
+}
+
+/* Element `i` on of an array of f32, f16 or int8, by their size (a constant). */
+INLINE lanes load_as(const void *x, size_t i, size_t n, size_t size) {
+    return size == 4   ? load((const float *)x + i, n)
+           : size == 2 ? load_half((const uint16_t *)x + i, n)
+                       : load_int8((const int8_t *)x + i, n);
 }
 
 INLINE lanes zero(void) {
