@@ -25,11 +25,11 @@ SMALL = ModelConfig(
 
 
 @functools.cache
-def packed_bytes(config: ModelConfig = SMALL, seed: int = 0) -> bytes:
+def packed_bytes(config: ModelConfig = SMALL, seed: int = 0, encoding: str = "2.0") -> bytes:
     """A random model of this shape, as bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bitnet"
-        random_model(config, path, seed)
+        random_model(config, path, seed, encoding=encoding)
         return path.read_bytes()
 
 
@@ -104,6 +104,8 @@ def _hostile(good: bytes) -> Iterator[Hostile]:
     for part in (_header, _sections, _stacks, _records, _values, _big_numbers, _accepted):
         for name, file, status in part(good):
             yield Hostile(name, file, status)
+    for name, file, status in _trits(packed_bytes(encoding="1.6")):
+        yield Hostile(f"1.6 bits: {name}", file, status)
 
 
 Cases = Iterator[tuple[str, bytes, str]]
@@ -185,7 +187,7 @@ def _records(good: bytes) -> Cases:
     status = "BN_ERR_TENSOR"
     for field, offset, fmt, wrong in (
         ("stack", 0, "H", (1, 0xFFFF)), ("layer", 2, "H", (1, 2, 0xFFFF)), ("role", 4, "H", (0, 1, 3, 63, 68, 0xFFFF)),
-        ("expert", 6, "H", (0, 1)), ("part", 8, "B", (1, 2, 255)), ("encoding", 9, "B", (0, 3, 5, 6, 255)),
+        ("expert", 6, "H", (0, 1)), ("part", 8, "B", (1, 2, 255)), ("encoding", 9, "B", (0, 3, 6, 7, 255)),
         ("scale_scope", 10, "B", (0, 1, 4, 255)), ("reserved8", 11, "B", (1,)), ("reserved32", 12, "I", (1,)),
         ("rows", 16, "I", (0, 15, 17, 32, 1 << 31, 0xFFFFFFFF)), ("cols", 20, "I", (0, 23, 25, 1 << 31, 0xFFFFFFFF)),
         ("size", 32, "Q", (0, 64, 2**63, 2**64 - 64)), ("scale_size", 48, "Q", (0, 60, 68, 2**64 - 4)),
@@ -230,6 +232,21 @@ def _values(good: bytes) -> Cases:
     for mask in (0xF0, 0x0F):
         low_cleared = patch(good, high + half + 7, "B", good[high + half + 7] & mask)
         yield f"int8 code -128, mask {mask}", patch(low_cleared, high + 7, "B", good[high + 7] & mask), "BN_ERR_CODE"
+
+
+def _trits(good: bytes) -> Cases:
+    yield "the file itself", good, "BN_OK"
+    q = tensor_entry(good, "layers.1.q.weight")
+    for scope in (0, 1, 3):  # with this K, group has as many scales as row: only the scope itself is wrong
+        yield f"scale scope {scope}", patch(good, q + 10, "B", scope), "BN_ERR_TENSOR"
+    start = section_start(good, packed.DATA) + struct.unpack_from("<Q", good, q + 24)[0]
+    size = struct.unpack_from("<Q", good, q + 32)[0]
+    codes = {-(-256 * n // 243) for n in range(243)}
+    for byte in sorted({*range(256)} - codes):
+        yield f"byte {byte}", patch(good, start, "B", byte), "BN_ERR_CODE"
+    for byte in (0, 2, 78, 80, 128, 255):
+        yield f"byte {byte}", patch(good, start + 1, "B", byte), "BN_OK"
+    yield "a refused byte in padding", patch(good, start + size - 1, "B", 237), "BN_ERR_CODE"
 
 
 def _big_numbers(good: bytes) -> Cases:

@@ -204,8 +204,8 @@ def test_one_wrong_number_is_found(
 ) -> None:
     right = convert.encode
 
-    def wrong(spec: packed.Spec, weight: torch.Tensor, config: ModelConfig) -> Encoded:
-        tensor = right(spec, weight, config)
+    def wrong(spec: packed.Spec, weight: torch.Tensor, config: ModelConfig, body: int) -> Encoded:
+        tensor = right(spec, weight, config, body)
         if spec.key.name != name:
             return tensor
         scales = None if tensor.scales is None else tensor.scales.copy()

@@ -8,6 +8,7 @@ from .convert import export_checkpoint
 from .packed import Key, Record, expected_tensors
 from .random_model import random_model
 from .reader import PackedFile, PackedFormatError
+from .repack import Repacked, repack
 from .verify import Report, VerificationError, verify
 from .writer import Encoded, write_packed
 
@@ -17,11 +18,13 @@ __all__ = [
     "PackedFile",
     "PackedFormatError",
     "Record",
+    "Repacked",
     "Report",
     "VerificationError",
     "expected_tensors",
     "export_checkpoint",
     "random_model",
+    "repack",
     "verify",
     "write_packed",
 ]

@@ -6,11 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .packed import Record
     from .reader import PackedFile
+    from .verify import Report
 
 
 def register(verbs: Any) -> None:
@@ -19,11 +21,18 @@ def register(verbs: Any) -> None:
         "export",
         help="write a checkpoint as one packed file",
         description="Write a checkpoint as one packed file. The file is then opened in the engine, compared with "
-        "the checkpoint weight by weight and on real text, and kept only if it agrees.",
+        "the checkpoint weight by weight and on real text, and kept only if it agrees. A packed file can be given "
+        "too: then only the encoding of its ternary weights changes, and its logits do not.",
     )
-    export.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest)")
+    export.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest), or a packed file")
     export.add_argument("out", help="the packed file to write, by habit something.bitnet")
     export.add_argument("--tokens", type=_positive, default=50_000, metavar="N", help="tokens to compare [50000]")
+    export.add_argument(
+        "--encoding",
+        choices=("2.0", "1.6"),
+        default="2.0",
+        help="bits a ternary weight; 1.6 reads a fifth less memory and computes more [2.0]",
+    )
     export.add_argument("--json", action="store_true", help="print the report as one JSON object")
     export.set_defaults(func=_export)
 
@@ -46,11 +55,17 @@ def _positive(text: str) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     from .convert import export_checkpoint
+    from .repack import Repacked, repack
 
     if sys.stderr.isatty():
-        print("writing the file and comparing it with the checkpoint, which takes a moment …", file=sys.stderr)
-    report = export_checkpoint(args.checkpoint, args.out, tokens=args.tokens)
-    print(f"exported   {report.checkpoint} to {args.out}", report, sep="\n", file=sys.stderr)
+        print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
+    report: Report | Repacked
+    if Path(args.checkpoint).is_file():
+        report, source = repack(args.checkpoint, args.out, encoding=args.encoding), args.checkpoint
+    else:
+        report = export_checkpoint(args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding)
+        source = report.checkpoint
+    print(f"exported   {source} to {args.out}", report, sep="\n", file=sys.stderr)
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0

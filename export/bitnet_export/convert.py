@@ -19,28 +19,31 @@ if TYPE_CHECKING:
 
 
 def export_checkpoint(
-    checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], *, tokens: int = 50_000
+    checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], *, tokens: int = 50_000, encoding: str = "2.0"
 ) -> Report:
     """Write a checkpoint (or the newest one of a run folder) as a packed file, and verify it.
 
     tokens: how many tokens of real text the engine and torch both score.
+    encoding: bits a ternary weight, "2.0" or "1.6".
     The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
     """
     from bitnet.checkpoint import find
 
     folder = find(Path(checkpoint))
     reports: list[Report] = []
-    pack_checkpoint(folder, out, check=lambda file: reports.append(verify(folder, file, tokens=tokens)))
+    pack_checkpoint(
+        folder, out, encoding=encoding, check=lambda file: reports.append(verify(folder, file, tokens=tokens))
+    )
     return reports[0]
 
 
-def pack_checkpoint(folder: Path, out: str | os.PathLike[str], *, check: Any = None) -> None:
+def pack_checkpoint(folder: Path, out: str | os.PathLike[str], *, encoding: str = "2.0", check: Any = None) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
     from safetensors import SafetensorError, safe_open
 
     from bitnet.checkpoint import CheckpointError, load_config
 
-    config = load_config(folder)
+    config, body = load_config(folder), packed.ternary_encoding(encoding)
     template = folder / "chat_template.jinja"
     tokenizer, generation = _tokenizer(folder, config)
     try:
@@ -65,7 +68,7 @@ def pack_checkpoint(folder: Path, out: str | os.PathLike[str], *, check: Any = N
                 raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
             if not weight.isfinite().all():
                 raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
-            return encode(spec, weight, config)
+            return encode(spec, weight, config, body)
 
         def complete(file: Path) -> None:
             if left:
@@ -84,15 +87,15 @@ def pack_checkpoint(folder: Path, out: str | os.PathLike[str], *, check: Any = N
         )
 
 
-def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig) -> Encoded:
-    """What training's quantizers make of a master weight, as it is stored."""
+def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: int = packed.TERNARY_2BIT) -> Encoded:
+    """What training's quantizers make of a master weight, as it is stored; `body` for ternary weights."""
     from bitnet.quant import row_codes, ternary_codes
 
     role = packed.ROLES[spec.key.role]
     if spec.key.part == 0 and role in config.ternary:
         codes, scales = ternary_codes(weight, config.weight_scale)
         scope = packed.SCOPE_NAMES.index(config.weight_scale)
-        return Encoded(packed.TERNARY_2BIT, scope, layout.pack_ternary(codes.numpy()), scales.numpy())
+        return Encoded(body, scope, packed.TILES[body].pack(codes.numpy()), scales.numpy())
     if spec.formats == packed.TABLE_FORMATS and config.head_format == "int8":
         codes, scales = row_codes(weight)
         return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, layout.pack_int8(codes.numpy()), scales.numpy())

@@ -1,7 +1,7 @@
-"""The two tiled weight encodings of the packed file (FORMAT.md §4), numpy only.
+"""The tiled weight encodings of the packed file (FORMAT.md §4), numpy only.
 
 A tile is 64 bytes: 16 rows × 4 bytes, and a tile row is one 32-bit word of four neighbouring
-columns. So both encodings are a few shifts on 32-bit words and one transpose; a shift never
+columns. So every encoding is a little arithmetic on 32-bit words and one transpose; nothing ever
 carries into the next byte, which also makes the byte order of the machine irrelevant.
 
 Shapes: N rows (outputs), K columns (inputs).
@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PANEL = 16  # rows of a panel, in both encodings
+PANEL = 16  # rows of a panel, in every encoding
 TILE_BYTES = 64
 TERNARY_TILE_K = 16
+TRIT_TILE_K = 20
+TRIT_MAX_K = 32_768  # columns of a TERNARY_5TRIT matrix: sums fit 24 bits
 INT8_TILE_K = 8
 SCALE_GROUP_K = 128
 
@@ -37,6 +39,12 @@ def ternary_size(rows: int, cols: int) -> int:
     return TILE_BYTES * panels * tiles
 
 
+def trit_size(rows: int, cols: int) -> int:
+    """Bytes of a TERNARY_5TRIT matrix."""
+    panels, tiles = _tiles(rows, cols, TRIT_TILE_K)
+    return TILE_BYTES * panels * tiles
+
+
 def int8_size(rows: int, cols: int) -> int:
     """Bytes of an INT8_PLANES matrix, both planes."""
     panels, tiles = _tiles(rows, cols, INT8_TILE_K)
@@ -52,7 +60,7 @@ def _padded_words(codes: Codes, tile_k: int, lowest: int) -> NDArray[np.uint32]:
         raise ValueError(f"a code is {found}, expected {lowest} to {-lowest}")
     rows, cols = codes.shape
     panels, tiles = _tiles(rows, cols, tile_k)
-    zero = 1 if tile_k == TERNARY_TILE_K else 128
+    zero = 128 if tile_k == INT8_TILE_K else 1
     padded = np.full((panels * PANEL, tiles * tile_k), zero, np.uint8)
     np.add(codes.view(np.uint8), np.uint8(zero), out=padded[:rows, :cols])  # wraps mod 256, as it should
     return padded.view(np.uint32).reshape(panels, PANEL, tiles, tile_k // 4)
@@ -94,6 +102,40 @@ def unpack_ternary(data: Any, rows: int, cols: int) -> Codes:
     return _codes(fields, rows, cols, 1)
 
 
+TRIT_BYTES = np.array([-(-256 * n // 243) for n in range(243)], np.uint8)
+"""The byte that stands for a number of five base-3 digits."""
+
+
+def _trit_digits() -> Bytes:
+    """(5, 256): digit f of every byte. The first digit stands for the first column."""
+    digits, value = np.empty((5, 256), np.uint8), np.arange(256)
+    for f in range(5):
+        digits[f] = 3 * value >> 8
+        value = 3 * value & 255
+    return digits
+
+
+_TRIT_DIGITS = _trit_digits()
+
+
+def pack_trits(codes: Codes) -> Bytes:
+    """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_5TRIT bytes. Raises ValueError on another code."""
+    w = _padded_words(codes, TRIT_TILE_K, -1)
+    number = w[..., 0]
+    for f in range(1, 5):
+        number = 3 * number + w[..., f]  # at most 242 in each byte
+    return np.take(TRIT_BYTES, _stream(number))
+
+
+def unpack_trits(data: Any, rows: int, cols: int) -> Codes:
+    """TERNARY_5TRIT bytes to int8 (N, K). The 13 refused bytes show as codes too."""
+    words = _words(data, rows, cols, TRIT_TILE_K)
+    digits = np.empty((*words.shape, 5), np.uint32)
+    for f in range(5):
+        digits[..., f] = np.take(_TRIT_DIGITS[f], words.view(np.uint8)).view(np.uint32)
+    return _codes(digits, rows, cols, 1)
+
+
 _LOW, _HIGH, _HALF = np.uint32(0x0F0F0F0F), np.uint32(0xF0F0F0F0), np.uint32(4)
 
 
@@ -119,6 +161,11 @@ def has_refused_ternary(data: Any) -> bool:
     """Whether any 2-bit field, padding included, holds 3."""
     raw = np.frombuffer(data, np.uint8)
     return any(bool((part & part >> 1 & 0x55).any()) for part in blocks(raw))
+
+
+def has_refused_trits(data: Any) -> bool:
+    """Whether any byte, padding included, is none of the 243 that stand for five codes."""
+    return any(bool((part * np.uint8(243) >= 243).any()) for part in blocks(np.frombuffer(data, np.uint8)))
 
 
 def has_refused_int8(data: Any) -> bool:

@@ -6,8 +6,8 @@ FORMAT.md §1-§4 as code, shared by the writer and the reader. Numpy and the st
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,45 @@ OPTIONAL = 1  # section flag: skip me if you do not know me
 STACKS, TENSORS, METADATA, TOKENIZER, TEMPLATE, DATA = range(1, 7)
 SECTION_NAMES = {1: "STACKS", 2: "TENSORS", 3: "METADATA", 4: "TOKENIZER", 5: "TEMPLATE", 6: "DATA"}
 
-F32, F16, TERNARY_2BIT, INT8_PLANES = 1, 2, 4, 6
-ENCODING_NAMES = {F32: "F32", F16: "F16", TERNARY_2BIT: "TERNARY_2BIT", INT8_PLANES: "INT8_PLANES"}
+F32, F16, TERNARY_2BIT, TERNARY_5TRIT, INT8_PLANES = 1, 2, 4, 5, 6
+ENCODING_NAMES = {
+    F32: "F32", F16: "F16", TERNARY_2BIT: "TERNARY_2BIT", TERNARY_5TRIT: "TERNARY_5TRIT", INT8_PLANES: "INT8_PLANES",
+}  # fmt: skip
+TERNARY = {"2.0": TERNARY_2BIT, "1.6": TERNARY_5TRIT}
+"""The encodings of ternary weights by their bits a weight, as `--encoding` names them."""
+
+
+def ternary_encoding(bits: str) -> int:
+    """A value of TERNARY. Raises ValueError on another word."""
+    if bits not in TERNARY:
+        raise ValueError(f"encoding is {bits!r}, expected {' or '.join(TERNARY)} (bits a ternary weight)")
+    return TERNARY[bits]
+
+
+class Tiles(NamedTuple):
+    """How a tiled encoding turns int8 codes (N, K) into bytes and back."""
+
+    size: Callable[[int, int], int]  # rows, cols
+    pack: Callable[[layout.Codes], layout.Bytes]
+    unpack: Callable[[Any, int, int], layout.Codes]
+    has_refused: Callable[[Any], bool]  # bytes that stand for no code
+    refusal: str
+
+
+TILES = {
+    TERNARY_2BIT: Tiles(
+        layout.ternary_size, layout.pack_ternary, layout.unpack_ternary, layout.has_refused_ternary,
+        "a ternary code is 3, expected 0, 1 or 2",
+    ),
+    TERNARY_5TRIT: Tiles(
+        layout.trit_size, layout.pack_trits, layout.unpack_trits, layout.has_refused_trits,
+        "a byte stands for no five ternary codes",
+    ),
+    INT8_PLANES: Tiles(
+        layout.int8_size, layout.pack_int8, layout.unpack_int8, layout.has_refused_int8,
+        "an int8 code is -128, expected -127 to 127",
+    ),
+}  # fmt: skip
 
 SCALE_NONE, SCALE_TENSOR, SCALE_ROW, SCALE_GROUP = range(4)
 SCOPE_NAMES = ("none", "tensor", "row", "group")
@@ -51,7 +88,8 @@ PER_EXPERT = {r + n for r in (12, 13, 15) for n in (0, LINEAR_NORM)} | {14}
 
 Format = tuple[int, int]  # encoding, scale scope
 FLOATS: tuple[Format, ...] = ((F16, SCALE_NONE), (F32, SCALE_NONE))
-LINEAR_FORMATS = tuple((TERNARY_2BIT, s) for s in (SCALE_TENSOR, SCALE_ROW, SCALE_GROUP)) + FLOATS
+LONG_LINEAR_FORMATS = tuple((TERNARY_2BIT, s) for s in (SCALE_TENSOR, SCALE_ROW, SCALE_GROUP)) + FLOATS
+LINEAR_FORMATS = ((TERNARY_5TRIT, SCALE_TENSOR), (TERNARY_5TRIT, SCALE_ROW), *LONG_LINEAR_FORMATS)
 TABLE_FORMATS = ((INT8_PLANES, SCALE_ROW), *FLOATS)
 VECTOR_FORMATS: tuple[Format, ...] = ((F32, SCALE_NONE),)
 
@@ -122,12 +160,14 @@ def format_name(encoding: int, scope: int) -> str:
     return f"{name} with {SCOPE_NAMES[scope] if scope < len(SCOPE_NAMES) else scope} scale"
 
 
+def format_names(formats: tuple[Format, ...]) -> str:
+    return " or ".join(format_name(*known) for known in formats)
+
+
 def data_size(encoding: int, rows: int, cols: int) -> int:
     """Bytes of a tensor without its scales."""
-    if encoding == TERNARY_2BIT:
-        return layout.ternary_size(rows, cols)
-    if encoding == INT8_PLANES:
-        return layout.int8_size(rows, cols)
+    if encoding in TILES:
+        return TILES[encoding].size(rows, cols)
     return {F32: 4, F16: 2}[encoding] * rows * cols
 
 
@@ -147,6 +187,11 @@ class _Row(NamedTuple):
     formats: tuple[Format, ...]
 
 
+def _linear(name: str, present: bool, bias: bool, rows: int, cols: int) -> _Row:
+    formats = LINEAR_FORMATS if cols <= layout.TRIT_MAX_K else LONG_LINEAR_FORMATS
+    return _Row(name, present, present and bias, rows, cols, formats)
+
+
 def _norm(config: ModelConfig, name: str, present: bool, cols: int) -> _Row:
     return _Row(name, present, present and config.norm_bias, 1, cols, VECTOR_FORMATS)
 
@@ -154,13 +199,13 @@ def _norm(config: ModelConfig, name: str, present: bool, cols: int) -> _Row:
 def _layer_rows(c: ModelConfig) -> list[_Row]:
     attention, kv, gated = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.ffn == "gated"
     linears = [
-        _Row("q", True, c.qkv_bias, attention, c.dim, LINEAR_FORMATS),
-        _Row("k", True, c.qkv_bias, kv, c.dim, LINEAR_FORMATS),
-        _Row("v", True, c.qkv_bias, kv, c.dim, LINEAR_FORMATS),
-        _Row("o", True, c.o_bias, c.dim, attention, LINEAR_FORMATS),
-        _Row("gate", gated, gated and c.ffn_bias, c.ffn_dim, c.dim, LINEAR_FORMATS),
-        _Row("up", True, c.ffn_bias, c.ffn_dim, c.dim, LINEAR_FORMATS),
-        _Row("down", True, c.ffn_bias, c.dim, c.ffn_dim, LINEAR_FORMATS),
+        _linear("q", True, c.qkv_bias, attention, c.dim),
+        _linear("k", True, c.qkv_bias, kv, c.dim),
+        _linear("v", True, c.qkv_bias, kv, c.dim),
+        _linear("o", True, c.o_bias, c.dim, attention),
+        _linear("gate", gated, c.ffn_bias, c.ffn_dim, c.dim),
+        _linear("up", True, c.ffn_bias, c.ffn_dim, c.dim),
+        _linear("down", True, c.ffn_bias, c.dim, c.ffn_dim),
     ]
     norms = [
         _norm(c, "attn_norm", c.pre_norm, c.dim),

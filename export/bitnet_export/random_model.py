@@ -26,26 +26,30 @@ def random_model(
     seed: int = 0,
     *,
     zeros: float = 1 / 3,
+    encoding: str = "2.0",
     tokenizer: bytes | None = None,
 ) -> None:
-    """Write a model of this shape. The bytes depend on (config, seed, zeros, tokenizer) alone.
+    """Write a model of this shape. The bytes depend on (config, seed, zeros, encoding, tokenizer) alone.
 
-    zeros: probability of code 0. Scales are such that every projection keeps the variance of
-    its input, so activations and logits stay of order 1 at any depth.
+    zeros: probability of code 0. encoding: bits a ternary weight, "2.0" or "1.6"; for the same
+    weights in both, `repack`. Scales are such that every projection keeps the variance of its
+    input, so activations and logits stay of order 1 at any depth.
     """
     if config.rope_scaling != "none":
         raise ValueError(f"rope_scaling is {config.rope_scaling!r}; a random model has none")
     if not 0 <= zeros <= 1:
         raise ValueError(f"zeros is {zeros}, expected a probability")
 
+    body = packed.ternary_encoding(encoding)
+
     def source(spec: Spec) -> Encoded:
-        return _draw(spec, config, np.random.Generator(np.random.SFC64([seed, *spec.key])), zeros)
+        return _draw(spec, config, np.random.Generator(np.random.SFC64([seed, *spec.key])), zeros, body)
 
     metadata = {"provenance": {"source": "random", "seed": seed, "zeros": zeros}}
     write_packed(path, [config], source, metadata=metadata, tokenizer=tokenizer)
 
 
-def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float) -> Encoded:
+def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float, body: int) -> Encoded:
     name, shape = packed.ROLES[spec.key.role], (spec.rows, spec.cols)
     if name == "rope_frequencies":
         dim = config.rope_dim
@@ -58,7 +62,7 @@ def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: floa
         scope = packed.SCOPE_NAMES.index(config.weight_scale)
         deviation = math.sqrt(spec.cols * max(1 - zeros, 1e-3))
         scales = rng.uniform(0.8, 1.2, packed.scale_count(scope, *shape)) / deviation
-        return Encoded(packed.TERNARY_2BIT, scope, _ternary_tiles(*shape, rng, zeros), scales.astype(np.float32))
+        return Encoded(body, scope, _ternary_tiles(*shape, rng, zeros, body), scales.astype(np.float32))
     deviation = 2 / math.sqrt(spec.cols)
     if name in ("embedding", "head") and config.head_format == "int8":
         uniform = 256 / math.sqrt(12)  # deviation of a uniform byte
@@ -76,20 +80,27 @@ def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:
         np.take(table, rng.integers(0, 1 << 16, part.size, np.uint16), out=part, mode="wrap")
 
 
-def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float) -> Bytes:
-    codes = rng.choice(np.array([0, 1, 2], np.uint8), (4, 1 << 16), p=[(1 - zeros) / 2, zeros, (1 - zeros) / 2])
-    data = np.empty(layout.ternary_size(rows, cols), np.uint8)
-    _fill(data, rng, codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6)
+def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float, body: int) -> Bytes:
+    size, pack, unpack, *_ = packed.TILES[body]
+    data = np.empty(size(rows, cols), np.uint8)
+    _fill(data, rng, _ternary_bytes(rng, zeros, body))
 
     # Packing the drawn codes of the last column of tiles and of the last panel again puts the padding right.
+    tile_k = layout.TERNARY_TILE_K if body == packed.TERNARY_2BIT else layout.TRIT_TILE_K
     panels = data.reshape(-(-rows // layout.PANEL), -1, layout.TILE_BYTES)
-    if last := cols % layout.TERNARY_TILE_K:
-        edge = layout.unpack_ternary(np.ascontiguousarray(panels[:, -1]), rows, last)
-        panels[:, -1] = layout.pack_ternary(edge).reshape(-1, layout.TILE_BYTES)
+    if last := cols % tile_k:
+        panels[:, -1] = pack(unpack(np.ascontiguousarray(panels[:, -1]), rows, last)).reshape(-1, layout.TILE_BYTES)
     if last := rows % layout.PANEL:
-        edge = layout.unpack_ternary(panels[-1], last, cols)
-        panels[-1] = layout.pack_ternary(edge).reshape(-1, layout.TILE_BYTES)
+        panels[-1] = pack(unpack(panels[-1], last, cols)).reshape(-1, layout.TILE_BYTES)
     return data
+
+
+def _ternary_bytes(rng: np.random.Generator, zeros: float, body: int) -> Bytes:
+    """65,536 bytes of an encoding, their codes independent."""
+    codes: Bytes = rng.choice(np.array([0, 1, 2], np.uint8), (5, 1 << 16), p=[(1 - zeros) / 2, zeros, (1 - zeros) / 2])
+    places = [1, 4, 16, 64, 0] if body == packed.TERNARY_2BIT else [81, 27, 9, 3, 1]
+    numbers: Bytes = np.array(places, np.uint8) @ codes
+    return numbers if body == packed.TERNARY_2BIT else np.take(layout.TRIT_BYTES, numbers)
 
 
 def _int8_planes(rows: int, cols: int, rng: np.random.Generator) -> Bytes:

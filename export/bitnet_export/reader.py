@@ -101,10 +101,14 @@ class PackedFile:
         """Scales in file order, fp32: (0,), (1,), (N,) or (N * ceil(K/128),)."""
         return np.frombuffer(self._data(record.scale_offset, record.scale_size), "<f4")
 
+    def stored(self, record: Record) -> NDArray[np.uint8]:
+        """The bytes of a tensor as they lie in the file, without its scales."""
+        return np.frombuffer(self._data(record.offset, record.size), np.uint8)
+
     def codes(self, record: Record) -> NDArray[np.int8]:
-        """int8 (N, K) of a TERNARY_2BIT or INT8_PLANES tensor."""
-        unpack = {packed.TERNARY_2BIT: layout.unpack_ternary, packed.INT8_PLANES: layout.unpack_int8}[record.encoding]
-        return unpack(self._data(record.offset, record.size), record.rows, record.cols)
+        """int8 (N, K) of a ternary or INT8_PLANES tensor."""
+        data = self._data(record.offset, record.size)
+        return packed.TILES[record.encoding].unpack(data, record.rows, record.cols)
 
     def values(self, record: Record) -> NDArray[np.float32]:
         """The weights as fp32 (N, K): scale · code, or the stored floats."""
@@ -119,7 +123,7 @@ class PackedFile:
 
     def zero_fraction(self, record: Record) -> float | None:
         """Share of ternary codes that are 0; None for other encodings."""
-        if record.encoding != packed.TERNARY_2BIT:
+        if record.encoding not in packed.TERNARY.values():
             return None
         return float((self.codes(record) == 0).mean())
 
@@ -242,8 +246,8 @@ class PackedFile:
                 )
                 _require(
                     (record.encoding, record.scope) in spec.formats,
-                    f"{name} is {packed.format_name(record.encoding, record.scope)}, expected "
-                    + " or ".join(packed.format_name(*known) for known in spec.formats),
+                    f"{name} is {packed.format_name(record.encoding, record.scope)}, "
+                    f"expected {packed.format_names(spec.formats)}",
                 )
                 end = self._check_place(record, end)
                 records[record.key] = record
@@ -284,10 +288,9 @@ class PackedFile:
 
     def _check_values(self, record: Record) -> None:
         name, data = record.key.name, self._data(record.offset, record.size)
-        if record.encoding == packed.TERNARY_2BIT:
-            _require(not layout.has_refused_ternary(data), f"{name}: a ternary code is 3, expected 0, 1 or 2")
-        elif record.encoding == packed.INT8_PLANES:
-            _require(not layout.has_refused_int8(data), f"{name}: an int8 code is -128, expected -127 to 127")
+        if record.encoding in packed.TILES:
+            tiles = packed.TILES[record.encoding]
+            _require(not tiles.has_refused(data), f"{name}: {tiles.refusal}")
         elif record.encoding in (packed.F32, packed.F16):
             values = np.frombuffer(data, np.float32 if record.encoding == packed.F32 else np.float16)
             _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")

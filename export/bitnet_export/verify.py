@@ -72,6 +72,7 @@ class Report:
     fp16_bytes: int
     bits_per_weight: float
     ternary_weights: int
+    ternary_bits_per_weight: float
     zero_fraction: tuple[float, ...]  # of each layer's ternary weights
     tensors_equal: int
     text: str  # where the compared tokens come from
@@ -89,8 +90,8 @@ class Report:
                 f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight; "
                 f"fp16 has {self.fp16_bytes / 1e6:.2f} MB, {self.fp16_bytes / self.file_bytes:.1f} times as much",
                 f"zeros      {zeros} % of the ternary weights, by layer",
-                f"weights    all {self.ternary_weights:,} ternary codes and the scales equal training's "
-                f"({self.tensors_equal} tensors)",
+                f"weights    all {self.ternary_weights:,} ternary codes, {self.ternary_bits_per_weight:.2f} bits each, "
+                f"and the scales equal training's ({self.tensors_equal} tensors)",
                 f"prompts    {short.windows} of {short.tokens // short.windows} tokens: log-probabilities differ by "
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
@@ -138,12 +139,13 @@ def _limit(what: str, found: float, limit: float) -> None:
 def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
     """Every stored number against training's quantizers; the facts of the report that follow."""
     weights, config = model.state_dict(), model.config
-    zeros, ternary = [0] * config.n_layers, [0] * config.n_layers
+    zeros, ternary, size = [0] * config.n_layers, [0] * config.n_layers, 0
     for key, record in file.tensors.items():
         for what, found, expected in _stored(file, record, weights, config):
             if found.shape != expected.shape or not np.array_equal(found, expected):
                 raise VerificationError(f"{key.name}: {what} in the file differ from the checkpoint's")
-            if record.encoding == packed.TERNARY_2BIT and what == "codes":
+            if record.encoding in packed.TERNARY.values() and what == "codes":
+                size += record.size
                 zeros[key.layer] += int((found == 0).sum())
                 ternary[key.layer] += found.size
     parameters = sum(w.numel() for w in weights.values())
@@ -153,6 +155,7 @@ def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
         "fp16_bytes": 2 * parameters,
         "bits_per_weight": 8 * file.file_size / parameters,
         "ternary_weights": sum(ternary),
+        "ternary_bits_per_weight": 8 * size / max(sum(ternary), 1),
         "zero_fraction": tuple(z / n for z, n in zip(zeros, ternary, strict=True) if n),
         "tensors_equal": len(file.tensors),
     }
@@ -170,8 +173,8 @@ def _stored(
     if record.encoding in (packed.F32, packed.F16):
         weight = weight.half() if record.encoding == packed.F16 else weight
         return [("values", file.values(record).ravel(), weight.float().numpy().ravel())]
-    quantized = record.encoding == packed.TERNARY_2BIT
-    codes, scales = ternary_codes(weight, config.weight_scale) if quantized else row_codes(weight)
+    ternary = record.encoding in packed.TERNARY.values()
+    codes, scales = ternary_codes(weight, config.weight_scale) if ternary else row_codes(weight)
     return [
         ("codes", file.codes(record), codes.numpy()),
         ("scales", file.scales(record), scales.numpy().ravel()),

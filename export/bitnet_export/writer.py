@@ -84,11 +84,6 @@ def write_packed(
 
     Raises ValueError when something cannot be said in the format, OSError when writing fails.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
     if not 1 <= len(stacks) <= packed.MAX_STACKS:
         raise ValueError(f"{len(stacks)} stacks, expected 1 to {packed.MAX_STACKS}")
     if template is not None and len(template) > packed.MAX_TEMPLATE:
@@ -101,9 +96,27 @@ def write_packed(
         packed.TOKENIZER: tokenizer,
         packed.TEMPLATE: template,
     }
+    known = {kind: content for kind, content in front.items() if content is not None}
+    write_sections(path, stacks, source, known, check=check)
+
+
+def write_sections(
+    path: str | os.PathLike[str],
+    stacks: Sequence[ModelConfig],
+    source: Callable[[Spec], Encoded],
+    front: dict[int, bytes],
+    *,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """`write_packed` with the sections before DATA as they are, by kind; TENSORS is made here."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
     with replacing(path) as temporary:
         with open(temporary, "xb") as file:
-            _write(file, stacks, source, {kind: content for kind, content in front.items() if content is not None})
+            _write(file, stacks, source, front)
             file.flush()
             os.fsync(file.fileno())
         if check:
@@ -161,7 +174,8 @@ def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
     name = spec.key.name
     if (tensor.encoding, tensor.scope) not in spec.formats:
         raise ValueError(
-            f"{name}: stored as {packed.format_name(tensor.encoding, tensor.scope)}, which FORMAT.md does not allow"
+            f"{name}: stored as {packed.format_name(tensor.encoding, tensor.scope)}, which FORMAT.md does not allow "
+            f"for {spec.rows} x {spec.cols}; expected {packed.format_names(spec.formats)}"
         )
     content = _bytes(tensor.data)
     size = packed.data_size(tensor.encoding, spec.rows, spec.cols)
