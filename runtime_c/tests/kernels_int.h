@@ -92,7 +92,8 @@ static void check_matmul(test *t, int op, const char *what) {
     const size_t large = op == TRIT ? BN_TRIT_MAX_K / BN_TRIT_TILE_K : 200;
     const problem p = random_problem(t, op, kind, below(t, 8) ? 40 : large);
     const int32_t *found = run_problem(t, &p, t->tier), *expected = run_problem(t, &p, t->scalar);
-    if (kind != DAMAGED || op == TRIT) /* codes no file may hold count as anything, but must not fault */
+    if (kind != DAMAGED ||
+        op == TRIT) /* codes no file may hold count as anything, but must not fault */
         same_bytes(t, found, expected, p.acc_bytes, what);
     done(t, what);
 }
