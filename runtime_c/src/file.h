@@ -8,6 +8,7 @@
 
 #include "bitnet_runtime.h"
 #include "kernels.h"
+#include "threads.h"
 
 enum {
     BN_FORMAT_VERSION = 1,
@@ -122,8 +123,9 @@ bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *ker
 
 /* Check what parse left: the checksum of DATA, zero padding, every float finite, every scale
  * normal and > 0, every code one that FORMAT.md §4 allows. One pass over DATA, at the speed of
- * the checksum. */
-bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, char *detail);
+ * the checksum, shared among the threads of `pool`, or by the caller alone when it is NULL. */
+bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
+                         char *detail);
 
 /* The tensor (stack 0, layer, role, no expert) with its bias, or one with data == NULL.
  * layer is 0xFFFF for roles >= 64. */

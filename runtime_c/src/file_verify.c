@@ -2,8 +2,8 @@
  *
  * file_verify.c: one pass over DATA that looks at every byte (export/FORMAT.md §4, §6).
  *
- * The checksum runs over DATA from end to end; each block is looked at for refused values right
- * after it went through the checksum, while it is in the cache.
+ * Each thread has a share of DATA. A block goes through the checksum and is then looked at for
+ * values that are refused, while it is in the cache; at the end the checksums are joined.
  */
 #include "file.h"
 
@@ -12,6 +12,9 @@
 
 enum { BLOCK = 128 * 1024 }; /* bytes; a multiple of a tile, well inside a second-level cache */
 
+/* --- values that are refused; each takes n bytes of a tensor whose planes have `plane` bytes ---
+ */
+
 static uint64_t word(const uint8_t *p) {
     uint64_t w;
     memcpy(&w, p, sizeof w);
@@ -19,7 +22,8 @@ static uint64_t word(const uint8_t *p) {
 }
 
 /* Whether a 2-bit field is 3. n is a multiple of 64. */
-static int has_ternary_3(const uint8_t *p, size_t n) {
+static int has_ternary_3(const uint8_t *p, size_t n, size_t plane) {
+    (void)plane;
     uint64_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         const uint64_t w = word(p + i);
@@ -30,18 +34,20 @@ static int has_ternary_3(const uint8_t *p, size_t n) {
 
 /* Whether a byte is none of the 243 that stand for five codes: it is ceil(256 n / 243) exactly when
  * 243·byte = 256 n + r with r < 243. */
-static int has_no_trits(const uint8_t *p, size_t n) {
+static int has_no_trits(const uint8_t *p, size_t n, size_t plane) {
+    (void)plane;
     uint8_t bad = 0;
     for (size_t i = 0; i < n; i++)
         bad |= (uint8_t)(243u * p[i]) >= 243u;
     return bad != 0;
 }
 
-/* Whether a half byte is zero in both planes. n is a multiple of 64. */
-static int has_int8_zero(const uint8_t *high, const uint8_t *low, size_t n) {
+/* Whether a half byte is zero in both planes; p is in the low one. n is a multiple of 64. */
+static int has_int8_zero(const uint8_t *p, size_t n, size_t plane) {
+    const uint8_t *high = p - plane;
     uint64_t good = ~(uint64_t)0;
     for (size_t i = 0; i < n; i += sizeof good) {
-        const uint64_t u = word(high + i) | word(low + i);
+        const uint64_t u = word(high + i) | word(p + i);
         const uint64_t pairs = u | u >> 1;
         good &= pairs | pairs >> 2;
     }
@@ -50,7 +56,8 @@ static int has_int8_zero(const uint8_t *high, const uint8_t *low, size_t n) {
 
 /* Whether a scale is not finite, normal and > 0. As integers: below the smallest normal float,
  * or at infinity and above, where NaN and all negative numbers lie too. */
-static int has_bad_scale(const uint8_t *p, size_t n) {
+static int has_bad_scale(const uint8_t *p, size_t n, size_t plane) {
+    (void)plane;
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         uint32_t bits;
@@ -61,7 +68,8 @@ static int has_bad_scale(const uint8_t *p, size_t n) {
 }
 
 /* Whether a float has all bits of its exponent set. */
-static int has_not_finite_f32(const uint8_t *p, size_t n) {
+static int has_not_finite_f32(const uint8_t *p, size_t n, size_t plane) {
+    (void)plane;
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         uint32_t bits;
@@ -71,7 +79,8 @@ static int has_not_finite_f32(const uint8_t *p, size_t n) {
     return bad != 0;
 }
 
-static int has_not_finite_f16(const uint8_t *p, size_t n) {
+static int has_not_finite_f16(const uint8_t *p, size_t n, size_t plane) {
+    (void)plane;
     uint16_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         uint16_t bits;
@@ -81,84 +90,145 @@ static int has_not_finite_f16(const uint8_t *p, size_t n) {
     return bad != 0;
 }
 
-/* The pass: `end` is how far the checksum has come; `status` keeps the first refused value until
- * the checksum is known, because damaged bytes are the better explanation. */
+static int has_nonzero(const uint8_t *p, size_t n, size_t plane) {
+    (void)plane;
+    return !bn_all_zero(p, n);
+}
+
+static int nothing(const uint8_t *p, size_t n, size_t plane) {
+    (void)p, (void)n, (void)plane;
+    return 0;
+}
+
+typedef struct bn_rule {
+    int (*broken)(const uint8_t *p, size_t n, size_t plane);
+    bn_status status;
+    const char *text;
+} bn_rule;
+
+static const bn_rule padding = {has_nonzero, BN_ERR_TENSOR, "the padding before it is not zero"};
+static const bn_rule scales = {has_bad_scale, BN_ERR_SCALE,
+                               "a scale is not finite, normal and > 0"};
+static const bn_rule high_plane = {nothing, BN_OK, ""}; /* looked at from the low one */
+
+static const bn_rule *rule_of(uint32_t encoding) {
+    static const bn_rule rules[] = {
+        [BN_F32] = {has_not_finite_f32, BN_ERR_SCALE, "a value is not finite"},
+        [BN_F16] = {has_not_finite_f16, BN_ERR_SCALE, "a value is not finite"},
+        [BN_TERNARY_2BIT] = {has_ternary_3, BN_ERR_CODE, "a ternary code is 3, expected 0, 1 or 2"},
+        [BN_TERNARY_5TRIT] = {has_no_trits, BN_ERR_CODE, "a byte stands for no five ternary codes"},
+        [BN_INT8_PLANES] = {has_int8_zero, BN_ERR_CODE,
+                            "an int8 code is -128, expected -127 to 127"},
+    };
+    return &rules[encoding]; /* bn_file_parse allows no other */
+}
+
+/* --- joining checksums --- */
+
+/* a·b modulo the polynomial of CRC-32; as in the checksum, bit 31 stands for x^0. */
+static uint32_t multiply(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (uint32_t bit = (uint32_t)1 << 31; bit != 0; bit >>= 1) {
+        product ^= a & bit ? b : 0;
+        b = b >> 1 ^ (b & 1 ? 0xEDB88320u : 0);
+    }
+    return product;
+}
+
+/* The checksum of A and then B from theirs: crc(A)·x^(8·bytes of B) + crc(B). */
+static uint32_t join(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
+    uint32_t power = (uint32_t)1 << 23; /* x^8 */
+    for (; bytes_of_b > 0; bytes_of_b >>= 1) {
+        a = bytes_of_b & 1 ? multiply(a, power) : a;
+        power = multiply(power, power);
+    }
+    return a ^ b;
+}
+
+/* --- the pass --- */
+
+/* A share of DATA: it begins at `begin`, the checksum has come to `at`. The first broken rule is
+ * kept until all checksums are known, because damaged bytes are the better explanation. */
+typedef struct bn_part {
+    uint64_t begin, at, end;
+    uint32_t crc;
+    const bn_rule *broken; /* NULL: none */
+    size_t tensor;         /* which broke it */
+} bn_part;
+
+enum { MAX_PARTS = 256 };
+
 typedef struct bn_pass {
     const bn_file *file;
     const bn_kernels *kernels;
-    char *detail;
-    uint64_t end;
-    uint32_t crc;
-    bn_status status;
+    bn_part parts[MAX_PARTS];
 } bn_pass;
 
-static void refuse(bn_pass *p, bn_status status, const bn_record *r, const char *what) {
-    char name[BN_NAME_SIZE];
-    if (p->status != BN_OK)
-        return;
-    bn_record_name(r, name);
-    p->status = bn_fail(p->detail, status, "%s: %s", name, what);
-}
-
-static void advance(bn_pass *p, uint64_t end) {
-    p->crc = p->kernels->crc32(p->crc, p->file->data + p->end, (size_t)(end - p->end));
-    p->end = end;
-}
-
-/* Up to the next thing in DATA, which begins at `offset`. */
-static void pass_padding(bn_pass *p, const bn_record *r, uint64_t offset) {
-    if (!bn_all_zero(p->file->data + p->end, (size_t)(offset - p->end)))
-        refuse(p, BN_ERR_TENSOR, r, "the padding before it is not zero");
-    advance(p, offset);
-}
-
-/* The next block of what ends at `end`, after it went into the checksum; NULL when none is left. */
-static const uint8_t *next_block(bn_pass *p, uint64_t end, size_t *n) {
-    const uint8_t *block = p->file->data + p->end;
-    const uint64_t left = end - p->end;
-    *n = left < BLOCK ? (size_t)left : BLOCK;
-    advance(p, p->end + *n);
-    return *n > 0 ? block : NULL;
-}
-
-static void pass_weights(bn_pass *p, const bn_record *r) {
-    const uint64_t end = r->offset + r->size, plane = r->size / 2;
-    const uint8_t *block;
-    size_t n;
-    if (r->encoding == BN_INT8_PLANES) /* a code is seen where its low half lies */
-        advance(p, r->offset + plane);
-    while ((block = next_block(p, end, &n)) != NULL) {
-        if (r->encoding == BN_TERNARY_2BIT && has_ternary_3(block, n))
-            refuse(p, BN_ERR_CODE, r, "a ternary code is 3, expected 0, 1 or 2");
-        if (r->encoding == BN_TERNARY_5TRIT && has_no_trits(block, n))
-            refuse(p, BN_ERR_CODE, r, "a byte stands for no five ternary codes");
-        if (r->encoding == BN_INT8_PLANES && has_int8_zero(block - plane, block, n))
-            refuse(p, BN_ERR_CODE, r, "an int8 code is -128, expected -127 to 127");
-        if ((r->encoding == BN_F32 && has_not_finite_f32(block, n)) ||
-            (r->encoding == BN_F16 && has_not_finite_f16(block, n)))
-            refuse(p, BN_ERR_SCALE, r, "a value is not finite");
+/* Go on to `end`, which is where something ends that `rule` is for, or to the end of the part. */
+static void go_on(const bn_pass *pass, bn_part *part, uint64_t end, const bn_rule *rule,
+                  size_t tensor, size_t plane) {
+    end = end < part->end ? end : part->end;
+    while (part->at < end) {
+        const size_t n = end - part->at < BLOCK ? (size_t)(end - part->at) : BLOCK;
+        const uint8_t *block = pass->file->data + part->at;
+        part->crc = pass->kernels->crc32(part->crc, block, n);
+        if (part->broken == NULL && rule->broken(block, n, plane)) {
+            part->broken = rule;
+            part->tensor = tensor;
+        }
+        part->at += n;
     }
 }
 
-static void pass_scales(bn_pass *p, const bn_record *r) {
-    pass_padding(p, r, r->scale_offset);
-    if (has_bad_scale(p->file->data + r->scale_offset, (size_t)r->scale_size))
-        refuse(p, BN_ERR_SCALE, r, "a scale is not finite, normal and > 0");
-    advance(p, r->scale_offset + r->scale_size);
-}
-
-bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, char *detail) {
-    bn_pass pass = {.file = file, .kernels = kernels, .detail = detail, .status = BN_OK};
+static void pass_part(void *context, int32_t thread, int32_t n_threads) {
+    bn_pass *pass = context;
+    const bn_file *file = pass->file;
+    bn_part part = {0};
+    size_t first, last;
+    bn_share((file->data_size + BN_ALIGN - 1) / BN_ALIGN, thread, n_threads, &first, &last);
+    part.begin = part.at = (uint64_t)first * BN_ALIGN;
+    part.end =
+        (uint64_t)last * BN_ALIGN < file->data_size ? (uint64_t)last * BN_ALIGN : file->data_size;
     for (size_t i = 0; i < file->n_tensors; i++) { /* the order of the table is that of DATA */
         const bn_record r = bn_file_record(file, i);
-        pass_padding(&pass, &r, r.offset);
-        pass_weights(&pass, &r);
-        if (r.scale_size > 0)
-            pass_scales(&pass, &r);
+        const size_t plane = (size_t)r.size / 2;
+        go_on(pass, &part, r.offset, &padding, i, 0);
+        if (r.encoding == BN_INT8_PLANES)
+            go_on(pass, &part, r.offset + plane, &high_plane, i, 0);
+        go_on(pass, &part, r.offset + r.size, rule_of(r.encoding), i, plane);
+        if (r.scale_size > 0) {
+            go_on(pass, &part, r.scale_offset, &padding, i, 0);
+            go_on(pass, &part, r.scale_offset + r.scale_size, &scales, i, 0);
+        }
     }
-    if (pass.crc != file->data_crc)
+    pass->parts[thread] = part;
+}
+
+bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
+                         char *detail) {
+    bn_pass pass = {.file = file, .kernels = kernels};
+    const int32_t n_parts = pool != NULL ? bn_pool_threads(pool) : 1;
+    if (pool != NULL)
+        bn_pool_run(pool, pass_part, &pass);
+    else
+        pass_part(&pass, 0, 1);
+
+    uint32_t crc = 0;
+    const bn_part *first = NULL; /* with a broken rule */
+    for (const bn_part *part = pass.parts; part < pass.parts + n_parts; part++) {
+        crc = join(crc, part->crc, part->end - part->begin);
+        if (first == NULL && part->broken != NULL)
+            first = part;
+    }
+    if (crc != file->data_crc)
         return bn_fail(detail, BN_ERR_CHECKSUM,
-                       "section DATA has checksum %08" PRIx32 ", expected %08" PRIx32, pass.crc,
+                       "section DATA has checksum %08" PRIx32 ", expected %08" PRIx32, crc,
                        file->data_crc);
-    return pass.status;
+    if (first != NULL) {
+        const bn_record r = bn_file_record(file, first->tensor);
+        char name[BN_NAME_SIZE];
+        bn_record_name(&r, name);
+        return bn_fail(detail, first->broken->status, "%s: %s", name, first->broken->text);
+    }
+    return BN_OK;
 }

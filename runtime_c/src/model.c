@@ -115,11 +115,11 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
         goto error;
     if ((status = check_supported(&m->file, detail)))
         goto error;
-    if (!o->no_verify && (status = bn_file_verify(&m->file, &m->kernels, detail)))
+    if ((status = bn_pool_new(o->threads ? o->threads : bn_default_threads(), &m->pool)))
+        goto error;
+    if (!o->no_verify && (status = bn_file_verify(&m->file, &m->kernels, m->pool, detail)))
         goto error;
     if ((status = resolve(m)))
-        goto error;
-    if ((status = bn_pool_new(o->threads ? o->threads : bn_default_threads(), &m->pool)))
         goto error;
     *model = m;
     return BN_OK;

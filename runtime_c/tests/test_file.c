@@ -17,7 +17,7 @@ static bn_status open_copy(const uint8_t *bytes, size_t size, char *detail) {
     bn_file file;
     bn_status status = bn_file_parse(copy, size, &kernels, &file, detail);
     if (status == BN_OK)
-        status = bn_file_verify(&file, &kernels, detail);
+        status = bn_file_verify(&file, &kernels, NULL, detail);
     free(copy);
     reached[status] = 1;
     return status;
@@ -49,7 +49,7 @@ static void forged_refused(const uint8_t *good, size_t size, size_t offset, size
 static void test_views(const uint8_t *good, size_t size) {
     bn_file f;
     CHECK_EQ(bn_file_parse(good, size, &kernels, &f, NULL), BN_OK);
-    CHECK_EQ(bn_file_verify(&f, &kernels, NULL), BN_OK);
+    CHECK_EQ(bn_file_verify(&f, &kernels, NULL, NULL), BN_OK);
     CHECK_EQ(f.n_stacks, 1);
     CHECK_EQ(f.n_tensors, 25);
     CHECK_EQ(f.config.dim, 24);

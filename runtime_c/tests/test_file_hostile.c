@@ -17,7 +17,7 @@ static bn_status open_copy(const uint8_t *bytes, size_t size, char *detail) {
     bn_file file;
     bn_status status = bn_file_parse(copy, size, &kernels, &file, detail);
     if (status == BN_OK)
-        status = bn_file_verify(&file, &kernels, detail);
+        status = bn_file_verify(&file, &kernels, NULL, detail);
     free(copy);
     return status;
 }
@@ -57,7 +57,7 @@ static void test_byte_changes(const uint8_t *good, size_t size) {
             copy[i] = good[i] ^ (i < tables ? (uint8_t)v : flips[v - 1]);
             bn_status status = bn_file_parse(copy, size, &kernels, &f, NULL);
             if (status == BN_OK)
-                status = bn_file_verify(&f, &kernels, NULL);
+                status = bn_file_verify(&f, &kernels, NULL, NULL);
             CHECK_MSG(status != BN_OK, "byte %zu as %u was accepted", i, copy[i]);
             copy[i] = good[i];
         }
@@ -123,6 +123,79 @@ static void test_random_changes(const uint8_t *good, size_t size) {
     free(copy);
 }
 
+/* --- a file of more than one block, verified in shares --- */
+
+static void wide(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[30] = {[2] = 320, [3] = 640,  [4] = 1,    [5] = 1,    [6] = 1,  [7] = 64,
+                                [8] = 640, [9] = 8,    [13] = one, [14] = 1,   [18] = 3, [19] = one,
+                                [21] = 1,  [22] = one, [23] = one, [24] = one, [28] = 1};
+    tiny_stack(w, words, "wide");
+    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 64, 640);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 2, 0, 64, 640);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 1, 0, 64, 640);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 2, 640, 64);
+    tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 3, 640, 640);
+    tiny_tensor(w, 0, 15, TINY_NONE, 0, 5, 2, 640, 640);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 320, 640);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 640);
+}
+
+/* However many threads share the work, the answer is that of one. */
+static void same_answer(const uint8_t *bytes, size_t size, bn_pool **pools, bn_status expected) {
+    char alone[BN_DETAIL_SIZE] = "", detail[BN_DETAIL_SIZE] = "";
+    bn_file f;
+    CHECK_EQ(bn_file_parse(bytes, size, &kernels, &f, NULL), BN_OK);
+    const bn_status status = bn_file_verify(&f, &kernels, NULL, alone);
+    CHECK_MSG(status == expected, "status %d (%s), expected %d", status, alone, expected);
+    for (; *pools != NULL; pools++) {
+        CHECK_EQ(bn_file_verify(&f, &kernels, *pools, detail), status);
+        CHECK_MSG(strcmp(detail, alone) == 0, "\"%s\", alone \"%s\"", detail, alone);
+    }
+}
+
+/* Make one value of a tensor what verify refuses, in both planes if it has two. */
+static void spoil(uint8_t *bytes, const uint8_t *record, uint64_t *random) {
+    /* By encoding: NaN, NaN, a code 3, no five trits, a code of -128. */
+    static const uint32_t bad[] = {0, 0x7FC00000, 0x7E007E00, 0, 0x03030303, 0x01010101, 0};
+    const size_t encoding = record[9], size = (size_t)tiny_get(record + 32, 8);
+    const size_t plane = encoding == BN_INT8_PLANES ? size / 2 : size;
+    uint8_t *data = bytes + tiny_section(bytes, 6) + (size_t)tiny_get(record + 24, 8);
+    uint8_t *value = data + check_below(random, plane) / 4 * 4;
+    for (; value < data + size; value += plane)
+        tiny_put(value, bad[encoding], 4);
+}
+
+static void test_shares(void) {
+    size_t size;
+    uint8_t *good = tiny_file(wide, SIZE_MAX, SIZE_MAX, &size);
+    const size_t data = tiny_section(good, 6), tensors = tiny_section(good, 2);
+    uint64_t random = 5;
+    bn_pool *pools[4] = {NULL};
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(bn_pool_new((const int32_t[]){2, 3, 64}[i], &pools[i]), BN_OK);
+    CHECK_MSG(size > 400000, "%zu bytes", size);
+    same_answer(good, size, pools, BN_OK);
+    for (size_t i = 0; i < 40; i++) {
+        const size_t at = data + check_below(&random, size - 64 - data);
+        good[at] ^= 0x10;
+        same_answer(good, size, pools, BN_ERR_CHECKSUM);
+        good[at] ^= 0x10;
+    }
+    for (size_t tensor = 0; tensor < 8; tensor++) {
+        const uint8_t *record = good + tensors + 64 * tensor;
+        const int is_float = record[9] == BN_F32 || record[9] == BN_F16;
+        uint8_t *spoilt = tiny_copy(good, size);
+        spoil(spoilt, record, &random);
+        tiny_fix_checksums(spoilt, size);
+        same_answer(spoilt, size, pools, is_float ? BN_ERR_SCALE : BN_ERR_CODE);
+        free(spoilt);
+    }
+    for (int i = 0; i < 3; i++)
+        bn_pool_free(pools[i]);
+    free(good);
+}
+
 int main(void) {
     size_t size;
     bn_kernels_scalar(&kernels);
@@ -132,6 +205,7 @@ int main(void) {
     test_byte_changes(good, size);
     test_forged_tables(good, size);
     test_random_changes(good, size);
+    test_shares();
     free(good);
     return 0;
 }
