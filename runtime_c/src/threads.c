@@ -2,10 +2,14 @@
  *
  * threads.c: the pool behind threads.h.
  *
- * A run is two words: the caller bumps `epoch` and every worker starts; each worker takes one
+ * A run is two words: the caller bumps `epoch` and every worker starts; each share done takes one
  * from `pending` and at zero the caller returns. Both sides first spin, since the next event of a
  * decode step is about a microsecond away, and sleep on the word when it is not. Spinning only
  * helps on a processor of one's own: a pool larger than the usable processors never spins.
+ *
+ * Who does a share claims it first. When the caller is done with its own it does those whose
+ * workers have not come, because they sleep or another program has their processor: on a busy
+ * machine a run must not wait for a thread that is not running.
  */
 #define _GNU_SOURCE /* syscall */
 
@@ -33,6 +37,8 @@ typedef struct worker {
     bn_pool *pool;
     int32_t index;
     pthread_t thread;
+    alignas(CACHE_LINE)
+        atomic_uint claimed; /* the latest epoch whose share of this worker is taken */
 } worker;
 
 struct bn_pool {
@@ -121,7 +127,7 @@ static unsigned await_epoch(bn_pool *pool, unsigned seen) {
             sleep_while(pool, &pool->epoch, seen);
         atomic_fetch_sub(&pool->sleepers, 1);
     }
-    return seen + 1; /* the caller waits for everyone: epochs are never missed */
+    return atomic_load_explicit(&pool->epoch, memory_order_acquire);
 }
 
 static void start_epoch(bn_pool *pool, bn_task task, void *context) {
@@ -133,9 +139,24 @@ static void start_epoch(bn_pool *pool, bn_task task, void *context) {
         wake_all(pool, &pool->epoch);
 }
 
+/* Of those who ask for a worker's share of an epoch, one gets it. All earlier ones are taken. */
+static int claim_share(worker *w, unsigned epoch) {
+    unsigned before = epoch - 1;
+    return atomic_compare_exchange_strong(&w->claimed, &before, epoch);
+}
+
 static void finish_share(bn_pool *pool) {
     if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->caller_sleeps))
         wake_all(pool, &pool->pending);
+}
+
+static void do_unclaimed_shares(bn_pool *pool) {
+    const unsigned epoch = atomic_load_explicit(&pool->epoch, memory_order_relaxed);
+    for (int32_t i = 0; i < pool->n_started; i++)
+        if (claim_share(&pool->workers[i], epoch)) {
+            pool->task(pool->context, pool->workers[i].index, pool->n_threads);
+            atomic_fetch_sub(&pool->pending, 1);
+        }
 }
 
 static void await_workers(bn_pool *pool) {
@@ -151,11 +172,13 @@ static void await_workers(bn_pool *pool) {
 }
 
 static void *worker_main(void *argument) {
-    const worker *self = argument;
+    worker *self = argument;
     bn_pool *pool = self->pool;
     unsigned seen = 0;
     for (;;) {
         seen = await_epoch(pool, seen);
+        if (!claim_share(self, seen))
+            continue;
         if (pool->task == NULL)
             return NULL;
         pool->task(pool->context, self->index, pool->n_threads);
@@ -171,6 +194,7 @@ void bn_pool_run(bn_pool *pool, bn_task task, void *context) {
     }
     start_epoch(pool, task, context);
     task(context, 0, pool->n_threads);
+    do_unclaimed_shares(pool);
     await_workers(pool);
 }
 
@@ -263,6 +287,7 @@ bn_status bn_pool_new(int32_t n_threads, bn_pool **out) {
         worker *next = &pool->workers[pool->n_started];
         next->pool = pool;
         next->index = pool->n_started + 1;
+        atomic_init(&next->claimed, 0);
         if (start_worker(next) != 0) {
             bn_pool_free(pool);
             return BN_ERR_THREAD;

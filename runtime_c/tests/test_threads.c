@@ -10,7 +10,9 @@
 #include "threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -197,16 +199,25 @@ static void test_fork(void) {
 
 /* --- Signals --- */
 
+typedef struct mask_test {
+    sigset_t masks[3];
+    atomic_int seen;
+} mask_test;
+
 static void look_at_mask(void *context, int32_t thread, int32_t n_threads) {
-    (void)n_threads;
-    pthread_sigmask(SIG_BLOCK, NULL, (sigset_t *)context + thread);
+    mask_test *test = context;
+    pthread_sigmask(SIG_BLOCK, NULL, &test->masks[thread]);
+    atomic_fetch_add(&test->seen, 1);
+    while (thread == 0 && atomic_load(&test->seen) < n_threads)
+        sched_yield(); /* or the caller would do the other shares too */
 }
 
 static void test_signals(void) {
-    sigset_t masks[3], before, after;
+    mask_test test = {.seen = 0};
+    sigset_t *masks = test.masks, before, after;
     pthread_sigmask(SIG_BLOCK, NULL, &before);
     bn_pool *pool = new_pool(3);
-    bn_pool_run(pool, look_at_mask, masks);
+    bn_pool_run(pool, look_at_mask, &test);
     for (int t = 1; t < 3; t++) {
         CHECK(sigismember(&masks[t], SIGINT) && sigismember(&masks[t], SIGTERM));
         CHECK(sigismember(&masks[t], SIGALRM) && sigismember(&masks[t], SIGCHLD));
