@@ -16,6 +16,9 @@
 #include "integer.h"
 
 #include "blocks.h"
+
+#define TRIT_BYTES sizeof(bytes)
+#include "../trits.h"
 #include "int8_cache.h"
 
 /* GCC 12 would rather make all products first, and run out of registers for the sums. */
@@ -79,6 +82,52 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_vector(m);
     else
         multiply(m, BN_TERNARY_TILE_K, unpack_ternary, dot_pairs, add_pairs, 5);
+}
+
+/* --- ternary, five trits a byte --- */
+
+/* Half a tile: five codes of each byte, at most 5·2·2·127 in a pair, so that 12 tiles fill a sum.
+ */
+INLINE sums trit_fields(sums sum, const uint8_t *tile, const int8_t *q) {
+    trits s = trits_load(tile);
+#define FIELD(f)                                                                                   \
+    sum = dot_pairs(sum, (bytes)trits_code(s, 1), bytes_spread(q + 4 * f));                        \
+    s = trits_next(s);
+    FIELD(0)
+    FIELD(1)
+    FIELD(2)
+    FIELD(3)
+    FIELD(4)
+#undef FIELD
+    return sum;
+}
+
+static void trit_vector(const bn_matmul *m) {
+    enum { FOLD = 12 };
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *tile = m->tiles + p * m->panel_stride;
+        const int8_t *q = m->q;
+        sums top = sums_zero(), bottom = sums_zero();
+        for (size_t left = m->k_tiles; left > 0;) {
+            sums a = sums_zero(), b = sums_zero();
+            size_t tiles = min_size(left, FOLD);
+            left -= tiles;
+            for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TRIT_TILE_K) {
+                a = trit_fields(a, tile, q);
+                b = trit_fields(b, tile + sizeof(bytes), q);
+            }
+            top = sums_add(top, add_pairs(a)), bottom = sums_add(bottom, add_pairs(b));
+        }
+        sums_store(m->acc + p * BN_PANEL, top);
+        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, bottom);
+    }
+}
+
+static void trit_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        trit_vector(m);
+    else
+        trits_many(m, ternary_matmul);
 }
 
 /* --- int8 --- */
@@ -159,6 +208,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 int bn_kernels_avx2(bn_kernels *table) {
     table->isa = "avx2";
     table->ternary_matmul = ternary_matmul;
+    table->trit_matmul = trit_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
     table->int8_peak = int8_peak;

@@ -19,6 +19,10 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "stream.h"
 
 #include "high.h"
+#include "trit_stream.h"
+
+#define TRIT_BYTES sizeof(bytes)
+#include "../trits.h"
 #include "int8_cache.h"
 
 /* One linear stream; two tiles at a time, so that eight sums hide the latency. */
@@ -63,6 +67,13 @@ static void ternary_matmul(const bn_matmul *m) {
         stream_tokens(m, 1);
 }
 
+static void trit_matmul(const bn_matmul *m) {
+    if (m->tokens <= STREAM_TOKENS)
+        trit_few(m);
+    else
+        trits_many(m, ternary_matmul);
+}
+
 static void int8_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         int8_vector(m);
@@ -79,6 +90,7 @@ static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const f
 int bn_kernels_avx512vnni(bn_kernels *table) {
     table->isa = "avx512vnni";
     table->ternary_matmul = ternary_matmul;
+    table->trit_matmul = trit_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
     table->int8_peak = int8_peak;

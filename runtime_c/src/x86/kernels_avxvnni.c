@@ -27,6 +27,10 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "blocks.h"
 
 #include "high.h"
+#include "trit_stream.h"
+
+#define TRIT_BYTES sizeof(bytes)
+#include "../trits.h"
 #include "int8_cache.h"
 
 /* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
@@ -67,6 +71,13 @@ static void ternary_matmul(const bn_matmul *m) {
         multiply(m, BN_TERNARY_TILE_K, unpack_ternary, sums_dot, no_fold, 6);
 }
 
+static void trit_matmul(const bn_matmul *m) {
+    if (m->tokens <= STREAM_TOKENS)
+        trit_few(m);
+    else
+        trits_many(m, ternary_matmul);
+}
+
 static void int8_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         int8_vector(m);
@@ -85,6 +96,7 @@ static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const f
 int bn_kernels_avxvnni(bn_kernels *table) {
     table->isa = "avxvnni";
     table->ternary_matmul = ternary_matmul;
+    table->trit_matmul = trit_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
     table->qk_int8 = qk_int8;
