@@ -51,9 +51,9 @@ static double time_call(void (*call)(bench *), bench *b, double span) {
 }
 
 /* The next 8 panels of a matrix that does not fit in a cache, as linear.c calls it. */
-static void call_matmul(bench *b, int ternary) {
-    const size_t tile_k = ternary ? BN_TERNARY_TILE_K : BN_INT8_TILE_K;
-    const size_t planes = ternary ? 1 : 2, k_tiles = b->cols / tile_k;
+static void call_matmul(bench *b, void (*matmul)(const bn_matmul *), size_t tile_k,
+                        size_t planes) {
+    const size_t k_tiles = (b->cols + tile_k - 1) / tile_k;
     const size_t bytes = BENCH_PANELS * k_tiles * BN_TILE_BYTES;
     if (b->at + bytes > BENCH_BYTES / planes)
         b->at = 0;
@@ -65,17 +65,20 @@ static void call_matmul(bench *b, int ternary) {
                          .panels = BENCH_PANELS,
                          .k_tiles = k_tiles,
                          .q = b->q,
-                         .q_stride = b->cols,
+                         .q_stride = bn_q_row(b->cols),
                          .tokens = b->tokens};
-    (ternary ? b->k->ternary_matmul : b->k->int8_matmul)(&m);
+    matmul(&m);
     b->at += bytes;
 }
 
 static void call_ternary(bench *b) {
-    call_matmul(b, 1);
+    call_matmul(b, b->k->ternary_matmul, BN_TERNARY_TILE_K, 1);
+}
+static void call_trit(bench *b) {
+    call_matmul(b, b->k->trit_matmul, BN_TRIT_TILE_K, 1);
 }
 static void call_int8(bench *b) {
-    call_matmul(b, 0);
+    call_matmul(b, b->k->int8_matmul, BN_INT8_TILE_K, 2);
 }
 static void call_peak(bench *b) {
     b->k->int8_peak(1000, b->acc);
@@ -161,6 +164,7 @@ static void bench_matmuls(bench *b, const bn_kernels *scalar) {
             const double weights = (double)(b->rows * b->cols);
             const double macs = weights * (double)b->tokens;
             bench_line(b, scalar, "ternary_matmul", call_ternary, macs, weights / 4);
+            bench_line(b, scalar, "trit_matmul", call_trit, macs, weights / 5);
             if (c == 0 && (t < 2 || tokens[t] == 128))
                 bench_line(b, scalar, "int8_matmul", call_int8, macs, weights);
         }
