@@ -204,6 +204,13 @@ static void test_statuses(const uint8_t *good, size_t size) {
     forged_refused(good, size, q_data + 9, 1, 0xC0, BN_ERR_CODE,
                    "layers.0.q.weight: a ternary code");
     uint8_t *copy = tiny_copy(good, size);
+    tiny_put(copy + stack + 4 * 5, 512, 4);
+    forged_refused(copy, size, stack + 4 * 7, 4, 1024, BN_ERR_CONFIG,
+                   "n_heads * head_dim is 524288, expected at most 262144");
+    forged_refused(copy, size, stack + 4 * 6, 4, 3, BN_ERR_CONFIG, "a multiple of n_kv_heads = 3");
+    free(copy);
+
+    copy = tiny_copy(good, size);
     copy[table + 3] &= 0xF0; /* u = 0 needs both halves */
     const size_t plane = (size_t)tiny_get(good + embedding + 32, 8) / 2;
     forged_refused(copy, size, table + plane + 3, 1, 0x10, BN_ERR_CODE,
