@@ -11,8 +11,8 @@
 
 /* For Q queries and the keys in one register: the four sums j, j+8, j+4, j+12 of the float rule
  * and the part of its tree above them, (s[j] + s[j+8]) + (s[j+4] + s[j+12]). */
-INLINE void qk_lanes(vec *total, const float *q, const void *k, size_t keys, size_t head_dim,
-                     size_t j, load_fn *load, const int Q) {
+INLINE void qk_lanes(vec *total, const float *q, const uint8_t *k, size_t size, size_t keys,
+                     size_t head_dim, size_t j, load_fn *load, const int Q) {
     vec sum[4][4];
 #define CLEAR(i, c) sum[i][c] = vec_zero();
     EACH_QUERY(CLEAR)
@@ -25,6 +25,8 @@ INLINE void qk_lanes(vec *total, const float *q, const void *k, size_t keys, siz
     if (i < Q)                                                                                     \
         sum[i][c] = vec_fma(key##c, vec_set(q[i * head_dim + d + LANE(c)]), sum[i][c]);
     for (; d - j + BN_LANES <= head_dim; d += BN_LANES) {
+        for (size_t line = 0; line < size; line++) /* a quarter of these dimensions */
+            prefetch_cache(k + (d - j + 4 * j) * BN_LANES * size + line * 64);
         EACH_FOUR(LOAD, 0)
         EACH_QUERY(TERM)
     }
@@ -50,7 +52,7 @@ INLINE void qk_queries(float *scores, size_t score_stride, const float *q, const
         for (size_t keys = 0; keys < BN_LANES; keys += LANES) {
             vec b[4][QUERIES];
             for (size_t j = 0; j < 4; j++)
-                qk_lanes(b[j], q, k, keys, head_dim, j, load, Q);
+                qk_lanes(b[j], q, k, size, keys, head_dim, j, load, Q);
             for (int i = 0; i < Q; i++)
                 vec_store(scores + (size_t)i * score_stride + t * BN_LANES + keys,
                           vec_add(vec_add(b[0][i], b[2][i]), vec_add(b[1][i], b[3][i])));
@@ -68,6 +70,8 @@ INLINE void pv_block(float *out, size_t head_dim, const float *p, size_t p_strid
 #undef LOAD
     for (size_t t = 0; t < keys; t++, v += head_dim * size) {
         vec value[4];
+        for (size_t line = 0; line < (size_t)V * LANES * size; line += 64)
+            prefetch_cache(v + line);
 #define LOAD(i, c)                                                                                 \
     if (c < V)                                                                                     \
         value[c] = load(v, c * LANES);
@@ -100,8 +104,8 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
     memcpy(out, end, n * sizeof *out);
 }
 
-INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
-                       size_t head_dim, size_t keys, load_fn *load, const int Q) {
+INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
+                    size_t head_dim, size_t keys, load_fn *load, const int Q) {
     size_t d = 0;
     for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
         pv_block(out + d, head_dim, p, p_stride, v + d * size, size, keys, load, Q, 4);
@@ -110,6 +114,14 @@ INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_
     for (int i = 0; i < Q && d < head_dim; i++)
         pv_tail(out + (size_t)i * head_dim + d, head_dim - d, p + (size_t)i * p_stride,
                 v + d * size, size, head_dim, keys, load);
+}
+
+INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
+                       size_t head_dim, size_t keys, load_fn *load, const int Q) {
+    enum { KEYS = 32 }; /* their values stay in the first cache */
+    for (; keys > KEYS; keys -= KEYS, p += KEYS, v += KEYS * head_dim * size)
+        pv_keys(out, p, p_stride, v, size, head_dim, KEYS, load, Q);
+    pv_keys(out, p, p_stride, v, size, head_dim, keys, load, Q);
 }
 
 /* The largest of 4, 2, 1 queries that n holds. */

@@ -23,6 +23,11 @@ INLINE size_t min_size(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
+/* Of the KV cache, farther ahead than of weights: softmax comes between keys and values. */
+INLINE void prefetch_cache(const void *p) {
+    _mm_prefetch((const char *)p + 8192, _MM_HINT_T0);
+}
+
 /* The last three levels of the float rule's tree. */
 INLINE float tree_of_8(__m256 s) {
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
