@@ -17,7 +17,10 @@ C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet export python_bindings \
              -name '*.[ch]' -o -name '*.py')
 
-.PHONY: demo test lint format sanitize bench clean
+.PHONY: help demo test lint format sanitize bench clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 demo: .venv/installed
 	rm -rf build/demo
