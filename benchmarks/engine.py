@@ -58,7 +58,7 @@ def batched(path: Path, n: int, threads: int, args: argparse.Namespace) -> dict[
                 check(lib.bn_append_batch(pointers, tokens, n))
             speeds.append(n * args.gen / (time.perf_counter() - begin))
         speed = statistics.median(speeds)
-        size = model.info.bytes_per_token + n * model.info.kv_bytes_per_token_f16 * args.gen // 2
+        size = model.info.bytes_per_token + n * model.kv_bytes_per_token * args.gen // 2
         isa = model.isa
     gb_s, bandwidth = speed / n * size / 1e9, machine.read_bandwidth(threads)
     decode = {"tok_s": speed, "runs": speeds, "bytes_per_token": size, "gb_s": gb_s}

@@ -19,6 +19,7 @@ import pytest
 from bitnet.config import PRESETS
 from bitnet_export import random_model
 from bitnet_runtime import Model
+from bitnet_runtime.model import KV_TYPES
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model, small_model
 
 
@@ -72,10 +73,12 @@ def test_json(models: Path) -> None:
 
 
 def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
-    done = bitnet("generate", models / "small", "-p", "abc", "-s", 11, "-n", 40, "--temp", 1.2, "--json")
-    with Model.load(models / "small") as model:
-        tokens = model.generate("abc", seed=11, max_tokens=40, temperature=1.2).tokens
-    assert json.loads(done.stdout)["tokens"] == tokens
+    for kv_type in KV_TYPES:
+        flags = ("-s", 11, "-n", 40, "--temp", 1.2, "--json", "--kv-type", kv_type)
+        done = bitnet("generate", models / "small", "-p", "abc", *flags)
+        with Model.load(models / "small", kv_type=kv_type) as model:
+            tokens = model.generate("abc", seed=11, max_tokens=40, temperature=1.2).tokens
+        assert json.loads(done.stdout)["tokens"] == tokens
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,7 @@ def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dic
             session.feed(tokens[depth : depth + 1])
             decode.append(gen / _seconds(lambda: _decode(session, gen)))
         info, session_bytes = model.info, session.nbytes
-        kv_bytes = info.kv_bytes_per_token_f16 * (2 if load.get("kv_type") == "f32" else 1) * (depth + gen // 2)
-        bytes_per_token = info.bytes_per_token + kv_bytes
+        bytes_per_token = info.bytes_per_token + model.kv_bytes_per_token * (depth + gen // 2)
         decode_speed, prefill_speed = statistics.median(decode), statistics.median(prefill)
         return {
             "isa": model.isa,

@@ -70,7 +70,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-t", "--threads", type=_count(1), metavar="N", help="threads (default: physical cores)")
     group.add_argument("-c", "--ctx", type=_count(1), metavar="N", help="tokens of context (default: the model's)")
     group.add_argument("--isa", metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)")
-    group.add_argument("--kv-type", choices=("f16", "f32"), default="f16", help="numbers in the cache (default: f16)")
+    group.add_argument(
+        "--kv-type", choices=("f16", "int8", "f32"), default="f16", help="numbers in the cache (default: f16)"
+    )
     group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
 

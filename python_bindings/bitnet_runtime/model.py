@@ -31,7 +31,7 @@ from bitnet_runtime.text import Detokenizer, Tokenizer
 if TYPE_CHECKING:
     from bitnet_runtime.chat import ChatTemplate
 
-KV_TYPES = {"f16": lib.BN_KV_F16, "f32": lib.BN_KV_F32}
+KV_TYPES = {"f16": lib.BN_KV_F16, "f32": lib.BN_KV_F32, "int8": lib.BN_KV_INT8}
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
@@ -55,7 +55,6 @@ class ModelInfo(NamedTuple):
     ternary_weights: int
     bytes_per_token: int
     macs_per_token: int
-    kv_bytes_per_token_f16: int
     threads: int
 
 
@@ -80,6 +79,7 @@ class Model:
             )
         self.n_ctx = n_ctx or self.info.max_context
         self._kv_type = kv_type
+        self.kv_bytes_per_token = int(struct.kv_bytes_per_token[KV_TYPES[kv_type]])
         self.metadata = self._json_section(lib.BN_SECTION_METADATA)
         generation = self.metadata.get("generation") or {}
         if not isinstance(generation, dict):
@@ -105,7 +105,8 @@ class Model:
         n_ctx: context of new sessions, in tokens; None: the model's maximum.
         threads: None: physical cores, within what affinity and cgroup allow.
         isa: a tier name such as "avx2" or "scalar"; None: the best, or environment BITNET_ISA.
-        kv_type: "f16", or "f32" for comparisons. verify: check every byte of the weights.
+        kv_type: numbers in the cache: "f16"; "int8", half as large; "f32", for comparisons.
+        verify: check every byte of the weights.
         mmap: False reads the file into memory, so that it may change or go away afterwards.
 
         Raises ModelFileError, ModelFormatError, ModelTooLargeError or InvalidParameterError.

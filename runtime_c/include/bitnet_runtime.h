@@ -109,9 +109,9 @@ typedef struct bn_model_info {
     uint64_t bytes_per_token; /* weight bytes read to decode one token, KV not; of a large int8
                                * head the high plane, as sampling needs few rows of the low one */
     uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
-    uint64_t kv_bytes_per_token_f16; /* cache bytes each token of context adds at BN_KV_F16 */
-    int32_t threads;                 /* size of the pool, the caller's thread included */
-    const char *isa;                 /* tier in use, e.g. "avx512vnni"; static storage */
+    uint64_t kv_bytes_per_token[3]; /* by bn_kv_type: cache bytes each token of context adds */
+    int32_t threads;                /* size of the pool, the caller's thread included */
+    const char *isa;                /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
 
 typedef struct bn_session_options {

@@ -6,6 +6,21 @@
 
 #include "internal.h"
 
+size_t bn_cache_bytes(const bn_config *c, int32_t type, size_t n) {
+    switch (type) {
+    case BN_KV_F32:
+        return n * c->head_dim * sizeof(float);
+    case BN_KV_INT8:
+        return n * ((c->head_dim + 3) / 4 * 4);
+    default:
+        return n * c->head_dim * sizeof(uint16_t);
+    }
+}
+
+size_t bn_cache_scale_bytes(int32_t type, size_t n) {
+    return type == BN_KV_INT8 ? n * sizeof(float) : 0;
+}
+
 static void rotate(float *head, const float *angle, size_t rope_dim) {
     const size_t half = rope_dim / 2;
     for (size_t i = 0; i < half; i++) {

@@ -128,6 +128,12 @@ void bn_embed(const bn_model *m, int32_t token, float *x);
 
 /* --- cache.c --- */
 
+/* Bytes of the keys, or of the values, of n positions of one KV head. */
+size_t bn_cache_bytes(const bn_config *c, int32_t type, size_t n);
+
+/* And of their scales. */
+size_t bn_cache_scale_bytes(int32_t type, size_t n);
+
 /* Rotate q and k of the rows, append k and v to the caches of layer `layer`. */
 void bn_cache_append(const bn_model *m, bn_workspace *w, size_t rows, const bn_layer *l,
                      uint32_t layer);

@@ -193,7 +193,10 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .file_bytes = m->mapping.size,
                             .threads = bn_pool_threads(m->pool),
                             .isa = m->kernels.isa};
-    info->kv_bytes_per_token_f16 = (uint64_t)c->n_layers * c->n_kv_heads * c->head_dim * 2 * 2;
+    for (int32_t type = BN_KV_F16; type <= BN_KV_INT8; type++)
+        info->kv_bytes_per_token[type] =
+            (uint64_t)c->n_layers * c->n_kv_heads * 2 *
+            (bn_cache_bytes(c, type, 1) + bn_cache_scale_bytes(type, 1));
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const bn_layer *l = &m->layers[i];
         const bn_tensor *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};

@@ -14,19 +14,6 @@ static size_t align(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Bytes of the keys, or the values, of n positions of one KV head. */
-static size_t cache_bytes(const bn_session *s, size_t n) {
-    const size_t E = s->model->config.head_dim;
-    switch (s->cache.type) {
-    case BN_KV_F32:
-        return n * E * sizeof(float);
-    case BN_KV_INT8:
-        return n * ((E + 3) / 4 * 4);
-    default:
-        return n * E * sizeof(uint16_t);
-    }
-}
-
 /* Sets the pointers into s->memory; with base NULL only the size. Factors are bounded by
  * FORMAT.md §2, but their product is not: returns 0 on overflow. */
 static int lay_out(bn_session *s, uint8_t *base) {
@@ -39,13 +26,12 @@ static int lay_out(bn_session *s, uint8_t *base) {
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
     const size_t screened = align(c->vocab_size / BN_PANEL + 1);
-    size_t kv, scales = 0;
+    const size_t scales = heads * bn_cache_scale_bytes(s->cache.type, slots); /* <= kv */
+    size_t kv;
     s->cache.slots = slots;
-    s->cache.head_stride = align(cache_bytes(s, slots));
+    s->cache.head_stride = align(bn_cache_bytes(c, s->cache.type, slots));
     if (__builtin_mul_overflow(s->cache.head_stride, heads, &kv) || kv > SIZE_MAX / 8)
         return 0;
-    if (s->cache.type == BN_KV_INT8)
-        scales = heads * slots * sizeof(float); /* <= kv */
     s->memory_size = 2 * (kv + scales) + hidden + logits + scores + tokens + sampler + screened;
     if (base) {
         s->cache.k = base;
@@ -108,13 +94,15 @@ static void copy_cache(const bn_session *from, bn_session *to) {
     const bn_config *c = &from->model->config;
     const bn_cache *a = &from->cache, *b = &to->cache;
     const size_t slots = ((size_t)from->position + BN_LANES - 1) / BN_LANES * BN_LANES;
+    const size_t bytes = bn_cache_bytes(c, a->type, slots);
+    const size_t scales = bn_cache_scale_bytes(a->type, slots);
     for (size_t head = 0; head < (size_t)c->n_layers * c->n_kv_heads; head++) {
         const size_t at = head * a->head_stride, scale = head * a->slots;
-        memcpy(b->k + at, a->k + at, cache_bytes(from, slots));
-        memcpy(b->v + at, a->v + at, cache_bytes(from, slots));
-        if (a->type == BN_KV_INT8) {
-            memcpy(b->k_scale + scale, a->k_scale + scale, slots * sizeof(float));
-            memcpy(b->v_scale + scale, a->v_scale + scale, slots * sizeof(float));
+        memcpy(b->k + at, a->k + at, bytes);
+        memcpy(b->v + at, a->v + at, bytes);
+        if (scales) {
+            memcpy(b->k_scale + scale, a->k_scale + scale, scales);
+            memcpy(b->v_scale + scale, a->v_scale + scale, scales);
         }
     }
 }

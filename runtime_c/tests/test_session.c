@@ -45,6 +45,7 @@ static void large_vocabulary(tiny_writer *w) {
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
+static bn_session_options plain; /* the cache type of the day */
 
 static void ok(bn_status status) {
     CHECK_MSG(status == BN_OK, "%s", bn_status_text(status));
@@ -53,7 +54,7 @@ static void ok(bn_status status) {
 /* A session that holds the prompt, its random sequence started. */
 static bn_session *prompted(void) {
     bn_session *s;
-    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_new(model, &plain, &s));
     ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
     bn_session_seed(s, 42);
     return s;
@@ -178,7 +179,7 @@ static void test_batch(void) {
     bn_session *together[N], *alone[N];
     uint64_t random = 7;
     for (int i = 0; i < N; i++) {
-        ok(bn_session_new(model, NULL, &together[i]));
+        ok(bn_session_new(model, &plain, &together[i]));
         ok(bn_session_append(together[i], prompt, 1 + 55 * i, BN_LOGITS_LAST, NULL));
         ok(bn_session_fork(together[i], &alone[i]));
         same_logits(together[i], alone[i]);
@@ -227,9 +228,9 @@ static void test_score(void) {
     static float all[PROMPT * VOCAB];
     float once[PROMPT], twice[PROMPT];
     bn_session *s, *scored, *halves;
-    ok(bn_session_new(model, NULL, &s));
-    ok(bn_session_new(model, NULL, &scored));
-    ok(bn_session_new(model, NULL, &halves));
+    ok(bn_session_new(model, &plain, &s));
+    ok(bn_session_new(model, &plain, &scored));
+    ok(bn_session_new(model, &plain, &halves));
     ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_ALL, all));
     ok(bn_session_score(scored, prompt, PROMPT, once));
     ok(bn_session_score(halves, prompt, 101, twice));
@@ -253,6 +254,32 @@ static void test_score(void) {
     bn_session_free(s);
     bn_session_free(scored);
     bn_session_free(halves);
+}
+
+/* Caches hold what they say, forks included. */
+static void test_memory(void) {
+    bn_session_options options = {.kv_type = BN_KV_F32};
+    bn_model_info info;
+    bn_session *f32, *s, *copy;
+    ok(bn_model_get_info(model, &info));
+    ok(bn_session_new(model, &options, &f32));
+    for (options.kv_type = BN_KV_F16; options.kv_type <= BN_KV_INT8; options.kv_type++) {
+        const uint64_t values = (uint64_t)LAYERS * KV_HEADS * 2 * HEAD;
+        const uint64_t sizes[] = {2 * values, 4 * values, values + 4 * values / HEAD};
+        const uint64_t less =
+            info.kv_bytes_per_token[BN_KV_F32] - info.kv_bytes_per_token[options.kv_type];
+        ok(bn_session_new(model, &options, &s));
+        ok(bn_session_fork(s, &copy));
+        CHECK_EQ(info.kv_bytes_per_token[options.kv_type], sizes[options.kv_type]);
+        CHECK_EQ(bn_session_bytes(f32) - bn_session_bytes(s), CONTEXT * less);
+        CHECK_EQ(bn_session_bytes(s), bn_session_bytes(copy));
+        bn_session_free(s);
+        bn_session_free(copy);
+    }
+    bn_session_free(f32);
+    CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
+    options.kv_type = -1;
+    CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
 }
 
 static void test_refusals(void) {
@@ -295,15 +322,18 @@ static void test_cancel(void) {
     int cancelled = 0;
     ok(bn_session_new(model, &options, &s));
     CHECK_EQ(pthread_create(&thread, NULL, cancel_often, s), 0);
-    for (int32_t at; (at = bn_session_position(s)) < PROMPT;) {
-        const bn_status status =
-            bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL);
-        cancelled += status == BN_ERR_CANCELLED;
-        CHECK(status == BN_OK || status == BN_ERR_CANCELLED);
-        if (cancelled == 10)
-            atomic_store(&stop, 1);
+    for (int round = 0; cancelled == 0; round++) { /* the other thread may be slow to start */
+        CHECK(round < 1000);
+        ok(bn_session_rewind(s, 0));
+        for (int32_t at; (at = bn_session_position(s)) < PROMPT;) {
+            const bn_status status =
+                bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL);
+            cancelled += status == BN_ERR_CANCELLED;
+            CHECK(status == BN_OK || status == BN_ERR_CANCELLED);
+            if (cancelled == 10)
+                atomic_store(&stop, 1);
+        }
     }
-    CHECK(cancelled >= 1);
     atomic_store(&stop, 1);
     pthread_join(thread, NULL);
     if (bn_session_logits(s) == NULL) { /* cancelled after the last block */
@@ -330,10 +360,15 @@ int main(void) {
         test_screened_head(&samplers[i]);
         test_drafts(&samplers[i], (uint64_t)i);
     }
+    for (plain.kv_type = BN_KV_F16; plain.kv_type <= BN_KV_INT8; plain.kv_type++) {
+        test_drafts(&samplers[2], 9);
+        test_batch();
+        test_fork_and_rewind();
+        test_score();
+    }
+    plain.kv_type = BN_KV_F16;
     test_head_top();
-    test_batch();
-    test_fork_and_rewind();
-    test_score();
+    test_memory();
     test_refusals();
     test_cancel();
     bn_model_close(model);

@@ -66,7 +66,7 @@ static void use_on_all_tiers(const uint8_t *bytes, size_t size) {
         bn_model *model;
         CHECK_MSG(bn_model_open_bytes(bytes, size, &options, &model, detail) == BN_OK, "%s",
                   detail);
-        use(model, i % 2);
+        use(model, i % 3);
         bn_model_close(model);
     }
 }
