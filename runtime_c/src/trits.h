@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * trits.h: products of many tokens with weights of five trits a byte, for every tier: a stretch
- * of a panel becomes tiles of TERNARY_2BIT in the cache, once for all tokens, and the tier's
- * ternary_matmul does the rest.
+ * trits.h: weights of five trits a byte, taken apart. With many tokens a stretch of a panel
+ * becomes tiles of TERNARY_2BIT in the cache, once for all of them, and the tier's ternary_matmul
+ * does the rest.
  *
- * Written with the compiler's vectors, so that each tier's flags make of it what they can.
- * Defined before including: TRIT_BYTES, the size of its registers.
+ * Written with the compiler's vectors, so that the flags of each tier make of it what they can.
+ * Defined before including: INLINE, UNROLL, and TRIT_BYTES, the size of a register.
  */
 #ifndef BITNET_TRITS_H
 #define BITNET_TRITS_H
@@ -14,102 +14,96 @@
 
 #include "kernels.h"
 
-typedef int8_t trits __attribute__((vector_size(TRIT_BYTES)));
-typedef uint8_t trits_unsigned __attribute__((vector_size(TRIT_BYTES)));
+typedef uint8_t octets __attribute__((vector_size(TRIT_BYTES)));
+typedef int8_t trits __attribute__((vector_size(TRIT_BYTES))); /* v_f - 128 of FORMAT.md §4 */
 
-enum {
-    STRETCH_TRIT_TILES = 384,                        /* 7,680 columns, a multiple of 4 tiles */
-    STRETCH_TILES_2BIT = STRETCH_TRIT_TILES * 5 / 4, /* 30 KiB */
-    STRETCH_COLUMNS = STRETCH_TRIT_TILES * BN_TRIT_TILE_K, /* a multiple of BN_Q_ALIGN */
-    TOKENS_AT_ONCE = 64                                    /* when there is more than one stretch */
-};
+/* From where on v - 128 means code 1, code 2: thirds of 256, rounded up. */
+enum { TRIT_1 = 86 - 128, TRIT_2 = 171 - 128 };
 
-#define TRITS_INLINE static inline __attribute__((always_inline))
-
-/* v - 128 as signed bytes: then the next v is 3 times this one, and the code counts how many of
- * 86 and 171 (thirds of 256, rounded up) are not above v. */
-TRITS_INLINE trits trits_load(const uint8_t *p) {
-    trits_unsigned v;
+INLINE trits trits_load(const uint8_t *p) {
+    octets v;
     memcpy(&v, p, sizeof v);
     return (trits)(v ^ 0x80);
 }
 
-TRITS_INLINE trits trits_next(trits s) {
-    const trits_unsigned v = (trits_unsigned)s;
-    return (trits)(v + v + v);
+/* 3v - 128 = 3(v - 128), modulo 256 */
+INLINE trits trits_next(trits s) {
+    return (trits)((octets)s + (octets)s + (octets)s);
 }
 
-/* The code, times a power of 2. */
-TRITS_INLINE trits_unsigned trits_code(trits s, int power) {
-    const trits_unsigned one = (trits_unsigned){0} + (uint8_t)power;
-    return ((trits_unsigned)(s >= 86 - 128) & one) + ((trits_unsigned)(s >= 171 - 128) & one);
+/* sum + the codes times a power of 2. A tier that has something shorter defines this macro. */
+#ifndef TRITS_ADD_CODES
+INLINE octets trits_add_codes(octets sum, trits s, int power) {
+    const octets a = (octets)(s >= TRIT_1), b = (octets)(s >= TRIT_2); /* true is -1 */
+    const octets times = (octets){0} + (uint8_t)power;
+    return power == 1 ? sum - a - b : sum + (a & times) + (b & times);
 }
+#define TRITS_ADD_CODES trits_add_codes
+#endif
 
-/* Four tiles of 20 columns are five of 16: each is 20 groups of four columns, and a group is five
- * fields of one or four of the other. */
-TRITS_INLINE void trits_to_2bit(uint8_t *to, const uint8_t *from, size_t tiles) {
+/* Four tiles of 20 columns are five of 16: both have a byte for each row and column of a group of
+ * four columns, with five groups in the byte or four. */
+INLINE void trits_repack_four(uint8_t *to, const uint8_t *from) {
     for (size_t part = 0; part < BN_TILE_BYTES; part += TRIT_BYTES) {
-        trits_unsigned tile = {0};
-#define FIELD(i, f)                                                                                \
-    tile |= trits_code(s, 1 << (5 * i + f) % 4 * 2);                                               \
-    s = trits_next(s);                                                                             \
-    if ((5 * i + f) % 4 == 3) {                                                                    \
-        memcpy(to + (5 * i + f) / 4 * BN_TILE_BYTES + part, &tile, sizeof tile);                   \
-        tile = (trits_unsigned){0};                                                                \
-    }
-#define TILE(i)                                                                                    \
-    if (i < tiles) {                                                                               \
-        trits s = trits_load(from + i * BN_TILE_BYTES + part);                                     \
-        FIELD(i, 0) FIELD(i, 1) FIELD(i, 2) FIELD(i, 3) FIELD(i, 4)                                \
-    }
-        TILE(0)
-        TILE(1) TILE(2) TILE(3)
-#undef FIELD
-#undef TILE
-            if (tiles < 4) /* fields left over count 0 */
-            memcpy(to + 5 * tiles / 4 * BN_TILE_BYTES + part, &tile, sizeof tile);
+        octets tile = {0};
+        UNROLL
+        for (size_t i = 0; i < 4; i++) {
+            trits s = trits_load(from + i * BN_TILE_BYTES + part);
+            UNROLL
+            for (size_t group = 5 * i; group < 5 * i + 5; group++, s = trits_next(s)) {
+                tile = TRITS_ADD_CODES(tile, s, 1 << group % 4 * 2);
+                if (group % 4 == 3) {
+                    memcpy(to + group / 4 * BN_TILE_BYTES + part, &tile, sizeof tile);
+                    tile = (octets){0};
+                }
+            }
+        }
     }
 }
 
 static void trits_repack(uint8_t *to, const uint8_t *from, size_t tiles) {
-    for (; tiles >= 4; tiles -= 4, to += 5 * BN_TILE_BYTES, from += 4 * BN_TILE_BYTES)
-        trits_to_2bit(to, from, 4);
-    if (tiles > 0)
-        trits_to_2bit(to, from, tiles);
+    enum { AHEAD = 4096 }; /* bytes on the way from memory */
+    for (; tiles >= 4; tiles -= 4, to += 5 * BN_TILE_BYTES, from += 4 * BN_TILE_BYTES) {
+        for (size_t i = 0; i < 4; i++)
+            __builtin_prefetch(from + AHEAD + i * BN_TILE_BYTES);
+        trits_repack_four(to, from);
+    }
+    if (tiles > 0) { /* the rest is code 0, for columns that nobody has */
+        uint8_t last[4 * BN_TILE_BYTES] = {0};
+        memcpy(last, from, tiles * BN_TILE_BYTES);
+        trits_repack_four(to, last);
+    }
 }
 
-/* Stretch `first` of panel p, tokens [t, t + n): into acc, or added to it. */
-TRITS_INLINE void trits_add(const bn_matmul *m, const uint8_t *tiles, size_t p, size_t first,
-                            size_t k_tiles, size_t t, size_t n, void (*matmul)(const bn_matmul *)) {
-    int32_t part[TOKENS_AT_ONCE * BN_PANEL];
-    int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
-    const bn_matmul two = {.acc = first ? part : acc,
-                           .acc_stride = first ? BN_PANEL : m->acc_stride,
-                           .tiles = tiles,
-                           .panel_stride = k_tiles * BN_TILE_BYTES,
-                           .panels = 1,
-                           .k_tiles = k_tiles,
-                           .q = m->q + t * m->q_stride + first * BN_TRIT_TILE_K,
-                           .q_stride = m->q_stride,
-                           .tokens = n};
-    matmul(&two);
-    for (size_t i = 0; first && i < n; i++)
-        for (size_t row = 0; row < BN_PANEL; row++)
-            acc[i * m->acc_stride + row] += part[i * BN_PANEL + row];
-}
-
-TRITS_INLINE void trits_many(const bn_matmul *m, void (*ternary_matmul)(const bn_matmul *)) {
-    _Alignas(64) uint8_t tiles[STRETCH_TILES_2BIT * BN_TILE_BYTES];
-    const size_t most = m->k_tiles > STRETCH_TRIT_TILES ? TOKENS_AT_ONCE : m->tokens;
+/* trit_matmul for many tokens. Where a row has more than one stretch, the sums of all but the
+ * first are added on, so many tokens at a time. */
+INLINE void trits_many(const bn_matmul *m, void (*ternary_matmul)(const bn_matmul *)) {
+    enum { STRETCH = 384, TOKENS = 64 }; /* tiles: 7,680 columns, a multiple of BN_Q_ALIGN */
+    _Alignas(64) uint8_t tiles[STRETCH / 4 * 5 * BN_TILE_BYTES];
+    int32_t more[TOKENS * BN_PANEL];
+    const size_t at_once = m->k_tiles > STRETCH ? TOKENS : m->tokens;
     for (size_t p = 0; p < m->panels; p++)
-        for (size_t t = 0; t < m->tokens; t += most)
-            for (size_t first = 0; first < m->k_tiles; first += STRETCH_TRIT_TILES) {
-                const size_t left = m->k_tiles - first;
-                const size_t n = left < STRETCH_TRIT_TILES ? left : STRETCH_TRIT_TILES;
-                const size_t tokens = m->tokens - t < most ? m->tokens - t : most;
+        for (size_t t = 0; t < m->tokens; t += at_once) {
+            int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
+            for (size_t first = 0; first < m->k_tiles; first += STRETCH) {
+                const size_t left = m->k_tiles - first, n = left < STRETCH ? left : STRETCH;
+                const size_t tokens = m->tokens - t < at_once ? m->tokens - t : at_once;
                 trits_repack(tiles, m->tiles + p * m->panel_stride + first * BN_TILE_BYTES, n);
-                trits_add(m, tiles, p, first, (5 * n + 3) / 4, t, tokens, ternary_matmul);
+                const bn_matmul two_bits = {.acc = first == 0 ? acc : more,
+                                            .acc_stride = first == 0 ? m->acc_stride : BN_PANEL,
+                                            .tiles = tiles,
+                                            .panel_stride = sizeof tiles,
+                                            .panels = 1,
+                                            .k_tiles = (5 * n + 3) / 4,
+                                            .q = m->q + t * m->q_stride + first * BN_TRIT_TILE_K,
+                                            .q_stride = m->q_stride,
+                                            .tokens = tokens};
+                ternary_matmul(&two_bits);
+                for (size_t i = 0; first > 0 && i < tokens; i++)
+                    for (size_t row = 0; row < BN_PANEL; row++)
+                        acc[i * m->acc_stride + row] += more[i * BN_PANEL + row];
             }
+        }
 }
 
 #endif

@@ -91,7 +91,7 @@ static void ternary_matmul(const bn_matmul *m) {
 INLINE sums trit_fields(sums sum, const uint8_t *tile, const int8_t *q) {
     trits s = trits_load(tile);
 #define FIELD(f)                                                                                   \
-    sum = dot_pairs(sum, (bytes)trits_code(s, 1), bytes_spread(q + 4 * f));                        \
+    sum = dot_pairs(sum, (bytes)trits_add_codes((octets){0}, s, 1), bytes_spread(q + 4 * f));      \
     s = trits_next(s);
     FIELD(0)
     FIELD(1)

@@ -19,11 +19,20 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "stream.h"
 
 #include "high.h"
-#include "trit_stream.h"
+
+/* sum + power where s >= least */
+INLINE bytes add_where(bytes sum, bytes s, int least, int power) {
+    return _mm512_mask_add_epi8(sum, _mm512_cmpge_epi8_mask(s, bytes_fill(least)), sum,
+                                bytes_fill(power));
+}
 
 #define TRIT_BYTES sizeof(bytes)
+#define TRITS_ADD_CODES(sum, s, power)                                                             \
+    (octets)                                                                                       \
+        add_where(add_where((bytes)(sum), (bytes)(s), TRIT_1, power), (bytes)(s), TRIT_2, power)
 #include "../trits.h"
 #include "int8_cache.h"
+#include "trit_stream.h"
 
 /* One linear stream; two tiles at a time, so that eight sums hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
@@ -68,7 +77,7 @@ static void ternary_matmul(const bn_matmul *m) {
 }
 
 static void trit_matmul(const bn_matmul *m) {
-    if (m->tokens <= STREAM_TOKENS)
+    if (m->tokens <= 32) /* for more, to take the weights apart once pays */
         trit_few(m);
     else
         trits_many(m, ternary_matmul);

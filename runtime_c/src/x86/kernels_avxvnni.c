@@ -27,11 +27,11 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "blocks.h"
 
 #include "high.h"
-#include "trit_stream.h"
 
 #define TRIT_BYTES sizeof(bytes)
 #include "../trits.h"
 #include "int8_cache.h"
+#include "trit_stream.h"
 
 /* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
