@@ -105,8 +105,8 @@ class Settings:
 
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
-    "tiny": {},
-    "mini-gpt": {"tokenizer": "char"},
+    "tiny": {"lr": 4e-3, "batch": 8, "steps": 1500},
+    "mini-gpt": {"lr": 4e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
     "bitnet-2b4t": {"lr": 1.2e-3, "schedule": "two_stage", "batch": 1, "accumulate": 256, "steps": 100_000},
 }
 """How the training options of a preset differ from the defaults."""
