@@ -5,42 +5,26 @@
  * AddressSanitizer; the bytes lie in memory of exactly their size.
  */
 #define _POSIX_C_SOURCE 200809L
-#include "check.h"
-#include "file.h"
-#include "tiny_file.h"
+#include "file_check.h"
 
 static bn_kernels kernels;
 
-/* Parse and verify a copy of exactly these bytes. */
-static bn_status open_copy(const uint8_t *bytes, size_t size, char *detail) {
-    uint8_t *copy = tiny_copy(bytes, size);
-    bn_file file;
-    bn_status status = bn_file_parse(copy, size, &kernels, &file, detail);
-    if (status == BN_OK)
-        status = bn_file_verify(&file, &kernels, NULL, detail);
-    free(copy);
-    return status;
-}
-
-/* The same, after `n` bytes at `offset` became `value` and every checksum was made right. */
 static bn_status forged(const uint8_t *good, size_t size, size_t offset, size_t n, uint64_t value,
                         char *detail) {
-    uint8_t *copy = tiny_copy(good, size);
-    tiny_put(copy + offset, value, n);
-    tiny_fix_checksums(copy, size);
-    const bn_status status = open_copy(copy, size, detail);
+    uint8_t *copy = file_forge(good, size, offset, n, value);
+    const bn_status status = file_status(copy, size, detail);
     free(copy);
     return status;
 }
 
 static void test_prefixes(const uint8_t *good, size_t size) {
     for (size_t n = 0; n < size; n++)
-        CHECK_MSG(open_copy(good, n, NULL) == BN_ERR_TRUNCATED, "prefix of %zu bytes", n);
+        CHECK_MSG(file_status(good, n, NULL) == BN_ERR_TRUNCATED, "prefix of %zu bytes", n);
     uint8_t *longer = tiny_alloc(size + 64);
     memcpy(longer, good, size);
     memset(longer + size, 0, 64);
     for (size_t n = 1; n <= 64; n++)
-        CHECK_EQ(open_copy(longer, size + n, NULL), BN_ERR_TRAILING);
+        CHECK_EQ(file_status(longer, size + n, NULL), BN_ERR_TRAILING);
     free(longer);
 }
 
@@ -118,7 +102,7 @@ static void test_random_changes(const uint8_t *good, size_t size) {
             copy[at] ^= (uint8_t)(1u << check_below(&random, 8));
         }
         tiny_fix_checksums(copy, size);
-        (void)open_copy(copy, size, NULL);
+        (void)file_status(copy, size, NULL);
     }
     free(copy);
 }
@@ -200,7 +184,7 @@ int main(void) {
     size_t size;
     bn_kernels_scalar(&kernels);
     uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
-    CHECK_EQ(open_copy(good, size, NULL), BN_OK);
+    CHECK_EQ(file_status(good, size, NULL), BN_OK);
     test_prefixes(good, size);
     test_byte_changes(good, size);
     test_forged_tables(good, size);

@@ -19,7 +19,7 @@ typedef struct tiny_writer {
     uint64_t random;
 } tiny_writer;
 
-enum { TINY_MAX_STACKS = 2, TINY_MAX_TENSORS = 512, TINY_MAX_DATA = 1 << 20 };
+enum { TINY_MAX_STACKS = 17, TINY_MAX_TENSORS = 512, TINY_MAX_DATA = 1 << 20 };
 #define TINY_NONE 0xFFFFu /* no layer, no expert */
 
 static inline void tiny_put(uint8_t *p, uint64_t value, size_t bytes) {
@@ -150,8 +150,24 @@ static inline void tiny_with_bias(tiny_writer *w, unsigned layer, unsigned role,
     tiny_tensor(w, layer, role, expert, 1, 1, 0, 1, encoding == 1 && rows == 1 ? cols : rows);
 }
 
+/* A stack that has nothing optional: embeddings in, hidden states out. */
+static inline void tiny_bare(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[30] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
+                                [7] = 3,    [8] = 5,    [9] = 7,    [13] = one, [14] = 1, [18] = 3,
+                                [19] = one, [22] = one, [23] = one, [24] = one, [27] = 2};
+    tiny_stack(w, words, "bare");
+    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 3, 8);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 2, 0, 3, 8);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 1, 0, 3, 8);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, 8, 3);
+    tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 1, 5, 8);
+    tiny_tensor(w, 0, 15, TINY_NONE, 0, 4, 1, 8, 5);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 8);
+}
+
 /* Everything the format can say: every norm, every bias, two experts, learned positions, a head
- * of its own; then a second stack that has nothing optional at all. */
+ * of its own; then a second stack that has none of it. */
 static inline void tiny_everything(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[30] = {
@@ -194,18 +210,7 @@ static inline void tiny_everything(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 65, TINY_NONE, 0, 1, 0, 5, 130);
     tiny_with_bias(w, TINY_NONE, 66, TINY_NONE, 1, 0, 1, 130);
     tiny_with_bias(w, TINY_NONE, 67, TINY_NONE, 6, 2, 21, 130);
-
-    const uint32_t bare[30] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
-                               [7] = 3,    [8] = 5,    [9] = 7,    [13] = one, [14] = 1, [18] = 3,
-                               [19] = one, [22] = one, [23] = one, [24] = one, [27] = 2};
-    tiny_stack(w, bare, "bare");
-    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 3, 8);
-    tiny_tensor(w, 0, 3, TINY_NONE, 0, 2, 0, 3, 8);
-    tiny_tensor(w, 0, 4, TINY_NONE, 0, 1, 0, 3, 8);
-    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, 8, 3);
-    tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 1, 5, 8);
-    tiny_tensor(w, 0, 15, TINY_NONE, 0, 4, 1, 8, 5);
-    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_bare(w);
 }
 
 /* Memory of exactly `size` bytes at a multiple of 64, so that a sanitizer sees the first byte
