@@ -78,15 +78,15 @@ static void trits_repack(uint8_t *to, const uint8_t *from, size_t tiles) {
 /* trit_matmul for many tokens. Where a row has more than one stretch, the sums of all but the
  * first are added on, so many tokens at a time. */
 INLINE void trits_many(const bn_matmul *m, void (*ternary_matmul)(const bn_matmul *)) {
-    enum { STRETCH = 384, TOKENS = 64 }; /* tiles: 7,680 columns, a multiple of BN_Q_ALIGN */
-    _Alignas(64) uint8_t tiles[STRETCH / 4 * 5 * BN_TILE_BYTES];
+    enum { TILES = 384, TOKENS = 64 }; /* tiles: 7,680 columns, a multiple of BN_Q_ALIGN */
+    _Alignas(64) uint8_t tiles[TILES / 4 * 5 * BN_TILE_BYTES];
     int32_t more[TOKENS * BN_PANEL];
-    const size_t at_once = m->k_tiles > STRETCH ? TOKENS : m->tokens;
+    const size_t at_once = m->k_tiles > TILES ? TOKENS : m->tokens;
     for (size_t p = 0; p < m->panels; p++)
         for (size_t t = 0; t < m->tokens; t += at_once) {
             int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
-            for (size_t first = 0; first < m->k_tiles; first += STRETCH) {
-                const size_t left = m->k_tiles - first, n = left < STRETCH ? left : STRETCH;
+            for (size_t first = 0; first < m->k_tiles; first += TILES) {
+                const size_t left = m->k_tiles - first, n = left < TILES ? left : TILES;
                 const size_t tokens = m->tokens - t < at_once ? m->tokens - t : at_once;
                 trits_repack(tiles, m->tiles + p * m->panel_stride + first * BN_TILE_BYTES, n);
                 const bn_matmul two_bits = {.acc = first == 0 ? acc : more,

@@ -45,15 +45,15 @@ static inline void clear(const bn_matmul *m) {
         memset(m->acc + t * m->acc_stride, 0, m->panels * BN_PANEL * sizeof *m->acc);
 }
 
-/* Add 128·Σq to the sums of all rows of a token. */
-static inline void add_int8_offset(const bn_matmul *m) {
-    const size_t k = m->k_tiles * BN_INT8_TILE_K;
+/* Add offset·Σq to the sums of all rows of a token: codes were multiplied that much too small. */
+static inline void add_offset(const bn_matmul *m, size_t tile_k, int32_t offset) {
+    const size_t k = m->k_tiles * tile_k;
     for (size_t t = 0; t < m->tokens; t++) {
         int32_t sum = 0;
         for (size_t i = 0; i < k; i++)
             sum += m->q[t * m->q_stride + i];
         for (size_t r = 0; r < m->panels * BN_PANEL; r++)
-            m->acc[t * m->acc_stride + r] += 128 * sum;
+            m->acc[t * m->acc_stride + r] += offset * sum;
     }
 }
 

@@ -63,7 +63,7 @@ INLINE void int8_gemm(const bn_matmul *m, put_block *put, multiply_panel *multip
             multiply(m, p, w, first * BN_INT8_TILE_K, (tiles + 1) / 2);
         }
     }
-    add_int8_offset(m);
+    add_offset(m, BN_INT8_TILE_K, 128);
 }
 
 #endif

@@ -57,6 +57,42 @@ INLINE void int8_panel(int32_t *acc, const uint8_t *high, const uint8_t *low, si
         vst1q_s32(acc + 4 * g, vaddq_s32(even[g], odd[g]));
 }
 
+/* Five trits a byte, without taking them out: a byte v is multiplied with the activations of its
+ * first column, 3v with those of the second, and so on. 256 times a code is 3 times its v less the
+ * next v (FORMAT.md §4), and with v - 128 in place of v it is so for code - 1. */
+INLINE void trit_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const int8_t *q) {
+    const int8x16_t three = vdupq_n_s8(3);
+    int32x4_t a[4], b[4];
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        a[g] = b[g] = vdupq_n_s32(0);
+    for (size_t i = 0; i < k_tiles; i++, tile += BN_TILE_BYTES, q += BN_TRIT_TILE_K) {
+        int32_t last;
+        memcpy(&last, q + 16, sizeof last);
+        const int8x16_t x = vld1q_s8(q), x4 = vreinterpretq_s8_s32(vdupq_n_s32(last));
+        UNROLL
+        for (int g = 0; g < 4; g++) {
+            const uint8x16_t byte = vld1q_u8(tile + 16 * g);
+            const int8x16_t v0 = vreinterpretq_s8_u8(veorq_u8(byte, vdupq_n_u8(0x80)));
+            const int8x16_t v1 = vmulq_s8(v0, three), v2 = vmulq_s8(v1, three);
+            const int8x16_t v3 = vmulq_s8(v2, three), v4 = vmulq_s8(v3, three);
+            a[g] = vdotq_laneq_s32(a[g], v0, x, 0);
+            b[g] = vdotq_laneq_s32(b[g], v1, x, 0);
+            a[g] = vdotq_laneq_s32(a[g], v1, x, 1);
+            b[g] = vdotq_laneq_s32(b[g], v2, x, 1);
+            a[g] = vdotq_laneq_s32(a[g], v2, x, 2);
+            b[g] = vdotq_laneq_s32(b[g], v3, x, 2);
+            a[g] = vdotq_laneq_s32(a[g], v3, x, 3);
+            b[g] = vdotq_laneq_s32(b[g], v4, x, 3);
+            a[g] = vdotq_s32(a[g], v4, x4);
+            b[g] = vdotq_s32(b[g], vmulq_s8(v4, three), x4);
+        }
+    }
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        vst1q_s32(acc + 4 * g, vshrq_n_s32(vsubq_s32(vmulq_n_s32(a[g], 3), b[g]), 8));
+}
+
 /* 16·high: half bytes are below 16, so both are signed bytes as they come out. */
 INLINE void high_panel(int32_t *acc, const uint8_t *high, size_t k_tiles, const int8_t *q) {
     const uint8x16_t half = vdupq_n_u8(0x0f);
@@ -83,6 +119,12 @@ static inline void ternary_gemv(const bn_matmul *m) {
         ternary_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q);
 }
 
+static inline void trit_gemv(const bn_matmul *m) {
+    for (size_t p = 0; p < m->panels; p++)
+        trit_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q);
+    add_offset(m, BN_TRIT_TILE_K, 1);
+}
+
 static inline void high_gemv(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++)
         high_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q);
@@ -92,7 +134,7 @@ static inline void int8_gemv(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++)
         int8_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride,
                    m->low + p * m->panel_stride, m->k_tiles, m->q);
-    add_int8_offset(m);
+    add_offset(m, BN_INT8_TILE_K, 128);
 }
 
 #endif

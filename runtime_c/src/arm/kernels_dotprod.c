@@ -9,6 +9,8 @@
 
 #include "gemm.h"
 #include "gemv.h"
+#define TRIT_BYTES 16
+#include "../trits.h"
 
 static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
     vst1q_s8(block + 16 * g, a);
@@ -76,6 +78,13 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_gemv(m);
     else
         ternary_gemm(m, put, multiply);
+}
+
+static void trit_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        trit_gemv(m);
+    else
+        trits_many(m, ternary_matmul);
 }
 
 static void int8_matmul(const bn_matmul *m) {
@@ -151,6 +160,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 int bn_kernels_dotprod(bn_kernels *table) {
     table->isa = "dotprod";
     table->ternary_matmul = ternary_matmul;
+    table->trit_matmul = trit_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = high_gemv;
     table->qk_int8 = qk_int8;

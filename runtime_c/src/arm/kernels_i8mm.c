@@ -9,6 +9,8 @@
 
 #include "gemm.h"
 #include "gemv.h"
+#define TRIT_BYTES 16
+#include "../trits.h"
 
 INLINE int8x16_t zip1(int8x16_t a, int8x16_t b) { /* by words: pairs of rows of 8 columns */
     return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
@@ -93,6 +95,13 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_gemm(m, put, multiply);
 }
 
+static void trit_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        trit_gemv(m);
+    else
+        trits_many(m, ternary_matmul);
+}
+
 static void int8_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         int8_gemv(m);
@@ -122,6 +131,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 int bn_kernels_i8mm(bn_kernels *table) {
     table->isa = "i8mm";
     table->ternary_matmul = ternary_matmul;
+    table->trit_matmul = trit_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = high_gemv;
     table->int8_peak = int8_peak;

@@ -9,6 +9,8 @@
 #if defined(__aarch64__)
 
 #include "arm.h"
+#define TRIT_BYTES 16
+#include "../trits.h"
 
 #if defined(__ARM_FEATURE_CRC32)
 #include <arm_acle.h>
@@ -126,6 +128,10 @@ static void ternary_matmul(const bn_matmul *m) {
     }
 }
 
+static void trit_matmul(const bn_matmul *m) {
+    trits_many(m, ternary_matmul);
+}
+
 static void int8_matmul(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++) {
         const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
@@ -138,7 +144,7 @@ static void int8_matmul(const bn_matmul *m) {
             int8_panel(acc + t * m->acc_stride, 0, high, low, m->k_tiles, m->q + t * m->q_stride, 0,
                        1);
     }
-    add_int8_offset(m);
+    add_offset(m, BN_INT8_TILE_K, 128);
 }
 
 /* Two products of half bytes and one token: at most 2·15·127 in 16 bits. */
@@ -210,6 +216,7 @@ int bn_kernels_neon(bn_kernels *table) {
     bn_kernels_neon_attention(table);
     table->isa = "neon";
     table->ternary_matmul = ternary_matmul;
+    table->trit_matmul = trit_matmul;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
 #if defined(__ARM_FEATURE_CRC32)
