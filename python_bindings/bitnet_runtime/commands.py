@@ -51,6 +51,11 @@ def register(subparsers: Any) -> None:
     bench.add_argument(
         "--shape", metavar="NAME", help="random weights of a preset, such as bitnet-2b4t, tiny, mini-gpt"
     )
+    bench.add_argument(
+        "--encoding",
+        choices=("2.0", "1.6"),
+        help="with --shape: bits a ternary weight (default: 2.0)",
+    )
     bench.add_argument("--prompt", type=_count(1), default=128, metavar="N", help="tokens of prefill (default: 128)")
     bench.add_argument("--gen", type=_count(1), default=128, metavar="N", help="tokens to decode (default: 128)")
     bench.add_argument(
@@ -238,11 +243,14 @@ def _bench(args: argparse.Namespace) -> int:
     path = _model_path(args)
     if (path is None) == (args.shape is None):
         return _usage("give either a packed file or --shape NAME")
-    with _random_file(args.shape) if path is None else _given(path) as file:
+    if path is not None and args.encoding:
+        return _usage("--encoding goes with --shape; a file has its own, which `bitnet export` can change")
+    with _given(path) if path else _random_file(args.shape, args.encoding or "2.0") as file:
         figures = bench(
             file, prompt=args.prompt, gen=args.gen, depth=args.depth, repeat=args.repeat, **_load_options(args)
         )
-    print(json.dumps({"shape": args.shape} | figures) if args.json else table(figures))
+    made = {"shape": args.shape, "encoding": None if path else args.encoding or "2.0"}
+    print(json.dumps(made | figures) if args.json else table(figures))
     return 0
 
 
@@ -252,7 +260,7 @@ def _given(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _random_file(shape: str) -> Iterator[Path]:
+def _random_file(shape: str, encoding: str) -> Iterator[Path]:
     """A temporary packed file with random weights of a preset's shape."""
     from bitnet.config import PRESETS
     from bitnet_export import random_model
@@ -262,5 +270,5 @@ def _random_file(shape: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bitnet-bench-") as folder:
         path = Path(folder) / f"{shape}.bitnet"
         print(f"writing random weights of shape {shape} …", file=sys.stderr)
-        random_model(PRESETS[shape], path, 0)
+        random_model(PRESETS[shape], path, 0, encoding=encoding)
         yield path
