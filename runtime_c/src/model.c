@@ -2,20 +2,11 @@
  *
  * model.c: from a packed file to typed pointers into it, ready to run.
  */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "internal.h"
 
 enum { NO_LAYER = 0xFFFF };
-enum { PRE_NORM = 1, POST_NORM = 2, SUB_NORM = 4, LINEAR_NORM = 8, NORM_BIAS = 16, QK_NORM = 32 };
-
-static bn_status fail(bn_status status, char *detail, const char *text) {
-    if (detail)
-        snprintf(detail, BN_DETAIL_SIZE, "%s", text);
-    return status;
-}
 
 /* What a file may say and this engine does not do yet, each by name. */
 static bn_status check_supported(const bn_file *f, char *detail) {
@@ -28,8 +19,8 @@ static bn_status check_supported(const bn_file *f, char *detail) {
         {c->input != 0, "input = embeddings"},
         {c->mask != 0, "a mask other than causal"},
         {c->norm != 0, "norm = layer"},
-        {(c->norm_flags & LINEAR_NORM) != 0, "linear_norm"},
-        {(c->norm_flags & NORM_BIAS) != 0, "norm_bias"},
+        {(c->norm_flags & BN_LINEAR_NORMS) != 0, "linear_norm"},
+        {(c->norm_flags & BN_NORM_BIAS) != 0, "norm_bias"},
         {c->ffn != 0, "ffn = plain"},
         {c->activation > BN_ACT_SILU, "an activation other than relu2 and silu"},
         {c->n_experts != 0, "experts (MoE)"},
@@ -37,12 +28,9 @@ static bn_status check_supported(const bn_file *f, char *detail) {
         {c->has_head != 1, "a stack without a head"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
-        if (limits[i].refused) {
-            if (detail)
-                snprintf(detail, BN_DETAIL_SIZE, "the model has %s, which this engine cannot run",
-                         limits[i].what);
-            return BN_ERR_UNSUPPORTED;
-        }
+        if (limits[i].refused)
+            return bn_fail(detail, BN_ERR_UNSUPPORTED,
+                           "the model has %s, which this engine cannot run", limits[i].what);
     return BN_OK;
 }
 
@@ -104,11 +92,9 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
     }
     m->mapping = mapping;
     if (!bn_kernels_select(&m->kernels, isa && *isa ? isa : NULL)) {
-        status = BN_ERR_ARGUMENT;
-        if (detail)
-            snprintf(detail, BN_DETAIL_SIZE,
-                     "isa '%.32s' is not one this machine runs; the best is '%s'", isa,
-                     bn_isa_name(0));
+        status = bn_fail(detail, BN_ERR_ARGUMENT,
+                         "isa '%.32s' is not one this machine runs; the best is '%s'", isa,
+                         bn_isa_name(0));
         goto error;
     }
     if ((status = bn_file_parse(mapping.bytes, mapping.size, &m->kernels, &m->file, detail)))
@@ -130,7 +116,7 @@ error:
 
 static bn_status check_options(const bn_load_options *o, char *detail) {
     if (o && (o->threads < 0 || o->threads > 256))
-        return fail(BN_ERR_ARGUMENT, detail, "threads must be 0 (automatic) to 256");
+        return bn_fail(detail, BN_ERR_ARGUMENT, "threads must be 0 (automatic) to 256");
     return BN_OK;
 }
 
@@ -139,7 +125,7 @@ bn_status bn_model_open(const char *path, const bn_load_options *options, bn_mod
     bn_mapping mapping;
     bn_status status;
     if (!path || !model)
-        return fail(BN_ERR_ARGUMENT, detail, "path and model must not be NULL");
+        return bn_fail(detail, BN_ERR_ARGUMENT, "path and model must not be NULL");
     if ((status = check_options(options, detail)))
         return status;
     if ((status = bn_mapping_open(path, options && options->no_mmap, &mapping, detail)))
@@ -151,7 +137,7 @@ bn_status bn_model_open_bytes(const void *bytes, size_t size, const bn_load_opti
                               bn_model **model, char *detail) {
     bn_status status;
     if (!bytes || !model || (uintptr_t)bytes % 64 != 0)
-        return fail(BN_ERR_ARGUMENT, detail, "bytes must be 64-byte aligned and not NULL");
+        return bn_fail(detail, BN_ERR_ARGUMENT, "bytes must be 64-byte aligned and not NULL");
     if ((status = check_options(options, detail)))
         return status;
     const bn_mapping mapping = {.bytes = bytes, .size = size, .mapped = -1};
