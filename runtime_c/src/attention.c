@@ -53,6 +53,10 @@ size_t bn_attend_floats(const bn_config *c) {
     return block_rows(c) * group_size(c) * floats_per_query(c->head_dim);
 }
 
+size_t bn_partial_floats(const bn_config *c, size_t n_ctx) {
+    return (n_ctx / BN_CHUNK_KEYS + 1) * block_rows(c) * c->n_heads * (c->head_dim + 2);
+}
+
 /* --- one chunk of keys --- */
 
 /* Queries of `rows` consecutive positions of one text, for one KV head. */
@@ -191,6 +195,22 @@ typedef struct pass {
     uint32_t layer;
 } pass;
 
+/* Rows of the block that begins with `row`: consecutive positions of one text. */
+static size_t count_rows(const pass *p, size_t row) {
+    const bn_row *first = &p->w->rows[row];
+    size_t n = 1;
+    while (n < block_rows(&p->m->config) && row + n < p->rows && first[n].cache == first->cache &&
+           first[n].position == first->position + (int32_t)n)
+        n++;
+    return n;
+}
+
+/* Where query i of KV head g goes. */
+static float *output(const pass *p, size_t row, size_t g, size_t i) {
+    const bn_config *c = &p->m->config;
+    return p->w->h + row * p->w->wide + (g * group_size(c) + i) * c->head_dim;
+}
+
 /* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */
 static block make_block(const pass *p, size_t row, size_t rows, size_t g, int32_t thread) {
     const bn_config *c = &p->m->config;
@@ -223,31 +243,35 @@ static block make_block(const pass *p, size_t row, size_t rows, size_t g, int32_
     return b;
 }
 
-/* One row, its context split. */
+/* One block, its context split. */
 typedef struct chunks {
-    size_t keys, low, n; /* keys the row sees or passes by; first chunk; chunks */
-    float *m, *l, *o;    /* [n][H], [n][H], [n][H][E] */
+    size_t low, n;    /* first chunk; chunks */
+    size_t keys;      /* that the last row sees or passes by */
+    float *m, *l, *o; /* [n][G][rows·group], and o [E] of each */
 } chunks;
 
 static chunks chunks_of(const pass *p) {
     const bn_config *c = &p->m->config;
-    chunks s = {.keys = (size_t)p->w->rows[0].position + 1};
-    s.low = first_key(c, s.keys - 1) / BN_CHUNK_KEYS;
+    const size_t position = (size_t)p->w->rows[0].position;
+    chunks s = {.low = first_key(c, position) / BN_CHUNK_KEYS, .keys = position + p->rows};
     s.n = (s.keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - s.low;
     s.m = p->w->partial;
-    s.l = s.m + s.n * c->n_heads;
-    s.o = s.l + s.n * c->n_heads;
+    s.l = s.m + s.n * p->rows * c->n_heads;
+    s.o = s.l + s.n * p->rows * c->n_heads;
     return s;
 }
 
-/* The heads of KV head g, when all its chunks are there. */
+/* The rows' queries of KV head g, when all its chunks are there. */
 static void merge_chunks(const pass *p, const chunks *s, size_t g) {
     const bn_config *c = &p->m->config;
-    const size_t E = c->head_dim, H = c->n_heads, group = group_size(c);
-    for (size_t h = g * group; h < (g + 1) * group; h++) {
-        for (size_t i = H + h; i < s->n * H; i += H)
-            merge(&s->m[h], &s->l[h], s->o + h * E, s->m[i], s->l[i], s->o + i * E, E);
-        finish(p->w->h + h * E, s->o + h * E, s->l[h], E);
+    const size_t E = c->head_dim, group = group_size(c), n = p->rows * group;
+    for (size_t i = 0; i < n; i++) {
+        const size_t sum = g * n + i;
+        for (size_t chunk = 1; chunk < s->n; chunk++) {
+            const size_t at = (chunk * c->n_kv_heads + g) * n + i;
+            merge(&s->m[sum], &s->l[sum], s->o + sum * E, s->m[at], s->l[at], s->o + at * E, E);
+        }
+        finish(output(p, i / group, g, i % group), s->o + sum * E, s->l[sum], E);
     }
 }
 
@@ -255,25 +279,24 @@ static void merge_chunks(const pass *p, const chunks *s, size_t g) {
 static void split_keys(void *context, int32_t thread, int32_t n_threads) {
     const pass *p = context;
     const bn_config *c = &p->m->config;
-    const size_t H = c->n_heads, group = group_size(c);
+    const size_t G = c->n_kv_heads, n = p->rows * group_size(c);
     const chunks s = chunks_of(p);
     size_t first, last;
     block b = {0};
-    bn_share(s.n * c->n_kv_heads, thread, n_threads, &first, &last);
+    bn_share(s.n * G, thread, n_threads, &first, &last);
     for (size_t item = first; item < last; item++) {
-        const size_t g = item / s.n, chunk = item % s.n, at = chunk * H + g * group;
+        const size_t g = item / s.n, chunk = item % s.n, at = (chunk * G + g) * n;
         const size_t begin = (s.low + chunk) * BN_CHUNK_KEYS;
         const size_t end = begin + BN_CHUNK_KEYS < s.keys ? begin + BN_CHUNK_KEYS : s.keys;
         if (item == first || chunk == 0)
-            b = make_block(p, 0, 1, g, thread);
+            b = make_block(p, 0, p->rows, g, thread);
         attend_chunk(&b, begin, end, s.m + at, s.l + at, s.o + at * c->head_dim);
         if (atomic_fetch_add(&p->w->chunks_done[g], 1) + 1 == s.n)
             merge_chunks(p, &s, g);
     }
 }
 
-/* Many rows: thread t takes a share of (block of rows, KV head) pairs. Rows of a block are
- * consecutive positions of one text. */
+/* All that the rows of a block see, chunk by chunk. */
 static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32_t thread) {
     const bn_config *c = &p->m->config;
     const size_t E = c->head_dim, group = group_size(c), n = rows * group;
@@ -289,21 +312,16 @@ static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32
             merge(&s->m_sum[i], &s->l_sum[i], s->sum + i * E, s->m[i], s->l[i], s->o + i * E, E);
     }
     for (size_t i = 0; i < n; i++)
-        finish(p->w->h + (row + i / group) * p->w->wide + (g * group + i % group) * E,
-               s->sum + i * E, s->l_sum[i], E);
+        finish(output(p, row + i / group, g, i % group), s->sum + i * E, s->l_sum[i], E);
 }
 
+/* Many blocks: (block, KV head) pairs are dealt out in turn, as later rows see more keys. */
 static void split_rows(void *context, int32_t thread, int32_t n_threads) {
     const pass *p = context;
-    const bn_row *r = p->w->rows;
-    const size_t G = p->m->config.n_kv_heads, most = block_rows(&p->m->config);
-    size_t item = 0; /* dealt out in turn: later rows see more keys than earlier ones */
+    size_t item = 0;
     for (size_t row = 0, rows; row < p->rows; row += rows) {
-        for (rows = 1; rows < most && row + rows < p->rows; rows++)
-            if (r[row + rows].cache != r[row].cache ||
-                r[row + rows].position != r[row].position + (int32_t)rows)
-                break;
-        for (size_t g = 0; g < G; g++, item++)
+        rows = count_rows(p, row);
+        for (size_t g = 0; g < p->m->config.n_kv_heads; g++, item++)
             if (item % (size_t)n_threads == (size_t)thread)
                 attend_block(p, row, rows, g, thread);
     }
@@ -311,7 +329,7 @@ static void split_rows(void *context, int32_t thread, int32_t n_threads) {
 
 void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t layer) {
     pass p = {m, w, rows, layer};
-    if (rows == 1) {
+    if (count_rows(&p, 0) == rows) {
         for (size_t g = 0; g < m->config.n_kv_heads; g++)
             atomic_init(&w->chunks_done[g], 0);
         bn_pool_run(m->pool, split_keys, &p);

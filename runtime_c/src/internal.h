@@ -68,8 +68,8 @@ typedef struct bn_workspace {
     float *angle;     /* [B][rope_dim] cos and sin of each row's position */
     int32_t *acc;     /* [threads][B][BN_CHUNK_ROWS] */
     float *attend;    /* [threads][attend_stride] */
-    float *partial;   /* [chunks][H][E + 2] of one row, when its context is split */
-    atomic_size_t *chunks_done; /* [G] of these */
+    float *partial;   /* bn_partial_floats: results of chunks, when a context is split */
+    atomic_size_t *chunks_done; /* [G] how many are there */
     size_t attend_stride;
     void *memory; /* all of the above */
     size_t size;  /* its bytes */
@@ -145,6 +145,8 @@ void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t laye
 
 /* Floats of a thread's share of workspace.attend. */
 size_t bn_attend_floats(const bn_config *c);
+/* Floats of workspace.partial. */
+size_t bn_partial_floats(const bn_config *c, size_t n_ctx);
 
 /* --- forward.c --- */
 

@@ -46,7 +46,7 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     w->angle = take(a, B * c->rope_dim, sizeof(float));
     w->acc = take(a, threads * B * BN_CHUNK_ROWS, sizeof(int32_t));
     w->attend = take(a, threads * w->attend_stride, sizeof(float));
-    w->partial = take(a, (n_ctx / BN_CHUNK_KEYS + 1) * H * (E + 2), sizeof(float));
+    w->partial = take(a, bn_partial_floats(c, n_ctx), sizeof(float));
     w->chunks_done = take(a, c->n_kv_heads, sizeof *w->chunks_done);
 }
 
