@@ -26,7 +26,16 @@ from bitnet import checkpoint, data, tokenizer
 from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer, rope_frequencies
-from bitnet_export import PackedFile, VerificationError, convert, export_checkpoint, packed, verify, write_packed
+from bitnet_export import (
+    PackedFile,
+    VerificationError,
+    convert,
+    export_checkpoint,
+    packed,
+    repack,
+    verify,
+    write_packed,
+)
 from bitnet_export.commands import escape
 from bitnet_export.convert import pack_checkpoint
 from bitnet_export.writer import Encoded
@@ -185,6 +194,19 @@ def test_the_same_checkpoint_gives_the_same_bytes(
         pack_checkpoint(untrained, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert PackedFile.open(tmp_path / "a").metadata["provenance"]["date"] == "2023-11-14"
+
+
+def test_export_of_1_6_bits_is_the_other_file_repacked(
+    untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    report = export_checkpoint(untrained, tmp_path / "a", tokens=512, encoding="1.6")
+    pack_checkpoint(untrained, tmp_path / "b")
+    other = repack(tmp_path / "b", tmp_path / "c", encoding="1.6")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "c").read_bytes()
+    assert report.ternary_bits_per_weight == other.ternary_bits_per_weight
+    assert report.ternary_weights == other.ternary_weights
+    assert f"{report.ternary_bits_per_weight:.2f} bits each" in str(report)
 
 
 # ---- a file that is not the checkpoint's is not kept ----
