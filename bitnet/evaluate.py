@@ -71,7 +71,8 @@ def command(args: argparse.Namespace) -> int:
         texts = data.split(data.documents(data.files_of(settings.data)), settings.validation)[1]
     with tempfile.TemporaryDirectory() as scratch:
         tokens = data.tokenize(texts, words, Path(scratch), "text")
-        result = evaluate(model, tokens, settings.context or model.config.max_context, limit=args.tokens)
+        context = settings.context or model.config.max_context
+        result = evaluate(model, tokens, context, settings.batch, args.tokens)
     if args.json:
         print(json.dumps({"checkpoint": str(folder)} | asdict(result)))
     else:
