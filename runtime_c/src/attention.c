@@ -7,10 +7,9 @@
  * The cut depends on positions alone, so a token gets the same bits whether it is decoded (chunks
  * shared among threads) or part of a prompt (rows shared among threads).
  */
-#include <math.h>
-#include <string.h>
+#include "chunk.h"
 
-#include "internal.h"
+#include <string.h>
 
 enum { BLOCK_QUERIES = 32 }; /* queries of one KV head that go through a chunk together */
 
@@ -26,9 +25,8 @@ static size_t block_rows(const bn_config *c) {
 
 /* A thread's memory for n queries of one KV head. */
 typedef struct scratch {
-    int8_t *codes;              /* [n][bn_q_row(E)] queries of BN_KV_INT8 */
-    float *q, *q_scale;         /* [n][E], [n] */
-    float *scores;              /* [n][BN_CHUNK_KEYS] */
+    int8_t *codes; /* these four: see bn_block */
+    float *q, *q_scale, *scores;
     float *m, *l, *o;           /* [n], [n], [n][E] of one chunk */
     float *m_sum, *l_sum, *sum; /* of the chunks so far */
 } scratch;
@@ -57,137 +55,6 @@ size_t bn_partial_floats(const bn_config *c, size_t n_ctx) {
     return (n_ctx / BN_CHUNK_KEYS + 1) * block_rows(c) * c->n_heads * (c->head_dim + 2);
 }
 
-/* --- one chunk of keys --- */
-
-/* Queries of `rows` consecutive positions of one text, for one KV head. */
-typedef struct block {
-    const bn_model *m;
-    const uint8_t *k, *v;           /* of the KV head: tiles and rows from position 0 */
-    const float *k_scale, *v_scale; /* of BN_KV_INT8 */
-    int32_t type;
-    size_t rows, group; /* rows · group queries, row by row */
-    size_t position;    /* of the first row */
-    scratch s;          /* its queries times the attention scale */
-} block;
-
-static size_t first_key(const bn_config *c, size_t position) {
-    return c->sliding_window && position + 1 > c->sliding_window ? position + 1 - c->sliding_window
-                                                                 : 0;
-}
-
-/* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
-static void score(const block *b, size_t begin, size_t tiles) {
-    const bn_kernels *kernels = &b->m->kernels;
-    const size_t E = b->m->config.head_dim, n = b->rows * b->group;
-    const scratch *s = &b->s;
-    if (b->type == BN_KV_F32)
-        kernels->qk_f32(s->scores, BN_CHUNK_KEYS, s->q, n, (const float *)b->k + begin * E, E,
-                        tiles);
-    else if (b->type == BN_KV_F16)
-        kernels->qk_f16(s->scores, BN_CHUNK_KEYS, s->q, n, (const uint16_t *)b->k + begin * E, E,
-                        tiles);
-    else
-        kernels->qk_int8(s->scores, BN_CHUNK_KEYS, s->codes, s->q_scale, n,
-                         (const int8_t *)b->k + begin * ((E + 3) / 4 * 4), b->k_scale + begin, E,
-                         tiles);
-}
-
-/* o += p·V for n_q queries and n keys from `key` on; p holds the scales of values. */
-static void weigh(const block *b, float *o, const float *p, size_t n_q, size_t key, size_t n) {
-    const size_t E = b->m->config.head_dim;
-    if (n == 0)
-        return;
-    if (b->type == BN_KV_F32)
-        b->m->kernels.pv_f32(o, p, BN_CHUNK_KEYS, n_q, (const float *)b->v + key * E, E, n);
-    else if (b->type == BN_KV_F16)
-        b->m->kernels.pv_f16(o, p, BN_CHUNK_KEYS, n_q, (const uint16_t *)b->v + key * E, E, n);
-    else
-        b->m->kernels.pv_int8(o, p, BN_CHUNK_KEYS, n_q, (const int8_t *)b->v + key * E, E, n);
-}
-
-/* Fill m, l and o of every query for keys [begin, end) of one chunk; rows that see none of them
- * get l = 0. */
-static void attend_chunk(const block *b, size_t begin, size_t end, float *m, float *l, float *o) {
-    const bn_config *c = &b->m->config;
-    const bn_kernels *kernels = &b->m->kernels;
-    const size_t E = c->head_dim, n_q = b->rows * b->group;
-    const size_t tiles = (end - begin + BN_LANES - 1) / BN_LANES;
-
-    score(b, begin, tiles);
-    memset(o, 0, n_q * E * sizeof *o);
-
-    /* Each row sees [low, high) of the chunk; [common_low, common_high) is seen by all. */
-    size_t common_low = begin, common_high = end;
-    for (size_t row = 0; row < b->rows; row++) {
-        const size_t position = b->position + row;
-        size_t low = first_key(c, position), high = position + 1;
-        low = low > begin ? low : begin;
-        high = high < end ? high : end;
-        common_low = low > common_low ? low : common_low;
-        common_high = high < common_high ? high : common_high;
-        for (size_t i = row * b->group; i < (row + 1) * b->group; i++) {
-            float *s = b->s.scores + i * BN_CHUNK_KEYS;
-            l[i] = 0;
-            if (low >= high)
-                continue;
-            if (c->attention_softcap > 0)
-                for (size_t key = low - begin; key < high - begin; key++) {
-                    const float e = bn_exp(s[key] / c->attention_softcap * 2);
-                    s[key] = c->attention_softcap * (1 - 2 / (e + 1));
-                }
-            m[i] = kernels->max(s + (low - begin), high - low);
-            l[i] = kernels->exp_sum(s + (low - begin), high - low, m[i]);
-            if (b->type == BN_KV_INT8)
-                for (size_t key = low; key < high; key++)
-                    s[key - begin] *= b->v_scale[key];
-        }
-    }
-    if (common_low >= common_high)
-        common_low = common_high = end;          /* nothing in common: each row on its own */
-    for (size_t row = 0; row < b->rows; row++) { /* before what all see */
-        const size_t low = first_key(c, b->position + row), high = b->position + row + 1;
-        const size_t from = low > begin ? low : begin, seen = high < end ? high : end;
-        const size_t to = seen < common_low ? seen : common_low;
-        if (from < to)
-            weigh(b, o + row * b->group * E,
-                  b->s.scores + row * b->group * BN_CHUNK_KEYS + (from - begin), b->group, from,
-                  to - from);
-    }
-    weigh(b, o, b->s.scores + (common_low - begin), n_q, common_low, common_high - common_low);
-    for (size_t row = 0; row < b->rows; row++) { /* and after */
-        const size_t high = b->position + row + 1, to = high < end ? high : end;
-        if (common_high < to)
-            weigh(b, o + row * b->group * E,
-                  b->s.scores + row * b->group * BN_CHUNK_KEYS + (common_high - begin), b->group,
-                  common_high, to - common_high);
-    }
-}
-
-/* Merge a chunk's (m2, l2, o2) into the running (m, l, o); l == 0 means nothing seen yet. */
-static void merge(float *m, float *l, float *o, float m2, float l2, const float *o2, size_t E) {
-    if (l2 == 0)
-        return;
-    if (*l == 0) {
-        *m = m2, *l = l2;
-        memcpy(o, o2, E * sizeof *o);
-        return;
-    }
-    const float top = *m > m2 ? *m : m2;
-    const float a = bn_exp(*m - top), b = bn_exp(m2 - top);
-    *m = top;
-    *l = *l * a + l2 * b;
-    for (size_t d = 0; d < E; d++)
-        o[d] = o[d] * a + o2[d] * b;
-}
-
-static void finish(float *out, const float *o, float l, size_t E) {
-    const float r = 1 / l;
-    for (size_t d = 0; d < E; d++)
-        out[d] = o[d] * r;
-}
-
-/* --- splitting the work --- */
-
 typedef struct pass {
     const bn_model *m;
     bn_workspace *w;
@@ -212,33 +79,35 @@ static float *output(const pass *p, size_t row, size_t g, size_t i) {
 }
 
 /* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */
-static block make_block(const pass *p, size_t row, size_t rows, size_t g, int32_t thread) {
+static bn_block make_block(const pass *p, size_t row, size_t rows, size_t g, const scratch *s) {
     const bn_config *c = &p->m->config;
-    const size_t E = c->head_dim, group = group_size(c), n = rows * group;
+    const size_t E = c->head_dim, group = group_size(c), stride = bn_q_row(E);
     const bn_cache *cache = p->w->rows[row].cache;
     const size_t head = p->layer * c->n_kv_heads + g;
-    block b = {.m = p->m,
-               .k = cache->k + head * cache->head_stride,
-               .v = cache->v + head * cache->head_stride,
-               .type = cache->type,
-               .rows = rows,
-               .group = group,
-               .position = (size_t)p->w->rows[row].position,
-               .s = scratch_of(p->w, thread, n, E)};
+    bn_block b = {.m = p->m,
+                  .k = cache->k + head * cache->head_stride,
+                  .v = cache->v + head * cache->head_stride,
+                  .type = cache->type,
+                  .rows = rows,
+                  .group = group,
+                  .position = (size_t)p->w->rows[row].position,
+                  .q = s->q,
+                  .codes = s->codes,
+                  .q_scale = s->q_scale,
+                  .scores = s->scores};
     for (size_t i = 0; i < rows; i++) {
         const float *from =
             p->w->qkv + (row + i) * (c->n_heads + 2 * c->n_kv_heads) * E + g * group * E;
         for (size_t d = 0; d < group * E; d++)
-            b.s.q[i * group * E + d] = from[d] * c->attention_scale;
+            b.q[i * group * E + d] = from[d] * c->attention_scale;
     }
     if (b.type == BN_KV_INT8) {
-        const size_t stride = bn_q_row(E);
         int32_t sum;
         b.k_scale = cache->k_scale + head * cache->slots;
         b.v_scale = cache->v_scale + head * cache->slots;
-        for (size_t i = 0; i < n; i++)
-            b.s.q_scale[i] =
-                1 / p->m->kernels.quantize(b.s.codes + i * stride, &sum, b.s.q + i * E, E, stride);
+        for (size_t i = 0; i < rows * group; i++)
+            b.q_scale[i] =
+                1 / p->m->kernels.quantize(b.codes + i * stride, &sum, b.q + i * E, E, stride);
     }
     return b;
 }
@@ -253,7 +122,7 @@ typedef struct chunks {
 static chunks chunks_of(const pass *p) {
     const bn_config *c = &p->m->config;
     const size_t position = (size_t)p->w->rows[0].position;
-    chunks s = {.low = first_key(c, position) / BN_CHUNK_KEYS, .keys = position + p->rows};
+    chunks s = {.low = bn_first_key(c, position) / BN_CHUNK_KEYS, .keys = position + p->rows};
     s.n = (s.keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - s.low;
     s.m = p->w->partial;
     s.l = s.m + s.n * p->rows * c->n_heads;
@@ -269,9 +138,10 @@ static void merge_chunks(const pass *p, const chunks *s, size_t g) {
         const size_t sum = g * n + i;
         for (size_t chunk = 1; chunk < s->n; chunk++) {
             const size_t at = (chunk * c->n_kv_heads + g) * n + i;
-            merge(&s->m[sum], &s->l[sum], s->o + sum * E, s->m[at], s->l[at], s->o + at * E, E);
+            bn_chunk_merge(&s->m[sum], &s->l[sum], s->o + sum * E, s->m[at], s->l[at],
+                           s->o + at * E, E);
         }
-        finish(output(p, i / group, g, i % group), s->o + sum * E, s->l[sum], E);
+        bn_chunk_finish(output(p, i / group, g, i % group), s->o + sum * E, s->l[sum], E);
     }
 }
 
@@ -281,16 +151,17 @@ static void split_keys(void *context, int32_t thread, int32_t n_threads) {
     const bn_config *c = &p->m->config;
     const size_t G = c->n_kv_heads, n = p->rows * group_size(c);
     const chunks s = chunks_of(p);
+    const scratch memory = scratch_of(p->w, thread, n, c->head_dim);
     size_t first, last;
-    block b = {0};
+    bn_block b = {0};
     bn_share(s.n * G, thread, n_threads, &first, &last);
     for (size_t item = first; item < last; item++) {
         const size_t g = item / s.n, chunk = item % s.n, at = (chunk * G + g) * n;
         const size_t begin = (s.low + chunk) * BN_CHUNK_KEYS;
         const size_t end = begin + BN_CHUNK_KEYS < s.keys ? begin + BN_CHUNK_KEYS : s.keys;
         if (item == first || chunk == 0)
-            b = make_block(p, 0, p->rows, g, thread);
-        attend_chunk(&b, begin, end, s.m + at, s.l + at, s.o + at * c->head_dim);
+            b = make_block(p, 0, p->rows, g, &memory);
+        bn_chunk_attend(&b, begin, end, s.m + at, s.l + at, s.o + at * c->head_dim);
         if (atomic_fetch_add(&p->w->chunks_done[g], 1) + 1 == s.n)
             merge_chunks(p, &s, g);
     }
@@ -300,19 +171,20 @@ static void split_keys(void *context, int32_t thread, int32_t n_threads) {
 static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32_t thread) {
     const bn_config *c = &p->m->config;
     const size_t E = c->head_dim, group = group_size(c), n = rows * group;
-    const block b = make_block(p, row, rows, g, thread);
-    const scratch *s = &b.s;
+    const scratch memory = scratch_of(p->w, thread, n, E), *s = &memory;
+    const bn_block b = make_block(p, row, rows, g, s);
     const size_t keys = b.position + rows;
     memset(s->l_sum, 0, n * sizeof *s->l_sum);
-    for (size_t begin = first_key(c, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS; begin < keys;
+    for (size_t begin = bn_first_key(c, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS; begin < keys;
          begin += BN_CHUNK_KEYS) {
         const size_t end = begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys;
-        attend_chunk(&b, begin, end, s->m, s->l, s->o);
+        bn_chunk_attend(&b, begin, end, s->m, s->l, s->o);
         for (size_t i = 0; i < n; i++)
-            merge(&s->m_sum[i], &s->l_sum[i], s->sum + i * E, s->m[i], s->l[i], s->o + i * E, E);
+            bn_chunk_merge(&s->m_sum[i], &s->l_sum[i], s->sum + i * E, s->m[i], s->l[i],
+                           s->o + i * E, E);
     }
     for (size_t i = 0; i < n; i++)
-        finish(output(p, row + i / group, g, i % group), s->sum + i * E, s->l_sum[i], E);
+        bn_chunk_finish(output(p, row + i / group, g, i % group), s->sum + i * E, s->l_sum[i], E);
 }
 
 /* Many blocks: (block, KV head) pairs are dealt out in turn, as later rows see more keys. */

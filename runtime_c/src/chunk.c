@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * chunk.c: see chunk.h.
+ */
+#include "chunk.h"
+
+#include <string.h>
+
+size_t bn_first_key(const bn_config *c, size_t position) {
+    return c->sliding_window && position + 1 > c->sliding_window ? position + 1 - c->sliding_window
+                                                                 : 0;
+}
+
+/* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
+static void score(const bn_block *b, size_t begin, size_t tiles) {
+    const bn_kernels *kernels = &b->m->kernels;
+    const size_t E = b->m->config.head_dim, n = b->rows * b->group;
+    if (b->type == BN_KV_F32)
+        kernels->qk_f32(b->scores, BN_CHUNK_KEYS, b->q, n, (const float *)b->k + begin * E, E,
+                        tiles);
+    else if (b->type == BN_KV_F16)
+        kernels->qk_f16(b->scores, BN_CHUNK_KEYS, b->q, n, (const uint16_t *)b->k + begin * E, E,
+                        tiles);
+    else
+        kernels->qk_int8(b->scores, BN_CHUNK_KEYS, b->codes, b->q_scale, n,
+                         (const int8_t *)b->k + begin * ((E + 3) / 4 * 4), b->k_scale + begin, E,
+                         tiles);
+}
+
+/* Scores of a row's keys [low, high) to weights; of BN_KV_INT8, times the scales of values. */
+static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size_t high, float *m,
+                   float *l) {
+    const bn_kernels *kernels = &b->m->kernels;
+    const float cap = b->m->config.attention_softcap;
+    for (size_t i = row * b->group; i < (row + 1) * b->group; i++) {
+        l[i] = 0;
+        if (low >= high)
+            continue;
+        float *s = b->scores + i * BN_CHUNK_KEYS + (low - begin);
+        for (size_t key = 0; cap > 0 && key < high - low; key++)
+            s[key] = cap * (1 - 2 / (bn_exp(s[key] / cap * 2) + 1));
+        m[i] = kernels->max(s, high - low);
+        l[i] = kernels->exp_sum(s, high - low, m[i]);
+        if (b->type == BN_KV_INT8)
+            for (size_t key = 0; key < high - low; key++)
+                s[key] *= b->v_scale[low + key];
+    }
+}
+
+/* o += weights · values of keys [low, high), for `rows` rows from `row` on. */
+static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size_t low, size_t high,
+                  float *o) {
+    const bn_kernels *kernels = &b->m->kernels;
+    const size_t E = b->m->config.head_dim, first = row * b->group, n = rows * b->group;
+    if (low >= high)
+        return;
+    const float *p = b->scores + first * BN_CHUNK_KEYS + (low - begin);
+    o += first * E;
+    if (b->type == BN_KV_F32)
+        kernels->pv_f32(o, p, BN_CHUNK_KEYS, n, (const float *)b->v + low * E, E, high - low);
+    else if (b->type == BN_KV_F16)
+        kernels->pv_f16(o, p, BN_CHUNK_KEYS, n, (const uint16_t *)b->v + low * E, E, high - low);
+    else
+        kernels->pv_int8(o, p, BN_CHUNK_KEYS, n, (const int8_t *)b->v + low * E, E, high - low);
+}
+
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* Values are added in the order of keys: what a row sees alone before and after what all see. */
+void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
+    const bn_config *c = &b->m->config;
+    size_t low = begin, high = end; /* seen by all rows */
+    score(b, begin, (end - begin + BN_LANES - 1) / BN_LANES);
+    memset(o, 0, b->rows * b->group * c->head_dim * sizeof *o);
+    for (size_t row = 0; row < b->rows; row++) {
+        const size_t from = larger(bn_first_key(c, b->position + row), begin);
+        const size_t to = smaller(b->position + row + 1, end);
+        soften(b, row, begin, from, to, m, l);
+        low = larger(low, from);
+        high = smaller(high, to);
+    }
+    if (low >= high)
+        low = high = end;
+    for (size_t row = 0; row < b->rows; row++)
+        weigh(b, row, 1, begin, larger(bn_first_key(c, b->position + row), begin),
+              smaller(b->position + row + 1, low), o);
+    weigh(b, 0, b->rows, begin, low, high, o);
+    for (size_t row = 0; row < b->rows; row++)
+        weigh(b, row, 1, begin, high, smaller(b->position + row + 1, end), o);
+}
+
+void bn_chunk_merge(float *m, float *l, float *o, float m2, float l2, const float *o2, size_t E) {
+    if (l2 == 0)
+        return;
+    if (*l == 0) {
+        *m = m2, *l = l2;
+        memcpy(o, o2, E * sizeof *o);
+        return;
+    }
+    const float top = *m > m2 ? *m : m2;
+    const float a = bn_exp(*m - top), b = bn_exp(m2 - top);
+    *m = top;
+    *l = *l * a + l2 * b;
+    for (size_t d = 0; d < E; d++)
+        o[d] = o[d] * a + o2[d] * b;
+}
+
+void bn_chunk_finish(float *out, const float *o, float l, size_t E) {
+    const float r = 1 / l;
+    for (size_t d = 0; d < E; d++)
+        out[d] = o[d] * r;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * chunk.h: attention of one block of queries to one chunk of keys, and how chunks add up.
+ */
+#ifndef BITNET_CHUNK_H
+#define BITNET_CHUNK_H
+
+#include "internal.h"
+
+/* Queries of `rows` consecutive positions of one text, for one KV head: n = rows · group of them,
+ * row by row. */
+typedef struct bn_block {
+    const bn_model *m;
+    const uint8_t *k, *v;           /* of the KV head: tiles and rows from position 0 */
+    const float *k_scale, *v_scale; /* of BN_KV_INT8 */
+    int32_t type;                   /* bn_kv_type */
+    size_t rows, group;
+    size_t position; /* of the first row */
+    float *q;        /* [n][E], times the attention scale */
+    int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, BN_KV_INT8 */
+    float *q_scale;  /* [n] */
+    float *scores;   /* [n][BN_CHUNK_KEYS] scratch */
+} bn_block;
+
+/* The first key that a row at this position sees. */
+size_t bn_first_key(const bn_config *c, size_t position);
+
+/* Of keys [begin, end) of one chunk, for each query: m[n] the largest score, l[n] the sum of
+ * exp(score - m), o[n][E] the values weighted alike. A row that sees none of them gets l = 0. */
+void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o);
+
+/* Merge (m2, l2, o2) of one query into the running (m, l, o); l == 0 means nothing seen yet. */
+void bn_chunk_merge(float *m, float *l, float *o, float m2, float l2, const float *o2, size_t E);
+
+/* out[E] = o / l */
+void bn_chunk_finish(float *out, const float *o, float l, size_t E);
+
+#endif
