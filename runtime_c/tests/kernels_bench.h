@@ -51,8 +51,7 @@ static double time_call(void (*call)(bench *), bench *b, double span) {
 }
 
 /* The next 8 panels of a matrix that does not fit in a cache, as linear.c calls it. */
-static void call_matmul(bench *b, void (*matmul)(const bn_matmul *), size_t tile_k,
-                        size_t planes) {
+static void call_matmul(bench *b, void (*matmul)(const bn_matmul *), size_t tile_k, size_t planes) {
     const size_t k_tiles = (b->cols + tile_k - 1) / tile_k;
     const size_t bytes = BENCH_PANELS * k_tiles * BN_TILE_BYTES;
     if (b->at + bytes > BENCH_BYTES / planes)
