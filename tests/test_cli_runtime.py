@@ -102,6 +102,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("bench",), 2, "either a packed file or --shape"),
         (("bench", "--shape", "huge"), 1, "shape is 'huge', expected one of tiny"),
         (("bench", "{}/script", "--prompt", "100"), 1, "exceed the available context"),
+        (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding goes with --shape"),
         (("bench", "{}/none"), 1, "No such file"),
     ],
 )
@@ -223,7 +224,7 @@ def test_bench_json(models: Path) -> None:
 
 def test_bench_shape_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    done = bitnet("bench", "--shape", "mini-gpt", "--gen", 8, "--repeat", 1)
+    done = bitnet("bench", "--shape", "mini-gpt", "--encoding", "1.6", "--gen", 8, "--repeat", 1)
     assert done.returncode == 0, done.stderr
     for word in ("limits", "load", "memory", "prefill", "decode", "% of the read bandwidth", "% of the int8 peak"):
         assert word in done.stdout
