@@ -24,7 +24,7 @@ enum { BENCH_BYTES = 1 << 28, BENCH_FLOATS = 1 << 19, BENCH_PANELS = 8 };
 
 static double seconds(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* what others run does not count */
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
