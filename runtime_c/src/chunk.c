@@ -76,6 +76,11 @@ static size_t larger(size_t a, size_t b) {
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
     const bn_config *c = &b->m->config;
     size_t low = begin, high = end; /* seen by all rows */
+    if (b->type == BN_KV_INT8)      /* streams too short for the hardware to see them coming */
+        for (size_t key = begin; key < end; key += BN_LANES) {
+            __builtin_prefetch(b->k_scale + key);
+            __builtin_prefetch(b->v_scale + key);
+        }
     score(b, begin, (end - begin + BN_LANES - 1) / BN_LANES);
     memset(o, 0, b->rows * b->group * c->head_dim * sizeof *o);
     for (size_t row = 0; row < b->rows; row++) {

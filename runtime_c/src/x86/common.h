@@ -25,7 +25,7 @@ INLINE size_t min_size(size_t a, size_t b) {
 
 /* Of the KV cache, farther ahead than of weights: softmax comes between keys and values. */
 INLINE void prefetch_cache(const void *p) {
-    _mm_prefetch((const char *)p + 8192, _MM_HINT_T0);
+    _mm_prefetch((const char *)p + 8192, _MM_HINT_T1);
 }
 
 /* The last three levels of the float rule's tree. */
