@@ -22,10 +22,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import packed_files
-from bitnet import checkpoint, data, tokenizer
+from bitnet import checkpoint, data, quant, tokenizer
+from bitnet.bitlinear import project
 from bitnet.cli import main
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer, rope_frequencies
+from bitnet.model import ACTIVATIONS, Transformer, rope_frequencies, rope_tables
 from bitnet_export import (
     PackedFile,
     VerificationError,
@@ -38,6 +39,7 @@ from bitnet_export import (
 )
 from bitnet_export.commands import escape
 from bitnet_export.convert import pack_checkpoint
+from bitnet_export.verify import real_tokens
 from bitnet_export.writer import Encoded
 from bitnet_runtime import Model
 
@@ -69,6 +71,7 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
                 parameter.normal_(std=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     if steps:
+        run.mkdir(parents=True, exist_ok=True)
         tokens = data.tokenize(list(data.documents(data.files_of(TEXT))), words, run, "text")
         batches = data.Batches(tokens, 16, 64, seed)
         for step in range(steps):
@@ -81,9 +84,7 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("run")
-    run.mkdir(exist_ok=True)
-    return make_checkpoint(run, steps=60)
+    return make_checkpoint(tmp_path_factory.mktemp("run"), steps=60)
 
 
 @pytest.fixture
@@ -209,6 +210,59 @@ def test_export_of_1_6_bits_is_the_other_file_repacked(
     assert f"{report.ternary_bits_per_weight:.2f} bits each" in str(report)
 
 
+@pytest.mark.parametrize(("trained_as", "head"), [("int8", "f16"), ("f16", "int8"), ("int8", "f32")])
+def test_a_head_of_another_format_and_its_cost(trained_as: str, head: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "run", SMALL.replace(head_format=trained_as), steps=5)
+    report = export_checkpoint(folder, tmp_path / "m.bitnet", tokens=2048, head=head)
+    file = PackedFile.open(tmp_path / "m.bitnet")
+    assert file.configs == (SMALL.replace(head_format=head),)
+    table = next(record for key, record in file.tensors.items() if key.name == "embedding.weight")
+    assert packed.ENCODING_NAMES[table.encoding].lower().startswith(head)
+
+    cost = report.head
+    assert (cost.stored, cost.trained) == (head, trained_as)
+    windows = real_tokens(folder, 257, 2048)[0].reshape(-1, 64)
+    model = checkpoint.load_model(folder)
+    with torch.no_grad():
+        tokens = torch.from_numpy(windows)
+        assert cost.loss_trained == pytest.approx(float(model.loss(tokens[:, :-1], tokens[:, 1:])), abs=1e-6)
+    assert cost.loss == report.long.loss_torch
+    assert cost.cost == pytest.approx(cost.loss - cost.loss_trained, abs=1e-12)
+    assert 0 < abs(cost.cost) < 0.05 and 0 < cost.cost_error < 0.05
+    assert f"{head}, trained as {trained_as}" in str(report)
+
+
+def test_a_head_as_trained_costs_nothing(untrained: Path, tmp_path: Path) -> None:
+    report = export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=512, head="int8")
+    assert report.head.cost == report.head.cost_error == 0.0 and report.head.loss == report.head.loss_trained
+    assert "int8, as trained" in str(report)
+    with pytest.raises(ValueError, match="head_format is 'q4', expected one of int8, f16, f32"):
+        export_checkpoint(untrained, tmp_path / "n.bitnet", head="q4")
+
+
+@pytest.mark.parametrize("activation", ["relu2", "silu"])
+def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
+    """Against layers written out here, on the same text."""
+    folder = make_checkpoint(tmp_path / "run", SMALL.replace(activation=activation), steps=5)
+    zeros = export_checkpoint(folder, tmp_path / "m.bitnet", tokens=1024).zero_inputs
+    model = checkpoint.load_model(folder)
+    x = torch.from_numpy(real_tokens(folder, 257, 1024)[0].reshape(-1, 64))[:, :-1]
+    with torch.no_grad():
+        x = quant.embedding_rows(x, model.embedding.weight, "int8")
+        cos, sin = rope_tables(SMALL, x.shape[1], like=x)
+        for i, layer in enumerate(model.layers):
+            x = x + layer.attention(layer.attn_norm(x), cos, sin)
+            gate, up = project(layer.ffn_norm(x), layer.gate, layer.up)
+            h = layer.ffn_sub_norm(ACTIVATIONS[activation](gate) * up)
+            codes = (h * 127 / h.abs().amax(-1, keepdim=True)).round()
+            silent = (gate <= 0) | (up == 0) if activation == "relu2" else (gate == 0) | (up == 0)
+            assert zeros.before[i] == pytest.approx(float(silent.float().mean()), abs=1e-4)
+            assert zeros.after[i] == pytest.approx(float((codes == 0).float().mean()), abs=1e-4)
+            x = x + layer.down(h)
+    assert len(zeros.before) == len(zeros.after) == SMALL.n_layers
+    assert all(before < after < 1 for before, after in zip(zeros.before, zeros.after, strict=True))
+
+
 # ---- a file that is not the checkpoint's is not kept ----
 
 
@@ -307,8 +361,12 @@ def test_export_and_inspect(untrained: Path, tmp_path: Path, capsys: pytest.Capt
     printed = capsys.readouterr()
     report = json.loads(printed.out)
     assert report["file"] == out and report["short"]["median"] <= 1e-5 and report["long"]["tokens"] == 576
-    for word in ("size", "fp16", "zeros", "weights", "prompts", "text", "loss"):
+    for word in ("size", "fp16", "zeros", "weights", "prompts", "text", "loss", "head", "inputs"):
         assert word in printed.err
+    assert report["head"]["cost"] == 0.0 and len(report["zero_inputs"]["after"]) == SMALL.n_layers
+
+    assert main(["export", out, str(tmp_path / "again"), "--head", "f16"]) == 2
+    assert "--head goes with a checkpoint" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
     assert main(["inspect", out, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

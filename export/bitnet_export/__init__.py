@@ -9,7 +9,8 @@ from .packed import Key, Record, expected_tensors
 from .random_model import random_model
 from .reader import PackedFile, PackedFormatError
 from .repack import Repacked, repack
-from .verify import Report, VerificationError, verify
+from .report import Report
+from .verify import VerificationError, verify
 from .writer import Encoded, write_packed
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .packed import Record
     from .reader import PackedFile
-    from .verify import Report
+    from .report import Report
 
 
 def register(verbs: Any) -> None:
@@ -32,6 +32,11 @@ def register(verbs: Any) -> None:
         choices=("2.0", "1.6"),
         default="2.0",
         help="bits a ternary weight; 1.6 reads a fifth less memory and computes more [2.0]",
+    )
+    export.add_argument(
+        "--head",
+        choices=("int8", "f16", "f32"),
+        help="how embedding and head are stored; the report says what it costs [as trained]",
     )
     export.add_argument("--json", action="store_true", help="print the report as one JSON object")
     export.set_defaults(func=_export)
@@ -57,13 +62,21 @@ def _export(args: argparse.Namespace) -> int:
     from .convert import export_checkpoint
     from .repack import Repacked, repack
 
+    if args.head and Path(args.checkpoint).is_file():
+        print(
+            "bitnet: error: --head goes with a checkpoint; a packed file no longer has what was trained",
+            file=sys.stderr,
+        )
+        return 2
     if sys.stderr.isatty():
         print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
     report: Report | Repacked
     if Path(args.checkpoint).is_file():
         report, source = repack(args.checkpoint, args.out, encoding=args.encoding), args.checkpoint
     else:
-        report = export_checkpoint(args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding)
+        report = export_checkpoint(
+            args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding, head=args.head
+        )
         source = report.checkpoint
     print(f"exported   {source} to {args.out}", report, sep="\n", file=sys.stderr)
     if args.json:

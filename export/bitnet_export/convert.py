@@ -11,7 +11,8 @@ from bitnet.config import ModelConfig
 
 from . import layout, packed
 from .packed import Spec
-from .verify import Report, verify
+from .report import Report
+from .verify import verify
 from .writer import Encoded, write_packed
 
 if TYPE_CHECKING:
@@ -19,12 +20,18 @@ if TYPE_CHECKING:
 
 
 def export_checkpoint(
-    checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], *, tokens: int = 50_000, encoding: str = "2.0"
+    checkpoint: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    tokens: int = 50_000,
+    encoding: str = "2.0",
+    head: str | None = None,
 ) -> Report:
     """Write a checkpoint (or the newest one of a run folder) as a packed file, and verify it.
 
     tokens: how many tokens of real text the engine and torch both score.
     encoding: bits a ternary weight, "2.0" or "1.6".
+    head: how embedding and head are stored, "int8", "f16" or "f32"; as trained when None.
     The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
     """
     from bitnet.checkpoint import find
@@ -32,18 +39,26 @@ def export_checkpoint(
     folder = find(Path(checkpoint))
     reports: list[Report] = []
     pack_checkpoint(
-        folder, out, encoding=encoding, check=lambda file: reports.append(verify(folder, file, tokens=tokens))
+        folder,
+        out,
+        encoding=encoding,
+        head=head,
+        check=lambda file: reports.append(verify(folder, file, tokens=tokens)),
     )
     return reports[0]
 
 
-def pack_checkpoint(folder: Path, out: str | os.PathLike[str], *, encoding: str = "2.0", check: Any = None) -> None:
+def pack_checkpoint(
+    folder: Path, out: str | os.PathLike[str], *, encoding: str = "2.0", head: str | None = None, check: Any = None
+) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
     from safetensors import SafetensorError, safe_open
 
     from bitnet.checkpoint import CheckpointError, load_config
 
     config, body = load_config(folder), packed.ternary_encoding(encoding)
+    if head is not None:
+        config = config.replace(head_format=head)
     template = folder / "chat_template.jinja"
     tokenizer, generation = _tokenizer(folder, config)
     try:

@@ -12,11 +12,10 @@ So there are three questions, the distance between torch in fp64 and in fp32 bei
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,11 @@ from numpy.typing import NDArray
 
 from . import packed
 from .reader import PackedFile
+from .report import Agreement, HeadCost, Report, ZeroInputs
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from bitnet.model import Transformer
     from bitnet_runtime import Model
 
@@ -46,64 +48,8 @@ class VerificationError(ValueError):
     """The packed file does not compute what the checkpoint computes."""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Log-probabilities of the same tokens by the engine and by torch, in nats a token."""
-
-    windows: int  # texts
-    tokens: int  # of all texts
-    median: float  # of |engine - torch|
-    mean: float
-    worst: float
-    floor_median: float  # of |torch fp64 - torch fp32|
-    floor_mean: float
-    loss_torch: float
-    loss_engine: float
-    loss_error: float  # standard error of loss_engine - loss_torch
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `bitnet export` prints."""
-
-    checkpoint: str
-    parameters: int
-    file_bytes: int
-    fp16_bytes: int
-    bits_per_weight: float
-    ternary_weights: int
-    ternary_bits_per_weight: float
-    zero_fraction: tuple[float, ...]  # of each layer's ternary weights
-    tensors_equal: int
-    text: str  # where the compared tokens come from
-    short: Agreement
-    long: Agreement
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        zeros = " ".join(f"{100 * z:.1f}" for z in self.zero_fraction)
-        long, short = self.long, self.short
-        return "\n".join(
-            [
-                f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight; "
-                f"fp16 has {self.fp16_bytes / 1e6:.2f} MB, {self.fp16_bytes / self.file_bytes:.1f} times as much",
-                f"zeros      {zeros} % of the ternary weights, by layer",
-                f"weights    all {self.ternary_weights:,} ternary codes, {self.ternary_bits_per_weight:.2f} bits each, "
-                f"and the scales equal training's ({self.tensors_equal} tensors)",
-                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: log-probabilities differ by "
-                f"{short.median:.1e} (median), {short.worst:.1e} at worst",
-                f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
-                f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
-                f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
-                f"difference {long.loss_engine - long.loss_torch:+.1e}",
-            ]
-        )
-
-
 def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, tokens: int = 50_000) -> Report:
-    """Compare a packed file with the checkpoint it was made from.
+    """Compare a packed file with the checkpoint it was made from, head and embedding as the file stores them.
 
     tokens: length of the long text. Raises VerificationError saying what differs.
     """
@@ -111,18 +57,30 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
     from bitnet_runtime import Model
 
     folder = find(Path(checkpoint))
-    model = load_model(folder)
-    facts = _check_weights(PackedFile.open(file), model)
+    packed_file, trained = PackedFile.open(file), load_model(folder)
+    model = _with_head(trained, packed_file.configs[0].head_format)
+    facts = _check_weights(packed_file, model)
     ids, source = real_tokens(folder, model.config.vocab_size, max(tokens, SHORT * PROMPTS))
     length = min(model.config.max_context, len(ids), max(SHORT, MAX_LOGITS // model.config.vocab_size))
+    prompts, text = _windows(ids[: SHORT * PROMPTS], min(SHORT, length)), _windows(ids[: max(tokens, length)], length)
     reference = copy.deepcopy(model).double()
+    with counting_zero_inputs(model) as counts:
+        scores = _torch_scores(model, text)
     with Model.load(file, kv_type="f32") as engine:
-        short = _agreement(engine, model, reference, _windows(ids[: SHORT * PROMPTS], min(SHORT, length)))
-        long = _agreement(engine, model, reference, _windows(ids[: max(tokens, length)], length))
+        short = _agreement(engine, _torch_scores(model, prompts), reference, prompts)
+        long = _agreement(engine, scores, reference, text)
     _limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
     _limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
     _limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
-    return Report(checkpoint=folder.name, text=source, short=short, long=long, **facts)
+    return Report(
+        checkpoint=folder.name,
+        text=source,
+        short=short,
+        long=long,
+        head=_head_cost(trained, model, text, scores),
+        zero_inputs=ZeroInputs(*map(tuple, (counts[:2] / counts[2]).tolist())),
+        **facts,
+    )
 
 
 def _limit(what: str, found: float, limit: float) -> None:
@@ -224,9 +182,8 @@ def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return ids[: len(ids) // length * length].reshape(-1, length)
 
 
-def _agreement(engine: Model, model: Transformer, reference: Transformer, windows: NDArray[np.int64]) -> Agreement:
-    """windows: (n, T) token ids, each window a text of its own. reference: the model in fp64."""
-    torch32 = _torch_scores(model, windows)
+def _agreement(engine: Model, torch32: Scores, reference: Transformer, windows: NDArray[np.int64]) -> Agreement:
+    """windows: (n, T) token ids, each window a text of its own. torch32: their scores. reference: the model in fp64."""
     few = windows[: math.ceil(FLOOR_TOKENS / windows.shape[1])]
     floor = np.abs(_torch_scores(reference, few) - torch32[: len(few)])
     difference = _engine_scores(engine, windows) - torch32
@@ -267,3 +224,57 @@ def _torch_scores(model: Transformer, windows: NDArray[np.int64]) -> Scores:
             target = logits.gather(-1, tokens[:, 1:, None])[..., 0]
             scores.append((target - logits.logsumexp(-1)).numpy())
     return np.concatenate(scores)
+
+
+# ---- the price of the head, and sparsity ----
+
+
+def _with_head(model: Transformer, head_format: str) -> Transformer:
+    """The same weights with embedding and head stored in another format."""
+    other = copy.copy(model)  # shares the parameters
+    other.config = model.config.replace(head_format=head_format)
+    return other
+
+
+def _head_cost(trained: Transformer, model: Transformer, windows: NDArray[np.int64], scores: Scores) -> HeadCost:
+    """scores: of `windows` by `model`, which is `trained` with its own head format."""
+    as_trained = scores if model.config == trained.config else _torch_scores(trained, windows)
+    worse = as_trained - scores
+    return HeadCost(
+        stored=model.config.head_format,
+        trained=trained.config.head_format,
+        loss=float(-scores.mean()),
+        loss_trained=float(-as_trained.mean()),
+        cost=float(worse.mean()),
+        cost_error=float(worse.std() / math.sqrt(worse.size)),
+    )
+
+
+@contextmanager
+def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
+    """Count the inputs of each layer's `down` in the forward passes of the block.
+
+    Yields (3, n_layers): zero before quantization, zero after it, all.
+    """
+    from bitnet.quant import activation_codes
+
+    counts = np.zeros((3, model.config.n_layers), np.int64)
+    quantized = "down" in model.config.ternary
+
+    def counter(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            (x,) = inputs
+            codes = activation_codes(x)[0] if quantized else x
+            counts[:, layer] += int((x == 0).sum()), int((codes == 0).sum()), x.numel()
+
+        return count
+
+    handles = [
+        model.get_submodule(f"layers.{i}.down").register_forward_pre_hook(counter(i))
+        for i in range(model.config.n_layers)
+    ]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,103 @@
+"""What `bitnet export` reports of a file that passed (`verify`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Log-probabilities of the same tokens by the engine and by torch, in nats a token."""
+
+    windows: int  # texts
+    tokens: int  # of all texts
+    median: float  # of |engine - torch|
+    mean: float
+    worst: float
+    floor_median: float  # of |torch fp64 - torch fp32|
+    floor_mean: float
+    loss_torch: float
+    loss_engine: float
+    loss_error: float  # standard error of loss_engine - loss_torch
+
+
+@dataclass(frozen=True)
+class HeadCost:
+    """What storing embedding and head in another format than trained does to the loss, in nats a token."""
+
+    stored: str  # "int8", "f16" or "f32"
+    trained: str
+    loss: float  # of torch on the long text, as stored
+    loss_trained: float  # on the same text, as trained
+    cost: float  # loss - loss_trained; exactly 0 when stored as trained
+    cost_error: float  # standard error of cost
+
+    def __str__(self) -> str:
+        if self.stored == self.trained:
+            return f"{self.stored}, as trained"
+        return (
+            f"{self.stored}, trained as {self.trained}: loss {self.loss:.6f} instead of {self.loss_trained:.6f}, "
+            f"cost {self.cost:+.1e} ± {self.cost_error:.0e}"
+        )
+
+
+@dataclass(frozen=True)
+class ZeroInputs:
+    """The share of the inputs of `down` that are exactly zero on the long text, of each layer."""
+
+    before: tuple[float, ...]  # as the activation function and the norm leave them
+    after: tuple[float, ...]  # quantized to int8; as before where `down` is not ternary
+
+    def __str__(self) -> str:
+        low, high, mean = min(self.after), max(self.after), sum(self.after) / len(self.after)
+        before = sum(self.before) / len(self.before)
+        return (
+            f"of down: {100 * mean:.1f} % are zero after quantization, by layer {100 * low:.1f} to {100 * high:.1f} %; "
+            f"{100 * before:.1f} % before"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `bitnet export` prints."""
+
+    checkpoint: str
+    parameters: int
+    file_bytes: int
+    fp16_bytes: int
+    bits_per_weight: float
+    ternary_weights: int
+    ternary_bits_per_weight: float
+    zero_fraction: tuple[float, ...]  # of each layer's ternary weights
+    tensors_equal: int
+    text: str  # where the compared tokens come from
+    short: Agreement
+    long: Agreement
+    head: HeadCost
+    zero_inputs: ZeroInputs
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        zeros = " ".join(f"{100 * z:.1f}" for z in self.zero_fraction)
+        long, short = self.long, self.short
+        return "\n".join(
+            [
+                f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight; "
+                f"fp16 has {self.fp16_bytes / 1e6:.2f} MB, {self.fp16_bytes / self.file_bytes:.1f} times as much",
+                f"zeros      {zeros} % of the ternary weights, by layer",
+                f"weights    all {self.ternary_weights:,} ternary codes, {self.ternary_bits_per_weight:.2f} bits each, "
+                f"and the scales equal training's ({self.tensors_equal} tensors)",
+                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: log-probabilities differ by "
+                f"{short.median:.1e} (median), {short.worst:.1e} at worst",
+                f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
+                f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
+                f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
+                f"difference {long.loss_engine - long.loss_torch:+.1e}",
+                f"head       {self.head}",
+                f"inputs     {self.zero_inputs}",
+            ]
+        )
