@@ -193,8 +193,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(models: Path) -> None:
     terminal.until(lambda seen: len(seen) > 300)
     terminal.type("\x03")
     terminal.until(lambda seen: "Seed:" in seen and seen.endswith("> "))
+    time.sleep(0.5)  # a Ctrl-C while readline puts the prompt up waits for the next key
     terminal.type("\x03")
-    terminal.until(lambda seen: "Ctrl-D or /exit leaves" in seen)
+    terminal.until(lambda seen: "Ctrl-D or /exit leaves" in seen and seen.endswith("> "))
+    time.sleep(0.5)
     terminal.type("\x04")
     terminal.until(lambda seen: False)
     assert terminal.exit_code() == 0
