@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -115,8 +116,23 @@ def test_one_clear_line_and_the_right_exit_code(models: Path, args: tuple[str, .
 
 
 def test_a_closed_pipe_is_quiet(models: Path) -> None:
-    command = f"{sys.executable} -m bitnet generate {models}/slow -t 1 -p x -n 400 --quiet | head -c 1"
+    generate = [
+        sys.executable,
+        "-m",
+        "bitnet",
+        "generate",
+        f"{models}/slow",
+        "-t",
+        "1",
+        "-p",
+        "x",
+        "-n",
+        "400",
+        "--quiet",
+    ]
+    command = f"{shlex.join(generate)} | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert len(done.stdout) == 1
     assert done.stderr == b""
 
 
