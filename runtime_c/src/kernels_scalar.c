@@ -346,11 +346,11 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
         w[i] = (int8_t)(i % 3 + *sink % 2);
         q[i] = (int8_t)(i + *sink % 3);
     }
-    int32_t sum = 0;
+    uint32_t sum = 0; /* wraps */
     for (uint64_t r = 0; r < rounds; r++)
         for (int i = 0; i < 64; i++)
-            sum += w[i] * (int8_t)(q[i] ^ (int8_t)(r & 63));
-    *sink = sum;
+            sum += (uint32_t)(w[i] * (int8_t)(q[i] ^ (int8_t)(r & 63)));
+    *sink = (int32_t)(sum >> 1);
     return rounds * 64;
 }
 
