@@ -187,6 +187,8 @@ class Terminal:
         end = time.monotonic() + seconds
         while not done(self.seen):
             ready, _, _ = select.select([self.fd], [], [], max(end - time.monotonic(), 0))
+            if not ready:
+                os.kill(self.process, signal.SIGKILL)
             assert ready, f"waited {seconds} s, saw {self.seen[-500:]!r}"
             try:
                 self.seen += os.read(self.fd, 4096).decode(errors="replace")
