@@ -4,7 +4,7 @@
 that read checkpoints.
 """
 
-from .convert import export_checkpoint
+from .pack import export_checkpoint
 from .packed import Key, Record, expected_tensors
 from .random_model import random_model
 from .reader import PackedFile, PackedFormatError

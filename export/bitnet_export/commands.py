@@ -59,7 +59,7 @@ def _positive(text: str) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from .convert import export_checkpoint
+    from .pack import export_checkpoint
     from .repack import Repacked, repack
 
     if args.head and Path(args.checkpoint).is_file():
