@@ -1,0 +1,126 @@
+"""A published model, as the reader of its format hands it over: what it is, and its tensors one at a time.
+
+Every foreign format (`hf/`, `gguf/`) is a function that yields a `Source`; everything after that
+(`convert.py`) knows no format. Needs numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+
+from . import layout, packed
+from .packed import Key, Spec
+from .writer import Encoded
+
+_ROWS = 4096  # of a table in memory at a time; a multiple of a panel
+
+
+class SourceError(ValueError):
+    """A published model that is damaged, incomplete, or of a kind that cannot be converted."""
+
+
+class Ternary(NamedTuple):
+    """A matrix that is ternary in the source, never quantized again: W = codes · scales."""
+
+    codes: NDArray[np.int8]  # (N, K), each -1, 0 or 1
+    scales: NDArray[np.float32]  # to multiply with: (1,) per tensor, (N,) per row, (N, ceil(K/128)) per group
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    @property
+    def scope(self) -> int:
+        if self.scales.ndim == 2:
+            return packed.SCALE_GROUP
+        return packed.SCALE_TENSOR if self.scales.size == 1 else packed.SCALE_ROW
+
+
+class Floats(NamedTuple):
+    """A matrix or vector of floats; rows are converted to fp32 as they are asked for."""
+
+    shape: tuple[int, ...]  # (N, K) or (K,)
+    dtype: str  # in the source: "f32", "f16", "bf16", "q6_K", …
+    rows: Callable[[int, int], NDArray[np.float32]]  # (first, last) -> fp32 (last - first, K); a vector is one row
+
+    @classmethod
+    def of(cls, values: NDArray[np.float32]) -> Floats:
+        matrix = np.atleast_2d(values)
+        return cls(values.shape, "f32", lambda first, last: matrix[first:last])
+
+    def all(self) -> NDArray[np.float32]:
+        """Everything at once, in the shape of the source."""
+        return self.rows(0, self.shape[0] if len(self.shape) == 2 else 1).reshape(self.shape)
+
+
+Tensor = Ternary | Floats
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model in a foreign format, in our terms.
+
+    load: the tensor of a key that `expected_tensors(config)` calls for, except rope_frequencies,
+    read from disk at that moment; called more than once. Raises SourceError naming the tensor.
+    """
+
+    what: str  # one line: "Hugging Face folder, BitNetForCausalLM, packed ternary weights, scales multiply"
+    config: ModelConfig  # with the weight_scale scope, head_format left to the caller
+    load: Callable[[Key], Tensor]
+    assumptions: tuple[str, ...] = ()  # what the source does not say and the reader took for granted, a line each
+    tokenizer: bytes | None = None  # JSON of the `tokenizers` library
+    template: bytes | None = None  # Jinja chat template
+    generation: Mapping[str, Any] = field(default_factory=dict)  # eos_token_ids, bos_token_id, sampling defaults
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(spec: Spec, tensor: Tensor, head_format: str, body: int) -> Encoded:
+    """The bytes of one tensor: `body` is the encoding of ternary ones, `head_format` that of tables."""
+    shape = (spec.rows, spec.cols)
+    if tensor.shape != shape and (1, *tensor.shape) != shape:
+        raise SourceError(f"{spec.key.name} has shape {list(tensor.shape)}, the configuration calls for {list(shape)}")
+    if isinstance(tensor, Ternary):
+        return _encode_ternary(spec, tensor, body)
+    if spec.formats == packed.TABLE_FORMATS and head_format == "int8":
+        return _encode_rows(spec, tensor)
+    values = tensor.all()
+    if not np.isfinite(values).all():
+        raise SourceError(f"{spec.key.name} holds NaN or infinity")
+    if spec.formats == packed.TABLE_FORMATS and head_format == "f16":
+        return Encoded.f16(values)
+    return Encoded.f32(values)
+
+
+def _encode_ternary(spec: Spec, tensor: Ternary, body: int) -> Encoded:
+    if (body, tensor.scope) not in spec.formats:  # 1.6 bits has no group scales and a shorter row
+        body = packed.TERNARY_2BIT
+    return Encoded(body, tensor.scope, packed.TILES[body].pack(tensor.codes), tensor.scales)
+
+
+def _encode_rows(spec: Spec, tensor: Floats) -> Encoded:
+    """int8 rows (bitnet.quant.row_codes), a few thousand at a time: a table may be larger than all else."""
+    import torch
+
+    from bitnet.quant import row_codes
+
+    planes = np.empty((2, layout.int8_size(spec.rows, spec.cols) // 2), np.uint8)
+    sigma = np.empty(spec.rows, np.float32)
+    end = 0
+    for first in range(0, spec.rows, _ROWS):
+        last = min(first + _ROWS, spec.rows)
+        values = tensor.rows(first, last)
+        if not np.isfinite(values).all():
+            raise SourceError(f"{spec.key.name} holds NaN or infinity")
+        codes, sigma_rows = row_codes(torch.from_numpy(np.ascontiguousarray(values)))
+        sigma[first:last] = sigma_rows.numpy()
+        part = layout.pack_int8(codes.numpy()).reshape(2, -1)
+        planes[:, end : end + part.shape[1]] = part
+        end += part.shape[1]
+    return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, planes.reshape(-1), sigma)
