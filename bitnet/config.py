@@ -50,6 +50,7 @@ class ModelConfig:
     input: str = "tokens"
     mask: str = "causal"
     sliding_window: int = 0  # 0: none; else a token sees itself and the window - 1 before it
+    global_every: int = 0  # 0: all layers alike; n: of n layers the last has neither window nor local RoPE
     has_head: bool = True
     tie_embeddings: bool = True
     pooling: str = "none"
@@ -78,6 +79,7 @@ class ModelConfig:
     # positions
     position: str = "rope"
     rope_theta: float = 10_000.0
+    rope_local_theta: float = 0.0  # of layers with a window where global_every > 0, unscaled; 0: as the others
     rope_dim: int = -1  # dimensions of a head that turn; -1: all
     rope_scaling: str = "none"
     rope_factor: float = 1.0
@@ -119,6 +121,7 @@ class ModelConfig:
             "ffn_dim": (1, 262_144),
             "max_context": (1, 1 << 24),
             "sliding_window": (0, 1 << 24),
+            "global_every": (0, 1024),
             "n_experts": (0, 65_534),
             "experts_per_token": (0, max(self.n_experts, 0)),
             "rope_dim": (0, self.head_dim),
@@ -134,9 +137,15 @@ class ModelConfig:
             value = getattr(self, field)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
                 raise ValueError(f"{field} is {value!r}, expected a finite number above 0")
-        for field in ("logit_softcap", "attention_softcap"):
-            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0):
-                raise ValueError(f"{field} is {getattr(self, field)!r}, expected 0 (none) or a positive number")
+        for field in ("logit_softcap", "attention_softcap", "rope_local_theta"):
+            value = getattr(self, field)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+                raise ValueError(f"{field} is {value!r}, expected 0 (none) or a positive number")
+        if self.global_every == 1 or (self.global_every and not self.sliding_window):
+            raise ValueError(
+                f"global_every is {self.global_every} with sliding_window = {self.sliding_window}, "
+                "expected 0 (all layers alike), or at least 2 and a window"
+            )
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads is {self.n_heads}, expected a multiple of n_kv_heads = {self.n_kv_heads}")
         if self.rope_dim % 2:
@@ -148,6 +157,16 @@ class ModelConfig:
         unknown = [role for role in self.ternary if role not in TERNARY_LINEARS]
         if unknown:
             raise ValueError(f"ternary names {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+
+    def of_layer(self, layer: int) -> Self:
+        """What this configuration says of one layer: every layer has its window and its RoPE."""
+        if not self.global_every:
+            return self
+        if (layer + 1) % self.global_every == 0:
+            return self.replace(global_every=0, sliding_window=0)
+        if not self.rope_local_theta:
+            return self.replace(global_every=0)
+        return self.replace(global_every=0, rope_theta=self.rope_local_theta, rope_scaling="none")
 
     @property
     def ternary_weights(self) -> int:

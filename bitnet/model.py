@@ -1,4 +1,4 @@
-"""The decoder, read from top to bottom like the paper.
+"""The transformer, read from top to bottom like the paper.
 
 Shape letters: B batch, T tokens, D width of the residual stream, H query heads, G key/value
 heads, E head size, F width of the feed-forward network, V vocabulary. `q_BHTE` has shape
@@ -18,10 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bitnet.bitlinear import BitLinear, project
-from bitnet.config import ModelConfig
+from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.quant import embedding_rows, output_logits
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu2": lambda x: F.relu(x).square(), "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu2": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
 def unsupported(config: ModelConfig) -> list[str]:
@@ -29,17 +34,9 @@ def unsupported(config: ModelConfig) -> list[str]:
     limits: dict[str, tuple[object, ...]] = {
         "input": ("tokens",),
         "mask": ("causal",),
-        "sliding_window": (0,),
-        "has_head": (True,),
-        "pooling": ("none",),
         "attention_softcap": (0.0,),
         "norm": ("rms",),
-        "pre_norm": (True,),
-        "post_norm": (False,),
-        "linear_norm": (False,),
         "norm_bias": (False,),
-        "ffn": ("gated",),
-        "activation": tuple(ACTIVATIONS),
         "n_experts": (0,),
         "position": ("rope",),
         "head_bias": (False,),
@@ -78,6 +75,14 @@ def rope_frequencies(config: ModelConfig) -> Tensor:
     return frequency.float()
 
 
+def frequency_tables(config: ModelConfig) -> dict[str, Tensor]:
+    """Every table of `rope_frequencies` that the packed file stores, by role (export/FORMAT.md §3)."""
+    tables = {"rope_frequencies": rope_frequencies(config)}
+    if config.global_every:
+        tables["rope_local_frequencies"] = rope_frequencies(config.of_layer(0))
+    return tables
+
+
 def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin, each (T, rope_dim/2). The angle is an fp32 product, position · frequency."""
     position = torch.arange(n_tokens, dtype=torch.float32)
@@ -91,6 +96,13 @@ def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     a, b, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
+
+def window_mask(n_tokens: int, window: int, like: Tensor) -> Tensor:
+    """(T, T), true where a token (row) sees another: itself and the window - 1 before it."""
+    distance = torch.arange(n_tokens, device=like.device)
+    distance = distance[:, None] - distance
+    return (distance >= 0) & (distance < window)
 
 
 class RMSNorm(nn.Module):
@@ -107,7 +119,10 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    config: what the model's says of this layer, `ModelConfig.of_layer`.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -123,7 +138,7 @@ class Block(nn.Module):
                 return BitLinear(inputs, outputs, bias, config.weight_scale)
             return nn.Linear(inputs, outputs, bias)
 
-        self.attn_norm = norm(d)
+        self.attn_norm = norm(d, config.pre_norm)
         self.q = linear("q", d, queries, config.qkv_bias)
         self.k = linear("k", d, keys, config.qkv_bias)
         self.v = linear("v", d, keys, config.qkv_bias)
@@ -131,38 +146,57 @@ class Block(nn.Module):
         self.k_norm = norm(e, config.qk_norm)
         self.attn_sub_norm = norm(queries, config.sub_norm)
         self.o = linear("o", queries, d, config.o_bias)
+        self.attn_post_norm = norm(d, config.post_norm)
 
-        self.ffn_norm = norm(d)
-        self.gate = linear("gate", d, f, config.ffn_bias)
+        self.ffn_norm = norm(d, config.pre_norm)
+        if config.ffn == "gated":
+            self.gate = linear("gate", d, f, config.ffn_bias)
         self.up = linear("up", d, f, config.ffn_bias)
         self.ffn_sub_norm = norm(f, config.sub_norm)
         self.down = linear("down", f, d, config.ffn_bias)
+        self.ffn_post_norm = norm(d, config.post_norm)
+
+        for role in TERNARY_LINEARS if config.linear_norm else ():
+            if hasattr(self, role):
+                setattr(self, f"{role}_linear_norm", norm(getattr(self, role).in_features))
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         scale = self.config.residual_scale
-        x_BTD = x_BTD + scale * self.attention(self.attn_norm(x_BTD), cos, sin)
-        return x_BTD + scale * self.feed_forward(self.ffn_norm(x_BTD))
+        x_BTD = x_BTD + scale * self.attn_post_norm(self.attention(self.attn_norm(x_BTD), cos, sin))
+        return x_BTD + scale * self.ffn_post_norm(self.feed_forward(self.ffn_norm(x_BTD)))
+
+    def project(self, x: Tensor, *roles: str) -> tuple[Tensor, ...]:
+        """Linear layers of one input; with `linear_norm` each normalizes it on its own."""
+        if self.config.linear_norm:
+            return tuple(getattr(self, role)(getattr(self, f"{role}_linear_norm")(x)) for role in roles)
+        return project(x, *(getattr(self, role) for role in roles))
 
     def attention(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        e = self.config.head_dim
-        q, k, v = (y.unflatten(-1, (-1, e)).transpose(1, 2) for y in project(x_BTD, self.q, self.k, self.v))
+        e, window, n_tokens = self.config.head_dim, self.config.sliding_window, x_BTD.shape[1]
+        q, k, v = (y.unflatten(-1, (-1, e)).transpose(1, 2) for y in self.project(x_BTD, "q", "k", "v"))
         q_BHTE = rotate(self.q_norm(q), cos, sin)
         k_BGTE = rotate(self.k_norm(k), cos, sin)
+        mask = window_mask(n_tokens, window, q_BHTE) if 0 < window < n_tokens else None
         y_BHTE = F.scaled_dot_product_attention(
-            q_BHTE, k_BGTE, v, is_causal=True, scale=self.config.attention_scale, enable_gqa=True
+            q_BHTE, k_BGTE, v, mask, is_causal=mask is None, scale=self.config.attention_scale, enable_gqa=True
         )
-        out_BTD: Tensor = self.o(self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2)))
+        (out_BTD,) = self.project(self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2)), "o")
         return out_BTD
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
-        gate_BTF, up_BTF = project(x_BTD, self.gate, self.up)
-        h_BTF = ACTIVATIONS[self.config.activation](gate_BTF) * up_BTF
-        out_BTD: Tensor = self.down(self.ffn_sub_norm(h_BTF))
+        activation = ACTIVATIONS[self.config.activation]
+        if self.config.ffn == "gated":
+            gate_BTF, up_BTF = self.project(x_BTD, "gate", "up")
+            h_BTF = activation(gate_BTF) * up_BTF
+        else:
+            (up_BTF,) = self.project(x_BTD, "up")
+            h_BTF = activation(up_BTF)
+        (out_BTD,) = self.project(self.ffn_sub_norm(h_BTF), "down")
         return out_BTD
 
 
 class Transformer(nn.Module):
-    """A causal decoder. Raises ValueError naming every option of `config` it cannot build.
+    """A causal decoder, or, without a head, what turns a text into one vector. Raises ValueError naming every option of `config` it cannot build.
 
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     """
@@ -174,9 +208,10 @@ class Transformer(nn.Module):
             raise ValueError("this model cannot be built for training: " + "; ".join(problems))
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.layers = nn.ModuleList(Block(config.of_layer(i)) for i in range(config.n_layers))
         self.final_norm = RMSNorm(config.dim, config.norm_eps)
-        self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        own_head = config.has_head and not config.tie_embeddings
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if own_head else None
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -196,18 +231,34 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each position."""
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """Hidden states after the final norm, (B, T, D)."""
         config = self.config
         n_tokens = tokens_BT.shape[1]
         if n_tokens > config.max_context:
             raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
         x_BTD = config.embedding_scale * embedding_rows(tokens_BT, self.embedding.weight, config.head_format)
-        cos, sin = rope_tables(config, n_tokens, like=x_BTD)
+        tables = {c: rope_tables(c, n_tokens, like=x_BTD) for c in {layer.config for layer in self.layers}}
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cos, sin)
+            x_BTD = layer(x_BTD, *tables[layer.config])
+        normed_BTD: Tensor = self.final_norm(x_BTD)
+        return normed_BTD
+
+    def embed(self, tokens_BT: Tensor, pooling: str = "") -> Tensor:
+        """One vector of length 1 for each text, (B, D). pooling: "last", "mean" or "first"; "": the model's own."""
+        pooling = pooling or self.config.pooling
+        pools = {"last": lambda x: x[:, -1], "mean": lambda x: x.mean(1), "first": lambda x: x[:, 0]}
+        if pooling not in pools:
+            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(pools)}")
+        return F.normalize(pools[pooling](self.hidden(tokens_BT)), dim=-1)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits (B, T, V) of the token after each position. Raises ValueError without a head."""
+        config = self.config
+        if not config.has_head:
+            raise ValueError("this model has no head and so no logits; use embed or hidden")
         head = self.embedding if self.head is None else self.head
-        logits_BTV = output_logits(self.final_norm(x_BTD), head.weight, config.head_format)
+        logits_BTV = output_logits(self.hidden(tokens_BT), head.weight, config.head_format)
         if config.logit_softcap:
             logits_BTV = config.logit_softcap * torch.tanh(logits_BTV / config.logit_softcap)
         return logits_BTV

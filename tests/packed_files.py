@@ -169,13 +169,14 @@ def _stacks(good: bytes) -> Cases:
         "bias_flags": (16, *big), "tie_embeddings": (2, *big), "embedding_scale": (0.0, -1.0, nan, inf),
         "residual_scale": (0.0, nan, -inf), "attention_scale": (0.0, nan, inf), "attention_softcap": (-1.0, nan, inf),
         "logit_softcap": (-1.0, nan, inf), "pooling": (4, *big), "has_head": (2, *big), "rope_dim": (0, 7, 10, *big),
+        "global_every": (1, 2, 1025, *big),
     }  # fmt: skip
     start = section_start(good, packed.STACKS)
     for name, wrong in values.items():
         fmt = "f" if isinstance(wrong[0], float) else "I"
         for value in wrong:
             yield f"{name} = {value}", patch(good, start + 4 * words[name], fmt, value), "BN_ERR_CONFIG"
-    for word in (30, 47):
+    for word in (31, 47):
         yield f"unused word {word}", patch(good, start + 4 * word, "I", 1), "BN_ERR_CONFIG"
     yield "name of 64 bytes", patch(good, start + 192, "64s", b"x" * 64), "BN_ERR_CONFIG"
     yield "name goes on", patch(good, start + 192, "64s", b"a\0b"), "BN_ERR_CONFIG"
@@ -260,6 +261,10 @@ def _big_numbers(good: bytes) -> Cases:
     yield "65,534 experts, tensors as before", experts, "BN_ERR_TENSOR"
     layers = patch(good, start + 4 * _WORD_NAMES.index("n_layers"), "I", 1)
     yield "one layer less, tensors as before", layers, "BN_ERR_TENSOR"
+    window = patch(good, start + 4 * _WORD_NAMES.index("sliding_window"), "I", 4)
+    for every in (2, 1024):
+        local = patch(window, start + 4 * _WORD_NAMES.index("global_every"), "I", every)
+        yield f"global_every = {every}, tensors as before", local, "BN_ERR_TENSOR"
 
 
 def _accepted(good: bytes) -> Cases:
@@ -291,5 +296,5 @@ _WORD_NAMES = (
     "input", "mask", "vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context",
     "sliding_window", "norm", "norm_flags", "norm_eps", "ffn", "activation", "n_experts", "experts_per_token",
     "position", "rope_attention_factor", "bias_flags", "tie_embeddings", "embedding_scale", "residual_scale",
-    "attention_scale", "attention_softcap", "logit_softcap", "pooling", "has_head", "rope_dim",
+    "attention_scale", "attention_softcap", "logit_softcap", "pooling", "has_head", "rope_dim", "global_every",
 )  # fmt: skip

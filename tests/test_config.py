@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,21 @@ def test_derived_fields() -> None:
     assert config.replace(ternary=["q", "down"]).ternary_weights == 8 * (8 + 16)
 
 
+def test_what_a_layer_sees() -> None:
+    config = ModelConfig.from_dict(
+        SMALL | {"n_layers": 7, "sliding_window": 5, "global_every": 3, "rope_local_theta": 100.0,
+                 "rope_scaling": "linear", "rope_factor": 8.0}
+    )  # fmt: skip
+    layers = [config.of_layer(i) for i in range(7)]
+    assert [c.sliding_window for c in layers] == [5, 5, 0, 5, 5, 0, 5]
+    assert [c.rope_theta for c in layers] == [100.0, 100.0, 1e4, 100.0, 100.0, 1e4, 100.0]
+    assert [c.rope_scaling for c in layers[1:3]] == ["none", "linear"]
+    same = config.replace(rope_local_theta=0.0).of_layer(0)
+    assert (same.sliding_window, same.rope_theta, same.rope_scaling) == (5, 1e4, "linear")
+    alike = config.replace(global_every=0)
+    assert alike.of_layer(2) == alike
+
+
 def test_bitnet_2b4t_has_its_published_size() -> None:
     assert PRESETS["bitnet-2b4t"].ternary_weights == 30 * (2 * 2560**2 + 2 * 2560 * 640 + 3 * 2560 * 6912)
 
@@ -52,6 +68,10 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
         ({"rope_theta": float("inf")}, "rope_theta is inf, expected a finite number above 0"),
         ({"norm_eps": 0.0}, "norm_eps is 0.0"),
         ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),
+        ({"logit_softcap": "1"}, "logit_softcap is '1', expected 0 (none)"),
+        ({"global_every": 6}, "global_every is 6 with sliding_window = 0, expected 0 (all layers alike), or at least 2"),
+        ({"global_every": 1, "sliding_window": 4}, "global_every is 1 with sliding_window = 4"),
+        ({"rope_local_theta": -1.0}, "rope_local_theta is -1.0"),
         ({"activation": "swish"}, "activation is 'swish', expected one of relu2, silu"),
         ({"n_experts": 4}, "n_experts and experts_per_token"),
         ({"ternary": ["query"]}, "ternary names 'query'"),
@@ -59,7 +79,7 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
     ],
 )
 def test_refusals_name_what_was_found_and_expected(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         ModelConfig.from_dict(SMALL | changes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,13 @@ def seeded(config: ModelConfig) -> Transformer:
     return model.eval()
 
 
+GEMMA: dict[str, Any] = {  # what the Gemma family adds up to
+    "post_norm": True, "qk_norm": True, "sub_norm": False, "linear_norm": True, "activation": "gelu", "n_layers": 3,
+    "embedding_scale": 6.9, "attention_scale": 0.2, "sliding_window": 3, "global_every": 2, "rope_theta": 1e6,
+    "rope_local_theta": 100.0,
+}  # fmt: skip
+
+
 # ---- the same decoder, written again without torch ----
 
 
@@ -55,21 +63,32 @@ def int8_tokens(x: Array) -> Array:
     return np.asarray(np.clip(np.rint(x * s), -127, 127) / s.astype(np.float64))
 
 
-def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[int]) -> Array:
-    """(T, V) in fp64, one head at a time."""
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def numpy_hidden(config: ModelConfig, weights: dict[str, Array], tokens: list[int]) -> Array:
+    """(T, D) in fp64, one head at a time."""
     T, E, group = len(tokens), config.head_dim, config.n_heads // config.n_kv_heads
 
-    def norm(x: Array, name: str) -> Array:
+    def norm(x: Array, name: str, there: bool = True) -> Array:
+        if not there:
+            return x
         gain = weights[f"{name}.weight"]
         return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * gain)
 
     def linear(x: Array, name: str) -> Array:
+        x = norm(x, f"{name}_linear_norm", config.linear_norm)
         return int8_tokens(x) @ ternary(weights[f"{name}.weight"]).T + weights.get(f"{name}.bias", np.zeros(1))
 
-    def turn(x: Array) -> Array:
+    def turn(x: Array, theta: float) -> Array:
         y = x.copy()
         for t, i in itertools.product(range(T), range(E // 2)):
-            angle = float(np.float32(t) * np.float32(config.rope_theta ** (-2 * i / E)))
+            angle = float(np.float32(t) * np.float32(theta ** (-2 * i / E)))
             pair = complex(x[t, i], x[t, i + E // 2]) * complex(math.cos(angle), math.sin(angle))
             y[t, i], y[t, i + E // 2] = pair.real, pair.imag
         return y
@@ -77,27 +96,37 @@ def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[in
     x = int8_rows(weights["embedding.weight"])[tokens] * config.embedding_scale
     for layer in range(config.n_layers):
         at = f"layers.{layer}"
-        y = norm(x, f"{at}.attn_norm")
+        is_global = config.global_every and layer % config.global_every == config.global_every - 1
+        window = config.sliding_window if config.sliding_window and not is_global else T
+        local = config.global_every and not is_global
+        theta = config.rope_local_theta if local and config.rope_local_theta else config.rope_theta
+        y = norm(x, f"{at}.attn_norm", config.pre_norm)
         q, k, v = (linear(y, f"{at}.{role}") for role in "qkv")
         heads = []
         for h in range(config.n_heads):
             qh, kh, vh = (z[:, i * E : (i + 1) * E] for z, i in ((q, h), (k, h // group), (v, h // group)))
             if config.qk_norm:
                 qh, kh = norm(qh, f"{at}.q_norm"), norm(kh, f"{at}.k_norm")
-            scores = turn(qh) @ turn(kh).T * config.attention_scale
+            scores = turn(qh, theta) @ turn(kh, theta).T * config.attention_scale
             scores[np.triu_indices(T, 1)] = -np.inf
+            scores[np.tril_indices(T, -window)] = -np.inf
             p = np.exp(scores - scores.max(-1, keepdims=True))
             heads.append(p / p.sum(-1, keepdims=True) @ vh)
         y = np.concatenate(heads, axis=-1)
-        y = norm(y, f"{at}.attn_sub_norm") if config.sub_norm else y
-        x = x + config.residual_scale * linear(y, f"{at}.o")
-        y = norm(x, f"{at}.ffn_norm")
-        gate, up = linear(y, f"{at}.gate"), linear(y, f"{at}.up")
-        act = np.maximum(gate, 0) ** 2 if config.activation == "relu2" else gate / (1 + np.exp(-gate))
-        y = norm(act * up, f"{at}.ffn_sub_norm") if config.sub_norm else act * up
-        x = x + config.residual_scale * linear(y, f"{at}.down")
+        y = linear(norm(y, f"{at}.attn_sub_norm", config.sub_norm), f"{at}.o")
+        x = x + config.residual_scale * norm(y, f"{at}.attn_post_norm", config.post_norm)
+        y, act = norm(x, f"{at}.ffn_norm", config.pre_norm), ACTIVATIONS[config.activation]
+        up = linear(y, f"{at}.up")
+        h = act(linear(y, f"{at}.gate")) * up if config.ffn == "gated" else act(up)
+        y = linear(norm(h, f"{at}.ffn_sub_norm", config.sub_norm), f"{at}.down")
+        x = x + config.residual_scale * norm(y, f"{at}.ffn_post_norm", config.post_norm)
+    return norm(x, "final_norm")
+
+
+def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[int]) -> Array:
+    """(T, V) in fp64."""
     head = weights["embedding.weight" if config.tie_embeddings else "head.weight"]
-    logits = int8_tokens(norm(x, "final_norm")) @ int8_rows(head).T
+    logits = int8_tokens(numpy_hidden(config, weights, tokens)) @ int8_rows(head).T
     cap = config.logit_softcap
     return cap * np.tanh(logits / cap) if cap else logits
 
@@ -110,9 +139,16 @@ def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[in
         {"qk_norm": True, "n_kv_heads": 4, "rope_theta": 500_000.0, "attention_scale": 0.1},
         {"qkv_bias": True, "o_bias": True, "ffn_bias": True, "n_kv_heads": 1},
         {"embedding_scale": 7.0, "residual_scale": 0.5, "logit_softcap": 0.3},
+        {"linear_norm": True, "qk_norm": True, "activation": "silu", "sub_norm": False},
+        {"linear_norm": True, "pre_norm": False},
+        {"post_norm": True, "pre_norm": False, "activation": "gelu", "sub_norm": False},
+        {"sliding_window": 3, "activation": "relu"},
+        GEMMA,
+        {"ffn": "plain", "activation": "gelu"},
     ],
-    ids=["default", "silu", "qk-norm", "biases", "scales"],
-)
+    ids=["default", "silu", "qk-norm", "biases", "scales", "linear-norm", "no-pre-norm", "post-norm", "window",
+         "gemma", "plain"],
+)  # fmt: skip
 def test_agrees_with_numpy(changes: dict[str, Any]) -> None:
     config = SMALL.replace(**changes)
     model = seeded(config)
@@ -127,6 +163,28 @@ def test_agrees_with_numpy(changes: dict[str, Any]) -> None:
         worst = np.abs(found - expected).max(axis=(1, 2)) / size
         # In a rare prompt an activation falls on the other side of a rounding edge.
         assert np.median(worst) < rounding and worst.max() < 0.02
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "first"])
+def test_embeddings_agree_with_numpy(pooling: str) -> None:
+    config = SMALL.replace(**GEMMA, has_head=False, pooling=pooling)
+    model = seeded(config).double()
+    weights = {name: t.double().numpy() for name, t in model.state_dict().items()}
+    prompts = torch.randint(0, 61, (8, 7))
+    hidden = np.stack([numpy_hidden(config, weights, prompt) for prompt in prompts.tolist()])
+    vector = {"last": hidden[:, -1], "mean": hidden.mean(1), "first": hidden[:, 0]}[pooling]
+    vector = vector / np.sqrt((vector**2).sum(-1, keepdims=True))
+    with torch.no_grad():
+        found = model.embed(prompts).numpy()
+        assert np.array_equal(found, model.embed(prompts, pooling).numpy())
+        other = model.embed(prompts, "mean" if pooling == "last" else "last").numpy()
+    worst = np.abs(found - vector).max(axis=1)
+    assert np.median(worst) < 1e-6 and worst.max() < 0.02  # as in test_agrees_with_numpy
+    assert np.abs(other - found).max() > 0.01
+    with pytest.raises(ValueError, match="no head"):
+        model(prompts)
+    with pytest.raises(ValueError, match="pooling is 'none'"):
+        seeded(SMALL).embed(prompts)
 
 
 def test_parameter_names_are_the_roles_of_the_packed_file() -> None:
@@ -206,18 +264,23 @@ def test_refuses_by_name_what_it_cannot_build() -> None:
 def test_every_option_is_used_or_refused() -> None:
     """Changing any field changes the model, or is refused: nothing is ignored in silence."""
     elsewhere = {"name", "max_context", "rope_scaling"}  # a label, a limit, and a kind tested with its numbers
+    needs: dict[str, dict[str, Any]] = {
+        "global_every": {"sliding_window": 5, "rope_local_theta": 100.0},
+        "rope_local_theta": {"sliding_window": 5, "global_every": 2},
+        "pooling": {"has_head": False, "pooling": "last"},
+    }
     needs_scaling = {"rope_factor": "linear", "rope_original_context": "llama3", "rope_low_freq_factor": "llama3",
                      "rope_high_freq_factor": "llama3", "rope_beta_fast": "yarn", "rope_beta_slow": "yarn"}  # fmt: skip
     other: dict[str, Any] = {
         "ternary": ["q"], "weight_scale": "row", "head_format": "f16", "activation": "silu", "input": "embeddings",
-        "mask": "prefix", "norm": "layer", "ffn": "plain", "position": "none", "pooling": "last",
+        "mask": "prefix", "norm": "layer", "ffn": "plain", "position": "none", "pooling": "mean",
         "experts_per_token": None,
     }  # fmt: skip
     tokens = torch.arange(40).reshape(1, 40)
     for field in dataclasses.fields(ModelConfig):
         if field.name in elsewhere or other.get(field.name, 0) is None:
             continue
-        base = SMALL
+        base = SMALL.replace(**needs.get(field.name, {}))
         if field.name in needs_scaling:
             base = SMALL.replace(
                 rope_scaling=needs_scaling[field.name], rope_factor=4.0, rope_theta=10.0,
@@ -232,7 +295,11 @@ def test_every_option_is_used_or_refused() -> None:
         if unsupported(changed):
             continue
         with torch.no_grad():
-            before, after = seeded(base)(tokens), seeded(changed)(tokens)
+            models = seeded(base), seeded(changed)
+            before, after = (
+                m(tokens) if m.config.has_head else m.embed(tokens, m.config.pooling.replace("none", "last"))
+                for m in models
+            )
         assert before.shape != after.shape or not before.equal(after), field.name
 
 
@@ -242,7 +309,9 @@ def test_context_overflow() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("changes", [{}, {"head_format": "f16", "tie_embeddings": False, "weight_scale": "group"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"head_format": "f16", "tie_embeddings": False, "weight_scale": "group"}, GEMMA]
+)
 def test_learns_one_batch_by_heart(precision: str, changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Transformer(SMALL.replace(**changes))

@@ -57,17 +57,18 @@ def pack_source(
 
     check: as in `write_packed`. progress: called with (tensors done, of all).
     """
-    from bitnet.model import rope_frequencies
+    from bitnet.model import frequency_tables
 
     config, body = source.config.replace(head_format=head), packed.ternary_encoding(encoding)
+    tables = frequency_tables(config)
     total = sum(1 for _ in packed.expected_tensors(config))
     done = itertools.count()
 
     def load(spec: Spec) -> Encoded:
         if progress:
             progress(next(done), total)
-        if spec.key.name == "rope_frequencies":
-            return Encoded.f32(rope_frequencies(config).numpy())
+        if spec.key.name in tables:
+            return Encoded.f32(tables[spec.key.name].numpy())
         return encode(spec, source.load(spec.key), head, body)
 
     metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}

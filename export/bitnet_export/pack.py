@@ -55,10 +55,12 @@ def pack_checkpoint(
     from safetensors import SafetensorError, safe_open
 
     from bitnet.checkpoint import CheckpointError, load_config
+    from bitnet.model import frequency_tables
 
     config, body = load_config(folder), packed.ternary_encoding(encoding)
     if head is not None:
         config = config.replace(head_format=head)
+    tables = frequency_tables(config)
     template = folder / "chat_template.jinja"
     tokenizer, generation = _tokenizer(folder, config)
     try:
@@ -70,10 +72,8 @@ def pack_checkpoint(
 
         def source(spec: Spec) -> Encoded:
             name = spec.key.name
-            if name == "rope_frequencies":
-                from bitnet.model import rope_frequencies
-
-                return Encoded.f32(rope_frequencies(config).numpy())
+            if name in tables:
+                return Encoded.f32(tables[name].numpy())
             if name not in left:
                 raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
             left.remove(name)

@@ -23,7 +23,7 @@ NONE = 0xFFFF  # a layer or expert that a tensor does not have
 
 HEADER = struct.Struct("<8sIIQI32sI")  # magic, version, flags, file_size, section_count, header_crc
 SECTION = struct.Struct("<IIQQII")  # kind, crc, offset, size, flags, reserved
-STACK = struct.Struct("<13If5If2I5f3I72s64s")
+STACK = struct.Struct("<13If5If2I5f4I68s64s")
 TENSOR = struct.Struct("<HHHHBBBBIIIQQQQQ")
 MAX_STACKS = 16
 MAX_TEMPLATE = 256 * 1024
@@ -79,7 +79,7 @@ ROLES = {
     1: "attn_norm", 2: "q", 3: "k", 4: "v", 5: "q_norm", 6: "k_norm", 7: "attn_sub_norm", 8: "o",
     9: "attn_post_norm", 10: "ffn_norm", 11: "router", 12: "gate", 13: "up", 14: "ffn_sub_norm",
     15: "down", 16: "ffn_post_norm", 64: "embedding", 65: "position", 66: "final_norm", 67: "head",
-    69: "rope_frequencies",
+    69: "rope_frequencies", 70: "rope_local_frequencies",
 }  # fmt: skip
 LINEAR_NORM = 32  # + role of the projection it stands before
 ROLES |= {LINEAR_NORM + r: ROLES[r] + "_linear_norm" for r in (2, 3, 4, 8, 12, 13, 15)}
@@ -113,7 +113,7 @@ class Key(NamedTuple):
             words = ["layers", str(self.layer), *words]
         if self.stack:
             words = ["stacks", str(self.stack), *words]
-        if self.role != ROLE["rope_frequencies"]:
+        if self.role < ROLE["rope_frequencies"]:
             words.append("bias" if self.part else "weight")
         return ".".join(words)
 
@@ -224,12 +224,14 @@ def _layer_rows(c: ModelConfig) -> list[_Row]:
 
 def _stack_rows(c: ModelConfig) -> list[_Row]:
     own_head, tied_head = c.has_head and not c.tie_embeddings, c.has_head and c.tie_embeddings
+    rope = c.position == "rope"
     return [
         _Row("embedding", c.input == "tokens" or tied_head, False, c.vocab_size, c.dim, TABLE_FORMATS),
         _Row("position", c.position == "learned", False, c.max_context, c.dim, FLOATS),
         _norm(c, "final_norm", True, c.dim),
         _Row("head", own_head, c.has_head and c.head_bias, c.vocab_size, c.dim, TABLE_FORMATS),
-        _Row("rope_frequencies", c.position == "rope", False, 1, c.rope_dim // 2, VECTOR_FORMATS),
+        _Row("rope_frequencies", rope, False, 1, c.rope_dim // 2, VECTOR_FORMATS),
+        _Row("rope_local_frequencies", rope and c.global_every > 0, False, 1, c.rope_dim // 2, VECTOR_FORMATS),
     ]
 
 

@@ -51,9 +51,9 @@ def random_model(
 
 def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float, body: int) -> Encoded:
     name, shape = packed.ROLES[spec.key.role], (spec.rows, spec.cols)
-    if name == "rope_frequencies":
-        dim = config.rope_dim
-        return Encoded.f32(config.rope_theta ** (-np.arange(0, dim, 2) / dim))
+    if name in ("rope_frequencies", "rope_local_frequencies"):
+        dim, of = config.rope_dim, config if name == "rope_frequencies" else config.of_layer(0)
+        return Encoded.f32(of.rope_theta ** (-np.arange(0, dim, 2) / dim))
     if spec.key.part == 1:
         return Encoded.f32(rng.normal(0, 0.1, shape))
     if spec.formats == packed.VECTOR_FORMATS:

@@ -67,7 +67,7 @@ Tensor = Ternary | Floats
 class Source:
     """A model in a foreign format, in our terms.
 
-    load: the tensor of a key that `expected_tensors(config)` calls for, except rope_frequencies,
+    load: the tensor of a key that `expected_tensors(config)` calls for, except the tables of RoPE,
     read from disk at that moment; called more than once. Raises SourceError naming the tensor.
     """
 

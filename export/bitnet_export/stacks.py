@@ -23,7 +23,7 @@ _WORDS = (
     "input", "mask", "vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context",
     "sliding_window", "norm", "norm_flags", "norm_eps", "ffn", "activation", "n_experts", "experts_per_token",
     "position", "rope_attention_factor", "bias_flags", "tie_embeddings", "embedding_scale", "residual_scale",
-    "attention_scale", "attention_softcap", "logit_softcap", "pooling", "has_head", "rope_dim",
+    "attention_scale", "attention_softcap", "logit_softcap", "pooling", "has_head", "rope_dim", "global_every",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def pack_stack(config: ModelConfig) -> bytes:
             words.append(CHOICES[field].index(getattr(config, field)))
         else:
             words.append(getattr(config, field))
-    record = STACK.pack(*words, bytes(72), config.name.encode())
+    record = STACK.pack(*words, bytes(68), config.name.encode())
     unpack_stack(record)
     return record
 

@@ -123,11 +123,11 @@ def _stored(
     file: PackedFile, record: packed.Record, weights: dict[str, Any], config: Any
 ) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
     """(what, in the file, from the checkpoint) for everything a record stores."""
-    from bitnet.model import rope_frequencies
+    from bitnet.model import frequency_tables
     from bitnet.quant import row_codes, ternary_codes
 
     name = record.key.name
-    weight = rope_frequencies(config) if name == "rope_frequencies" else weights[name]
+    weight = weights[name] if name in weights else frequency_tables(config)[name]
     if record.encoding in (packed.F32, packed.F16):
         weight = weight.half() if record.encoding == packed.F16 else weight
         return [("values", file.values(record).ravel(), weight.float().numpy().ravel())]

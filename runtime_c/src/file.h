@@ -65,13 +65,15 @@ enum {
     BN_POSITION,
     BN_FINAL_NORM,
     BN_HEAD,
-    BN_ROPE_FREQUENCIES = 69
+    BN_ROPE_FREQUENCIES = 69,
+    BN_ROPE_LOCAL_FREQUENCIES
 };
 
 typedef struct bn_tensor {
     const uint8_t *data; /* NULL: the configuration has no such tensor */
     const float *scales; /* 1, rows or rows * ceil(cols/128) by scale_scope; NULL for none */
     const float *bias;   /* one per output (of a norm: per column), or NULL */
+    const float *norm;   /* of a linear: gain of the norm on its input (linear_norm), or NULL */
     uint64_t bytes;      /* of data */
     uint32_t rows, cols; /* N outputs, K inputs */
     uint8_t encoding, scale_scope;
@@ -86,8 +88,8 @@ typedef struct bn_config {
     float rope_attention_factor;
     uint32_t bias_flags, tie_embeddings;
     float embedding_scale, residual_scale, attention_scale, attention_softcap, logit_softcap;
-    uint32_t pooling, has_head, rope_dim;
-    uint32_t reserved[18];
+    uint32_t pooling, has_head, rope_dim, global_every;
+    uint32_t reserved[17];
     char name[64];
 } bn_config;
 
@@ -127,7 +129,7 @@ bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *ker
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
                          char *detail);
 
-/* The tensor (stack 0, layer, role, no expert) with its bias, or one with data == NULL.
+/* The tensor (stack 0, layer, role, no expert) with bias and norm, or one with data == NULL.
  * layer is 0xFFFF for roles >= 64. */
 bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role);
 

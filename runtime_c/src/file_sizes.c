@@ -85,10 +85,11 @@ static const char *role_name(uint32_t role) {
         [BN_FFN_POST_NORM] = "ffn_post_norm",
     };
     static const char *const of_stack[] = {"embedding", "position", "final_norm",
-                                           "head",      NULL,       "rope_frequencies"};
+                                           "head",      NULL,       "rope_frequencies",
+                                           "rope_local_frequencies"};
     if (role < BN_LAYER_ROLES)
         return of_layer[role];
-    if (role >= BN_EMBEDDING && role <= BN_ROPE_FREQUENCIES)
+    if (role >= BN_EMBEDDING && role <= BN_ROPE_LOCAL_FREQUENCIES)
         return of_stack[role - BN_EMBEDDING];
     return NULL;
 }
@@ -96,6 +97,7 @@ static const char *role_name(uint32_t role) {
 void bn_record_name(const bn_record *r, char name[BN_NAME_SIZE]) {
     char stack[16] = "", layer[16] = "", expert[16] = "", role[24];
     const int linear_norm = r->role > BN_LINEAR_NORM && r->role < BN_EMBEDDING;
+    const int table = r->role == BN_ROPE_FREQUENCIES || r->role == BN_ROPE_LOCAL_FREQUENCIES;
     const char *known = role_name(linear_norm ? r->role - (uint32_t)BN_LINEAR_NORM : r->role);
     if (r->stack != 0)
         snprintf(stack, sizeof stack, "stacks.%u.", r->stack);
@@ -108,7 +110,7 @@ void bn_record_name(const bn_record *r, char name[BN_NAME_SIZE]) {
     else
         snprintf(role, sizeof role, "role %u", r->role);
     snprintf(name, BN_NAME_SIZE, "%s%s%s%s%s", stack, layer, expert, role,
-             r->role == BN_ROPE_FREQUENCIES ? ""
-             : r->part                      ? ".bias"
-                                            : ".weight");
+             table     ? ""
+             : r->part ? ".bias"
+                       : ".weight");
 }

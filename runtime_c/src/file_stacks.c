@@ -49,6 +49,7 @@ static bn_status check_ranges(const bn_config *c, uint32_t stack, char *detail) 
         {"bias_flags", c->bias_flags, 0, 15},
         {"tie_embeddings", c->tie_embeddings, 0, 1},
         {"pooling", c->pooling, 0, 3},
+        {"global_every", c->global_every, 0, 1024},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
@@ -72,6 +73,11 @@ static bn_status check_relations(const bn_config *c, uint32_t stack, char *detai
         return bn_fail(detail, BN_ERR_CONFIG,
                        "stack %" PRIu32 ": rope_dim is %" PRIu32 ", expected an even number", stack,
                        c->rope_dim);
+    if (c->global_every == 1 || (c->global_every > 0 && c->sliding_window == 0))
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "stack %" PRIu32 ": global_every is %" PRIu32
+                       " with sliding_window = %" PRIu32 ", expected 0, or >= 2 and a window",
+                       stack, c->global_every, c->sliding_window);
     return BN_OK;
 }
 
@@ -105,7 +111,7 @@ static bn_status check_unused(const bn_config *c, uint32_t stack, char *detail) 
         if (c->reserved[i] != 0)
             return bn_fail(detail, BN_ERR_CONFIG,
                            "stack %" PRIu32 ": unused word %" PRIu32 " is %" PRIu32 ", expected 0",
-                           stack, 30 + i, c->reserved[i]);
+                           stack, 31 + i, c->reserved[i]);
     int ended = 0;
     for (size_t i = 0; i < sizeof c->name; i++) {
         if (ended && c->name[i] != 0)

@@ -88,6 +88,10 @@ static bn_call call_for(const bn_config *c, uint32_t role) {
                          0};
     case BN_ROPE_FREQUENCIES:
         return (bn_call){FORM_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE, 0, 0};
+    case BN_ROPE_LOCAL_FREQUENCIES:
+        return (bn_call){
+            FORM_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE && c->global_every > 0,
+            0,           0};
     default:
         break;
     }
@@ -215,7 +219,7 @@ static bn_status take_stack(bn_walk *w, uint32_t stack) {
         const bn_record want = {.stack = (uint16_t)stack,
                                 .layer = last ? (uint16_t)BN_NO_LAYER : (uint16_t)layer};
         const uint32_t first_role = last ? BN_EMBEDDING : 1;
-        const uint32_t end_role = last ? BN_ROPE_FREQUENCIES + 1 : BN_EMBEDDING;
+        const uint32_t end_role = last ? BN_ROPE_LOCAL_FREQUENCIES + 1 : BN_EMBEDDING;
         for (uint32_t role = first_role; role < end_role && status == BN_OK; role++) {
             const bn_call call = call_for(&config, role);
             bn_record record = want;
@@ -295,5 +299,9 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role) {
     key.part = 1;
     if (find(file, &key, &r))
         tensor.bias = (const float *)(const void *)(file->data + r.offset);
+    key.part = 0;
+    key.role = (uint16_t)(BN_LINEAR_NORM + role);
+    if (layer != BN_NO_LAYER && find(file, &key, &r))
+        tensor.norm = (const float *)(const void *)(file->data + r.offset);
     return tensor;
 }
