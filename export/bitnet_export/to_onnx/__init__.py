@@ -1,0 +1,10 @@
+"""A packed file as an ONNX decoder for onnxruntime and what is built on it (`write_onnx`).
+
+Needs onnx and numpy; onnxruntime only to check what was written.
+"""
+
+from .check import OnnxReport
+from .matrices import FORMS
+from .write import write_onnx
+
+__all__ = ["FORMS", "OnnxReport", "write_onnx"]

@@ -1,0 +1,223 @@
+"""The matrices of a packed file in a graph: how ternary and int8 codes are stored and multiplied.
+
+In every form the activations are quantized as `bitnet.quant` says and Σ q·T is exact, so a form
+changes size and speed and not what is computed:
+- "float": codes as fp32. |Σ q·T| is below 2²⁴, where fp32 adds whole numbers exactly in any order.
+  Standard operators, large, for anything that runs ONNX.
+- "int8": codes as int8, MatMulInteger. Standard operators. Activations are unsigned (q + 128),
+  because onnxruntime has fast kernels on x86 only for u8 × i8; their 16-bit steps on machines
+  without VNNI cannot overflow on ternary weights (255·1·2 < 2¹⁵).
+- "2bit": onnxruntime's MatMulNBits, four codes a byte. See `_two_bits` for why it is exact.
+
+Embedding and head are int8 in the compact forms; the head multiplies u8 × u8, which has no 16-bit
+steps to overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from bitnet_export import packed
+from bitnet_export.layout import PANEL, SCALE_GROUP_K
+from bitnet_export.packed import Record
+from bitnet_export.reader import PackedFile
+
+from .ops import CONTRIB, Graph, Value
+
+FORMS = ("float", "int8", "2bit")
+
+_EPS = 1e-5  # bitnet.quant.EPS, without torch
+_PANELS = 256  # of a matrix in memory at a time
+
+
+class Quantized(NamedTuple):
+    """x ≈ q / s, one scale a token."""
+
+    q: Value  # fp32 (B, T, K), whole numbers from -127 to 127
+    s: Value  # fp32 (B, T, 1)
+
+
+class Cut(NamedTuple):
+    """How the inputs of a matrix are cut into the blocks of MatMulNBits."""
+
+    span: int  # inputs that are cut together: those of one scale
+    inputs: int  # of a block at most
+    block: int  # with the padding
+
+
+CUT = Cut(127, 127, 128)
+GROUP_CUT = Cut(SCALE_GROUP_K, 43, 64)  # three blocks hold a group of 128
+
+
+class Matrices:
+    """Products with the matrices of a file, and rows of its tables."""
+
+    def __init__(self, graph: Graph, file: PackedFile, form: str) -> None:
+        self.graph, self.file, self.form = graph, file, form
+        self._made: dict[str, Value] = {}  # weights by name: each is written once
+        self._quantized: dict[str, Quantized] = {}
+        self._blocks: dict[str, Value] = {}
+
+    def linear(self, x: Value, record: Record) -> Value:
+        """x · Wᵀ. x: (B, T, K), W: (N, K); returns fp32 (B, T, N)."""
+        if record.scope == packed.SCALE_NONE:
+            return self.graph.op("MatMul", x, self._transposed(record, np.float32))
+        x_q = self.quantize(x)
+        if self.form == "2bit":
+            return self._two_bits(x_q, record)
+        if self.form == "int8":
+            return self._scaled(self._integer(x_q.q, self._transposed(record, np.int8)), x_q, record)
+        return self._scaled(self.graph.op("MatMul", x_q.q, self._transposed(record, np.float32)), x_q, record)
+
+    def head(self, x: Value, record: Record) -> Value:
+        """`linear` with a table that `rows` may read too: one copy in the file, turned in the graph."""
+        table = self._table(record)
+        if record.scope == packed.SCALE_NONE:
+            return self.graph.op("MatMul", x, table.cast(TensorProto.FLOAT).transpose(1, 0))
+        x_q, turned = self.quantize(x), table.transpose(1, 0)
+        if self.form == "float":
+            return self._scaled(self.graph.op("MatMul", x_q.q, turned), x_q, record)
+        return self._scaled(self._integer(x_q.q, turned, zero=128), x_q, record)
+
+    def rows(self, ids: Value, record: Record) -> Value:
+        """Rows of a table. ids: int64 (B, T); returns fp32 (B, T, K)."""
+        row = self.graph.op("Gather", self._table(record), ids).cast(TensorProto.FLOAT)
+        if record.scope == packed.SCALE_NONE:
+            return row
+        scale = self.graph.op("Unsqueeze", self.graph.op("Gather", self._scales(record), ids), [-1])
+        return (row if self.form == "float" else row - 128.0) * scale
+
+    def vector(self, record: Record) -> Value:
+        """A norm's gain, a bias or frequencies, fp32 (K,)."""
+        return self._weight(record.key.name, np.float32, [record.cols], lambda: [self.file.values(record)])
+
+    def quantize(self, x: Value) -> Quantized:
+        """s = 127 / max(max|x|, 1e-5), q = round(x·s), ties to even; once for all readers of x.
+
+        No clamp: |x·s| is at most 127·(1 + 2⁻²²), which rounds to 127.
+        """
+        if x.name not in self._quantized:
+            op = self.graph.op
+            s = op("Div", 127.0, op("Max", op("ReduceMax", op("Abs", x), [-1], keepdims=1), _EPS))
+            self._quantized[x.name] = Quantized(op("Round", x * s), s)
+        return self._quantized[x.name]
+
+    # ---- products ----
+
+    def _scaled(self, sums: Value, x: Quantized, record: Record) -> Value:
+        """Σ q·c · (scale / s), the one factor of bitnet.quant.integer_product."""
+        if record.scope == packed.SCALE_GROUP:
+            return sums / x.s  # the scales are in the weights
+        return sums * (self._scales(record) / x.s)
+
+    def _integer(self, q: Value, weight: Value, zero: int = 0) -> Value:
+        """Exact Σ q·(weight - zero) as fp32. q: (B, T, K), weight: (K, N)."""
+        unsigned = (q + 128.0).cast(TensorProto.UINT8)
+        zeros = [np.array(128, np.uint8)] + ([np.array(zero, np.uint8)] if zero else [])
+        return self.graph.op("MatMulInteger", unsigned, weight, *zeros).cast(TensorProto.FLOAT)
+
+    def _two_bits(self, x: Quantized, record: Record) -> Value:
+        """MatMulNBits, whose fast kernels (accuracy_level 4) quantize the activations of a block again.
+
+        They scale by 127 over the block's largest magnitude, which changes nothing when that is
+        127. So every block gets a 127 more, against a weight of 0: q goes through as it is, a
+        block's sum is exact, and so is the fp32 sum of all blocks. Kernels without that step
+        compute in fp32, exact as in "float".
+        """
+        name, cut = record.key.name, GROUP_CUT if record.scope == packed.SCALE_GROUP else CUT
+        q = self._cut_inputs(x.q, record.cols, cut)
+        count = -(-record.cols // cut.span) * -(-cut.span // cut.inputs)
+        shape = [record.rows, count, cut.block // 4]
+        codes = self._weight(name, np.uint8, shape, lambda: (_pack(c, cut) for c in self._codes(record)))
+        if cut is CUT:  # one scale a matrix or a row stays outside: one rounding
+            ones = [np.ones(count, np.float32)] * record.rows
+            scales = self._weight(f"ones.{record.rows}.{count}", np.float32, shape[:2], lambda: ones)
+        else:
+            scales = self._weight(f"{name}.scale", np.float32, shape[:2], lambda: [self._scales_of_blocks(record)])
+        sums = self.graph.op(
+            "MatMulNBits", q, codes, scales, domain=CONTRIB,
+            N=record.rows, K=count * cut.block, bits=2, block_size=cut.block, accuracy_level=4,
+        )  # fmt: skip
+        return self._scaled(sums, x, record)
+
+    def _cut_inputs(self, q: Value, width: int, cut: Cut) -> Value:
+        """(B, T, width) to (B, T, blocks · cut.block), padded with 0 to whole blocks and with 127 in each."""
+
+        def pad(y: Value, rank: int, count: int, value: float) -> Value:
+            return self.graph.op("Pad", y, [0] * (2 * rank - 1) + [count], value) if count else y
+
+        if q.name not in self._blocks:
+            spans = pad(q, 3, -width % cut.span, 0.0).reshape(0, 0, -1, cut.span)
+            blocks = pad(spans, 4, -cut.span % cut.inputs, 0.0).reshape(0, 0, -1, cut.inputs)
+            count = -(-width // cut.span) * -(-cut.span // cut.inputs)
+            self._blocks[q.name] = pad(blocks, 4, cut.block - cut.inputs, 127.0).reshape(0, 0, count * cut.block)
+        return self._blocks[q.name]
+
+    def _scales_of_blocks(self, record: Record) -> NDArray[np.float32]:
+        per_group = -(-GROUP_CUT.span // GROUP_CUT.inputs)
+        return np.repeat(self.file.scales(record).reshape(record.rows, -1), per_group, axis=1)
+
+    # ---- what lies in the file ----
+
+    def _weight(
+        self, name: str, dtype: Any, shape: Sequence[int], blocks: Callable[[], Iterable[NDArray[Any]]]
+    ) -> Value:
+        if name not in self._made:
+            self._made[name] = self.graph.weight(name, dtype, shape, blocks())
+        return self._made[name]
+
+    def _scales(self, record: Record) -> Value:
+        """(1,) or (N,)."""
+        scales = self.file.scales(record)
+        return self._weight(f"{record.key.name}.scale", np.float32, [scales.size], lambda: [scales])
+
+    def _table(self, record: Record) -> Value:
+        """(N, K): floats as they are stored; codes as fp32, or as uint8 with the zero at 128."""
+        dtype: Any = np.float32 if self.form == "float" or record.encoding == packed.F32 else np.uint8
+        if record.encoding == packed.F16:
+            dtype = np.float16
+        offset = 128 if dtype == np.uint8 else 0
+        rows = (block + np.int16(offset) if offset else block for block in self._codes(record))
+        return self._weight(record.key.name, dtype, [record.rows, record.cols], lambda: rows)
+
+    def _transposed(self, record: Record, dtype: Any) -> Value:
+        """(K, N): codes or floats; γ·T when there is one γ a group."""
+        turned = np.empty((record.cols, record.rows), dtype)
+        end = 0
+        if record.scope == packed.SCALE_GROUP:
+            turned[:] = self.file.values(record).T
+        else:
+            for rows in self._codes(record):
+                turned[:, end : end + len(rows)] = rows.T
+                end += len(rows)
+        return self._weight(record.key.name, dtype, turned.shape, lambda: [turned])
+
+    def _codes(self, record: Record) -> Iterator[NDArray[Any]]:
+        """Rows of int8 codes, or of floats, a few thousand at a time."""
+        if record.encoding not in packed.TILES:
+            yield self.file.values(record)
+            return
+        planes = 2 if record.encoding == packed.INT8_PLANES else 1
+        stored = self.file.stored(record).reshape(planes, -(-record.rows // PANEL), -1)
+        for first in range(0, stored.shape[1], _PANELS):
+            part = np.ascontiguousarray(stored[:, first : first + _PANELS]).reshape(-1)
+            rows = min(_PANELS * PANEL, record.rows - first * PANEL)
+            yield packed.TILES[record.encoding].unpack(part, rows, record.cols)
+
+
+def _pack(codes: NDArray[np.int8], cut: Cut) -> NDArray[np.uint8]:
+    """(N, K) codes to MatMulNBits' bytes (N, blocks, cut.block / 4): T + 2, four a byte, the lowest bits first."""
+
+    def pad(y: NDArray[np.int8], count: int) -> NDArray[np.int8]:
+        return np.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, count)])
+
+    n = len(codes)
+    spans = pad(codes, -codes.shape[1] % cut.span).reshape(n, -1, cut.span)
+    blocks = pad(spans, -cut.span % cut.inputs).reshape(n, -1, cut.inputs)
+    u = (pad(blocks, cut.block - cut.inputs) + np.int8(2)).view(np.uint8).reshape(n, -1, cut.block // 4, 4)
+    return np.asarray(u[..., 0] | u[..., 1] << 2 | u[..., 2] << 4 | u[..., 3] << 6, np.uint8)

@@ -1,0 +1,112 @@
+"""A packed file to a folder with an ONNX decoder and what other tools ask for beside it.
+
+    model.onnx          the graph
+    model.onnx_data     its weights, mapped by onnxruntime
+    config.json         shapes of the cache, ids of special tokens
+    generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
+
+Always a folder, so that graph and weights appear at once or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from bitnet.config import ModelConfig
+from bitnet_export import packed
+from bitnet_export.reader import PackedFile
+
+from . import graph
+from .check import OnnxReport, compare
+from .matrices import FORMS
+from .ops import Graph
+
+MODEL, WEIGHTS = "model.onnx", "model.onnx_data"
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # the same words in both
+
+
+def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, form: str = "int8") -> OnnxReport:
+    """Write a packed file as an ONNX decoder for onnxruntime, and compare it with the engine.
+
+    out: a folder to make; one that is there must be empty. form: of the ternary weights, "float",
+    "int8" or "2bit" (`matrices`). The folder appears only if the graph passes onnx.checker and
+    computes what the engine computes. Memory: the largest tensor, then what onnxruntime needs.
+
+    Raises PackedFormatError for a bad source, ValueError for a form or model that cannot be
+    written, VerificationError, FileExistsError.
+    """
+    if form not in FORMS:
+        raise ValueError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
+    file, out = PackedFile.open(source), Path(out)
+    if problems := graph.unsupported(file, form):
+        raise ValueError(f"{source} cannot be written as ONNX: " + "; ".join(problems))
+    with replacing_folder(out) as folder:
+        with open(folder / WEIGHTS, "xb") as weights:
+            onnx.save(graph.build(Graph(weights, WEIGHTS), file, form), folder / MODEL)
+        onnx.checker.check_model(folder / MODEL, full_check=True)
+        _write_side_files(folder, file)
+        sizes = [(folder / name).stat().st_size for name in (MODEL, WEIGHTS)]
+        return OnnxReport(form, file.file_size, sum(sizes), **compare(Path(source), folder / MODEL, file.configs[0]))
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, renamed to it on success, removed with all in it on any failure."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_side_files(folder: Path, file: PackedFile) -> None:
+    config, generation = file.configs[0], file.metadata.get("generation") or {}
+    ends = generation.get("eos_token_ids") or None
+    special = {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": ends}
+    sampling = {key: generation[key] for key in SAMPLING if key in generation}
+    _write_json(folder / "config.json", describe(config) | special)
+    _write_json(folder / "generation_config.json", special | sampling)
+    tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_bytes(tokenizer)
+        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    if template is not None:
+        (folder / "chat_template.jinja").write_bytes(template)
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """What programs around onnxruntime read from config.json: the shapes of inputs and cache.
+
+    model_type only tells them under which names they find these; what is computed is in the graph.
+    """
+    return {
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_context,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
