@@ -67,7 +67,8 @@ typedef enum bn_status {
     BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append */
     BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called; the session keeps whole tokens */
     BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
-    BN_ERR_THREAD = 21       /* a worker thread could not be started */
+    BN_ERR_THREAD = 21,      /* a worker thread could not be started */
+    BN_ERR_NO_HEAD = 22      /* logits asked of a model that has none, see bn_session_embed */
 } bn_status;
 
 /* Sections of the packed file that the engine passes on without reading. */
@@ -91,6 +92,14 @@ typedef enum bn_logits {
     BN_LOGITS_ALL = 2   /* one row after every token */
 } bn_logits;
 
+/* How the states of a text's tokens become one vector. */
+typedef enum bn_pooling {
+    BN_POOL_MODEL = 0, /* as the file says */
+    BN_POOL_LAST = 1,  /* the last token's */
+    BN_POOL_MEAN = 2,  /* the mean of all */
+    BN_POOL_FIRST = 3  /* the first token's */
+} bn_pooling;
+
 typedef struct bn_model bn_model;
 typedef struct bn_session bn_session;
 
@@ -104,6 +113,8 @@ typedef struct bn_load_options {
 
 typedef struct bn_model_info {
     uint32_t vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, max_context;
+    uint32_t has_head;        /* 0: no logits, the model embeds */
+    uint32_t pooling;         /* bn_pooling of the file; 0: it names none */
     uint64_t file_bytes;      /* size of the packed file */
     uint64_t ternary_weights; /* number of ternary weights */
     uint64_t bytes_per_token; /* weight bytes read to decode one token, KV not; of a large int8
@@ -205,8 +216,9 @@ BN_API const int32_t *bn_session_tokens(const bn_session *session);
 /* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],
  * rows = 0, 1 or n for BN_LOGITS_NONE, _LAST, _ALL. The last row stays
  * available to bn_session_logits and bn_session_sample unless _NONE.
- * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN. On
- * BN_ERR_CANCELLED the session keeps the blocks finished so far. */
+ * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN, and with
+ * BN_ERR_NO_HEAD unless _NONE. On BN_ERR_CANCELLED the session keeps the
+ * blocks finished so far. */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
 
@@ -220,6 +232,15 @@ BN_API const float *bn_session_logits(bn_session *session);
  * the session holds tokens but no logits (an append with BN_LOGITS_NONE, a rewind). */
 BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n,
                                   float *out);
+
+/* Append n tokens; out[dim] = the hidden states after the final norm of all tokens that the session
+ * holds, pooled, and divided by their Euclidean length. `out` may be NULL: a text may come in
+ * pieces, each by this function with the same pooling, and every cut gives the same bits. Any model
+ * can embed if a pooling is named. Leaves no logits. Fails like bn_session_append; with
+ * BN_ERR_ARGUMENT when neither the call nor the file names a pooling, with BN_ERR_STATE when the
+ * session holds tokens that came another way. */
+BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
+                                  bn_pooling pooling, float *out);
 
 /* Choose a token from the current logits; NULL sampler: temperature 0. Does
  * not append it. Penalties look at the session's tokens. Fails with

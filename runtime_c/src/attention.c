@@ -91,6 +91,7 @@ static bn_block make_block(const pass *p, size_t row, size_t rows, size_t g, con
                   .rows = rows,
                   .group = group,
                   .position = (size_t)p->w->rows[row].position,
+                  .window = p->m->layers[p->layer].window,
                   .q = s->q,
                   .codes = s->codes,
                   .q_scale = s->q_scale,
@@ -122,7 +123,8 @@ typedef struct chunks {
 static chunks chunks_of(const pass *p) {
     const bn_config *c = &p->m->config;
     const size_t position = (size_t)p->w->rows[0].position;
-    chunks s = {.low = bn_first_key(c, position) / BN_CHUNK_KEYS, .keys = position + p->rows};
+    chunks s = {.low = bn_first_key(p->m->layers[p->layer].window, position) / BN_CHUNK_KEYS,
+                .keys = position + p->rows};
     s.n = (s.keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - s.low;
     s.m = p->w->partial;
     s.l = s.m + s.n * p->rows * c->n_heads;
@@ -175,8 +177,8 @@ static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32
     const bn_block b = make_block(p, row, rows, g, s);
     const size_t keys = b.position + rows;
     memset(s->l_sum, 0, n * sizeof *s->l_sum);
-    for (size_t begin = bn_first_key(c, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS; begin < keys;
-         begin += BN_CHUNK_KEYS) {
+    for (size_t begin = bn_first_key(b.window, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS;
+         begin < keys; begin += BN_CHUNK_KEYS) {
         const size_t end = begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys;
         bn_chunk_attend(&b, begin, end, s->m, s->l, s->o);
         for (size_t i = 0; i < n; i++)

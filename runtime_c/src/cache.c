@@ -69,7 +69,7 @@ static void append_row(const bn_model *m, bn_workspace *w, size_t row, const bn_
     const bn_kernels *kernels = &m->kernels;
     const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads;
     float *qkv = w->qkv + row * (H + 2 * G) * E;
-    const float *angle = w->angle + row * c->rope_dim;
+    const float *angle = w->angle + (l->table * w->batch + row) * c->rope_dim;
     const bn_cache *cache = w->rows[row].cache;
 
     for (size_t h = 0; h < H + G; h++) {

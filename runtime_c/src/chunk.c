@@ -6,9 +6,8 @@
 
 #include <string.h>
 
-size_t bn_first_key(const bn_config *c, size_t position) {
-    return c->sliding_window && position + 1 > c->sliding_window ? position + 1 - c->sliding_window
-                                                                 : 0;
+size_t bn_first_key(size_t window, size_t position) {
+    return window && position + 1 > window ? position + 1 - window : 0;
 }
 
 /* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
@@ -74,7 +73,6 @@ static size_t larger(size_t a, size_t b) {
 
 /* Values are added in the order of keys: what a row sees alone before and after what all see. */
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
-    const bn_config *c = &b->m->config;
     size_t low = begin, high = end; /* seen by all rows */
     if (b->type == BN_KV_INT8)      /* streams too short for the hardware to see them coming */
         for (size_t key = begin; key < end; key += BN_LANES) {
@@ -82,9 +80,9 @@ void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, floa
             __builtin_prefetch(b->v_scale + key);
         }
     score(b, begin, (end - begin + BN_LANES - 1) / BN_LANES);
-    memset(o, 0, b->rows * b->group * c->head_dim * sizeof *o);
+    memset(o, 0, b->rows * b->group * b->m->config.head_dim * sizeof *o);
     for (size_t row = 0; row < b->rows; row++) {
-        const size_t from = larger(bn_first_key(c, b->position + row), begin);
+        const size_t from = larger(bn_first_key(b->window, b->position + row), begin);
         const size_t to = smaller(b->position + row + 1, end);
         soften(b, row, begin, from, to, m, l);
         low = larger(low, from);
@@ -93,7 +91,7 @@ void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, floa
     if (low >= high)
         low = high = end;
     for (size_t row = 0; row < b->rows; row++)
-        weigh(b, row, 1, begin, larger(bn_first_key(c, b->position + row), begin),
+        weigh(b, row, 1, begin, larger(bn_first_key(b->window, b->position + row), begin),
               smaller(b->position + row + 1, low), o);
     weigh(b, 0, b->rows, begin, low, high, o);
     for (size_t row = 0; row < b->rows; row++)

@@ -16,14 +16,15 @@ typedef struct bn_block {
     int32_t type;                   /* bn_kv_type */
     size_t rows, group;
     size_t position; /* of the first row */
+    size_t window;   /* of the layer */
     float *q;        /* [n][E], times the attention scale */
     int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, BN_KV_INT8 */
     float *q_scale;  /* [n] */
     float *scores;   /* [n][BN_CHUNK_KEYS] scratch */
 } bn_block;
 
-/* The first key that a row at this position sees. */
-size_t bn_first_key(const bn_config *c, size_t position);
+/* The first key that a row at this position sees; window: keys it sees at most, 0: no limit. */
+size_t bn_first_key(size_t window, size_t position);
 
 /* Of keys [begin, end) of one chunk, for each query: m[n] the largest score, l[n] the sum of
  * exp(score - m), o[n][E] the values weighted alike. A row that sees none of them gets l = 0. */

@@ -8,11 +8,15 @@
  *         x += down( sub_norm( act(gate) · up ))                   gate, up of norm(x)
  *     logits = head( norm(x) )
  *
+ * Some models have a norm of its own before each linear, or one more before each addition to x, or
+ * no gate, or no head.
+ *
  * A row is one token; rows of one call may belong to a prompt or to different texts. Before
  * each ternary linear the rows are quantized to int8, one scale a row (bitnet/quant.py). One
  * row is normed and quantized by the caller alone: waking the other threads costs more.
  */
 #include <math.h>
+#include <string.h>
 
 #include "internal.h"
 
@@ -22,7 +26,7 @@ typedef struct pass {
     const bn_layer *l;
     const float *source; /* [B][source_stride] what is to be normed */
     size_t source_stride, width;
-    const float *gain; /* NULL: no norm here */
+    const float *gain, *linear_gain; /* NULL: no norm here */
     size_t first, rows;
     atomic_int not_finite;
 } pass;
@@ -50,52 +54,73 @@ static void each_row(pass *p, row_step step) {
         bn_pool_run(p->m->pool, run_rows, &job);
 }
 
-/* x = embedding; cos and sin of the position, for every layer. */
-static void embed_row(pass *p, size_t row) {
-    const bn_config *c = &p->m->config;
-    bn_embed(p->m, p->w->rows[row].token, p->w->x + row * c->dim);
-    float *angle = p->w->angle + row * c->rope_dim;
+/* cos and sin of each angle at this position. */
+static void turn(const bn_config *c, const float *frequencies, int32_t position, float *angle) {
     for (size_t i = 0; i < c->rope_dim / 2; i++) {
         double sine, cosine;
-        bn_sincos((double)((float)p->w->rows[row].position * p->m->rope_frequencies[i]), &sine,
-                  &cosine);
+        bn_sincos((double)((float)position * frequencies[i]), &sine, &cosine);
         angle[2 * i] = (float)cosine * c->rope_attention_factor;
         angle[2 * i + 1] = (float)sine * c->rope_attention_factor;
     }
 }
 
-/* h = norm(source), q = quantize(h). */
+/* x = embedding; cos and sin of the position, for every layer. */
+static void embed_row(pass *p, size_t row) {
+    const bn_config *c = &p->m->config;
+    const bn_row *r = &p->w->rows[row];
+    bn_embed(p->m, r->token, p->w->x + row * c->dim);
+    for (size_t table = 0; table < 2; table++)
+        if (p->m->rope_frequencies[table])
+            turn(c, p->m->rope_frequencies[table], r->position,
+                 p->w->angle + (table * p->w->batch + row) * c->rope_dim);
+}
+
+static void norm_row(pass *p, float *y, const float *x, const float *gain, size_t n) {
+    const float sum = p->m->kernels.rms_norm(y, x, gain, n, p->m->config.norm_eps);
+    if (!isfinite(sum))
+        atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
+}
+
+/* h = linear_norm(norm(source)), q = quantize(h). */
 static void quantize_row(pass *p, size_t row) {
     const bn_workspace *w = p->w;
-    const bn_kernels *k = &p->m->kernels;
     const float *source = p->source + row * p->source_stride;
     float *h = w->h + row * w->wide;
-    if (p->gain) {
-        const float sum = k->rms_norm(h, source, p->gain, p->width, p->m->config.norm_eps);
-        if (!isfinite(sum))
-            atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
-    } else if (h != source) {
-        for (size_t i = 0; i < p->width; i++)
-            h[i] = source[i];
-    }
-    w->s[row] =
-        k->quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width, bn_q_row(p->width));
+    if (p->gain)
+        norm_row(p, h, source, p->gain, p->width);
+    else if (h != source)
+        memcpy(h, source, p->width * sizeof *h);
+    if (p->linear_gain)
+        norm_row(p, h, h, p->linear_gain, p->width);
+    w->s[row] = p->m->kernels.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width,
+                                       bn_q_row(p->width));
 }
 
 static void norm_quantize(pass *p, const float *source, size_t stride, size_t width,
-                          const float *gain) {
-    p->source = source, p->source_stride = stride, p->width = width, p->gain = gain;
+                          const float *gain, const float *linear_gain) {
+    p->source = source, p->source_stride = stride, p->width = width;
+    p->gain = gain, p->linear_gain = linear_gain;
     each_row(p, quantize_row);
 }
 
-/* h = sub_norm(act(gate) · up), quantized. */
+/* Products of norm(x). Those with a norm of their own before them take turns. */
+static void project(pass *p, const float *gain, const bn_product *products, int n) {
+    const size_t D = p->m->config.dim;
+    const int together = products->w->norm ? 1 : n;
+    for (int i = 0; i < n; i += together) {
+        norm_quantize(p, p->w->x, D, D, gain, products[i].w->norm);
+        bn_linear(p->m, p->w, 0, p->rows, products + i, together);
+    }
+}
+
+/* h = sub_norm(act(gate) · up), quantized. Without a gate, up was put in its place. */
 static void gate_row(pass *p, size_t row) {
     const bn_workspace *w = p->w;
-    const bn_config *c = &p->m->config;
-    const size_t F = c->ffn_dim;
-    float *h = w->h + row * w->wide;
-    (c->activation == BN_ACT_RELU2 ? p->m->kernels.relu2_gate : p->m->kernels.silu_gate)(
-        h, w->gate + row * F, w->up + row * F, F);
+    const size_t F = p->m->config.ffn_dim;
+    float *up = w->up + row * F;
+    for (size_t i = 0; i < F && !p->l->gate.data; i++)
+        up[i] = 1;
+    p->m->gate(w->h + row * w->wide, w->gate + row * F, up, F);
     quantize_row(p, row);
 }
 
@@ -103,7 +128,7 @@ static void gate_row(pass *p, size_t row) {
 static void post_norm_row(pass *p, size_t row) {
     const bn_config *c = &p->m->config;
     float *y = p->w->y + row * c->dim, *x = p->w->x + row * c->dim;
-    p->m->kernels.rms_norm(y, y, p->gain, c->dim, c->norm_eps);
+    norm_row(p, y, y, p->gain, c->dim);
     for (size_t i = 0; i < c->dim; i++)
         x[i] += y[i] * c->residual_scale;
 }
@@ -126,7 +151,7 @@ static void residual(pass *p, const bn_tensor *linear, const float *post_norm) {
 
 bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows) {
     const bn_config *c = &m->config;
-    const size_t D = c->dim, F = c->ffn_dim, E = c->head_dim, HE = c->n_heads * E;
+    const size_t F = c->ffn_dim, E = c->head_dim, HE = c->n_heads * E;
     const size_t GE = c->n_kv_heads * E, QKV = HE + 2 * GE;
     pass p = {.m = m, .w = w, .rows = rows};
 
@@ -135,22 +160,25 @@ bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows) {
         const bn_layer *l = p.l = &m->layers[layer];
 
         /* attention */
-        norm_quantize(&p, w->x, D, D, l->attn_norm);
         const bn_product qkv[3] = {{.w = &l->q, .y = w->qkv, .y_stride = QKV},
                                    {.w = &l->k, .y = w->qkv + HE, .y_stride = QKV},
                                    {.w = &l->v, .y = w->qkv + HE + GE, .y_stride = QKV}};
-        bn_linear(m, w, 0, rows, qkv, 3);
+        project(&p, l->attn_norm, qkv, 3);
         bn_cache_append(m, w, rows, l, layer);
         bn_attention(m, w, rows, layer);
-        norm_quantize(&p, w->h, w->wide, HE, l->attn_sub_norm);
+        norm_quantize(&p, w->h, w->wide, HE, l->attn_sub_norm, l->o.norm);
         residual(&p, &l->o, l->attn_post_norm);
 
         /* feed-forward */
-        norm_quantize(&p, w->x, D, D, l->ffn_norm);
         const bn_product gate_up[2] = {{.w = &l->gate, .y = w->gate, .y_stride = F},
                                        {.w = &l->up, .y = w->up, .y_stride = F}};
-        bn_linear(m, w, 0, rows, gate_up, 2);
-        p.source = w->h, p.source_stride = w->wide, p.width = F, p.gain = l->ffn_sub_norm;
+        const bn_product up_alone = {.w = &l->up, .y = w->gate, .y_stride = F};
+        if (l->gate.data)
+            project(&p, l->ffn_norm, gate_up, 2);
+        else
+            project(&p, l->ffn_norm, &up_alone, 1);
+        p.source = w->h, p.source_stride = w->wide, p.width = F;
+        p.gain = l->ffn_sub_norm, p.linear_gain = l->down.norm;
         each_row(&p, gate_row);
         residual(&p, &l->down, l->ffn_post_norm);
     }
@@ -160,7 +188,7 @@ bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows) {
 bn_status bn_head_input(bn_model *m, bn_workspace *w, size_t first, size_t rows) {
     const size_t D = m->config.dim;
     pass p = {.m = m, .w = w, .first = first, .rows = rows};
-    norm_quantize(&p, w->x, D, D, m->final_norm);
+    norm_quantize(&p, w->x, D, D, m->final_norm, NULL);
     return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
 }
 

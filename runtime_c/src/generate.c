@@ -10,7 +10,7 @@
 
 /* --- tokens in --- */
 
-static bn_status check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
+bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
     if (!s || !tokens || n < 1)
         return BN_ERR_ARGUMENT;
     if (n > s->n_ctx - s->position)
@@ -33,12 +33,8 @@ static bn_status forward_block(bn_session *s, const int32_t *tokens, int32_t n) 
     return BN_OK;
 }
 
-typedef bn_status (*block_done)(bn_session *s, int32_t start, int32_t n, int32_t total,
-                                void *context);
-
-/* Cut n tokens into blocks; call done after each, with the workspace still holding its rows. */
-static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, block_done done,
-                            void *context) {
+bn_status bn_run_blocks(bn_session *s, const int32_t *tokens, int32_t n, bn_block_done *done,
+                        void *context) {
     bn_status status = BN_OK;
     atomic_store(&s->cancel, 0);
     s->ready = BN_READY_NOTHING;
@@ -73,12 +69,14 @@ static bn_status append_done(bn_session *s, int32_t start, int32_t n, int32_t to
 
 bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_logits logits,
                             float *out) {
-    bn_status status = check_tokens(s, tokens, n);
+    bn_status status = bn_check_tokens(s, tokens, n);
     if (status)
         return status;
     if (logits != BN_LOGITS_NONE && logits != BN_LOGITS_LAST && logits != BN_LOGITS_ALL)
         return BN_ERR_ARGUMENT;
-    status = run_blocks(s, tokens, n, append_done, logits == BN_LOGITS_ALL ? out : NULL);
+    if (logits != BN_LOGITS_NONE && !s->model->config.has_head)
+        return BN_ERR_NO_HEAD;
+    status = bn_run_blocks(s, tokens, n, append_done, logits == BN_LOGITS_ALL ? out : NULL);
     if (status || logits == BN_LOGITS_NONE) {
         s->ready = BN_READY_NOTHING;
     } else if (logits == BN_LOGITS_LAST && out) {
@@ -94,9 +92,11 @@ bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, in
     if (!sessions || n < 1)
         return BN_ERR_ARGUMENT;
     for (int32_t i = 0; i < n; i++) {
-        const bn_status status = check_tokens(sessions[i], tokens ? tokens + i : NULL, 1);
+        const bn_status status = bn_check_tokens(sessions[i], tokens ? tokens + i : NULL, 1);
         if (status)
             return status;
+        if (!sessions[i]->model->config.has_head)
+            return BN_ERR_NO_HEAD;
         for (int32_t j = 0; j < i; j++)
             if (sessions[j] == sessions[i] || sessions[j]->model != sessions[i]->model)
                 return BN_ERR_ARGUMENT;
@@ -184,11 +184,13 @@ static bn_status score_done(bn_session *s, int32_t start, int32_t n, int32_t tot
 }
 
 bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, float *out) {
-    const bn_status status = check_tokens(s, tokens, n);
+    const bn_status status = bn_check_tokens(s, tokens, n);
     if (status)
         return status;
     if (!out)
         return BN_ERR_ARGUMENT;
+    if (!s->model->config.has_head)
+        return BN_ERR_NO_HEAD;
     out[0] = NAN;
     if (s->position > 0) {
         const float *row = bn_session_logits(s);
@@ -197,7 +199,7 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
         out[0] = log_probability(&s->model->kernels, row, s->model->config.vocab_size, tokens[0]);
     }
     score_context context = {tokens, out};
-    return run_blocks(s, tokens, n, score_done, &context);
+    return bn_run_blocks(s, tokens, n, score_done, &context);
 }
 
 /* --- tokens out --- */
@@ -257,7 +259,7 @@ static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, const in
     const int32_t start = s->position;
     const size_t V = s->model->config.vocab_size;
     memcpy(tokens + 1, draft, (size_t)n_draft * sizeof *draft);
-    bn_status status = check_tokens(s, tokens, n_draft + 1);
+    bn_status status = bn_check_tokens(s, tokens, n_draft + 1);
     if (status)
         return status;
     s->ready = BN_READY_NOTHING;

@@ -19,7 +19,9 @@ typedef struct bn_layer {
     const float *attn_norm, *q_norm, *k_norm, *attn_sub_norm, *attn_post_norm; /* gains or NULL */
     const float *ffn_norm, *ffn_sub_norm, *ffn_post_norm;
     bn_tensor q, k, v, o;     /* H·E × D, G·E × D, G·E × D, D × H·E */
-    bn_tensor gate, up, down; /* F × D, F × D, D × F */
+    bn_tensor gate, up, down; /* F × D (gate: or none), F × D, D × F */
+    size_t window;            /* keys a row sees; 0: all */
+    uint32_t table;           /* which rope_frequencies: 1 in local layers */
 } bn_layer;
 
 struct bn_model {
@@ -28,10 +30,11 @@ struct bn_model {
     bn_config config;
     bn_kernels kernels;
     bn_pool *pool;
-    bn_layer *layers;              /* [n_layers] */
-    bn_tensor embedding, head;     /* V × D; the same tensor when tied */
-    const float *final_norm;       /* [D] */
-    const float *rope_frequencies; /* [rope_dim/2] or NULL */
+    bn_gate *gate;             /* act(gate) · up */
+    bn_layer *layers;          /* [n_layers] */
+    bn_tensor embedding, head; /* V × D; the same tensor when tied; no data without a head */
+    const float *final_norm;   /* [D] */
+    const float *rope_frequencies[2]; /* [rope_dim/2] or NULL: of all layers, or global and local */
 };
 
 /* The KV cache of one text. Per layer and KV head, keys lie in tiles [slots/16][E][16 keys] and
@@ -65,7 +68,7 @@ typedef struct bn_workspace {
     float *qkv;       /* [B][(H + 2G)·E] */
     float *gate, *up; /* [B][F] */
     float *y;         /* [B][D] a sublayer's output, when a norm comes before the addition */
-    float *angle;     /* [B][rope_dim] cos and sin of each row's position */
+    float *angle;     /* [2][B][rope_dim] cos and sin of each row's position, by table */
     int32_t *acc;     /* [threads][B][BN_CHUNK_ROWS] */
     float *attend;    /* [threads][attend_stride] */
     float *partial;   /* bn_partial_floats: results of chunks, when a context is split */
@@ -91,6 +94,9 @@ struct bn_session {
     float *hidden;       /* [D] x of the last token, before the final norm */
     float *logits;       /* [V] of the last token */
     int32_t ready;       /* which of these two is there */
+    float *pool;         /* [D] hidden states so far, as bn_session_embed pools them */
+    int32_t pooled;      /* tokens in it */
+    int32_t pooling;     /* and how */
     float *score_logits; /* [score_rows][V] */
     int32_t score_rows;
     void *sampler_scratch;
@@ -159,6 +165,19 @@ bn_status bn_head_input(bn_model *m, bn_workspace *w, size_t first, size_t rows)
 
 /* Logits of rows [first, first + rows) after bn_forward: out is [rows][V]. Fails like it. */
 bn_status bn_head(bn_model *m, bn_workspace *w, size_t first, size_t rows, float *out);
+
+/* --- generate.c --- */
+
+/* What every call that takes tokens refuses before any work. */
+bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n);
+
+/* Tokens [start, start + n) of `total` are done, and the session's; their rows are in work. */
+typedef bn_status bn_block_done(bn_session *s, int32_t start, int32_t n, int32_t total,
+                                void *context);
+
+/* Cut n tokens into blocks; call done after each, with the workspace still holding its rows. */
+bn_status bn_run_blocks(bn_session *s, const int32_t *tokens, int32_t n, bn_block_done *done,
+                        void *context);
 
 /* --- head.c --- */
 

@@ -55,6 +55,9 @@ typedef struct bn_matmul {
     size_t tokens;
 } bn_matmul;
 
+/* h[i] = act(g[i]) * u[i]; h may be g. */
+typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
+
 typedef struct bn_kernels {
     const char *isa;
 
@@ -90,10 +93,12 @@ typedef struct bn_kernels {
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */
     float (*exp_sum)(float *x, size_t n, float shift);
 
-    /* h[i] = (g[i] / (1 + exp(-g[i]))) * u[i]; h may be g. */
-    void (*silu_gate)(float *h, const float *g, const float *u, size_t n);
-    /* h[i] = (max(g[i], 0)²) * u[i]; h may be g. */
-    void (*relu2_gate)(float *h, const float *g, const float *u, size_t n);
+    bn_gate *relu2_gate; /* (max(g, 0)²) * u */
+    bn_gate *silu_gate;  /* (g / (1 + exp(-g))) * u */
+    /* GELU with tanh: (g / (1 + exp(-g · fma(C1, g·g, C0)))) * u, as (1 + tanh z)/2 is
+     * 1/(1 + exp(-2z)) and z = sqrt(2/pi)·(g + 0.044715·g³) */
+    bn_gate *gelu_gate;
+    bn_gate *relu_gate; /* max(g, 0) * u */
 
     /* scores[i * score_stride + 16 t + j] = q_i · key(16 t + j), float rule over head_dim:
      * K tiles lie [tile][head_dim][16 keys], so keys are lanes and nothing is summed across.
@@ -166,5 +171,7 @@ float bn_exp(float x);
 #define BN_EXP_C4 0.0416666679f
 #define BN_EXP_C5 0.00833333377f
 #define BN_EXP_C6 0.00138888892f
+#define BN_GELU_C0 1.59576912f   /* 2 sqrt(2/pi) */
+#define BN_GELU_C1 0.0713548163f /* 0.044715 of it */
 
 #endif

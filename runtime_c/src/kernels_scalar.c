@@ -240,6 +240,18 @@ static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
     }
 }
 
+static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const float z2 = g[i] * fmaf(BN_GELU_C1, g[i] * g[i], BN_GELU_C0);
+        h[i] = g[i] / (1.0f + bn_exp(-z2)) * u[i];
+    }
+}
+
+static void relu_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        h[i] = (g[i] > 0.0f ? g[i] : 0.0f) * u[i];
+}
+
 /* --- attention --- */
 
 static void qk_f32(float *scores, size_t score_stride, const float *q, size_t n_q, const float *k,
@@ -369,6 +381,8 @@ void bn_kernels_scalar(bn_kernels *table) {
         .exp_sum = exp_sum,
         .silu_gate = silu_gate,
         .relu2_gate = relu2_gate,
+        .gelu_gate = gelu_gate,
+        .relu_gate = relu_gate,
         .qk_f16 = qk_f16,
         .qk_f32 = qk_f32,
         .pv_f16 = pv_f16,

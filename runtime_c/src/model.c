@@ -19,13 +19,9 @@ static bn_status check_supported(const bn_file *f, char *detail) {
         {c->input != 0, "input = embeddings"},
         {c->mask != 0, "a mask other than causal"},
         {c->norm != 0, "norm = layer"},
-        {(c->norm_flags & BN_LINEAR_NORMS) != 0, "linear_norm"},
         {(c->norm_flags & BN_NORM_BIAS) != 0, "norm_bias"},
-        {c->ffn != 0, "ffn = plain"},
-        {c->activation > BN_ACT_SILU, "an activation other than relu2 and silu"},
         {c->n_experts != 0, "experts (MoE)"},
         {c->position != 0 && c->position != 3, "positions other than rope and none"},
-        {c->has_head != 1, "a stack without a head"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)
@@ -39,7 +35,11 @@ static const float *gain(const bn_file *f, uint32_t layer, uint32_t role) {
 }
 
 static void resolve_layer(const bn_file *f, uint32_t i, bn_layer *l) {
+    const uint32_t every = f->config.global_every;
+    const int global = every > 0 && (i + 1) % every == 0;
     *l = (bn_layer){
+        .window = global ? 0 : f->config.sliding_window,
+        .table = every > 0 && !global,
         .attn_norm = gain(f, i, BN_ATTN_NORM),
         .q_norm = gain(f, i, BN_Q_NORM),
         .k_norm = gain(f, i, BN_K_NORM),
@@ -61,20 +61,26 @@ static void resolve_layer(const bn_file *f, uint32_t i, bn_layer *l) {
 static bn_status resolve(bn_model *m) {
     const bn_file *f = &m->file;
     m->config = f->config;
+    bn_gate *const gates[] = {[BN_ACT_RELU2] = m->kernels.relu2_gate,
+                              [BN_ACT_SILU] = m->kernels.silu_gate,
+                              [BN_ACT_GELU] = m->kernels.gelu_gate,
+                              [BN_ACT_RELU] = m->kernels.relu_gate};
+    m->gate = gates[m->config.activation];
     m->layers = calloc(m->config.n_layers, sizeof *m->layers); /* each has records in the file */
     if (!m->layers)
         return BN_ERR_MEMORY;
     for (uint32_t i = 0; i < m->config.n_layers; i++)
         resolve_layer(f, i, &m->layers[i]);
     m->embedding = bn_file_tensor(f, NO_LAYER, BN_EMBEDDING);
-    if (m->config.tie_embeddings) {
+    if (m->config.has_head && m->config.tie_embeddings) {
         m->head = m->embedding;
         m->head.bias = bn_file_tensor(f, NO_LAYER, BN_HEAD).bias;
     } else {
         m->head = bn_file_tensor(f, NO_LAYER, BN_HEAD);
     }
     m->final_norm = gain(f, NO_LAYER, BN_FINAL_NORM);
-    m->rope_frequencies = gain(f, NO_LAYER, BN_ROPE_FREQUENCIES);
+    m->rope_frequencies[0] = gain(f, NO_LAYER, BN_ROPE_FREQUENCIES);
+    m->rope_frequencies[1] = gain(f, NO_LAYER, BN_ROPE_LOCAL_FREQUENCIES);
     return BN_OK;
 }
 
@@ -176,6 +182,8 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .head_dim = c->head_dim,
                             .ffn_dim = c->ffn_dim,
                             .max_context = c->max_context,
+                            .has_head = c->has_head,
+                            .pooling = c->pooling,
                             .file_bytes = m->mapping.size,
                             .threads = bn_pool_threads(m->pool),
                             .isa = m->kernels.isa};

@@ -32,7 +32,7 @@ static int lay_out(bn_session *s, uint8_t *base) {
     s->cache.head_stride = align(bn_cache_bytes(c, s->cache.type, slots));
     if (__builtin_mul_overflow(s->cache.head_stride, heads, &kv) || kv > SIZE_MAX / 8)
         return 0;
-    s->memory_size = 2 * (kv + scales) + hidden + logits + scores + tokens + sampler + screened;
+    s->memory_size = 2 * (kv + scales + hidden) + logits + scores + tokens + sampler + screened;
     if (base) {
         s->cache.k = base;
         s->cache.v = base + kv;
@@ -42,7 +42,8 @@ static int lay_out(bn_session *s, uint8_t *base) {
         }
         base += 2 * (kv + scales);
         s->hidden = (float *)(void *)base;
-        base += hidden;
+        s->pool = (float *)(void *)(base + hidden);
+        base += 2 * hidden;
         s->logits = (float *)(void *)base;
         s->score_logits = (float *)(void *)(base + logits);
         s->tokens = (int32_t *)(void *)(base + logits + scores);
@@ -121,7 +122,10 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     s->ready = session->ready;
     s->rng = session->rng;
     memcpy(s->tokens, session->tokens, (size_t)s->position * sizeof *s->tokens);
+    s->pooled = session->pooled;
+    s->pooling = session->pooling;
     memcpy(s->hidden, session->hidden, s->model->config.dim * sizeof *s->hidden);
+    memcpy(s->pool, session->pool, s->model->config.dim * sizeof *s->pool);
     memcpy(s->logits, session->logits, s->model->config.vocab_size * sizeof *s->logits);
     copy_cache(session, s);
     *copy = s;
@@ -132,6 +136,7 @@ bn_status bn_session_rewind(bn_session *s, int32_t n) {
     if (!s || n < 0 || n > s->position)
         return BN_ERR_ARGUMENT;
     s->position = n;
+    s->pooled = 0;
     s->ready = BN_READY_NOTHING;
     return BN_OK;
 }

@@ -54,6 +54,8 @@ const char *bn_status_text(bn_status status) {
         return "the logits are not numbers, or every token is ruled out";
     case BN_ERR_THREAD:
         return "a worker thread could not be started";
+    case BN_ERR_NO_HEAD:
+        return "the model has no head and so no logits: it turns a text into a vector";
     }
     return "unknown status";
 }

@@ -43,7 +43,7 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     w->gate = take(a, B * F, sizeof(float));
     w->up = take(a, B * F, sizeof(float));
     w->y = take(a, B * D, sizeof(float));
-    w->angle = take(a, B * c->rope_dim, sizeof(float));
+    w->angle = take(a, 2 * B * c->rope_dim, sizeof(float));
     w->acc = take(a, threads * B * BN_CHUNK_ROWS, sizeof(int32_t));
     w->attend = take(a, threads * w->attend_stride, sizeof(float));
     w->partial = take(a, bn_partial_floats(c, n_ctx), sizeof(float));

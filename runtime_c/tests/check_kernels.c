@@ -31,6 +31,8 @@ static const struct {
               {"exp_sum", check_exp_sum},
               {"silu_gate", check_silu_gate},
               {"relu2_gate", check_relu2_gate},
+              {"gelu_gate", check_gelu_gate},
+              {"relu_gate", check_relu_gate},
               {"qk_f16", check_qk_f16},
               {"qk_f32", check_qk_f32},
               {"pv_f16", check_pv_f16},

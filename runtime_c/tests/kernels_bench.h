@@ -114,6 +114,9 @@ static void call_exp_sum(bench *b) {
 static void call_silu(bench *b) {
     b->k->silu_gate(b->y, b->x, b->x + b->cols, b->cols);
 }
+static void call_gelu(bench *b) {
+    b->k->gelu_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
 static void call_relu2(bench *b) {
     b->k->relu2_gate(b->y, b->x, b->x + b->cols, b->cols);
 }
@@ -185,6 +188,7 @@ static void bench_floats(bench *b, const bn_kernels *scalar) {
     bench_line(b, scalar, "exp_sum", call_exp_sum, n, 4 * n);
     bench_line(b, scalar, "silu_gate", call_silu, n, 8 * n);
     bench_line(b, scalar, "relu2_gate", call_relu2, n, 8 * n);
+    bench_line(b, scalar, "gelu_gate", call_gelu, n, 8 * n);
     bench_line(b, scalar, "f32_to_f16", call_narrow, n, 4 * n);
     bench_line(b, scalar, "f16_to_f32", call_widen, n, 2 * n);
     b->rows = 256, b->cols = 128; /* keys of a chunk, head_dim */

@@ -97,28 +97,34 @@ static void check_exp_sum(test *t) {
     done(t, "exp_sum");
 }
 
-static void check_gate(test *t, int silu) {
-    const char *what = silu ? "silu_gate" : "relu2_gate";
+static void check_gate(test *t, bn_gate *tier, bn_gate *scalar, const char *what) {
     const int kind = (int)below(t, FLOAT_KINDS), in_place = (int)below(t, 2);
     const size_t n = size_to(t, 300);
     const float *g = floats(t, n, kind), *u = floats(t, n, kind);
     float *h[2];
     for (int i = 0; i < 2; i++) {
-        const bn_kernels *k = i ? t->scalar : t->tier;
         h[i] = buffer(t, n * sizeof(float));
         memcpy(h[i], g, n * sizeof(float));
-        (silu ? k->silu_gate : k->relu2_gate)(h[i], in_place ? h[i] : g, u, n);
+        (i ? scalar : tier)(h[i], in_place ? h[i] : g, u, n);
     }
     same_floats(t, h[0], h[1], n, what);
     done(t, what);
 }
 
 static void check_silu_gate(test *t) {
-    check_gate(t, 1);
+    check_gate(t, t->tier->silu_gate, t->scalar->silu_gate, "silu_gate");
 }
 
 static void check_relu2_gate(test *t) {
-    check_gate(t, 0);
+    check_gate(t, t->tier->relu2_gate, t->scalar->relu2_gate, "relu2_gate");
+}
+
+static void check_gelu_gate(test *t) {
+    check_gate(t, t->tier->gelu_gate, t->scalar->gelu_gate, "gelu_gate");
+}
+
+static void check_relu_gate(test *t) {
+    check_gate(t, t->tier->relu_gate, t->scalar->relu_gate, "relu_gate");
 }
 
 /* Keys and values in the numbers of each cache type. */

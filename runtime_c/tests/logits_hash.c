@@ -5,7 +5,7 @@
  * ones, and the CRC-32 of the bits of all logits must not change. It is printed, so that two
  * machines can be compared.
  *
- *     logits_hash [FILE]      without FILE, two small random models
+ *     logits_hash [FILE]      without FILE, three small random models
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -16,13 +16,15 @@
 #include "tiny_file.h"
 
 enum { TOKENS = 270, LONGEST = 100 }; /* more tokens than an attention chunk has keys */
-enum { SUB_NORM = 4, QK_NORM = 32, POST_NORM = 2 };
+enum { PRE_NORM = 1, POST_NORM = 2, SUB_NORM = 4, LINEAR_NORM = 8, QK_NORM = 32 };
+enum { RELU2, SILU, GELU };
 
 /* No size is a multiple of 16, every encoding and every scope of scales occurs. */
 enum { DIM = 90, HEAD = 20, HEADS = 2, KV_HEADS = 1, FFN = 140, VOCAB = 101, LAYERS = 2 };
 
 static void layer(tiny_writer *w, unsigned l, unsigned norms) {
-    tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
+    if (norms & PRE_NORM)
+        tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, l, 2, TINY_NONE, 0, 4, 2, HEADS * HEAD, DIM);
     tiny_tensor(w, l, 3, TINY_NONE, 0, 2, 0, KV_HEADS * HEAD, DIM);
     tiny_tensor(w, l, 4, TINY_NONE, 0, l == 0 ? 1 : 4, l == 0 ? 0 : 1, KV_HEADS * HEAD, DIM);
@@ -33,7 +35,8 @@ static void layer(tiny_writer *w, unsigned l, unsigned norms) {
     tiny_tensor(w, l, 8, TINY_NONE, 0, l == 0 ? 4 : 5, 1, DIM, HEADS * HEAD);
     if (norms & POST_NORM)
         tiny_tensor(w, l, 9, TINY_NONE, 0, 1, 0, 1, DIM);
-    tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
+    if (norms & PRE_NORM)
+        tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
     tiny_tensor(w, l, 13, TINY_NONE, 0, 5, 2, FFN, DIM);
     if (norms & SUB_NORM)
@@ -41,32 +44,47 @@ static void layer(tiny_writer *w, unsigned l, unsigned norms) {
     tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 3, DIM, FFN);
     if (norms & POST_NORM)
         tiny_tensor(w, l, 16, TINY_NONE, 0, 1, 0, 1, DIM);
+    const unsigned linears[] = {2, 3, 4, 8, 12, 13, 15};
+    for (size_t i = 0; i < 7 && norms & LINEAR_NORM; i++)
+        tiny_tensor(w, l, 32 + linears[i], TINY_NONE, 0, 1, 0, 1,
+                    linears[i] == 8    ? HEADS * HEAD
+                    : linears[i] == 15 ? FFN
+                                       : DIM);
 }
 
-static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_t window) {
+/* global_every: 0, or every so many layers one without a window and with another RoPE. */
+static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_t window,
+                    uint32_t global_every) {
     const uint32_t one = tiny_float_bits(1), eps = tiny_float_bits(1e-5f);
-    uint32_t words[30] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, TOKENS, window};
-    words[12] = 1 | norms;
+    uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, TOKENS, window};
+    words[12] = norms;
     words[13] = eps;
     words[15] = activation;
     words[19] = words[22] = words[23] = one; /* factors */
     words[21] = words[28] = 1;               /* tied embedding, a head */
     words[24] = tiny_float_bits(0.22f);      /* of attention */
     words[29] = HEAD;                        /* of RoPE */
+    words[30] = global_every;
     tiny_stack(w, words, "logits_hash");
     for (unsigned l = 0; l < LAYERS; l++)
         layer(w, l, norms);
     tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
-    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+    for (unsigned role = 69; role <= (global_every ? 70u : 69u); role++)
+        tiny_tensor(w, TINY_NONE, role, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
 }
 
 static void relu2_decoder(tiny_writer *w) {
-    decoder(w, SUB_NORM, 0, 0);
+    decoder(w, PRE_NORM | SUB_NORM, RELU2, 0, 0);
 }
 
 static void silu_decoder(tiny_writer *w) {
-    decoder(w, QK_NORM | POST_NORM, 1, 11); /* the last rows see nothing of the first chunk */
+    decoder(w, PRE_NORM | QK_NORM | POST_NORM, SILU, 11, 0); /* the last rows see nothing of the
+                                                              * first chunk */
+}
+
+static void gelu_decoder(tiny_writer *w) {
+    decoder(w, POST_NORM | LINEAR_NORM | QK_NORM, GELU, 7, 2);
 }
 
 static void check_ok(bn_status status, const char *what) {
@@ -98,6 +116,24 @@ static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece)
     return crc;
 }
 
+/* The vector of a text, by its mean. */
+static uint32_t hash_embedding(bn_session *s, size_t piece) {
+    enum { TEXT = 50 };
+    bn_kernels scalar;
+    float out[DIM];
+    int32_t tokens[TEXT];
+    bn_kernels_scalar(&scalar);
+    for (int i = 0; i < TEXT; i++)
+        tokens[i] = i * i % VOCAB;
+    check_ok(bn_session_rewind(s, 0), "rewind");
+    for (size_t done = 0, n; done < TEXT; done += n) {
+        n = piece && piece < TEXT - done ? piece : piece ? TEXT - done : 1 + done / 2;
+        n = n < TEXT - done ? n : TEXT - done;
+        check_ok(bn_session_embed(s, tokens + done, (int32_t)n, BN_POOL_MEAN, out), "embed");
+    }
+    return scalar.crc32(0, (const uint8_t *)out, sizeof out);
+}
+
 static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     bn_model_info info;
     bn_session *s;
@@ -105,7 +141,9 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     const int32_t n_ctx = info.max_context < TOKENS ? (int32_t)info.max_context : TOKENS;
     const bn_session_options options = {.n_ctx = n_ctx, .kv_type = (int32_t)type};
     check_ok(bn_session_new(model, &options, &s), "session");
-    const uint32_t crc = hash_session(model, s, piece);
+    uint32_t crc = hash_session(model, s, piece);
+    if (info.vocab_size == VOCAB && info.dim == DIM) /* not of a FILE */
+        crc ^= hash_embedding(s, piece);
     bn_session_free(s);
     return crc;
 }
@@ -145,6 +183,9 @@ int main(int argc, char **argv) {
     uint8_t *silu = tiny_file(silu_decoder, SIZE_MAX, SIZE_MAX, &size);
     const uint32_t b = hash_all(NULL, silu, size, BN_KV_F32);
     free(silu);
-    printf("logits %08" PRIx32 " %08" PRIx32 " %08" PRIx32 "\n", a, b, c);
+    uint8_t *gelu = tiny_file(gelu_decoder, SIZE_MAX, SIZE_MAX, &size);
+    const uint32_t d = hash_all(NULL, gelu, size, BN_KV_F16);
+    free(gelu);
+    printf("logits %08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %08" PRIx32 "\n", a, b, c, d);
     return 0;
 }

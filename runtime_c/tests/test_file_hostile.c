@@ -111,7 +111,7 @@ static void test_random_changes(const uint8_t *good, size_t size) {
 
 static void wide(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[30] = {[2] = 320, [3] = 640,  [4] = 1,    [5] = 1,    [6] = 1,  [7] = 64,
+    const uint32_t words[31] = {[2] = 320, [3] = 640,  [4] = 1,    [5] = 1,    [6] = 1,  [7] = 64,
                                 [8] = 640, [9] = 8,    [13] = one, [14] = 1,   [18] = 3, [19] = one,
                                 [21] = 1,  [22] = one, [23] = one, [24] = one, [28] = 1};
     tiny_stack(w, words, "wide");

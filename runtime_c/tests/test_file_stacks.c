@@ -48,7 +48,9 @@ static const struct {
     {28, "has_head", {2, UINT32_MAX}},
     {29, "rope_dim", {0, 1, 9, UINT32_MAX}},
     {29, "an even number", {7, UINT32_MAX}},
-    {30, "unused word 30", {1, UINT32_MAX}},
+    {30, "global_every is 2 with sliding_window = 0", {2, UINT32_MAX}},
+    {30, "global_every", {1, 1025, UINT32_MAX}},
+    {31, "unused word 31", {1, UINT32_MAX}},
     {47, "unused word 47", {1, UINT32_MAX}},
 };
 

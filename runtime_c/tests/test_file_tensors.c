@@ -21,7 +21,7 @@ static void tensor(tiny_writer *w, unsigned layer, unsigned r, unsigned usual_en
 
 static void recipe(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[30] = {
+    const uint32_t words[31] = {
         [2] = VOCAB,   [3] = DIM,  [4] = 1,    [5] = 1,  [6] = 1,  [7] = 3,
         [8] = ffn_dim, [9] = 7,    [13] = one, [14] = 1, [18] = 1, [19] = one,
         [22] = one,    [23] = one, [24] = one, [28] = 1};

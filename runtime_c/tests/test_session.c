@@ -19,7 +19,7 @@ enum { CONTEXT = 320, PROMPT = 250, NEW = 60 };
 
 static void large_vocabulary(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1);
-    uint32_t words[30] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
+    uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
     words[12] = 1;
     words[13] = tiny_float_bits(1e-5f);
     words[19] = words[22] = words[23] = one;
@@ -256,6 +256,93 @@ static void test_score(void) {
     bn_session_free(halves);
 }
 
+/* The vector of a text is that of its states: here against single appends, whose last state the
+ * session keeps. Pieces and forks give the same bits. */
+static void test_embed(void) {
+    enum { N = 40 };
+    const bn_pooling kinds[] = {BN_POOL_LAST, BN_POOL_MEAN, BN_POOL_FIRST};
+    static double expected[4][DIM];
+    bn_session *s, *single;
+    memset(expected, 0, sizeof expected);
+    ok(bn_session_new(model, &plain, &single));
+    for (int i = 0; i < N; i++) {
+        double squares = 0, h[DIM];
+        ok(bn_session_append(single, prompt + i, 1, BN_LOGITS_LAST, NULL));
+        for (int d = 0; d < DIM; d++)
+            squares += (double)single->hidden[d] * (double)single->hidden[d];
+        for (int d = 0; d < DIM; d++) {
+            h[d] = (double)single->hidden[d] * (double)model->final_norm[d];
+            h[d] /= sqrt(squares / DIM + (double)model->config.norm_eps);
+            expected[BN_POOL_LAST][d] = h[d];
+            expected[BN_POOL_MEAN][d] += h[d];
+            expected[BN_POOL_FIRST][d] = i == 0 ? h[d] : expected[BN_POOL_FIRST][d];
+        }
+    }
+    ok(bn_session_new(model, &plain, &s));
+    for (size_t k = 0; k < 3; k++) {
+        float whole[DIM], pieces[DIM];
+        double squares = 0;
+        bn_session *copy;
+        ok(bn_session_rewind(s, 0));
+        ok(bn_session_embed(s, prompt, N, kinds[k], whole));
+        ok(bn_session_rewind(s, 0));
+        ok(bn_session_embed(s, prompt, 13, kinds[k], NULL));
+        CHECK_EQ(bn_session_embed(s, prompt, 1, kinds[(k + 1) % 3], NULL), BN_ERR_STATE);
+        ok(bn_session_fork(s, &copy));
+        ok(bn_session_embed(copy, prompt + 13, N - 13, kinds[k], pieces));
+        CHECK(memcmp(whole, pieces, sizeof whole) == 0);
+        for (int d = 0; d < DIM; d++)
+            squares += expected[kinds[k]][d] * expected[kinds[k]][d];
+        for (int d = 0; d < DIM; d++) /* fp32 of sums of 48 and 40 terms, each term below 1 */
+            CHECK(fabs(whole[d] - expected[kinds[k]][d] / sqrt(squares)) < 1e-5);
+        CHECK(bn_session_logits(copy) == NULL);
+        bn_session_free(copy);
+    }
+    CHECK_EQ(bn_session_embed(single, prompt, 1, BN_POOL_LAST, NULL), BN_ERR_STATE);
+    ok(bn_session_rewind(s, 5)); /* and tokens that came another way */
+    ok(bn_session_append(s, prompt, 8, BN_LOGITS_NONE, NULL));
+    CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_FIRST, NULL), BN_ERR_STATE);
+    ok(bn_session_rewind(s, 0));
+    CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_MODEL, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_embed(s, prompt, 1, (bn_pooling)4, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_embed(s, prompt, CONTEXT + 1, BN_POOL_LAST, NULL), BN_ERR_CONTEXT);
+    CHECK_EQ(bn_session_position(s), 0);
+    bn_session_free(s);
+    bn_session_free(single);
+}
+
+/* A model without a head has no logits to give, and says so before any work. */
+static void test_no_head(const uint8_t *file, size_t size) {
+    uint8_t *bytes = tiny_copy(file, size);
+    tiny_put(bytes + tiny_section(bytes, 1) + 4 * 28, 0, 4); /* has_head; it was tied */
+    tiny_put(bytes + tiny_section(bytes, 1) + 4 * 27, BN_POOL_MEAN, 4);
+    tiny_fix_checksums(bytes, size);
+    bn_model *headless, *with_head = model;
+    bn_model_info info;
+    bn_session *s, *right;
+    float out[2][DIM], score[2];
+    int32_t token, n;
+    ok(bn_model_open_bytes(bytes, size, NULL, &headless, NULL));
+    ok(bn_model_get_info(headless, &info));
+    CHECK(info.has_head == 0 && info.pooling == BN_POOL_MEAN);
+    ok(bn_session_new(headless, &plain, &s));
+    CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_ALL, NULL), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_session_score(s, prompt, 2, score), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_append_batch(&s, prompt, 1), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_session_position(s), 0);
+    ok(bn_session_embed(s, prompt, 9, BN_POOL_MODEL, out[0]));
+    CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_STATE);
+    ok(bn_session_new(with_head, &plain, &right));
+    ok(bn_session_embed(right, prompt, 9, BN_POOL_MEAN, out[1]));
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    bn_session_free(s);
+    bn_session_free(right);
+    bn_model_close(headless);
+    free(bytes);
+}
+
 /* Caches hold what they say, forks included. */
 static void test_memory(void) {
     bn_session_options options = {.kv_type = BN_KV_F32};
@@ -365,11 +452,13 @@ int main(void) {
         test_batch();
         test_fork_and_rewind();
         test_score();
+        test_embed();
     }
     plain.kv_type = BN_KV_F16;
     test_head_top();
     test_memory();
     test_refusals();
+    test_no_head(file, size);
     test_cancel();
     bn_model_close(model);
     free(file);

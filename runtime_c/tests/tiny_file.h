@@ -108,11 +108,11 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
     }
 }
 
-/* Begin a stack; `words` are the first 30 of its record. */
-static inline void tiny_stack(tiny_writer *w, const uint32_t words[30], const char *name) {
+/* Begin a stack; `words` are the first 31 of its record. */
+static inline void tiny_stack(tiny_writer *w, const uint32_t words[31], const char *name) {
     uint8_t *record = w->stacks + 256 * w->n_stacks++;
     CHECK(w->n_stacks <= TINY_MAX_STACKS);
-    for (size_t i = 0; i < 30; i++)
+    for (size_t i = 0; i < 31; i++)
         tiny_put(record + 4 * i, words[i], 4);
     memcpy(record + 192, name, strlen(name));
 }
@@ -120,7 +120,7 @@ static inline void tiny_stack(tiny_writer *w, const uint32_t words[30], const ch
 /* What the engine runs: pre-norms, sub-norms, RoPE, gated relu², tied int8 embedding. */
 static inline void tiny_decoder(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[30] = {
+    const uint32_t words[31] = {
         [2] = 19,   [3] = 24, [4] = 2,    [5] = 2,      [6] = 1,
         [7] = 8,    [8] = 20, [9] = 32,   [12] = 1 | 4, [13] = tiny_float_bits(1e-5f),
         [19] = one, [21] = 1, [22] = one, [23] = one,   [24] = tiny_float_bits(0.35f),
@@ -153,7 +153,7 @@ static inline void tiny_with_bias(tiny_writer *w, unsigned layer, unsigned role,
 /* A stack that has nothing optional: embeddings in, hidden states out. */
 static inline void tiny_bare(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[30] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
+    const uint32_t words[31] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
                                 [7] = 3,    [8] = 5,    [9] = 7,    [13] = one, [14] = 1, [18] = 3,
                                 [19] = one, [22] = one, [23] = one, [24] = one, [27] = 2};
     tiny_stack(w, words, "bare");
@@ -170,7 +170,7 @@ static inline void tiny_bare(tiny_writer *w) {
  * of its own; then a second stack that has none of it. */
 static inline void tiny_everything(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[30] = {
+    const uint32_t words[31] = {
         [2] = 21,   [3] = 130,  [4] = 2,    [5] = 4,    [6] = 2,    [7] = 4,
         [8] = 33,   [9] = 5,    [10] = 3,   [11] = 1,   [12] = 63,  [13] = one,
         [15] = 2,   [16] = 2,   [17] = 1,   [18] = 1,   [19] = one, [20] = 15,

@@ -176,6 +176,37 @@ static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
     }
 }
 
+static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i += BN_LANES) {
+        lanes v = load(g + i, n - i);
+        const lanes w = load(u + i, n - i);
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            const float32x4_t x = v.val[j], square = vmulq_f32(x, x);
+            const float32x4_t p =
+                vfmaq_f32(vdupq_n_f32(BN_GELU_C0), vdupq_n_f32(BN_GELU_C1), square);
+            const float32x4_t e = vaddq_f32(vdupq_n_f32(1), exp4(vnegq_f32(vmulq_f32(x, p))));
+            v.val[j] = vmulq_f32(vdivq_f32(x, e), w.val[j]);
+        }
+        store(h + i, v, n - i);
+    }
+}
+
+static void relu_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i += BN_LANES) {
+        lanes v = load(g + i, n - i);
+        const lanes w = load(u + i, n - i);
+        UNROLL
+        for (int j = 0; j < 4; j++) { /* as in relu2_gate */
+            const uint32x4_t positive = vcgtzq_f32(v.val[j]);
+            const float32x4_t r =
+                vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v.val[j]), positive));
+            v.val[j] = vmulq_f32(r, w.val[j]);
+        }
+        store(h + i, v, n - i);
+    }
+}
+
 /* --- IEEE half --- */
 
 static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
@@ -207,6 +238,8 @@ void bn_kernels_neon_float(bn_kernels *table) {
     table->exp_sum = exp_sum;
     table->silu_gate = silu_gate;
     table->relu2_gate = relu2_gate;
+    table->gelu_gate = gelu_gate;
+    table->relu_gate = relu_gate;
     table->f32_to_f16 = f32_to_f16;
     table->f16_to_f32 = f16_to_f32;
 }

@@ -197,6 +197,8 @@ static void set_float_kernels(bn_kernels *table) {
     table->exp_sum = exp_sum;
     table->silu_gate = silu_gate;
     table->relu2_gate = relu2_gate;
+    table->gelu_gate = gelu_gate;
+    table->relu_gate = relu_gate;
     table->qk_f16 = qk_f16;
     table->qk_f32 = qk_f32;
     table->pv_f16 = pv_f16;

@@ -153,6 +153,23 @@ static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
     map(h, g, u, n, vec_zero(), relu2_times);
 }
 
+INLINE vec gelu_times(vec g, vec u, vec one) {
+    const vec z2 = vec_mul(g, vec_fma(vec_set(BN_GELU_C1), vec_mul(g, g), vec_set(BN_GELU_C0)));
+    return vec_mul(vec_div(g, vec_add(one, vec_exp(vec_negate(z2)))), u);
+}
+
+static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_set(1.0f), gelu_times);
+}
+
+INLINE vec relu_times(vec g, vec u, vec zero) {
+    return vec_mul(vec_max(g, zero), u);
+}
+
+static void relu_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_zero(), relu_times);
+}
+
 static float exp_sum(float *x, size_t n, float shift) {
     vec sum[PARTS];
     for (int p = 0; p < PARTS; p++)
