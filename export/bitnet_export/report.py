@@ -1,10 +1,17 @@
-"""What `bitnet export` reports of a file that passed (`verify`)."""
+"""What `bitnet export` and `bitnet convert` report of a file that passed (`verify`, `verify_source`)."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scores = NDArray[np.float64]
+"""log p(token | those before it in its window), (n, T - 1)."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +29,46 @@ class Agreement:
     loss_engine: float
     loss_error: float  # standard error of loss_engine - loss_torch
 
+    @classmethod
+    def of(cls, engine: Scores, torch32: Scores, torch64: Scores) -> Self:
+        """torch64 may be of the first windows only."""
+        difference, floor = engine - torch32, np.abs(torch64 - torch32[: len(torch64)])
+        return cls(
+            windows=len(engine),
+            tokens=len(engine) * (engine.shape[1] + 1),
+            median=float(np.median(np.abs(difference))),
+            mean=float(np.abs(difference).mean()),
+            worst=float(np.abs(difference).max()),
+            floor_median=float(np.median(floor)),
+            floor_mean=float(floor.mean()),
+            loss_torch=float(-torch32.mean()),
+            loss_engine=float(-engine.mean()),
+            loss_error=float(difference.std() / math.sqrt(difference.size)),
+        )
+
 
 @dataclass(frozen=True)
 class HeadCost:
     """What storing embedding and head in another format than trained does to the loss, in nats a token."""
 
     stored: str  # "int8", "f16" or "f32"
-    trained: str
+    trained: str  # or "published"
     loss: float  # of torch on the long text, as stored
     loss_trained: float  # on the same text, as trained
     cost: float  # loss - loss_trained; exactly 0 when stored as trained
     cost_error: float  # standard error of cost
+
+    @classmethod
+    def of(cls, stored: str, trained: str, scores: Scores, scores_trained: Scores) -> Self:
+        worse = scores_trained - scores
+        return cls(
+            stored=stored,
+            trained=trained,
+            loss=float(-scores.mean()),
+            loss_trained=float(-scores_trained.mean()),
+            cost=float(worse.mean()),
+            cost_error=float(worse.std() / math.sqrt(worse.size)),
+        )
 
     def __str__(self) -> str:
         if self.stored == self.trained:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from . import packed
 from .reader import PackedFile
-from .report import Agreement, HeadCost, Report, ZeroInputs
+from .report import Agreement, HeadCost, Report, Scores, ZeroInputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,8 +40,6 @@ ROUNDED = 3e-3  # nats a token; after one did
 LOSS = 1e-4  # nats, of the mean over a long text
 
 MAX_LOGITS = 1 << 24  # torch computes at a time: 128 MB in fp64
-
-Scores = NDArray[np.float64]
 
 
 class VerificationError(ValueError):
@@ -69,9 +67,9 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
     with Model.load(file, kv_type="f32") as engine:
         short = _agreement(engine, _torch_scores(model, prompts), reference, prompts)
         long = _agreement(engine, scores, reference, text)
-    _limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
-    _limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
-    _limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
+    check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
+    check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
+    check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     return Report(
         checkpoint=folder.name,
         text=source,
@@ -83,7 +81,7 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
     )
 
 
-def _limit(what: str, found: float, limit: float) -> None:
+def check_limit(what: str, found: float, limit: float) -> None:
     if not found <= limit:  # NaN fails too
         raise VerificationError(
             f"engine against torch: {what} is {found:.1e} nats a token, expected at most {limit:.1e}; "
@@ -185,23 +183,10 @@ def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
 def _agreement(engine: Model, torch32: Scores, reference: Transformer, windows: NDArray[np.int64]) -> Agreement:
     """windows: (n, T) token ids, each window a text of its own. torch32: their scores. reference: the model in fp64."""
     few = windows[: math.ceil(FLOOR_TOKENS / windows.shape[1])]
-    floor = np.abs(_torch_scores(reference, few) - torch32[: len(few)])
-    difference = _engine_scores(engine, windows) - torch32
-    return Agreement(
-        windows=len(windows),
-        tokens=windows.size,
-        median=float(np.median(np.abs(difference))),
-        mean=float(np.abs(difference).mean()),
-        worst=float(np.abs(difference).max()),
-        floor_median=float(np.median(floor)),
-        floor_mean=float(floor.mean()),
-        loss_torch=float(-torch32.mean()),
-        loss_engine=float(-(torch32 + difference).mean()),
-        loss_error=float(difference.std() / math.sqrt(difference.size)),
-    )
+    return Agreement.of(engine_scores(engine, windows), torch32, _torch_scores(reference, few))
 
 
-def _engine_scores(engine: Model, windows: NDArray[np.int64]) -> Scores:
+def engine_scores(engine: Model, windows: NDArray[np.int64]) -> Scores:
     """log p(token | those before it in its window): (n, T - 1)."""
     with engine.session(n_ctx=windows.shape[1]) as session:
 
@@ -239,15 +224,7 @@ def _with_head(model: Transformer, head_format: str) -> Transformer:
 def _head_cost(trained: Transformer, model: Transformer, windows: NDArray[np.int64], scores: Scores) -> HeadCost:
     """scores: of `windows` by `model`, which is `trained` with its own head format."""
     as_trained = scores if model.config == trained.config else _torch_scores(trained, windows)
-    worse = as_trained - scores
-    return HeadCost(
-        stored=model.config.head_format,
-        trained=trained.config.head_format,
-        loss=float(-scores.mean()),
-        loss_trained=float(-as_trained.mean()),
-        cost=float(worse.mean()),
-        cost_error=float(worse.std() / math.sqrt(worse.size)),
-    )
+    return HeadCost.of(model.config.head_format, trained.config.head_format, scores, as_trained)
 
 
 @contextmanager
