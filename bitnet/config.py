@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rope_scaling": ("none", "linear", "llama3", "yarn"),
     "pooling": ("none", "last", "mean", "first"),
     "weight_scale": ("tensor", "row", "group"),
-    "head_format": ("int8", "f16", "f32"),
+    "head_format": ("int8", "f16", "f32", "ternary"),
 }
 """Allowed words; the position in the tuple is the number in the packed file."""
 
@@ -99,7 +99,7 @@ class ModelConfig:
     # numbers
     ternary: tuple[str, ...] = TERNARY_LINEARS  # which linears are ternary; the rest stay float
     weight_scale: str = "tensor"  # scope of the ternary scale γ
-    head_format: str = "int8"  # embedding and head: int8 rows (trained so), f16 or f32
+    head_format: str = "int8"  # embedding and head: int8 rows (trained so), f16, f32, or ternary (published models)
 
     def __post_init__(self) -> None:
         if isinstance(self.ternary, list):
@@ -212,6 +212,10 @@ class ModelConfig:
         return type(self).from_dict(values | changes)
 
 
+_BONSAI: dict[str, Any] = {
+    "activation": "silu", "sub_norm": False, "qk_norm": True, "weight_scale": "group", "head_format": "ternary",
+}  # fmt: skip
+
 PRESETS: dict[str, ModelConfig] = {
     # The demo: 2 million parameters, trained in minutes on two cores. Few heads, few layers: at this
     # size training spends its time on attention and on reading activations, not on products.
@@ -226,5 +230,14 @@ PRESETS: dict[str, ModelConfig] = {
     "bitnet-2b4t": ModelConfig(
         vocab_size=128_256, dim=2560, n_layers=30, n_heads=20, n_kv_heads=5, head_dim=128, ffn_dim=6912,
         max_context=4096, rope_theta=500_000.0,
+    ),
+    # prism-ml/Ternary-Bonsai: Qwen3 with ternary embedding and head, a scale for every 128 weights. To run, not to train.
+    "ternary-bonsai-1.7b": ModelConfig(
+        vocab_size=151_936, dim=2048, n_layers=28, n_heads=16, n_kv_heads=8, head_dim=128, ffn_dim=6144,
+        max_context=32_768, norm_eps=1e-6, rope_theta=1e6, **_BONSAI,
+    ),
+    "ternary-bonsai-8b": ModelConfig(
+        vocab_size=151_936, dim=4096, n_layers=36, n_heads=32, n_kv_heads=8, head_dim=128, ffn_dim=12_288,
+        max_context=65_536, norm_eps=1e-6, rope_theta=1e6, tie_embeddings=False, **_BONSAI,
     ),
 }  # fmt: skip

@@ -40,6 +40,7 @@ def unsupported(config: ModelConfig) -> list[str]:
         "n_experts": (0,),
         "position": ("rope",),
         "head_bias": (False,),
+        "head_format": ("int8", "f16", "f32"),
     }
     return [
         f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"

@@ -25,7 +25,7 @@ GROUP = 128  # inputs that share a scale when the scope is "group"
 
 
 def weight_scale(w: Tensor, scope: str = "tensor") -> Tensor:
-    """γ = max(mean|W|, 1e-5), fp32.
+    """γ = max(mean|W|, 1e-5), fp32; those of groups rounded to fp16, as they are stored.
 
     w: (N, K). Returns shape (1,) for "tensor", (N,) for "row", (N, ceil(K/128)) for "group".
     """
@@ -35,7 +35,8 @@ def weight_scale(w: Tensor, scope: str = "tensor") -> Tensor:
     elif scope == "row":
         gamma = a.mean(dim=1)
     elif scope == "group":
-        gamma = torch.stack([part.mean(dim=1) for part in a.split(GROUP, dim=1)], dim=1)
+        means = torch.stack([part.mean(dim=1) for part in a.split(GROUP, dim=1)], dim=1)
+        return means.clamp(min=EPS).half().float()
     else:
         raise ValueError(f"weight scale scope is {scope!r}, expected tensor, row or group")
     return gamma.clamp(min=EPS)
@@ -111,14 +112,15 @@ def int8_matmul_is_exact() -> bool:
 def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
     """y = (Σ q·c)·(scale/s): an exact integer sum and one fp32 factor.
 
+    Of groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
     q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns fp32 (M, N).
     """
     if scale.dim() == 1:
         return integer_sum(q, codes).mul_(scale / s)
     y = torch.zeros(q.shape[0], codes.shape[0], device=q.device)
     for g, (qg, cg) in enumerate(zip(q.split(GROUP, -1), codes.split(GROUP, 1), strict=True)):
-        y += integer_sum(qg.contiguous(), cg.contiguous()).mul_(scale[:, g] / s)  # groups add up in order
-    return y
+        y += integer_sum(qg.contiguous(), cg.contiguous()).mul_(scale[:, g])
+    return y.div_(s)
 
 
 class _QuantizedLinear(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_order_and_shapes(config: ModelConfig) -> None:
     assert shapes["layers.0.q.weight"] == (attention, config.dim)
     assert shapes["layers.0.v.weight"] == (config.n_kv_heads * config.head_dim, config.dim)
     assert shapes["layers.0.o.weight"] == (config.dim, attention)
-    assert shapes["layers.0.attn_sub_norm.weight"] == (1, attention)
+    assert shapes.get("layers.0.attn_sub_norm.weight") == ((1, attention) if config.sub_norm else None)
     assert shapes["embedding.weight"] == (config.vocab_size, config.dim)
     assert shapes["rope_frequencies"] == (1, config.rope_dim // 2)
     if config is EVERYTHING:
@@ -152,7 +153,7 @@ def test_every_number_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scope", ["tensor", "row", "group"])
-@pytest.mark.parametrize("head_format", ["int8", "f16", "f32"])
+@pytest.mark.parametrize("head_format", ["int8", "f16", "f32", "ternary"])
 def test_encodings_and_scopes(scope: str, head_format: str, tmp_path: Path) -> None:
     config = SMALL.replace(dim=130, ffn_dim=300, weight_scale=scope, head_format=head_format, n_layers=1)
     path = tmp_path / "m.bitnet"
@@ -168,6 +169,38 @@ def test_encodings_and_scopes(scope: str, head_format: str, tmp_path: Path) -> N
         assert values[row, col] == codes[row, col] * file.scales(down)[index]
     table = file.tensors[next(key for key in file.tensors if key.name == "embedding.weight")]
     assert packed.ENCODING_NAMES[table.encoding].lower().startswith(head_format)
+    assert head_format != "ternary" or table.scope == packed.SCOPE_NAMES.index(scope)
+
+
+def test_group_scales_lie_by_panels(tmp_path: Path) -> None:
+    config = SMALL.replace(dim=300, vocab_size=37, weight_scale="group", head_format="ternary")
+    random_model(config, tmp_path / "m", 1)
+    file = PackedFile.open(tmp_path / "m")
+    table = file.tensors[next(key for key in file.tensors if key.name == "embedding.weight")]
+    halves = np.frombuffer(file.section(packed.DATA) or b"", np.float16, table.scale_size // 2, table.scale_offset)
+    assert halves.size == 3 * 3 * 16
+    scales = file.scales(table).reshape(37, 3)
+    for row, group in itertools.product(range(48), range(3)):  # FORMAT.md: padding rows hold 1
+        expected = scales[row, group] if row < 37 else 1
+        assert halves[(row // 16 * 3 + group) * 16 + row % 16] == expected
+    assert len(np.unique(scales)) > 50
+
+
+def test_group_scales_are_stored_exactly_or_not_at_all(tmp_path: Path) -> None:
+    config = SMALL.replace(weight_scale="group", n_layers=1)
+    for value, fits in ((2.0**-24, True), (65504.0, True), (1 / 3, False), (65520.0, False), (2.0**-25, False)):
+        scales = np.full(16, value, np.float32)
+        tensor = Encoded(packed.TERNARY_2BIT, packed.SCALE_GROUP, np.full(128, 0x55, np.uint8), scales)
+        source = swap("layers.0.q.weight", lambda s, tensor=tensor: tensor)
+        if fits:
+            write_packed(tmp_path / "m", [config], source)
+            file = PackedFile.open(tmp_path / "m")
+            q = file.tensors[next(key for key in file.tensors if key.name == "layers.0.q.weight")]
+            assert np.array_equal(file.scales(q), scales)
+        else:
+            with pytest.raises(ValueError, match=r"layers\.0\.q\.weight: a group scale is .*, which fp16"):
+                write_packed(tmp_path / "n", [config], source)
+    assert os.listdir(tmp_path) == ["m"]
 
 
 def test_several_stacks(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_scale_scopes() -> None:
     wide = torch.cat([torch.full((2, 128), 3.0), torch.full((2, 2), 5.0)], dim=1)
     assert quant.weight_scale(wide, "group").tolist() == [[3.0, 5.0], [3.0, 5.0]]
     assert quant.expand_scale(quant.weight_scale(wide, "group"), 2, 130).equal(wide)
+    assert quant.weight_scale(torch.full((1, 3), 0.1), "group").item() == 1638 / 2**14  # 0.1 to 11 bits, as fp16 has
     with pytest.raises(ValueError, match="tensor, row or group"):
         quant.weight_scale(w, "column")
 

@@ -178,6 +178,31 @@ def has_refused_int8(data: Any) -> bool:
     return False
 
 
+def group_scale_count(rows: int, cols: int) -> int:
+    """Number of scales of scope group, padding rows included."""
+    panels, groups = _tiles(rows, cols, SCALE_GROUP_K)
+    return panels * groups * PANEL
+
+
+def pack_group_scales(scales: NDArray[np.float32]) -> NDArray[np.float16]:
+    """fp32 (N, ceil(K/128)) to fp16 in file order. Raises ValueError when fp16 cannot hold one exactly."""
+    rows, groups = scales.shape
+    padded = np.ones((-(-rows // PANEL) * PANEL, groups), "<f2")
+    with np.errstate(over="ignore"):
+        padded[:rows] = scales
+    inexact = padded[:rows] != scales
+    if inexact.any():
+        raise ValueError(f"a group scale is {scales[inexact][0]:.9g}, which fp16, as they are stored, cannot hold")
+    return np.ascontiguousarray(padded.reshape(-1, PANEL, groups).transpose(0, 2, 1)).reshape(-1)
+
+
+def unpack_group_scales(data: Any, rows: int, cols: int) -> NDArray[np.float32]:
+    """fp16 in file order to fp32 (N, ceil(K/128))."""
+    panels, groups = _tiles(rows, cols, SCALE_GROUP_K)
+    halves = np.frombuffer(data, "<f2").reshape(panels, groups, PANEL).transpose(0, 2, 1)
+    return halves.reshape(panels * PANEL, groups)[:rows].astype(np.float32)
+
+
 def blocks(raw: Bytes, size: int = 1 << 22) -> list[Bytes]:
     """Views of a few megabytes, so that temporaries stay small."""
     return [raw[i : i + size] for i in range(0, raw.size, size)]

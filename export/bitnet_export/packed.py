@@ -90,7 +90,7 @@ Format = tuple[int, int]  # encoding, scale scope
 FLOATS: tuple[Format, ...] = ((F16, SCALE_NONE), (F32, SCALE_NONE))
 LONG_LINEAR_FORMATS = tuple((TERNARY_2BIT, s) for s in (SCALE_TENSOR, SCALE_ROW, SCALE_GROUP)) + FLOATS
 LINEAR_FORMATS = ((TERNARY_5TRIT, SCALE_TENSOR), (TERNARY_5TRIT, SCALE_ROW), *LONG_LINEAR_FORMATS)
-TABLE_FORMATS = ((INT8_PLANES, SCALE_ROW), *FLOATS)
+TABLE_FORMATS = ((INT8_PLANES, SCALE_ROW), *LONG_LINEAR_FORMATS)
 VECTOR_FORMATS: tuple[Format, ...] = ((F32, SCALE_NONE),)
 
 
@@ -172,8 +172,13 @@ def data_size(encoding: int, rows: int, cols: int) -> int:
 
 
 def scale_count(scope: int, rows: int, cols: int) -> int:
-    """Number of fp32 scales."""
+    """Number of scales of a matrix."""
     return (0, 1, rows, rows * -(-cols // layout.SCALE_GROUP_K))[scope]
+
+
+def scale_size(scope: int, rows: int, cols: int) -> int:
+    """Bytes of the scales."""
+    return 2 * layout.group_scale_count(rows, cols) if scope == SCALE_GROUP else 4 * scale_count(scope, rows, cols)
 
 
 class _Row(NamedTuple):
@@ -261,5 +266,5 @@ def _specs(row: _Row, stack: int, layer: int, expert: int) -> Iterator[Spec]:
 
 
 def scales_are_valid(scales: NDArray[np.float32]) -> bool:
-    """Finite, normal and above 0."""
+    """Finite, normal and above 0. (A subnormal fp16 is normal as fp32.)"""
     return bool((np.isfinite(scales) & (scales >= np.finfo(np.float32).tiny)).all())

@@ -58,19 +58,21 @@ def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: floa
         return Encoded.f32(rng.normal(0, 0.1, shape))
     if spec.formats == packed.VECTOR_FORMATS:
         return Encoded.f32(rng.uniform(0.5, 1.5, shape))
-    if name in config.ternary:
+    table = config.head_format if name in ("embedding", "head") else ""
+    if name in config.ternary or table == "ternary":
         scope = packed.SCOPE_NAMES.index(config.weight_scale)
         deviation = math.sqrt(spec.cols * max(1 - zeros, 1e-3))
         scales = rng.uniform(0.8, 1.2, packed.scale_count(scope, *shape)) / deviation
-        return Encoded(body, scope, _ternary_tiles(*shape, rng, zeros, body), scales.astype(np.float32))
+        body = packed.TERNARY_2BIT if table else body
+        scales = scales.astype(np.float16 if scope == packed.SCALE_GROUP else np.float32).astype(np.float32)
+        return Encoded(body, scope, _ternary_tiles(*shape, rng, zeros, body), scales)
     deviation = 2 / math.sqrt(spec.cols)
-    if name in ("embedding", "head") and config.head_format == "int8":
+    if table == "int8":
         uniform = 256 / math.sqrt(12)  # deviation of a uniform byte
         scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / uniform)
         return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, _int8_planes(*shape, rng), scales.astype(np.float32))
     values = rng.normal(0, deviation, shape)
-    half = name in ("embedding", "head") and config.head_format == "f16"
-    return Encoded.f16(values) if half else Encoded.f32(values)
+    return Encoded.f16(values) if table == "f16" else Encoded.f32(values)
 
 
 def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:

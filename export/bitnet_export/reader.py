@@ -98,8 +98,11 @@ class PackedFile:
         return next((bytes(self._view(s)) for s in self.sections if s.kind == kind), None)
 
     def scales(self, record: Record) -> NDArray[np.float32]:
-        """Scales in file order, fp32: (0,), (1,), (N,) or (N * ceil(K/128),)."""
-        return np.frombuffer(self._data(record.scale_offset, record.scale_size), "<f4")
+        """Scales as fp32: (0,), (1,), (N,) or, row by row, (N * ceil(K/128),)."""
+        raw = self._data(record.scale_offset, record.scale_size)
+        if record.scope == packed.SCALE_GROUP:
+            return layout.unpack_group_scales(raw, record.rows, record.cols).reshape(-1)
+        return np.frombuffer(raw, "<f4")
 
     def stored(self, record: Record) -> NDArray[np.uint8]:
         """The bytes of a tensor as they lie in the file, without its scales."""
@@ -267,7 +270,7 @@ class PackedFile:
         """Data and scales lie right behind what comes before; returns their end."""
         name = record.key.name
         size = packed.data_size(record.encoding, record.rows, record.cols)
-        scale_size = 4 * packed.scale_count(record.scope, record.rows, record.cols)
+        scale_size = packed.scale_size(record.scope, record.rows, record.cols)
         spans = [("data", record.offset, record.size, size)]
         if scale_size:
             spans.append(("scales", record.scale_offset, record.scale_size, scale_size))
@@ -294,7 +297,8 @@ class PackedFile:
         elif record.encoding in (packed.F32, packed.F16):
             values = np.frombuffer(data, np.float32 if record.encoding == packed.F32 else np.float16)
             _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")
-        scales = self.scales(record)
+        dtype = "<f2" if record.scope == packed.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
+        scales = np.frombuffer(self._data(record.scale_offset, record.scale_size), dtype).astype(np.float32)
         _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
 
     # --- bytes ---

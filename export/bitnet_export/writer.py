@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import packed
+from . import layout, packed
 from .packed import Record, Spec
 from .stacks import pack_stack
 
@@ -31,7 +31,7 @@ class Encoded(NamedTuple):
     encoding: int
     scope: int
     data: NDArray[Any]
-    scales: NDArray[np.float32] | None = None
+    scales: NDArray[np.float32] | None = None  # (1,), (N,) or (N, ceil(K/128)) by scope
 
     @classmethod
     def f32(cls, values: NDArray[Any]) -> Encoded:
@@ -191,11 +191,21 @@ def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
         raise ValueError(f"{name}: {scales.size} scales, expected {count}")
     if not packed.scales_are_valid(scales):
         raise ValueError(f"{name}: a scale is not a normal number above 0; did training diverge?")
+    stored = _bytes(
+        scales if tensor.scope != packed.SCALE_GROUP else _group_scales(name, scales.reshape(spec.rows, -1))
+    )
     offset = data.put(content)
-    scale_offset = data.put(_bytes(scales)) if count else 0
+    scale_offset = data.put(stored) if count else 0
     return Record(
-        spec.key, tensor.encoding, tensor.scope, spec.rows, spec.cols, offset, size, scale_offset, 4 * count
+        spec.key, tensor.encoding, tensor.scope, spec.rows, spec.cols, offset, size, scale_offset, len(stored)
     )  # fmt: skip
+
+
+def _group_scales(name: str, scales: NDArray[np.float32]) -> NDArray[np.float16]:
+    try:
+        return layout.pack_group_scales(scales)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _bytes(values: NDArray[Any]) -> memoryview:

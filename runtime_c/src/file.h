@@ -35,7 +35,6 @@ enum {
 /* FORMAT.md §4. */
 enum { BN_F32 = 1, BN_F16 = 2, BN_TERNARY_2BIT = 4, BN_TERNARY_5TRIT = 5, BN_INT8_PLANES = 6 };
 enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
-enum { BN_SCALE_GROUP_K = 128 };
 enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
 enum { BN_POSITION_ROPE = 0, BN_POSITION_LEARNED = 1 };
 enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
@@ -70,9 +69,10 @@ enum {
 };
 
 typedef struct bn_tensor {
-    const uint8_t *data; /* NULL: the configuration has no such tensor */
-    const float *scales; /* 1, rows or rows * ceil(cols/128) by scale_scope; NULL for none */
-    const float *bias;   /* one per output (of a norm: per column), or NULL */
+    const uint8_t *data;          /* NULL: the configuration has no such tensor */
+    const float *scales;          /* 1 or rows by scale_scope; NULL for none */
+    const uint16_t *group_scales; /* of scope group: f16 [panels][ceil(cols/128)][16 rows] */
+    const float *bias;            /* one per output (of a norm: per column), or NULL */
     const float *norm;   /* of a linear: gain of the norm on its input (linear_norm), or NULL */
     uint64_t bytes;      /* of data */
     uint32_t rows, cols; /* N outputs, K inputs */

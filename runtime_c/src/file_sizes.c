@@ -44,7 +44,7 @@ int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_
 }
 
 int bn_tensor_scale_size(uint32_t scope, uint64_t rows, uint64_t cols, uint64_t *size) {
-    uint64_t groups;
+    uint64_t panels, groups;
     switch (scope) {
     case BN_SCALE_NONE:
         *size = 0;
@@ -55,9 +55,9 @@ int bn_tensor_scale_size(uint32_t scope, uint64_t rows, uint64_t cols, uint64_t 
     case BN_SCALE_ROW:
         return !__builtin_mul_overflow(rows, sizeof(float), size);
     case BN_SCALE_GROUP:
-        return round_up(cols, BN_SCALE_GROUP_K, &groups) &&
-               !__builtin_mul_overflow(rows, groups, size) &&
-               !__builtin_mul_overflow(*size, sizeof(float), size);
+        return round_up(rows, BN_PANEL, &panels) && round_up(cols, BN_SCALE_GROUP_K, &groups) &&
+               !__builtin_mul_overflow(panels, groups, size) &&
+               !__builtin_mul_overflow(*size, BN_PANEL * sizeof(uint16_t), size);
     default:
         return 0;
     }
@@ -84,8 +84,12 @@ static const char *role_name(uint32_t role) {
         [BN_DOWN] = "down",
         [BN_FFN_POST_NORM] = "ffn_post_norm",
     };
-    static const char *const of_stack[] = {"embedding", "position", "final_norm",
-                                           "head",      NULL,       "rope_frequencies",
+    static const char *const of_stack[] = {"embedding",
+                                           "position",
+                                           "final_norm",
+                                           "head",
+                                           NULL,
+                                           "rope_frequencies",
                                            "rope_local_frequencies"};
     if (role < BN_LAYER_ROLES)
         return of_layer[role];

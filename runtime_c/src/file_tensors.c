@@ -111,7 +111,8 @@ static int allowed(bn_form form, uint32_t cols, uint32_t encoding, uint32_t scop
     case BN_F16:
         return scope == BN_SCALE_NONE && form != FORM_VECTOR;
     case BN_TERNARY_2BIT:
-        return form == FORM_LINEAR && scope >= BN_SCALE_TENSOR && scope <= BN_SCALE_GROUP;
+        return (form == FORM_LINEAR || form == FORM_TABLE) && scope >= BN_SCALE_TENSOR &&
+               scope <= BN_SCALE_GROUP;
     case BN_TERNARY_5TRIT:
         return form == FORM_LINEAR && (scope == BN_SCALE_TENSOR || scope == BN_SCALE_ROW) &&
                cols <= BN_TRIT_MAX_K;
@@ -293,8 +294,11 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role) {
                              .cols = r.cols,
                              .encoding = r.encoding,
                              .scale_scope = r.scale_scope};
-        if (r.scale_size > 0)
-            tensor.scales = (const float *)(const void *)(file->data + r.scale_offset);
+        const void *scales = file->data + r.scale_offset;
+        if (r.scale_scope == BN_SCALE_GROUP)
+            tensor.group_scales = scales;
+        else if (r.scale_scope != BN_SCALE_NONE)
+            tensor.scales = scales;
     }
     key.part = 1;
     if (find(file, &key, &r))

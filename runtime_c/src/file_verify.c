@@ -67,6 +67,18 @@ static int has_bad_scale(const uint8_t *p, size_t n, size_t plane) {
     return bad != 0;
 }
 
+/* Whether a scale of scope group is not finite and > 0, by its bits likewise. */
+static int has_bad_group_scale(const uint8_t *p, size_t n, size_t plane) {
+    (void)plane;
+    uint16_t bad = 0;
+    for (size_t i = 0; i < n; i += sizeof bad) {
+        uint16_t bits;
+        memcpy(&bits, p + i, sizeof bits);
+        bad |= (uint16_t)(bits - 1u) >= 0x7C00u - 1u;
+    }
+    return bad != 0;
+}
+
 /* Whether a float has all bits of its exponent set. */
 static int has_not_finite_f32(const uint8_t *p, size_t n, size_t plane) {
     (void)plane;
@@ -109,6 +121,8 @@ typedef struct bn_rule {
 static const bn_rule padding = {has_nonzero, BN_ERR_TENSOR, "the padding before it is not zero"};
 static const bn_rule scales = {has_bad_scale, BN_ERR_SCALE,
                                "a scale is not finite, normal and > 0"};
+static const bn_rule group_scales = {has_bad_group_scale, BN_ERR_SCALE,
+                                     "a group scale is not finite and > 0"};
 static const bn_rule high_plane = {nothing, BN_OK, ""}; /* looked at from the low one */
 
 static const bn_rule *rule_of(uint32_t encoding) {
@@ -198,7 +212,8 @@ static void pass_part(void *context, int32_t thread, int32_t n_threads) {
         go_on(pass, &part, r.offset + r.size, rule_of(r.encoding), i, plane);
         if (r.scale_size > 0) {
             go_on(pass, &part, r.scale_offset, &padding, i, 0);
-            go_on(pass, &part, r.scale_offset + r.scale_size, &scales, i, 0);
+            go_on(pass, &part, r.scale_offset + r.scale_size,
+                  r.scale_scope == BN_SCALE_GROUP ? &group_scales : &scales, i, 0);
         }
     }
     pass->parts[thread] = part;

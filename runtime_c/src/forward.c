@@ -94,6 +94,8 @@ static void quantize_row(pass *p, size_t row) {
         norm_row(p, h, h, p->linear_gain, p->width);
     w->s[row] = p->m->kernels.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width,
                                        bn_q_row(p->width));
+    if (p->m->grouped)
+        bn_sum_groups(w, row, p->width);
 }
 
 static void norm_quantize(pass *p, const float *source, size_t stride, size_t width,

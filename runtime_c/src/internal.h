@@ -31,6 +31,7 @@ struct bn_model {
     bn_kernels kernels;
     bn_pool *pool;
     bn_gate *gate;             /* act(gate) · up */
+    int32_t grouped;           /* a matrix has a scale for every 128 columns */
     bn_layer *layers;          /* [n_layers] */
     bn_tensor embedding, head; /* V × D; the same tensor when tied; no data without a head */
     const float *final_norm;   /* [D] */
@@ -56,15 +57,17 @@ typedef struct bn_row {
 
 /* Scratch memory for up to `batch` rows. */
 typedef struct bn_workspace {
-    bn_row *rows;     /* [B] */
-    size_t batch;     /* B */
-    size_t q_stride;  /* bytes of a row of q */
-    size_t wide;      /* max(D, H·E, F) */
-    float *x;         /* [B][D] the residual stream */
-    float *h;         /* [B][wide] input of a linear, before quantization */
-    int8_t *q;        /* [B][q_stride] and after */
-    float *s;         /* [B] scale of q: q = round(h·s) */
-    int32_t *q_sum;   /* [B] Σq */
+    bn_row *rows;        /* [B] */
+    size_t batch;        /* B */
+    size_t q_stride;     /* bytes of a row of q */
+    size_t wide;         /* max(D, H·E, F) */
+    float *x;            /* [B][D] the residual stream */
+    float *h;            /* [B][wide] input of a linear, before quantization */
+    int8_t *q;           /* [B][q_stride] and after */
+    float *s;            /* [B] scale of q: q = round(h·s) */
+    int32_t *q_sum;      /* [B] Σq */
+    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, if the model has such scales */
+    size_t group_sums_stride;
     float *qkv;       /* [B][(H + 2G)·E] */
     float *gate, *up; /* [B][F] */
     float *y;         /* [B][D] a sublayer's output, when a norm comes before the addition */
@@ -128,6 +131,9 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
  * the calling thread of the pool. */
 void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
                       size_t panel, size_t n, int32_t thread);
+
+/* group_sums of a row from its first `width` of q. */
+void bn_sum_groups(const bn_workspace *w, size_t row, size_t width);
 
 /* x[0..D) = row `token` of the embedding, times the embedding scale. */
 void bn_embed(const bn_model *m, int32_t token, float *x);

@@ -28,7 +28,9 @@ enum {
     BN_TRIT_TILE_K = 20,    /* columns of a TERNARY_5TRIT tile */
     BN_TRIT_MAX_K = 32768,  /* columns of a TERNARY_5TRIT matrix: sums fit 24 bits */
     BN_INT8_TILE_K = 8,     /* columns of an INT8_PLANES tile, in each plane */
-    BN_Q_ALIGN = 64         /* rows of quantized activations are a multiple of this many bytes */
+    BN_SCALE_GROUP_K = 128, /* columns that share a scale of scope group */
+    BN_GROUP_TILES = BN_SCALE_GROUP_K / BN_TERNARY_TILE_K,
+    BN_Q_ALIGN = 64 /* rows of quantized activations are a multiple of this many bytes */
 };
 
 /* Bytes of a row of k quantized activations, zero-padded to whole tiles of every encoding. */
@@ -58,6 +60,23 @@ typedef struct bn_matmul {
 /* h[i] = act(g[i]) * u[i]; h may be g. */
 typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
 
+/* y[t * y_stride + 16 p + r] = sum over groups g of d * scale(16 p + r, g), where d is the sum of
+ * (u - 1) * q over the group's 128 columns, exact, then a float (|d| < 2^24). The sum over groups
+ * starts at +0 and takes them in order by fused multiply-add: y = fma(d, scale, y).
+ * All sizes >= 1. tiles and q are 64-byte aligned, scales 32-byte, q_stride a multiple of 64. */
+typedef struct bn_grouped {
+    float *y;        /* [tokens][y_stride], y_stride >= 16 panels */
+    size_t y_stride; /* in floats */
+    const uint8_t *tiles;
+    const uint16_t *scales; /* IEEE half, [panels][ceil(k_tiles / 8)][16 rows] */
+    size_t panels, k_tiles; /* panels lie one after the other */
+    const int8_t *q;        /* as in bn_matmul */
+    size_t q_stride;
+    const int32_t *q_sums; /* [tokens][q_sums_stride]: of each group, sum of q */
+    size_t q_sums_stride;
+    size_t tokens;
+} bn_grouped;
+
 typedef struct bn_kernels {
     const char *isa;
 
@@ -66,6 +85,7 @@ typedef struct bn_kernels {
     void (*ternary_matmul)(const bn_matmul *m);
     /* At most BN_TRIT_MAX_K columns. Every byte has five codes, also one that verify refuses. */
     void (*trit_matmul)(const bn_matmul *m);
+    void (*ternary_grouped)(const bn_grouped *m);
     void (*int8_matmul)(const bn_matmul *m);
     /* 16·high of int8_matmul: reads half of the bytes. For one token; `low` is not used. */
     void (*int8_high)(const bn_matmul *m);

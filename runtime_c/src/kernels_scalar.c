@@ -133,6 +133,34 @@ static uint16_t float_to_half(float f) {
     return (uint16_t)(sign | (half > 0x7BFFu ? 0x7BFFu : half));
 }
 
+/* --- ternary with a scale for every group of columns --- */
+
+static void ternary_grouped(const bn_grouped *m) {
+    const size_t n_groups = (m->k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;
+    for (size_t t = 0; t < m->tokens; t++)
+        for (size_t p = 0; p < m->panels; p++) {
+            float y[BN_PANEL] = {0};
+            for (size_t g = 0; g < n_groups; g++) {
+                const size_t first = g * BN_GROUP_TILES, left = m->k_tiles - first;
+                int32_t sum[BN_PANEL];
+                ternary_matmul(
+                    &(bn_matmul){.acc = sum,
+                                 .acc_stride = BN_PANEL,
+                                 .tiles = m->tiles + (p * m->k_tiles + first) * BN_TILE_BYTES,
+                                 .panels = 1,
+                                 .k_tiles = left < BN_GROUP_TILES ? left : BN_GROUP_TILES,
+                                 .q = m->q + t * m->q_stride + first * BN_TERNARY_TILE_K,
+                                 .tokens = 1});
+                for (size_t r = 0; r < BN_PANEL; r++) {
+                    const int32_t d = sum[r] - m->q_sums[t * m->q_sums_stride + g];
+                    const uint16_t scale = m->scales[(p * n_groups + g) * BN_PANEL + r];
+                    y[r] = fmaf((float)d, half_to_float(scale), y[r]);
+                }
+            }
+            memcpy(m->y + t * m->y_stride + p * BN_PANEL, y, sizeof y);
+        }
+}
+
 static float dot_f32(const float *w, const float *x, size_t n) {
     float lane[BN_LANES] = {0};
     for (size_t k = 0; k < n; k += BN_LANES)
@@ -371,6 +399,7 @@ void bn_kernels_scalar(bn_kernels *table) {
         .isa = "scalar",
         .ternary_matmul = ternary_matmul,
         .trit_matmul = trit_matmul,
+        .ternary_grouped = ternary_grouped,
         .int8_matmul = int8_matmul,
         .int8_high = int8_high,
         .f32_matmul = f32_matmul,

@@ -54,31 +54,42 @@ static void scale_sums(const group *g, const bn_product *p, const int32_t *acc, 
     }
 }
 
-/* Ternary with one scale per 128 inputs: exact sums per group, added up in order. */
-static void ternary_groups(const group *g, const bn_product *p, bn_matmul mm, size_t r0, size_t n) {
-    enum { GROUP_TILES = BN_SCALE_GROUP_K / BN_TERNARY_TILE_K };
-    const size_t k_tiles = mm.k_tiles, n_groups = (k_tiles + GROUP_TILES - 1) / GROUP_TILES;
+/* Ternary with one scale per 128 inputs: y = v/s, v the kernel's sum over the groups. */
+static void ternary_groups(const group *g, const bn_product *p, size_t panel, size_t n, float *v) {
     const bn_tensor *t = p->w;
-    for (size_t b = 0; b < g->rows; b++) {
-        const int8_t *q = g->w->q + (g->first + b) * g->w->q_stride;
-        float value[BN_CHUNK_ROWS] = {0};
-        for (size_t i = 0; i < n_groups; i++) {
-            const size_t tile = i * GROUP_TILES;
-            const size_t tiles = k_tiles - tile < GROUP_TILES ? k_tiles - tile : GROUP_TILES;
-            bn_matmul part = mm;
-            part.tiles += tile * BN_TILE_BYTES;
-            part.k_tiles = tiles;
-            part.q = q + tile * BN_TERNARY_TILE_K;
-            part.tokens = 1;
-            g->m->kernels.ternary_matmul(&part);
-            int32_t sum = 0;
-            for (size_t k = 0; k < tiles * BN_TERNARY_TILE_K; k++)
-                sum += part.q[k];
-            for (size_t r = 0; r < n; r++)
-                value[r] += (float)(mm.acc[r] - sum) *
-                            (t->scales[(r0 + r) * n_groups + i] / g->w->s[g->first + b]);
-        }
-        emit(p, b, r0, n, value);
+    const bn_workspace *w = g->w;
+    const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const size_t n_groups = (k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;
+    const size_t r0 = panel * BN_PANEL;
+    const size_t rows = r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
+    g->m->kernels.ternary_grouped(
+        &(bn_grouped){.y = v,
+                      .y_stride = BN_CHUNK_ROWS,
+                      .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                      .scales = t->group_scales + r0 * n_groups,
+                      .panels = n,
+                      .k_tiles = k_tiles,
+                      .q = w->q + g->first * w->q_stride,
+                      .q_stride = w->q_stride,
+                      .q_sums = w->group_sums + g->first * w->group_sums_stride,
+                      .q_sums_stride = w->group_sums_stride,
+                      .tokens = g->rows});
+    for (size_t b = 0; b < g->rows; b++, v += BN_CHUNK_ROWS) {
+        for (size_t r = 0; r < rows; r++)
+            v[r] /= w->s[g->first + b];
+        emit(p, b, r0, rows, v);
+    }
+}
+
+void bn_sum_groups(const bn_workspace *w, size_t row, size_t width) {
+    const int8_t *q = w->q + row * w->q_stride;
+    int32_t *sums = w->group_sums + row * w->group_sums_stride;
+    for (size_t k = 0; k < width; k += BN_SCALE_GROUP_K) {
+        const size_t end = width - k < BN_SCALE_GROUP_K ? width : k + BN_SCALE_GROUP_K;
+        int32_t sum = 0;
+        for (size_t i = k; i < end; i++)
+            sum += q[i];
+        *sums++ = sum;
     }
 }
 
@@ -107,7 +118,7 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
                     .q_stride = g->w->q_stride,
                     .tokens = g->rows};
     if (t->encoding == BN_TERNARY_2BIT && t->scale_scope == BN_SCALE_GROUP) {
-        ternary_groups(g, p, mm, r0, rows);
+        ternary_groups(g, p, panel, n, (float *)acc);
     } else if (t->encoding == BN_TERNARY_2BIT) {
         k->ternary_matmul(&mm);
         scale_sums(g, p, acc, 1, r0, rows);
@@ -166,6 +177,25 @@ void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product
     chunk(&g, product, panel, n, w->acc + (size_t)thread * w->batch * BN_CHUNK_ROWS);
 }
 
+/* One row: codes are -1, 0, 1 and a product with the scale is exact. */
+static void embed_ternary(const bn_model *m, const bn_tensor *t, size_t row, float *x) {
+    const size_t panel = row / BN_PANEL, dim = t->cols;
+    const size_t tiles = (dim + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const size_t n_groups = (tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;
+    const uint8_t *tile = t->data + panel * tiles * BN_TILE_BYTES + row % BN_PANEL * 4;
+    float scale = t->scale_scope == BN_SCALE_TENSOR ? t->scales[0]
+                  : t->scale_scope == BN_SCALE_ROW  ? t->scales[row]
+                                                    : 0;
+    for (size_t k = 0; k < dim; k++) {
+        const size_t byte = k / BN_TERNARY_TILE_K * BN_TILE_BYTES + k % 4, field = k % 16 / 4;
+        if (t->scale_scope == BN_SCALE_GROUP && k % BN_SCALE_GROUP_K == 0) {
+            const size_t at = (panel * n_groups + k / BN_SCALE_GROUP_K) * BN_PANEL;
+            m->kernels.f16_to_f32(&scale, t->group_scales + at + row % BN_PANEL, 1);
+        }
+        x[k] = (float)((tile[byte] >> 2 * field & 3) - 1) * scale;
+    }
+}
+
 void bn_embed(const bn_model *m, int32_t token, float *x) {
     const bn_tensor *t = &m->embedding;
     const size_t row = (size_t)token, dim = t->cols;
@@ -173,6 +203,8 @@ void bn_embed(const bn_model *m, int32_t token, float *x) {
         m->kernels.f16_to_f32(x, (const uint16_t *)t->data + row * dim, dim);
     } else if (t->encoding == BN_F32) {
         memcpy(x, (const float *)t->data + row * dim, dim * sizeof *x);
+    } else if (t->encoding == BN_TERNARY_2BIT) {
+        embed_ternary(m, t, row, x);
     } else {
         const size_t tiles = (dim + BN_INT8_TILE_K - 1) / BN_INT8_TILE_K;
         const uint8_t *high = t->data + row / BN_PANEL * tiles * BN_TILE_BYTES + row % BN_PANEL * 4;

@@ -39,6 +39,8 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     w->q = take(a, B * w->q_stride, 1);
     w->s = take(a, B, sizeof(float));
     w->q_sum = take(a, B, sizeof(int32_t));
+    w->group_sums_stride = m->grouped ? (w->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
+    w->group_sums = take(a, B * w->group_sums_stride, sizeof(int32_t));
     w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
     w->gate = take(a, B * F, sizeof(float));
     w->up = take(a, B * F, sizeof(float));

@@ -134,6 +134,60 @@ static void check_trit(test *t) {
         check_trit_codes(t);
 }
 
+/* Also against the rule of kernels.h written down from the codes, one product at a time. */
+static float grouped_value(const test *t, const bn_grouped *m, size_t token, size_t row) {
+    const size_t n_groups = (m->k_tiles + 7) / 8;
+    const uint8_t *panel = m->tiles + row / 16 * m->k_tiles * 64;
+    float y = 0;
+    for (size_t g = 0; g < n_groups; g++) {
+        int32_t d = 0;
+        float scale;
+        for (size_t k = 128 * g; k < 128 * (g + 1) && k < 16 * m->k_tiles; k++) {
+            const uint8_t byte = panel[k / 16 * 64 + row % 16 * 4 + k % 4];
+            d += ((byte >> k % 16 / 4 * 2 & 3) - 1) * m->q[token * m->q_stride + k];
+        }
+        t->scalar->f16_to_f32(&scale, &m->scales[(row / 16 * n_groups + g) * 16 + row % 16], 1);
+        y = fmaf((float)d, scale, y);
+    }
+    return y;
+}
+
+static void check_grouped(test *t) {
+    const int kind = (int)below(t, MATMUL_KINDS - 1); /* weights as a file may hold them */
+    bn_grouped m = {.panels = size_to(t, 5), .k_tiles = size_to(t, 40), .tokens = size_to(t, 40)};
+    const size_t k = m.k_tiles * BN_TERNARY_TILE_K, n_groups = (m.k_tiles + 7) / 8;
+    m.q_stride = (k + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN + below(t, 2) * BN_Q_ALIGN;
+    m.q_sums_stride = n_groups + below(t, 2);
+    m.y_stride = BN_PANEL * (m.panels + below(t, 2));
+
+    uint8_t *tiles = buffer(t, m.panels * m.k_tiles * BN_TILE_BYTES);
+    for (size_t i = 0; i < m.panels * m.k_tiles * BN_TILE_BYTES; i++)
+        tiles[i] = weight_byte(t, TERNARY, kind);
+    int8_t *q = buffer(t, m.tokens * m.q_stride);
+    int32_t *sums = buffer(t, m.tokens * m.q_sums_stride * sizeof *sums);
+    memset(q, 0, m.tokens * m.q_stride);
+    memset(sums, 0, m.tokens * m.q_sums_stride * sizeof *sums);
+    for (size_t i = 0; i < m.tokens; i++)
+        for (size_t j = 0; j < k; j++) {
+            q[i * m.q_stride + j] = activation(t, kind, j);
+            sums[i * m.q_sums_stride + j / 128] += q[i * m.q_stride + j];
+        }
+    m.tiles = tiles, m.q = q, m.q_sums = sums;
+    m.scales = halves(t, m.panels * n_groups * BN_PANEL, (int)below(t, 2));
+
+    const size_t n = (m.tokens - 1) * m.y_stride + BN_PANEL * m.panels;
+    float *y[2];
+    for (int i = 0; i < 2; i++) {
+        m.y = y[i] = buffer(t, n * sizeof(float));
+        (i ? t->scalar : t->tier)->ternary_grouped(&m);
+    }
+    same_bytes(t, y[0], y[1], n * sizeof(float), "ternary_grouped");
+    const size_t token = below(t, m.tokens), row = below(t, BN_PANEL * m.panels);
+    const float expected = grouped_value(t, &m, token, row);
+    same_bytes(t, &y[0][token * m.y_stride + row], &expected, sizeof expected, "ternary_grouped");
+    done(t, "ternary_grouped");
+}
+
 static void check_int8(test *t) {
     check_matmul(t, INT8, "int8_matmul");
 }

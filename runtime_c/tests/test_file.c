@@ -26,7 +26,8 @@ static void test_views(const uint8_t *good, size_t size) {
     const bn_tensor o = bn_file_tensor(&f, 1, BN_O);
     CHECK(o.rows == 24 && o.cols == 16 && o.bytes == 128 && o.encoding == BN_TERNARY_2BIT);
     CHECK(o.scale_scope == BN_SCALE_GROUP && o.bias == NULL && o.data >= f.data);
-    CHECK((const uint8_t *)o.scales == o.data + 128 && o.scales[23] > 0.0f);
+    CHECK((const uint8_t *)o.group_scales == o.data + 128 && o.scales == NULL);
+    CHECK(o.group_scales[23] > 0 && o.group_scales[23] < 0x7C00);
     const bn_tensor frequencies = bn_file_tensor(&f, BN_NO_LAYER, BN_ROPE_FREQUENCIES);
     CHECK(frequencies.cols == 4 && frequencies.scales == NULL);
     CHECK(frequencies.data + frequencies.bytes == f.data + f.data_size);
@@ -44,7 +45,7 @@ static void test_everything(void) {
     CHECK_EQ(bn_file_parse(good, size, &kernels, &f, NULL), BN_OK);
     CHECK_EQ(f.n_stacks, 2);
     const bn_tensor q = bn_file_tensor(&f, 1, BN_Q);
-    CHECK(q.data && q.bias && q.scale_scope == BN_SCALE_GROUP && q.scales[2 * 16 - 1] > 0.0f);
+    CHECK(q.data && q.bias && q.scale_scope == BN_SCALE_GROUP && q.group_scales != NULL);
     CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).bias != NULL);
     CHECK(bn_file_tensor(&f, 0, BN_LINEAR_NORM + BN_O).cols == 16);
 
@@ -170,6 +171,12 @@ static void test_statuses(const uint8_t *good, size_t size) {
                         "attn_norm.weight: a value");
     file_forged_refused(good, size, q_scale, 4, 0x007FFFFF, BN_ERR_SCALE,
                         "layers.0.q.weight: a scale");
+    const size_t o = tensors + 5 * 64, o_scale = data + (size_t)tiny_get(good + o + 40, 8);
+    CHECK_EQ(tiny_get(good + o + 4, 2), BN_O);
+    for (size_t i = 0; i < 5; i++) /* of the first row and of a padding row */
+        file_forged_refused(good, size, o_scale + (i % 2 ? 62 : 0), 2,
+                            (const uint64_t[]){0, 0x8000, 0x7C00, 0x7E01, 0xBC00}[i], BN_ERR_SCALE,
+                            "layers.0.o.weight: a group scale is not finite and > 0");
     file_forged_refused(good, size, q_data + 9, 1, 0xC0, BN_ERR_CODE,
                         "layers.0.q.weight: a ternary code");
     uint8_t *copy = tiny_copy(good, size);
@@ -265,7 +272,8 @@ static void test_sizes(void) {
     CHECK(bn_tensor_data_size(BN_INT8_PLANES, 17, 33, &size) && size == 2 * 64 * 2 * 5);
     CHECK(bn_tensor_data_size(BN_F32, 3, 5, &size) && size == 60);
     CHECK(bn_tensor_data_size(BN_F16, 3, 5, &size) && size == 30);
-    CHECK(bn_tensor_scale_size(BN_SCALE_GROUP, 3, 129, &size) && size == 24);
+    CHECK(bn_tensor_scale_size(BN_SCALE_GROUP, 17, 129, &size) && size == 2 * 2 * 16 * 2);
+    CHECK(bn_tensor_scale_size(BN_SCALE_ROW, 3, 129, &size) && size == 12);
     CHECK(bn_tensor_scale_size(BN_SCALE_NONE, 3, 129, &size) && size == 0);
     const uint64_t big[] = {UINT64_MAX, UINT64_MAX - 14, UINT64_MAX / 2, (uint64_t)1 << 62};
     for (size_t i = 0; i < 4; i++) {
@@ -274,7 +282,7 @@ static void test_sizes(void) {
         CHECK(!bn_tensor_data_size(BN_TERNARY_2BIT, big[i], big[i], &size));
         CHECK(!bn_tensor_data_size(BN_INT8_PLANES, 16, big[i], &size));
         CHECK(!bn_tensor_scale_size(BN_SCALE_ROW, big[i], 1, &size));
-        CHECK(!bn_tensor_scale_size(BN_SCALE_GROUP, big[i], 129, &size));
+        CHECK(!bn_tensor_scale_size(BN_SCALE_GROUP, big[i], (uint64_t)1 << 20, &size));
     }
     for (uint32_t encoding = 0; encoding < 16; encoding++)
         CHECK_EQ(bn_tensor_data_size(encoding, 1, 1, &size),

@@ -62,7 +62,7 @@ static void test_forged_tables(const uint8_t *good, size_t size) {
         const int harmless = i == tiny_entry(good, 3) || i == tiny_entry(good, 3) + 16;
         if (is_crc || harmless || (i >= stack && i < tensors))
             continue;
-        /* Scales by row and by group are the same thing when there is one group. */
+        /* Scales of 8 rows and those of a group in 16 rows have the same size. */
         const int is_scope = i >= tensors && (i - tensors) % 64 == 10 && good[i] >= BN_SCALE_ROW;
         for (unsigned flip = is_scope ? 2 : 1; flip < 256; flip += flip < 8 ? 1 : 19)
             CHECK_MSG(forged(good, size, i, 1, good[i] ^ flip, NULL) != BN_OK,

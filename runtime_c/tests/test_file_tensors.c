@@ -53,9 +53,12 @@ static void test_formats(void) {
     static const struct {
         unsigned role;
         const char *allowed; /* pairs of encoding and scope */
-    } rows[] = {{BN_Q, "10 20 41 42 43 51 52"}, {BN_DOWN, "10 20 41 42 43 51 52"},
-                {BN_EMBEDDING, "10 20 62"},     {BN_HEAD, "10 20 62"},
-                {BN_POSITION, "10 20"},         {BN_FINAL_NORM, "10"}};
+    } rows[] = {{BN_Q, "10 20 41 42 43 51 52"},
+                {BN_DOWN, "10 20 41 42 43 51 52"},
+                {BN_EMBEDDING, "10 20 41 42 43 62"},
+                {BN_HEAD, "10 20 41 42 43 62"},
+                {BN_POSITION, "10 20"},
+                {BN_FINAL_NORM, "10"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (unsigned e = 0; e <= 7; e++)
             for (unsigned s = 0; s <= 3; s++) {

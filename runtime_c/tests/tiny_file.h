@@ -80,8 +80,9 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
                   : encoding == 6 ? 2 * 64 * ((rows + 15) / 16) * ((cols + 7) / 8)
                   : encoding == 2 ? 2 * rows * cols
                                   : 4 * rows * cols;
-    const size_t scale_counts[] = {0, 1, rows, rows * ((cols + 127) / 128)};
-    const size_t scale_size = 4 * scale_counts[scope];
+    const size_t panels = (rows + 15) / 16, groups = (cols + 127) / 128;
+    const size_t scale_sizes[] = {0, 4, 4 * rows, 2 * 16 * panels * groups};
+    const size_t scale_size = scale_sizes[scope];
     if (number == w->skip)
         return;
     for (int copies = number == w->twice ? 2 : 1; copies > 0; copies--) {
@@ -91,7 +92,9 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
         w->data_size = scale_size ? scale_offset + scale_size : offset + size;
         CHECK(w->data_size <= TINY_MAX_DATA);
         tiny_fill(w, w->data + offset, size, encoding, norm ? 1.0f : 0.2f);
-        tiny_fill(w, w->data + scale_offset, scale_size, 1, 0.3f);
+        tiny_fill(w, w->data + scale_offset, scale_size, scope == 3 ? 2 : 1, 0.3f);
+        for (size_t i = 1; i < scale_size && scope == 3; i += 2)
+            w->data[scale_offset + i] &= 0x7F; /* scales are > 0 */
         tiny_put(r, w->n_stacks - 1, 2);
         tiny_put(r + 2, layer, 2);
         tiny_put(r + 4, role, 2);

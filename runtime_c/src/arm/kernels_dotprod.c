@@ -9,7 +9,9 @@
 
 #include "gemm.h"
 #include "gemv.h"
+#include "lanes.h"
 #define TRIT_BYTES 16
+#include "../groups.h"
 #include "../trits.h"
 
 static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
@@ -78,6 +80,10 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_gemv(m);
     else
         ternary_gemm(m, put, multiply);
+}
+
+static void ternary_grouped(const bn_grouped *m) {
+    grouped_by(m, ternary_matmul, widen_panel);
 }
 
 static void trit_matmul(const bn_matmul *m) {
@@ -161,6 +167,7 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->isa = "dotprod";
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
+    table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = high_gemv;
     table->qk_int8 = qk_int8;

@@ -9,7 +9,9 @@
 
 #include "gemm.h"
 #include "gemv.h"
+#include "lanes.h"
 #define TRIT_BYTES 16
+#include "../groups.h"
 #include "../trits.h"
 
 INLINE int8x16_t zip1(int8x16_t a, int8x16_t b) { /* by words: pairs of rows of 8 columns */
@@ -95,6 +97,10 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_gemm(m, put, multiply);
 }
 
+static void ternary_grouped(const bn_grouped *m) {
+    grouped_by(m, ternary_matmul, widen_panel);
+}
+
 static void trit_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         trit_gemv(m);
@@ -132,6 +138,7 @@ int bn_kernels_i8mm(bn_kernels *table) {
     table->isa = "i8mm";
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
+    table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = high_gemv;
     table->int8_peak = int8_peak;

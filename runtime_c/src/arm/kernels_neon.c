@@ -8,8 +8,9 @@
 
 #if defined(__aarch64__)
 
-#include "arm.h"
+#include "lanes.h"
 #define TRIT_BYTES 16
+#include "../groups.h"
 #include "../trits.h"
 
 #if defined(__ARM_FEATURE_CRC32)
@@ -128,6 +129,10 @@ static void ternary_matmul(const bn_matmul *m) {
     }
 }
 
+static void ternary_grouped(const bn_grouped *m) {
+    grouped_by(m, ternary_matmul, widen_panel);
+}
+
 static void trit_matmul(const bn_matmul *m) {
     trits_many(m, ternary_matmul);
 }
@@ -217,6 +222,7 @@ int bn_kernels_neon(bn_kernels *table) {
     table->isa = "neon";
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
+    table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
 #if defined(__ARM_FEATURE_CRC32)

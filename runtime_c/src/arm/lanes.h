@@ -46,6 +46,10 @@ INLINE lanes widen(const uint16_t *x) {
                     vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
 }
 
+INLINE void widen_panel(float y[BN_PANEL], const uint16_t x[BN_PANEL]) {
+    store_all(y, widen(x));
+}
+
 INLINE lanes load_half(const uint16_t *x, size_t n) {
     if (n >= BN_LANES)
         return widen(x);

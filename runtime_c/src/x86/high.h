@@ -5,8 +5,6 @@
  *
  * Defined before including: what stream.h wants.
  */
-enum { TILE_VECS = BN_TILE_BYTES / sizeof(bytes) };
-
 INLINE void high_columns(sums sum[2], const uint8_t *tile, const int8_t *q) {
     const bytes v = bytes_load(tile);
     sum[0] = sums_dot(sum[0], bytes_and(v, bytes_fill(0x0f)), bytes_spread(q));

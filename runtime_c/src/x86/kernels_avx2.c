@@ -18,6 +18,7 @@
 #include "blocks.h"
 
 #define TRIT_BYTES sizeof(bytes)
+#include "../groups.h"
 #include "../trits.h"
 #include "int8_cache.h"
 
@@ -82,6 +83,43 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_vector(m);
     else
         multiply(m, BN_TERNARY_TILE_K, unpack_ternary, dot_pairs, add_pairs, 5);
+}
+
+/* One token: a group of 8 tiles is what the pairs of ternary_vector hold. */
+static void grouped_vector(const bn_grouped *m) {
+    const uint8_t *tile = m->tiles;
+    const uint16_t *scales = m->scales;
+    for (size_t p = 0; p < m->panels; p++) {
+        const int8_t *q = m->q;
+        vec top = vec_zero(), bottom = vec_zero();
+        for (size_t g = 0, left = m->k_tiles; left > 0; g++, scales += BN_PANEL) {
+            sums a = sums_zero(), a4 = sums_zero(), b = sums_zero(), b4 = sums_zero();
+            size_t tiles = min_size(left, BN_GROUP_TILES);
+            left -= tiles;
+            for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+                ternary_fields(&a, &a4, tile, q);
+                ternary_fields(&b, &b4, tile + sizeof(bytes), q);
+            }
+            a = sums_add(add_pairs(a), sums_shr(add_pairs(a4), 2)) - m->q_sums[g];
+            b = sums_add(add_pairs(b), sums_shr(add_pairs(b4), 2)) - m->q_sums[g];
+            top = vec_fma(vec_from_int(a), vec_widen(scales), top);
+            bottom = vec_fma(vec_from_int(b), vec_widen(scales + VEC_ROWS), bottom);
+        }
+        vec_store(m->y + p * BN_PANEL, top);
+        vec_store(m->y + p * BN_PANEL + VEC_ROWS, bottom);
+    }
+}
+
+INLINE void widen_panel(float y[BN_PANEL], const uint16_t x[BN_PANEL]) {
+    vec_store(y, vec_widen(x));
+    vec_store(y + VEC_ROWS, vec_widen(x + VEC_ROWS));
+}
+
+static void ternary_grouped(const bn_grouped *m) {
+    if (m->tokens == 1)
+        grouped_vector(m);
+    else
+        grouped_by(m, ternary_matmul, widen_panel);
 }
 
 /* --- ternary, five trits a byte --- */
@@ -209,6 +247,7 @@ int bn_kernels_avx2(bn_kernels *table) {
     table->isa = "avx2";
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
+    table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
     table->int8_peak = int8_peak;

@@ -20,6 +20,9 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "high.h"
 
+#define GROUPED_TOKENS 12 /* 12 sums and 12 totals */
+#include "grouped.h"
+
 /* sum + power where s >= least */
 INLINE bytes add_where(bytes sum, bytes s, int least, int power) {
     return _mm512_mask_add_epi8(sum, _mm512_cmpge_epi8_mask(s, bytes_fill(least)), sum,
@@ -100,6 +103,7 @@ int bn_kernels_avx512vnni(bn_kernels *table) {
     table->isa = "avx512vnni";
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
+    table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
     table->int8_peak = int8_peak;

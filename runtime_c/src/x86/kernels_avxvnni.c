@@ -28,6 +28,9 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "high.h"
 
+#define GROUPED_TOKENS 6 /* 6 sums and 6 totals */
+#include "grouped.h"
+
 #define TRIT_BYTES sizeof(bytes)
 #include "../trits.h"
 #include "int8_cache.h"
@@ -97,6 +100,7 @@ int bn_kernels_avxvnni(bn_kernels *table) {
     table->isa = "avxvnni";
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
+    table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
     table->qk_int8 = qk_int8;
