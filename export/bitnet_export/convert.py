@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from . import packed
 from .foreign import PROBE, recognise
 from .packed import Spec
 from .source import Source, SourceError, encode
 from .writer import Encoded, write_packed
+
+if TYPE_CHECKING:
+    from .report import Checked
+
+Progress = Callable[[str], None]
+"""Gets a line that says what is being done."""
 
 
 @contextmanager
@@ -44,6 +53,52 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
     )
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """What `bitnet convert` prints of a published model that became a packed file."""
+
+    what: str
+    assumptions: tuple[str, ...]
+    file_bytes: int
+    checked: Checked
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"found      {self.what}", *(f"assumed    {line}" for line in self.assumptions)]
+        return "\n".join([*lines, f"size       {self.file_bytes / 1e6:.2f} MB", str(self.checked)])
+
+
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    encoding: str = "2.0",
+    head: str = "int8",
+    tokens: int = 512,
+    progress: Progress = lambda _: None,
+) -> Conversion:
+    """Write a published model as a packed file, and verify it.
+
+    encoding: bits a ternary weight, "2.0" or "1.6". head: how embedding and head are stored unless
+    they are ternary, "int8", "f16" or "f32". tokens: how many are scored by engine and reference.
+    The file appears only if it passes. Raises SourceError: the source cannot be converted;
+    VerificationError; OSError.
+    """
+    from .verify_source import verify_source
+
+    checks: list[Checked] = []
+
+    def check(file: Path) -> None:
+        checks.append(verify_source(model, file, tokens=tokens, progress=progress))
+
+    with open_source(source) as model:
+        progress(f"found {model.what}")
+        pack_source(model, out, encoding=encoding, head=head, check=check, progress=progress)
+        return Conversion(model.what, model.assumptions, os.path.getsize(out), checks[0])
+
+
 def pack_source(
     source: Source,
     out: str | os.PathLike[str],
@@ -51,25 +106,20 @@ def pack_source(
     encoding: str = "2.0",
     head: str = "int8",
     check: Callable[[Path], None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda _: None,
 ) -> None:
-    """Write a Source as a packed file, one tensor in memory at a time.
-
-    check: as in `write_packed`. progress: called with (tensors done, of all).
-    """
+    """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
     from bitnet.model import frequency_tables
 
     config, body = source.config.replace(head_format=head), packed.ternary_encoding(encoding)
-    tables = frequency_tables(config)
+    tables = frequency_tables(config) if config.position == "rope" else {}
     total = sum(1 for _ in packed.expected_tensors(config))
-    done = itertools.count()
+    done = itertools.count(1)
 
     def load(spec: Spec) -> Encoded:
-        if progress:
-            progress(next(done), total)
-        if spec.key.name in tables:
-            return Encoded.f32(tables[spec.key.name].numpy())
-        return encode(spec, source.load(spec.key), head, body)
+        name = spec.key.name
+        progress(f"writing tensor {next(done)} of {total}, {name}")
+        return Encoded.f32(tables[name].numpy()) if name in tables else encode(spec, source.load(spec.key), head, body)
 
     metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}
     write_packed(

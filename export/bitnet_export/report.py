@@ -137,3 +137,32 @@ class Report:
                 f"inputs     {self.zero_inputs}",
             ]
         )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `verify_source` found of a converted model. Of an embedding model the agreements are of its vectors."""
+
+    text: str
+    tensors_equal: int
+    ternary_weights: int
+    short: Agreement
+    long: Agreement
+    head: HeadCost
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        short, long = self.short, self.long
+        return "\n".join(
+            [
+                f"weights    all {self.ternary_weights:,} ternary codes and their scales equal the source's, as do the "
+                f"other tensors of the layers ({self.tensors_equal} tensors)",
+                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: log-probabilities differ by "
+                f"{short.median:.1e} (median), {short.worst:.1e} at worst",
+                f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
+                f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
+                f"head       {self.head}",
+            ]
+        )

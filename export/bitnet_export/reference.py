@@ -1,0 +1,152 @@
+"""The forward pass of a `Source` in torch, one layer in memory at a time: what the engine is held against.
+
+The layers are those of `bitnet.model`, with the source's ternary codes in place of trainable
+weights. Several streams run side by side, so that the source is read once: fp32, fp64 (how far
+two correct programs differ), and the tables as published (what storing them as int8 costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bitnet.config import ModelConfig
+from bitnet.model import Block, RMSNorm, rope_tables
+from bitnet.quant import activation_codes, embedding_rows, integer_product, output_logits
+
+from . import packed
+from .packed import NONE, ROLE, Key
+from .source import Floats, Source, Ternary
+from .source import Tensor as Stored
+
+_ROWS = 4096  # of a table in memory at a time
+
+Windows = NDArray[np.int64]  # (n, T) token ids, each row a text of its own
+Seen = Callable[[Key, Stored], None]
+
+
+class Stream(NamedTuple):
+    """How one of the forward passes computes."""
+
+    dtype: torch.dtype
+    head_format: str  # of embedding and head: "int8", "f16", "f32"
+
+
+class FrozenLinear(nn.Module):
+    """A linear layer of ternary codes: x quantized to int8, exact sums, one factor (bitnet.quant)."""
+
+    def __init__(self, weight: Ternary, bias: Tensor | None) -> None:
+        super().__init__()
+        self.codes, self.scales = torch.from_numpy(weight.codes), torch.from_numpy(weight.scales)
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, s = activation_codes(x.flatten(0, -2))
+        y = integer_product(q, self.codes, self.scales, s).to(x.dtype).unflatten(0, x.shape[:-1])
+        return y if self.bias is None else y + self.bias
+
+
+def hidden_states(
+    source: Source, streams: Sequence[Stream], texts: Sequence[Windows], seen: Seen | None = None
+) -> list[list[Tensor]]:
+    """Final normed hidden states by stream and texts, each (n, T, D). `seen` gets every tensor of the layers."""
+    config = source.config
+    states = [[_embed(source, stream, windows) for windows in texts] for stream in streams]
+    for layer in range(config.n_layers):
+        block = _block(source, layer, seen)
+        for stream, state in zip(streams, states, strict=True):
+            block.to(stream.dtype)
+            for i, x in enumerate(state):
+                state[i] = block(x, *rope_tables(block.config, x.shape[1], like=x))
+    norm = RMSNorm(config.dim, config.norm_eps)
+    norm.load_state_dict({"weight": _vector(source, Key(0, NONE, ROLE["final_norm"], NONE, 0), seen)})
+    return [[norm.to(s.dtype)(x) for x in state] for s, state in zip(streams, states, strict=True)]
+
+
+def logits(source: Source, streams: Sequence[Stream], states: list[list[Tensor]]) -> Iterator[tuple[slice, list[list[Tensor]]]]:
+    """Logits by stream and texts, each (n, T, rows), for one range of the vocabulary after another."""
+    config = source.config
+    table = source.load(Key(0, NONE, ROLE["embedding" if config.tie_embeddings else "head"], NONE, 0))
+    for first in range(0, config.vocab_size, _ROWS):
+        rows = slice(first, min(first + _ROWS, config.vocab_size))
+        yield rows, [[_head(config, stream, table, rows, x) for x in state] for stream, state in zip(streams, states, strict=True)]
+
+
+def pooled(hidden: Tensor, pooling: str) -> Tensor:
+    """One vector of length 1 a text, (n, D), of hidden states (n, T, D)."""
+    one = {"last": hidden[:, -1], "mean": hidden.mean(1), "first": hidden[:, 0]}[pooling]
+    return nn.functional.normalize(one, dim=-1)
+
+
+def _embed(source: Source, stream: Stream, windows: Windows) -> Tensor:
+    table = source.load(Key(0, NONE, ROLE["embedding"], NONE, 0))
+    tokens, place = np.unique(windows, return_inverse=True)
+    if isinstance(table, Ternary):
+        some = torch.from_numpy(dense(Ternary(table.codes[tokens], _rows_of(table.scales, tokens))))
+        x = some.to(stream.dtype)
+    else:
+        some = torch.from_numpy(np.concatenate([table.rows(t, t + 1) for t in tokens.tolist()]))
+        x = embedding_rows(torch.arange(len(tokens)), some, stream.head_format).to(stream.dtype)
+    return source.config.embedding_scale * x[torch.from_numpy(place.reshape(windows.shape))]
+
+
+def _head(config: ModelConfig, stream: Stream, table: Stored, rows: slice, x: Tensor) -> Tensor:
+    if isinstance(table, Ternary):
+        part = Ternary(table.codes[rows], _rows_of(table.scales, rows))
+        y = FrozenLinear(part, None)(x)
+    else:
+        weight = torch.from_numpy(np.ascontiguousarray(table.rows(rows.start, rows.stop)))
+        y = output_logits(x, weight.to(stream.dtype), stream.head_format)
+    if config.logit_softcap:
+        y = config.logit_softcap * torch.tanh(y / config.logit_softcap)
+    return y
+
+
+def _rows_of(scales: NDArray[np.float32], rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+    return scales if scales.size == 1 else scales[rows]
+
+
+def dense(weight: Ternary) -> NDArray[np.float32]:
+    """codes · scales, (N, K)."""
+    if weight.scales.ndim == 2:
+        return weight.codes * np.repeat(weight.scales, packed.layout.SCALE_GROUP_K, axis=1)[:, : weight.codes.shape[1]]
+    return weight.codes * weight.scales[:, None]
+
+
+def _block(source: Source, layer: int, seen: Seen | None) -> Block:
+    """Layer `layer` of the source as a module."""
+    config = source.config
+    with torch.device("meta"):
+        block = Block(config.of_layer(layer).replace(ternary=()))
+    floats: dict[str, Tensor] = {}
+    frozen: dict[str, Ternary] = {}
+    for spec in packed.expected_tensors(config.replace(n_layers=1)):
+        if spec.key.layer == NONE:
+            continue
+        key = spec.key._replace(layer=layer)
+        role, tensor = packed.ROLES[key.role], source.load(key)
+        if seen:
+            seen(key, tensor)
+        if isinstance(tensor, Ternary):
+            frozen[role] = tensor
+        else:
+            floats[f"{role}.{'bias' if key.part else 'weight'}"] = torch.from_numpy(np.array(tensor.all()))
+    for role, weight in frozen.items():
+        setattr(block, role, FrozenLinear(weight, floats.pop(f"{role}.bias", None)))
+    own = {name for name, _ in block.named_parameters() if name.split(".")[0] not in frozen}
+    block.load_state_dict({name: floats[name] for name in own}, assign=True, strict=False)
+    return block
+
+
+def _vector(source: Source, key: Key, seen: Seen | None) -> Tensor:
+    tensor = source.load(key)
+    if seen:
+        seen(key, tensor)
+    assert isinstance(tensor, Floats)
+    return torch.from_numpy(np.array(tensor.all()).reshape(-1))
+

@@ -1,0 +1,53 @@
+"""A packed file as a `Source`, so that conversion can be tested without any foreign format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from bitnet_export import PackedFile, packed
+from bitnet_export.packed import Key
+from bitnet_export.source import Floats, Source, Tensor, Ternary
+
+
+def source_of(path: Path) -> Source:
+    """Ternary tensors as they are, tables as the floats they stand for."""
+    file = PackedFile.open(path)
+
+    def load(key: Key) -> Tensor:
+        record = file.tensors[key]
+        if record.encoding in packed.TERNARY.values():
+            scales = file.scales(record).copy()
+            return Ternary(file.codes(record), scales.reshape(record.rows, -1) if record.scope == packed.SCALE_GROUP else scales)
+        values = file.values(record)
+        return Floats.of(values if values.shape[0] > 1 else values[0])
+
+    tokenizer = file.section(packed.TOKENIZER)
+    return Source(
+        what="a packed file",
+        config=file.configs[0],
+        load=load,
+        tokenizer=tokenizer,
+        template=file.section(packed.TEMPLATE),
+        generation=json.loads(json.dumps(file.metadata.get("generation", {}))),
+    )
+
+
+def flipped(source: Source, role: str) -> Source:
+    """The same with one ternary code of layer 0 changed, or one float of a table."""
+
+    def load(key: Key) -> Tensor:
+        tensor = source.load(key)
+        if packed.ROLES[key.role] != role or key.layer not in (0, packed.NONE):
+            return tensor
+        if isinstance(tensor, Ternary):
+            codes = tensor.codes.copy()
+            codes[0, 0] = (codes[0, 0] + 2) % 3 - 1
+            return Ternary(codes, tensor.scales)
+        values = np.array(tensor.all())
+        values.reshape(-1)[:8] += 1
+        return Floats.of(values)
+
+    return Source(what=source.what, config=source.config, load=load, tokenizer=source.tokenizer)
