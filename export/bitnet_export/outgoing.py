@@ -1,0 +1,135 @@
+"""A packed file on its way into another format: what the writers of hf/ and gguf/ share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+
+from . import packed
+from .layout import PANEL, SCALE_GROUP_K
+from .packed import Record
+from .reader import PackedFile
+
+_ROWS = 4096  # of a table in memory at a time; a multiple of a panel
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a packed file."""
+
+    what: str  # one line: format and architecture
+    tensors: int
+    file_bytes: int  # of all files
+    notes: tuple[str, ...] = ()  # what someone who uses the result should know, a line each
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"written    {self.what}", f"size       {self.file_bytes / 1e6:.2f} MB, {self.tensors} tensors"]
+        return "\n".join(lines + [f"note       {note}" for note in self.notes])
+
+
+class Graph(NamedTuple):
+    """An architecture of another program: what it computes, in terms of ModelConfig."""
+
+    name: str
+    computes: Mapping[str, tuple[Any, ...]]  # values of a field; of a field that is not here, only the default
+    free: tuple[str, ...]  # fields of which it takes any value
+
+    def differences(self, config: ModelConfig) -> list[str]:
+        """Why the architecture is not this model, a phrase each; empty when it is."""
+        size = {name: getattr(config, name) for name in _SIZES}
+        plain = ModelConfig(**size, sub_norm=False)
+        found = []
+        for field in plain.to_dict():
+            allowed = self.computes.get(field, (getattr(plain, field),))
+            if field not in self.free and getattr(config, field) not in allowed:
+                values = " or ".join(repr(value) for value in allowed)
+                found.append(f"{field} is {getattr(config, field)!r}, it computes {values}")
+        return found
+
+
+_SIZES = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context")
+SIZES = (*_SIZES, "name", "norm_eps", "rope_theta", "rope_dim", "attention_scale")
+"""Free in every decoder; rope_dim and attention_scale are checked by `open_decoder`."""
+
+
+def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
+    """A packed file and its one stack. Raises PackedFormatError, or ValueError: it is not a plain decoder."""
+    from bitnet.model import frequency_tables
+
+    file = PackedFile.open(path)
+    if len(file.configs) != 1:
+        raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
+    config = file.configs[0]
+    if config.position != "rope" or config.rope_dim != config.head_dim:
+        found = f"rope_dim is {config.rope_dim}" if config.position == "rope" else f"position is {config.position!r}"
+        raise ValueError(f"{path}: {found}; only models whose whole heads turn (RoPE) can be written")
+    if abs(config.attention_scale * config.head_dim**0.5 - 1) > 1e-6:  # one fp32 rounding in STACKS
+        raise ValueError(f"{path}: attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written")
+    tables = frequency_tables(config)
+    for record in file.tensors.values():
+        if record.key.name in tables:
+            expected = tables[record.key.name].numpy()
+            # What is written is rope_theta and not the table, which may come from a program that rounds
+            # powers differently: a few units of 2^-24.
+            if not np.allclose(file.values(record)[0], expected, rtol=1e-6, atol=0):
+                raise ValueError(f"{path}: {record.key.name} is not the table of rope_theta = {config.rope_theta}")
+    return file, config
+
+
+def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
+    """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
+    stored = file.stored(record)
+    if record.encoding in packed.TILES:
+        planes = 2 if record.encoding == packed.INT8_PLANES else 1
+        panels, unpack = stored.reshape(planes, -(-record.rows // PANEL), -1), packed.TILES[record.encoding].unpack
+    else:
+        table = stored.view("<f4" if record.encoding == packed.F32 else "<f2").reshape(record.rows, -1)
+    for first in range(0, record.rows, _ROWS):
+        rows = slice(first, min(first + _ROWS, record.rows))
+        if record.encoding not in packed.TILES:
+            yield table[rows].astype(np.float32)
+            continue
+        part = np.ascontiguousarray(panels[:, first // PANEL : -(-rows.stop // PANEL)]).reshape(-1)
+        codes = unpack(part, rows.stop - first, record.cols)
+        scales = file.scales(record)
+        if record.scope == packed.SCALE_GROUP:
+            each = scales.reshape(record.rows, -1)[rows]
+            yield codes * np.repeat(each, SCALE_GROUP_K, axis=1)[:, : record.cols]
+        else:
+            yield codes * (scales[rows, None] if record.scope == packed.SCALE_ROW else scales)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, renamed to it on success, removed with all in it on any failure."""
+    if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
+        raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
