@@ -27,11 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-
-from .. import packed
-from ..outgoing import SIZES, Graph, Written, open_decoder, replacing_folder, value_rows, write_json
-from ..packed import NONE, ROLES, Record
-from ..reader import PackedFile
+from bitnet_export import packed
+from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, replacing_folder, value_rows, write_json
+from bitnet_export.packed import NONE, ROLES, Record
+from bitnet_export.reader import PackedFile
 
 ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
 
@@ -60,7 +59,11 @@ class _Entry(NamedTuple):
 
 
 _MATRICES = (*TERNARY_LINEARS, "embedding", "head")
-_DTYPES = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}  # a quantized model is not converted when loaded: no F16
+# A quantized model is not converted when it is loaded, so that floats are those it computes in.
+_DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
+    "U8": np.dtype("u1"),
+    "F32": np.dtype("<f4"),
+}  # a quantized model is not converted when loaded: no F16
 
 
 def write_folder(
@@ -85,9 +88,8 @@ def write_folder(
         _write_tokenizer(folder, file, config, generation)
         size = sum(path.stat().st_size for path in folder.iterdir())
     notes = ["load it with dtype float32 for the same logits"]
-    dense = sum(_is_projection(entry.name) and entry.dtype != "U8" for entry in entries)
-    if dense:
-        notes.append(f"{dense} projections are floats: packed ones have one scale and a multiple of 4 rows")
+    if unpacked := sum(_is_ternary(r) and not _is_packed(r) for r in file.tensors.values()):
+        notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
     return Written(f"Hugging Face folder, {graph.name}, quant_method bitnet", len(entries), size, tuple(notes))
 
 
@@ -96,8 +98,9 @@ def write_folder(
 
 def _graphs(c: ModelConfig) -> list[tuple[str, Graph]]:
     """model_type and architecture; what each computes, from its modeling file."""
-    free = (*SIZES, "activation", "tie_embeddings", "linear_norm", "ternary", "weight_scale", "head_format")
-    free += tuple(name for name in c.to_dict() if name.startswith("rope_"))
+    rope = (name for name in c.to_dict() if name.startswith("rope_"))
+    more = ("activation", "tie_embeddings", "linear_norm", "ternary", "weight_scale", "head_format")
+    free: tuple[str, ...] = (*SIZES, *more, *rope)
     attention = {"qkv_bias": (False, True), "o_bias": (c.qkv_bias,)}  # one switch for all four
     kinds: dict[str, tuple[str, dict[str, tuple[Any, ...]], tuple[str, ...]]] = {
         "bitnet": ("BitNetForCausalLM", {"sub_norm": (True,), **attention}, ()),
@@ -106,7 +109,7 @@ def _graphs(c: ModelConfig) -> list[tuple[str, Graph]]:
         "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": (True,)}, ()),
         "mistral": ("MistralForCausalLM", {}, ("sliding_window",)),
     }
-    return [(kind, Graph(name, computes, free + more)) for kind, (name, computes, more) in kinds.items()]
+    return [(kind, Graph(name, computes, free + also)) for kind, (name, computes, also) in kinds.items()]
 
 
 def _architecture(file: PackedFile, c: ModelConfig) -> Graph:
@@ -187,9 +190,7 @@ def _left_alone(file: PackedFile) -> list[str]:
     return [
         _module(record)
         for record in file.tensors.values()
-        if ROLES[record.key.role] in TERNARY_LINEARS
-        and record.key.part == 0
-        and record.scope == packed.SCALE_NONE
+        if ROLES[record.key.role] in TERNARY_LINEARS and record.key.part == 0 and record.scope == packed.SCALE_NONE
     ]
 
 
@@ -206,10 +207,6 @@ def _module(record: Record) -> str:
     base = role.removesuffix("_linear_norm")
     name = NAMES[base] + (".rms_norm" if base != role else "")
     return name if record.key.layer == NONE else f"model.layers.{record.key.layer}.{name}"
-
-
-def _is_projection(name: str) -> bool:
-    return name.endswith("_proj.weight")
 
 
 def _entries(file: PackedFile) -> Iterator[_Entry]:
@@ -242,11 +239,14 @@ def _vector(name: str, values: NDArray[np.float32]) -> _Entry:
     return _Entry(name, "F32", values.shape, lambda: [values])
 
 
+def _is_ternary(record: Record) -> bool:
+    return record.encoding in packed.TERNARY.values()
+
+
 def _is_packed(record: Record) -> bool:
     """Whether the packed form of transformers can hold it: one scale, whole bytes."""
-    ternary = record.encoding in packed.TERNARY.values()
-    projection = ROLES[record.key.role] not in ("embedding", "head")
-    return ternary and projection and record.scope == packed.SCALE_TENSOR and record.rows % 4 == 0
+    projection = ROLES[record.key.role] in TERNARY_LINEARS
+    return projection and _is_ternary(record) and record.scope == packed.SCALE_TENSOR and record.rows % 4 == 0
 
 
 def _packed_rows(file: PackedFile, record: Record) -> Callable[[], Iterable[NDArray[Any]]]:
