@@ -164,13 +164,20 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         scale = self.config.residual_scale
         x_BTD = x_BTD + scale * self.attn_post_norm(self.attention(self.attn_norm(x_BTD), cos, sin))
-        return x_BTD + scale * self.ffn_post_norm(self.feed_forward(self.ffn_norm(x_BTD)))
+        x_BTD = x_BTD + scale * self.ffn_post_norm(self.feed_forward(self.ffn_norm(x_BTD)))
+        return x_BTD
+
+    def own_norm(self, role: str, x: Tensor) -> Tensor:
+        """The norm that linear layer `role` has for itself, with `linear_norm`."""
+        y: Tensor = getattr(self, f"{role}_linear_norm")(x) if self.config.linear_norm else x
+        return y
 
     def project(self, x: Tensor, *roles: str) -> tuple[Tensor, ...]:
-        """Linear layers of one input; with `linear_norm` each normalizes it on its own."""
+        """Linear layers of one input, each behind its own norm."""
+        layers = [getattr(self, role) for role in roles]
         if self.config.linear_norm:
-            return tuple(getattr(self, role)(getattr(self, f"{role}_linear_norm")(x)) for role in roles)
-        return project(x, *(getattr(self, role) for role in roles))
+            return tuple(layer(self.own_norm(role, x)) for role, layer in zip(roles, layers, strict=True))
+        return project(x, *layers)
 
     def attention(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         e, window, n_tokens = self.config.head_dim, self.config.sliding_window, x_BTD.shape[1]
@@ -181,7 +188,8 @@ class Block(nn.Module):
         y_BHTE = F.scaled_dot_product_attention(
             q_BHTE, k_BGTE, v, mask, is_causal=mask is None, scale=self.config.attention_scale, enable_gqa=True
         )
-        (out_BTD,) = self.project(self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2)), "o")
+        y_BTHE = self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2))
+        out_BTD: Tensor = self.o(self.own_norm("o", y_BTHE))
         return out_BTD
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
@@ -192,12 +200,14 @@ class Block(nn.Module):
         else:
             (up_BTF,) = self.project(x_BTD, "up")
             h_BTF = activation(up_BTF)
-        (out_BTD,) = self.project(self.ffn_sub_norm(h_BTF), "down")
+        out_BTD: Tensor = self.down(self.own_norm("down", self.ffn_sub_norm(h_BTF)))
         return out_BTD
 
 
 class Transformer(nn.Module):
-    """A causal decoder, or, without a head, what turns a text into one vector. Raises ValueError naming every option of `config` it cannot build.
+    """A causal decoder; without a head, a model that turns a text into one vector (`embed`).
+
+    Raises ValueError naming every option of `config` it cannot build.
 
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     """
@@ -239,9 +249,10 @@ class Transformer(nn.Module):
         if n_tokens > config.max_context:
             raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
         x_BTD = config.embedding_scale * embedding_rows(tokens_BT, self.embedding.weight, config.head_format)
-        tables = {c: rope_tables(c, n_tokens, like=x_BTD) for c in {layer.config for layer in self.layers}}
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, *tables[layer.config])
+        of_layers = [config.of_layer(i) for i in range(config.n_layers)]
+        tables = {of_layer: rope_tables(of_layer, n_tokens, like=x_BTD) for of_layer in set(of_layers)}
+        for layer, of_layer in zip(self.layers, of_layers, strict=True):
+            x_BTD = layer(x_BTD, *tables[of_layer])
         normed_BTD: Tensor = self.final_norm(x_BTD)
         return normed_BTD
 

@@ -69,7 +69,7 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
         ({"norm_eps": 0.0}, "norm_eps is 0.0"),
         ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),
         ({"logit_softcap": "1"}, "logit_softcap is '1', expected 0 (none)"),
-        ({"global_every": 6}, "global_every is 6 with sliding_window = 0, expected 0 (all layers alike), or at least 2"),
+        ({"global_every": 6}, "global_every is 6 with sliding_window = 0, expected 0 (all layers alike), or at"),
         ({"global_every": 1, "sliding_window": 4}, "global_every is 1 with sliding_window = 4"),
         ({"rope_local_theta": -1.0}, "rope_local_theta is -1.0"),
         ({"activation": "swish"}, "activation is 'swish', expected one of relu2, silu"),

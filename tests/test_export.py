@@ -159,6 +159,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "yarn": {
         "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_context": 16, "rope_attention_factor": 1.14,
     },
+    "a norm before every linear": {"linear_norm": True, "qk_norm": True, "sub_norm": False, "activation": "silu"},
+    "post norms alone": {"pre_norm": False, "post_norm": True, "activation": "relu"},
+    "no norm but before linears": {"pre_norm": False, "sub_norm": False, "linear_norm": True, "residual_scale": 0.3},
+    "window": {"sliding_window": 5},
+    "gemma": {
+        "n_layers": 4, "dim": 41, "ffn_dim": 71, "n_heads": 3, "n_kv_heads": 1, "activation": "gelu", "sub_norm": False,
+        "post_norm": True, "qk_norm": True, "linear_norm": True, "embedding_scale": 6.4, "attention_scale": 0.2,
+        "sliding_window": 9, "global_every": 3, "rope_theta": 1e6, "rope_local_theta": 1e4, "norm_eps": 1e-6,
+    },
+    "local layers, one RoPE, scaled": {
+        "sliding_window": 4, "global_every": 2, "rope_scaling": "linear", "rope_factor": 8.0,
+    },
+    "plain": {"ffn": "plain", "activation": "gelu", "linear_norm": True},
     "odd sizes": {"dim": 39, "ffn_dim": 71, "head_dim": 10, "n_heads": 3, "n_kv_heads": 1, "vocab_size": 301},
 }  # fmt: skip
 
@@ -170,8 +183,13 @@ def test_families(family: str, tmp_path: Path) -> None:
     assert report.short.median <= 1e-5
     file = PackedFile.open(tmp_path / "m.bitnet")
     assert file.configs == (config,)
-    table = next(record for key, record in file.tensors.items() if key.name == "rope_frequencies")
-    assert np.array_equal(file.values(table)[0], rope_frequencies(config).numpy())
+    tables = {key.name: file.values(record)[0] for key, record in file.tensors.items() if "frequencies" in key.name}
+    assert np.array_equal(tables.pop("rope_frequencies"), rope_frequencies(config).numpy())
+    if config.global_every:
+        theta = config.rope_local_theta
+        local = config.replace(rope_theta=theta, rope_scaling="none") if theta else config
+        assert np.array_equal(tables.pop("rope_local_frequencies"), rope_frequencies(local).numpy())
+    assert not tables
 
 
 def test_what_the_file_carries(untrained: Path, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_wrong_arguments_of_load(path: Path, model: Model) -> None:
             Model.load(path, **{name: value})
     with pytest.raises(InvalidParameterError, match="n_ctx is 300"):
         model.session(n_ctx=300)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(InvalidParameterError, match="pooling is not given, and the model names none"):
         model.embed("x")
 
 

@@ -24,7 +24,7 @@ class ModelFormatError(BitnetError, ValueError):
 
 
 class UnsupportedModelError(ModelFormatError):
-    """A valid file whose model this engine cannot run."""
+    """A valid file whose model this engine cannot run, or that has no head and so no logits."""
 
 
 class ModelTooLargeError(BitnetError, MemoryError):
@@ -91,6 +91,7 @@ _CLASSES: dict[int, type[BitnetError]] = {
     lib.BN_ERR_CANCELLED: StateError,  # nothing here cancels
     lib.BN_ERR_NUMERIC: NumericError,
     lib.BN_ERR_THREAD: ThreadError,
+    lib.BN_ERR_NO_HEAD: UnsupportedModelError,
 }
 """Statuses not named here say that the file is wrong."""
 

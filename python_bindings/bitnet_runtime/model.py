@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast, overload
 
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
@@ -20,6 +20,7 @@ from bitnet_runtime.errors import (
     ModelFormatError,
     TemplateError,
     TokenizerError,
+    UnsupportedModelError,
     check,
     check_open,
 )
@@ -29,9 +30,14 @@ from bitnet_runtime.session import Session
 from bitnet_runtime.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from bitnet_runtime.chat import ChatTemplate
 
 KV_TYPES = {"f16": lib.BN_KV_F16, "f32": lib.BN_KV_F32, "int8": lib.BN_KV_INT8}
+
+POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
@@ -72,6 +78,8 @@ class Model:
         struct = ffi.new("bn_model_info *")
         check(lib.bn_model_get_info(self._open, struct))
         self.info = ModelInfo(*(int(getattr(struct, name)) for name in ModelInfo._fields))
+        self.has_head = bool(struct.has_head)
+        self.pooling = next((name for name, number in POOLING.items() if number == struct.pooling), None)
         self.isa: str = ffi.string(struct.isa).decode()
         if n_ctx is not None and not 1 <= n_ctx <= self.info.max_context:
             raise InvalidParameterError(
@@ -157,6 +165,7 @@ class Model:
 
     def stream(self, prompt: str | Sequence[int], *, session: Session | None = None, **sampling: Any) -> Stream:
         """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""
+        self.require_head()
         options = resolve(sampling, self.defaults)
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
@@ -181,17 +190,57 @@ class Model:
 
         One number a token of `tokenize(text)`; the first is NaN, as nothing comes before it.
         """
-        tokens = self.tokenize(text) if isinstance(text, str) else list(text)
-        if len(tokens) > self.n_ctx:
-            raise ContextLengthError(len(tokens), self.n_ctx)
+        self.require_head()
+        tokens = self._tokens(text)
         if not tokens:
             return []
         with self.session(n_ctx=len(tokens)) as session:
             return session.score(tokens)
 
-    def embed(self, text: str | Sequence[str]) -> NoReturn:
-        """Embeddings are not built yet."""
-        raise NotImplementedError("embed is not built yet: this version runs decoders; use session() for logits")
+    def embed(self, text: Prompt | Sequence[Prompt], *, pooling: str | None = None) -> NDArray[np.float32]:
+        """A vector of length 1 for each text, so that their product is the cosine: float32 (n, dim).
+
+        text: one (n = 1) or a list, each a string or token ids. Strings get what the file's tokenizer
+        adds around them, such as an end token.
+        pooling: "last", "mean" or "first", of the tokens' states; None: as the file says. A decoder
+        whose file says nothing can embed as well, if a pooling is given.
+        """
+        import numpy as np
+
+        self.pooling_number(pooling)
+        single = isinstance(text, str) or (len(text) > 0 and not isinstance(text[0], (str, Sequence)))
+        texts = [self._tokens(one) for one in cast(Sequence[Prompt], [text] if single else text)]
+        if not all(texts):
+            raise InvalidParameterError(f"text {texts.index([])} has no tokens; give at least one character", "text")
+        out = np.empty((len(texts), self.info.dim), np.float32)
+        with self.session(n_ctx=max(map(len, texts), default=1)) as session:
+            for row, tokens in enumerate(texts):
+                session.reset()
+                out[row] = session.embed(tokens, pooling)
+        return out
+
+    def _tokens(self, text: Prompt) -> list[int]:
+        """Token ids of a text that is to fit the context."""
+        tokens = self.tokenize(text) if isinstance(text, str) else list(text)
+        if len(tokens) > self.n_ctx:
+            raise ContextLengthError(len(tokens), self.n_ctx)
+        return tokens
+
+    def pooling_number(self, pooling: str | None) -> int:
+        """`bn_pooling` of a name; None: the model's own, which then must exist."""
+        name = self.pooling if pooling is None else pooling
+        if name not in POOLING:
+            found = "pooling is not given, and the model names none" if name is None else f"pooling is {name!r}"
+            raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
+        return int(POOLING[name])
+
+    def require_head(self) -> None:
+        """Raises UnsupportedModelError if the model has no logits."""
+        if not self.has_head:
+            raise UnsupportedModelError(
+                f"{self.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
+                "see Model.embed"
+            )
 
     def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text. `add_bos`: begin with the model's start token, if it has one.

@@ -87,6 +87,7 @@ class Session:
         if logits == "last":
             self.feed(tokens)
             return self.logits
+        self._model.require_head()
         array = self._array(tokens)
         out = np.empty((len(array), self._vocab_size), np.float32)
         view = ffi.from_buffer("float[]", out)
@@ -101,6 +102,8 @@ class Session:
     def feed(self, tokens: Sequence[int], keep_logits: bool = True) -> None:
         """`append` without an array: what `sample` needs, and no numpy."""
         array = self._array(tokens)
+        if keep_logits:
+            self._model.require_head()
         with self._lock:
             self._check_room(len(array))
             for start in range(0, len(array), BLOCK):
@@ -108,6 +111,23 @@ class Session:
                 last = keep_logits and start + n == len(array)
                 rows = lib.BN_LOGITS_LAST if last else lib.BN_LOGITS_NONE
                 check(lib.bn_session_append(self._open, array + start, n, rows, ffi.NULL))
+
+    def embed(self, tokens: Sequence[int], pooling: str | None = None) -> NDArray[np.float32]:
+        """Append tokens and return the vector of all tokens held, float32[dim]; see `Model.embed`.
+
+        What the session holds already must have come by `embed` too. Leaves no logits.
+        """
+        import numpy as np
+
+        kind = self._model.pooling_number(pooling)
+        array = self._array(tokens)
+        out = np.empty(self._model.info.dim, np.float32)
+        with self._lock:
+            self._check_room(len(array))
+            for start in range(0, len(array), BLOCK):
+                n = min(BLOCK, len(array) - start)
+                check(lib.bn_session_embed(self._open, array + start, n, kind, ffi.from_buffer("float[]", out)))
+        return out
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """Append tokens and return the natural log of the probability of each, given all before it.

@@ -1,0 +1,174 @@
+"""One vector for a text: the engine against torch, and what both refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bitnet.config import ModelConfig
+from bitnet.model import Transformer
+from bitnet_export.pack import pack_checkpoint
+from bitnet_runtime import (
+    ContextLengthError,
+    InvalidParameterError,
+    Model,
+    StateError,
+    TokenizerError,
+    UnsupportedModelError,
+    available_isas,
+)
+from runtime_models import byte_tokenizer, small_model
+
+torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
+
+QWEN = ModelConfig(
+    vocab_size=301, dim=40, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=12, ffn_dim=72, max_context=320,
+    has_head=False, pooling="last", linear_norm=True, qk_norm=True, sub_norm=False, activation="silu", norm_eps=1e-6,
+)  # fmt: skip
+GEMMA = QWEN.replace(
+    n_heads=3, n_kv_heads=1, ffn_dim=71, activation="gelu", post_norm=True, embedding_scale=6.3, sliding_window=9,
+    global_every=3, rope_theta=1e6, rope_local_theta=1e4, pooling="mean",
+)  # fmt: skip
+
+
+def checkpoint_of(config: ModelConfig, folder: Path) -> Transformer:
+    """A seeded model with uneven gains, and its checkpoint with a byte tokenizer."""
+    torch.manual_seed(3)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text(config.to_json())
+    (folder / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    return model
+
+
+@pytest.fixture(scope="module", params=["qwen", "gemma"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Path]:
+    folder = tmp_path_factory.mktemp("embed")
+    model = checkpoint_of({"qwen": QWEN, "gemma": GEMMA}[request.param], folder / "checkpoint")
+    pack_checkpoint(folder / "checkpoint", folder / "m.bitnet")
+    return model, folder / "m.bitnet"
+
+
+@pytest.fixture
+def embedder(pair: tuple[Transformer, Path]) -> Iterator[Model]:
+    with Model.load(pair[1], threads=2) as model:
+        yield model
+
+
+@pytest.mark.parametrize("pooling", [None, "last", "mean", "first"])
+def test_vectors_are_those_of_torch(pair: tuple[Transformer, Path], pooling: str | None) -> None:
+    reference, path = pair
+    texts = torch.randint(0, 301, (32, 6), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), Model.load(path, kv_type="f32") as model:
+        expected = reference.embed(texts, pooling or "").numpy()
+        found = model.embed(texts.tolist(), pooling=pooling)
+    assert found.dtype == np.float32 and found.shape == (32, 40)
+    worst = np.abs(found - expected).max(axis=1)
+    # Two fp32 programs differ by 1e-6 until one activation falls on the other side of a rounding edge.
+    assert np.median(worst) < 1e-5 and worst.max() < 0.02
+    # as the length is 1, of 40 squares each rounded to 2**-24 relative
+    assert np.abs(np.linalg.norm(found.astype(float), axis=1) - 1).max() < 1e-6
+
+
+def test_a_long_text_is_within_the_floor(pair: tuple[Transformer, Path]) -> None:
+    reference, path = pair
+    texts = torch.randint(0, 301, (16, 300), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad(), Model.load(path, kv_type="f32") as model:
+        fp32 = reference.embed(texts).double().numpy()
+        fp64 = reference.double().embed(texts).numpy()
+        reference.float()
+        found = model.embed(texts.tolist()).astype(float)
+    floor, distance = (np.linalg.norm(x - fp32, axis=1).mean() for x in (fp64, found))
+    assert distance <= 1.5 * floor + 1e-5  # the noise floor: torch's own distance between fp32 and fp64
+
+
+def test_same_bits_for_every_tier_thread_count_list_and_cut(pair: tuple[Transformer, Path]) -> None:
+    texts = [[(i * i + j) % 301 for i in range(n)] for j, n in enumerate((1, 2, 130, 17, 300))]
+    found = set()
+    for isa in available_isas():
+        for threads in (1, 2):
+            with Model.load(pair[1], isa=isa, threads=threads) as model:
+                found.add(model.embed(texts).tobytes())
+                found.add(np.concatenate([model.embed(text) for text in texts]).tobytes())
+                with model.session() as session:
+                    for row, text in enumerate(texts):
+                        session.reset()
+                        for start in range(0, len(text), 37):
+                            vector = session.embed(text[start : start + 37])
+                        assert np.array_equal(vector, model.embed(texts)[row])
+    assert len(found) == 1
+
+
+def test_texts_and_tokens(embedder: Model) -> None:
+    whole = embedder.embed(["abc", embedder.tokenize("naïve"), "abc"])
+    assert np.array_equal(whole[0], whole[2]) and not np.array_equal(whole[0], whole[1])
+    assert np.array_equal(embedder.embed("naïve"), whole[1:2])
+    assert embedder.embed([]).shape == (0, 40)
+    assert (embedder.has_head, embedder.pooling in ("last", "mean")) == (False, True)
+
+
+def test_no_head_no_text(embedder: Model) -> None:
+    calls: tuple[Any, ...] = (
+        lambda: embedder.generate("abc"),
+        lambda: embedder.generate(["abc", "de"]),
+        lambda: embedder.stream("abc"),
+        lambda: embedder.score("abc"),
+    )
+    for call in calls:
+        with pytest.raises(UnsupportedModelError, match=r"has no head, .* see Model\.embed"):
+            call()
+    with embedder.session() as session:
+        for rows in ("last", "all"):
+            with pytest.raises(UnsupportedModelError, match="has no head"):
+                session.append(list(range(200)), rows)  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedModelError, match="has no head"):
+            session.score([1, 2])
+        assert session.position == 0
+        session.append([1, 2], "none")
+        with pytest.raises(StateError):
+            session.sample()
+        with pytest.raises(StateError):
+            session.embed([3])  # the session holds tokens that came another way
+
+
+def test_refusals(embedder: Model) -> None:
+    with pytest.raises(InvalidParameterError, match="pooling is 'max'; expected one of last, mean, first"):
+        embedder.embed("abc", pooling="max")
+    with pytest.raises(InvalidParameterError, match="text 1 has no tokens"):
+        embedder.embed(["abc", ""])
+    with pytest.raises(InvalidParameterError, match="id 301, expected ids from 0 to 300"):
+        embedder.embed([[1, 301]])
+    with pytest.raises(ContextLengthError, match="321 tokens"):
+        embedder.embed([[1], [1] * 321])
+
+
+def test_a_decoder_embeds_when_a_pooling_is_named(tmp_path: Path) -> None:
+    with Model.load(small_model(tmp_path)) as model:
+        assert model.has_head and model.pooling is None
+        with pytest.raises(InvalidParameterError, match="pooling is not given, and the model names none"):
+            model.embed("abc")
+        last, mean = (model.embed("abc", pooling=pooling) for pooling in ("last", "mean"))
+        assert last.shape == mean.shape == (1, 64) and not np.array_equal(last, mean)
+        assert model.generate("abc", max_tokens=3, temperature=0).usage.completion_tokens == 3
+
+
+def test_a_file_without_a_tokenizer_takes_tokens(tmp_path: Path) -> None:
+    checkpoint_of(QWEN, tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "tokenizer.json").unlink()
+    pack_checkpoint(tmp_path / "checkpoint", tmp_path / "m.bitnet")
+    with Model.load(tmp_path / "m.bitnet") as model:
+        assert math.isclose(float((model.embed([1, 2, 3]) ** 2).sum()), 1, rel_tol=1e-5)  # fp32 sum of 40
+        with pytest.raises(TokenizerError, match="has no tokenizer"):
+            model.embed("abc")
