@@ -61,9 +61,6 @@ class _Entry(NamedTuple):
 _MATRICES = (*TERNARY_LINEARS, "embedding", "head")
 # A quantized model is not converted when it is loaded, so that floats are those it computes in.
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
-    "U8": np.dtype("u1"),
-    "F32": np.dtype("<f4"),
-}  # a quantized model is not converted when loaded: no F16
 
 
 def write_folder(
