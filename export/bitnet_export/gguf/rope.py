@@ -1,0 +1,77 @@
+"""RoPE scaling of a GGUF file as options of ModelConfig."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_export.source import Floats, SourceError
+
+from .read import Gguf
+
+_FACTORS = "rope_freqs.weight"
+_CLOSE = 1e-5  # relative: converters compute the factors in fp32, rounding each of some ten steps by 6e-8
+
+
+def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
+    """rope_theta and the fields of rope_scaling. dim: dimensions of a head that turn."""
+    theta = file.value(f"{arch}.rope.freq_base", float, 10_000.0)
+    kind = file.value(f"{arch}.rope.scaling.type", str, "none")
+    factor = file.value(f"{arch}.rope.scaling.factor", float, file.value(f"{arch}.rope.scale_linear", float, 1.0))
+    if _FACTORS in file.tensors:
+        if kind != "none":
+            raise SourceError(
+                f"{arch}.rope.scaling.type is {kind!r} and there is a tensor {_FACTORS}, expected one of them"
+            )
+        return {"rope_theta": theta, **_llama3(file, theta, dim)}
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return {"rope_theta": theta}
+    if kind == "linear":
+        return {"rope_theta": theta, "rope_scaling": "linear", "rope_factor": factor}
+    if kind != "yarn":
+        raise SourceError(f"{arch}.rope.scaling.type is {kind!r}, expected none, linear or yarn")
+    if not factor >= 1:
+        raise SourceError(f"{arch}.rope.scaling.factor is {factor}, expected at least 1")
+    scaling = f"{arch}.rope.scaling."
+    if (more := file.value(scaling + "yarn_log_multiplier", float, 0.0)) != 0:
+        raise SourceError(f"{scaling}yarn_log_multiplier is {more}, expected no such key")
+    return {
+        "rope_theta": theta,
+        "rope_scaling": "yarn",
+        "rope_factor": factor,
+        "rope_original_context": file.value(scaling + "original_context_length", int),
+        "rope_beta_fast": file.value(scaling + "yarn_beta_fast", float, 32.0),
+        "rope_beta_slow": file.value(scaling + "yarn_beta_slow", float, 1.0),
+        "rope_attention_factor": file.value(scaling + "attn_factor", float, 1.0) * (1 + 0.1 * math.log(factor)),
+    }
+
+
+def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
+    """The parameters of Llama 3's rule, which a GGUF has only as the table of factors that follows from them.
+
+    Its frequencies are those of RoPE divided by the table. All published models have low = 1 and
+    high = 4; the factor is the largest of the table, the original context a power of two.
+    """
+    tensor = file.tensor(_FACTORS)
+    if not isinstance(tensor, Floats) or tensor.shape != (dim // 2,):
+        raise SourceError(f"tensor {_FACTORS} has shape {list(tensor.shape)}, expected {[dim // 2]} floats")
+    factors = tensor.all().astype(np.float64)
+    if (factors == 1).all():
+        return {}
+    options = {"rope_scaling": "llama3", "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0}
+    factor = float(factors.max())
+    for power in range(8, 25):
+        if np.allclose(_llama3_factors(theta, dim, factor, 1 << power), factors, rtol=_CLOSE, atol=0):
+            return options | {"rope_factor": factor, "rope_original_context": 1 << power}
+    raise SourceError(
+        f"tensor {_FACTORS} does not hold the factors of Llama 3's RoPE scaling, the only ones that are read"
+    )
+
+
+def _llama3_factors(theta: float, dim: int, factor: float, context: int) -> NDArray[np.float64]:
+    turns = context * theta ** (-np.arange(0, dim, 2) / dim) / (2 * math.pi)
+    keep = np.clip((turns - 1) / (4 - 1), 0, 1)
+    return 1 / (keep + (1 - keep) / factor)
