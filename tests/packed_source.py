@@ -20,7 +20,9 @@ def source_of(path: Path) -> Source:
         record = file.tensors[key]
         if record.encoding in packed.TERNARY.values():
             scales = file.scales(record).copy()
-            return Ternary(file.codes(record), scales.reshape(record.rows, -1) if record.scope == packed.SCALE_GROUP else scales)
+            return Ternary(
+                file.codes(record), scales.reshape(record.rows, -1) if record.scope == packed.SCALE_GROUP else scales
+            )
         values = file.values(record)
         return Floats.of(values if values.shape[0] > 1 else values[0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +70,24 @@ def test_a_difference_in_the_head_is_found(tmp_path: Path) -> None:
     source, out = source_of(tmp_path / "a"), tmp_path / "out"
     with pytest.raises(VerificationError, match="all logits"):
         pack_source(source, out, check=lambda file: verify_source(flipped(source, "head"), file, tokens=64))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is an empty file"),
+        (b"PK\x03\x04....", "is a zip archive, such as a torch checkpoint"),
+        (b"what is this", "is a file of an unknown kind"),
+        (b"\x89BITNET\n", "is a packed file already; say what it should become: --to hf, gguf or onnx"),
+    ],
+)
+def test_what_is_no_published_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, said: str
+) -> None:
+    (tmp_path / "model").write_bytes(content)
+    assert main(["convert", str(tmp_path / "model"), str(tmp_path / "out")]) == 1
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
+    with pytest.raises(SourceError), open_source(tmp_path / "model"):
+        pass
+    assert not (tmp_path / "out").exists()

@@ -1,18 +1,22 @@
-"""The verbs `bitnet export` and `bitnet inspect`. Nothing heavy is imported before one runs."""
+"""The verbs `bitnet export`, `bitnet convert` and `bitnet inspect`. Nothing heavy is imported before one runs."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .convert import Conversion
+    from .outgoing import Written
     from .packed import Record
     from .reader import PackedFile
     from .report import Report
+    from .to_onnx.check import OnnxReport
 
 
 def register(verbs: Any) -> None:
@@ -41,6 +45,8 @@ def register(verbs: Any) -> None:
     export.add_argument("--json", action="store_true", help="print the report as one JSON object")
     export.set_defaults(func=_export)
 
+    _register_convert(verbs)
+
     inspect = verbs.add_parser(
         "inspect",
         help="show what is in a packed file",
@@ -49,6 +55,37 @@ def register(verbs: Any) -> None:
     inspect.add_argument("file", help="a packed file")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     inspect.set_defaults(func=_inspect)
+
+
+def _register_convert(verbs: Any) -> None:
+    convert = verbs.add_parser(
+        "convert",
+        help="a published model to a packed file, or a packed file to another format",
+        description="Convert a published ternary model, a Hugging Face folder or a GGUF file, to a packed file. The "
+        "format and the kind of model are told from the content; the file is compared with its source before it "
+        "appears. With --to, convert a packed file to the format of others.",
+    )
+    convert.add_argument("source", help="a Hugging Face folder, a GGUF file, or with --to a packed file")
+    convert.add_argument("out", help="the file or folder to write")
+    convert.add_argument(
+        "--to",
+        choices=("hf", "gguf", "onnx"),
+        help="write a Hugging Face folder, a GGUF file, or a folder with an ONNX graph [a packed file]",
+    )
+    convert.add_argument("--tokens", type=_positive, default=512, metavar="N", help="tokens to compare [512]")
+    convert.add_argument(
+        "--encoding", choices=("2.0", "1.6"), default="2.0", help="bits a ternary weight of the packed file [2.0]"
+    )
+    convert.add_argument(
+        "--head",
+        choices=("int8", "f16", "f32"),
+        default="int8",
+        help="how the packed file stores embedding and head; the report says what int8 costs [int8]",
+    )
+    convert.add_argument("--type", choices=("TQ2_0", "TQ1_0", "F16"), default="TQ2_0", help="with --to gguf [TQ2_0]")
+    convert.add_argument("--form", choices=("int8", "float", "2bit"), default="int8", help="with --to onnx [int8]")
+    convert.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    convert.set_defaults(func=_convert)
 
 
 def _positive(text: str) -> int:
@@ -82,6 +119,48 @@ def _export(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    report: Conversion | Written | OnnxReport
+    with _progress_line() as progress:
+        if args.to == "hf":
+            from .hf.write import write_folder
+
+            report = write_folder(args.source, args.out)
+        elif args.to == "gguf":
+            from .gguf.write import write_gguf
+
+            report = write_gguf(args.source, args.out, type=args.type)
+        elif args.to == "onnx":
+            from .to_onnx.write import write_onnx
+
+            report = write_onnx(args.source, args.out, form=args.form)
+        else:
+            from .convert import convert
+
+            report = convert(
+                args.source, args.out, encoding=args.encoding, head=args.head, tokens=args.tokens, progress=progress
+            )
+    print(f"converted  {args.source} to {args.out}", report, sep="\n", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
+    return 0
+
+
+@contextmanager
+def _progress_line() -> Iterator[Callable[[str], None]]:
+    """What is being done, on one line of a terminal that is cleared in the end."""
+    shown = sys.stderr.isatty()
+
+    def show(what: str) -> None:
+        if shown:
+            print(f"\r\x1b[K{what[:100]}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        show("")
 
 
 def _inspect(args: argparse.Namespace) -> int:

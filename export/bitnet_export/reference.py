@@ -1,8 +1,7 @@
 """The forward pass of a `Source` in torch, one layer in memory at a time: what the engine is held against.
 
 The layers are those of `bitnet.model`, with the source's ternary codes in place of trainable
-weights. Several streams run side by side, so that the source is read once: fp32, fp64 (how far
-two correct programs differ), and the tables as published (what storing them as int8 costs).
+weights. Several passes run side by side, so that the source is read once.
 """
 
 from __future__ import annotations
@@ -30,11 +29,13 @@ Windows = NDArray[np.int64]  # (n, T) token ids, each row a text of its own
 Seen = Callable[[Key, Stored], None]
 
 
-class Stream(NamedTuple):
-    """How one of the forward passes computes."""
+class Pass(NamedTuple):
+    """One forward pass: of which texts, and how it computes."""
 
+    texts: Sequence[Windows]
     dtype: torch.dtype
     head_format: str  # of embedding and head: "int8", "f16", "f32"
+    noise: float = 0.0  # relative, on the embedding
 
 
 class FrozenLinear(nn.Module):
@@ -51,30 +52,30 @@ class FrozenLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def hidden_states(
-    source: Source, streams: Sequence[Stream], texts: Sequence[Windows], seen: Seen | None = None
-) -> list[list[Tensor]]:
-    """Final normed hidden states by stream and texts, each (n, T, D). `seen` gets every tensor of the layers."""
+def hidden_states(source: Source, passes: Sequence[Pass], seen: Seen | None = None) -> list[list[Tensor]]:
+    """Final normed hidden states by pass and texts, each (n, T, D). `seen` gets every tensor of the layers."""
     config = source.config
-    states = [[_embed(source, stream, windows) for windows in texts] for stream in streams]
+    states = [[_embed(source, each, windows) for windows in each.texts] for each in passes]
     for layer in range(config.n_layers):
         block = _block(source, layer, seen)
-        for stream, state in zip(streams, states, strict=True):
-            block.to(stream.dtype)
+        for each, state in zip(passes, states, strict=True):
+            block.to(each.dtype)
             for i, x in enumerate(state):
                 state[i] = block(x, *rope_tables(block.config, x.shape[1], like=x))
     norm = RMSNorm(config.dim, config.norm_eps)
     norm.load_state_dict({"weight": _vector(source, Key(0, NONE, ROLE["final_norm"], NONE, 0), seen)})
-    return [[norm.to(s.dtype)(x) for x in state] for s, state in zip(streams, states, strict=True)]
+    return [[norm.to(each.dtype)(x) for x in state] for each, state in zip(passes, states, strict=True)]
 
 
-def logits(source: Source, streams: Sequence[Stream], states: list[list[Tensor]]) -> Iterator[tuple[slice, list[list[Tensor]]]]:
-    """Logits by stream and texts, each (n, T, rows), for one range of the vocabulary after another."""
+def logits(
+    source: Source, passes: Sequence[Pass], states: list[list[Tensor]]
+) -> Iterator[tuple[slice, list[list[Tensor]]]]:
+    """Logits by pass and texts, each (n, T, rows), for one range of the vocabulary after another."""
     config = source.config
     table = source.load(Key(0, NONE, ROLE["embedding" if config.tie_embeddings else "head"], NONE, 0))
     for first in range(0, config.vocab_size, _ROWS):
         rows = slice(first, min(first + _ROWS, config.vocab_size))
-        yield rows, [[_head(config, stream, table, rows, x) for x in state] for stream, state in zip(streams, states, strict=True)]
+        yield rows, [[_head(config, each, table, rows, x) for x in s] for each, s in zip(passes, states, strict=True)]
 
 
 def pooled(hidden: Tensor, pooling: str) -> Tensor:
@@ -83,25 +84,28 @@ def pooled(hidden: Tensor, pooling: str) -> Tensor:
     return nn.functional.normalize(one, dim=-1)
 
 
-def _embed(source: Source, stream: Stream, windows: Windows) -> Tensor:
+def _embed(source: Source, each: Pass, windows: Windows) -> Tensor:
     table = source.load(Key(0, NONE, ROLE["embedding"], NONE, 0))
     tokens, place = np.unique(windows, return_inverse=True)
     if isinstance(table, Ternary):
         some = torch.from_numpy(dense(Ternary(table.codes[tokens], _rows_of(table.scales, tokens))))
-        x = some.to(stream.dtype)
+        x = some
     else:
         some = torch.from_numpy(np.concatenate([table.rows(t, t + 1) for t in tokens.tolist()]))
-        x = embedding_rows(torch.arange(len(tokens)), some, stream.head_format).to(stream.dtype)
-    return source.config.embedding_scale * x[torch.from_numpy(place.reshape(windows.shape))]
+        x = embedding_rows(torch.arange(len(tokens)), some, each.head_format)
+    x = x.to(each.dtype)[torch.from_numpy(place.reshape(windows.shape))]
+    if each.noise:
+        x = x * (1 + each.noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
+    return source.config.embedding_scale * x
 
 
-def _head(config: ModelConfig, stream: Stream, table: Stored, rows: slice, x: Tensor) -> Tensor:
+def _head(config: ModelConfig, each: Pass, table: Stored, rows: slice, x: Tensor) -> Tensor:
     if isinstance(table, Ternary):
         part = Ternary(table.codes[rows], _rows_of(table.scales, rows))
         y = FrozenLinear(part, None)(x)
     else:
         weight = torch.from_numpy(np.ascontiguousarray(table.rows(rows.start, rows.stop)))
-        y = output_logits(x, weight.to(stream.dtype), stream.head_format)
+        y = output_logits(x, weight.to(each.dtype), each.head_format)
     if config.logit_softcap:
         y = config.logit_softcap * torch.tanh(y / config.logit_softcap)
     return y
@@ -149,4 +153,3 @@ def _vector(source: Source, key: Key, seen: Seen | None) -> Tensor:
         seen(key, tensor)
     assert isinstance(tensor, Floats)
     return torch.from_numpy(np.array(tensor.all()).reshape(-1))
-

@@ -148,6 +148,7 @@ class Checked:
     ternary_weights: int
     short: Agreement
     long: Agreement
+    noise: float  # mean difference in the long text when the embedding is 1e-5 off
     head: HeadCost
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class Checked:
                 f"prompts    {short.windows} of {short.tokens // short.windows} tokens: log-probabilities differ by "
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
-                f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
+                f"worst (torch in fp64: {long.floor_mean:.1e}; noise of 1e-5 on the embedding: {self.noise:.1e})",
                 f"head       {self.head}",
             ]
         )

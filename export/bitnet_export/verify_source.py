@@ -1,15 +1,19 @@
 """Does a packed file compute what the published model computes? Checked on every conversion.
 
-As `verify` does for checkpoints, and with its limits; but the source is read one layer at a time
-(`reference.py`), and of the short prompts every logit is compared, so that each row of the head
-counts.
+As `verify` does for checkpoints, but the source is read one layer at a time (`reference.py`), and
+of the short prompts every logit is compared, so that each row of the head counts. A few hundred
+tokens hold too few rounding events for a fixed limit of what they may do, and it depends on the
+model; so it is measured: noise of 1e-5 on the embedding, ten times what fp32 arithmetic leaves
+there, makes such events everywhere. The engine has to be closer to the reference than that.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,17 +26,19 @@ from bitnet.config import ModelConfig
 from . import packed
 from .packed import Key
 from .reader import PackedFile
-from .reference import Stream, Windows, hidden_states, logits, pooled
-from .report import Agreement, Checked, HeadCost
+from .reference import Pass, Windows, hidden_states, logits, pooled
+from .report import Agreement, Checked, HeadCost, Scores
 from .source import Source, Ternary
 from .source import Tensor as Stored
-from .verify import EXACT, LOSS, ROUNDED, SHORT, VerificationError, check_limit, engine_scores
+from .verify import EXACT, LOSS, SHORT, VerificationError, check_limit, engine_scores
 
 if TYPE_CHECKING:
     from bitnet_runtime import Model
 
 PROMPTS = 16
 WINDOW = 256  # tokens of a window of the long text
+NOISE = 1e-5
+REF32, REF64 = 0, 1  # of the passes
 
 Progress = Callable[[str], None]
 
@@ -50,16 +56,21 @@ def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress
     ids, origin = _tokens(source, config, PROMPTS * SHORT + tokens)
     length = min(config.max_context, WINDOW, max(tokens, SHORT))
     texts = [_windows(ids[: PROMPTS * SHORT], SHORT), _windows(ids[PROMPTS * SHORT :], length)]
-    formats = ((torch.float32, config.head_format), (torch.float64, config.head_format), (torch.float32, "f32"))
-    streams = [Stream(*each) for each in formats]
+    stored = config.head_format
+    passes = [
+        Pass(texts, torch.float32, stored),
+        Pass(texts, torch.float64, stored),
+        Pass(texts[1:], torch.float32, stored, NOISE),
+        Pass(texts[1:], torch.float32, "f32"),
+    ]
     with torch.inference_mode(), Model.load(path, kv_type="f32", verify=False) as engine:
         progress("comparing with the source, layer by layer")
-        states = hidden_states(source, streams, texts, weights.compare)
+        states = hidden_states(source, passes, weights.compare)
         compare = _compare_logits if config.has_head else _compare_vectors
-        result = compare(source, streams, states, texts, engine)
+        result = compare(source, passes, states, engine)
     short, long = result.short, result.long
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
-    check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
+    check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, result.noise))
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     return Checked(origin, weights.tensors, weights.ternary, *result)
 
@@ -73,7 +84,10 @@ class _Weights:
     def compare(self, key: Key, tensor: Stored) -> None:
         record = self.file.tensors[key]
         if isinstance(tensor, Ternary):
-            pairs = [("codes", self.file.codes(record), tensor.codes), ("scales", self.file.scales(record), tensor.scales)]
+            pairs = [
+                ("codes", self.file.codes(record), tensor.codes),
+                ("scales", self.file.scales(record), tensor.scales),
+            ]
             self.ternary += tensor.codes.size
         else:
             values = tensor.all()
@@ -95,15 +109,9 @@ def _tokens(source: Source, config: ModelConfig, n: int) -> tuple[NDArray[np.int
         return np.random.default_rng(0).integers(0, config.vocab_size, n), "random tokens (the source has no tokenizer)"
     from tokenizers import Tokenizer
 
-    from bitnet import data
-
     words = Tokenizer.from_buffer(source.tokenizer)
-    ids: list[int] = []
-    for text in data.documents(data.files_of([])):
-        ids += words.encode(text, add_special_tokens=False).ids
-        if len(ids) >= n:
-            break
-    return np.resize(np.array(ids, np.int64), n), "the standard library's source"
+    ids = words.encode(inspect.getsource(difflib), add_special_tokens=False).ids
+    return np.resize(np.array(ids, np.int64), n), "Python's difflib"
 
 
 def _windows(ids: NDArray[np.int64], length: int) -> Windows:
@@ -136,30 +144,34 @@ class _Sums:
 class _Result(NamedTuple):
     short: Agreement
     long: Agreement
+    noise: float  # mean difference that NOISE makes in the long text
     head: HeadCost
 
+    @classmethod
+    def of(cls, short: Agreement, engine: Scores, scores: Sequence[Scores], stored: str) -> _Result:
+        """Scores of the long text, by the engine and by each pass."""
+        ref32, ref64, noisy, published = scores
+        long, noise = Agreement.of(engine, ref32, ref64), float(np.abs(noisy - ref32).mean())
+        return cls(short, long, noise, HeadCost.of(stored, "published", ref32, published))
 
-def _compare_logits(
-    source: Source, streams: list[Stream], states: list[list[torch.Tensor]], texts: list[Windows], engine: Model
-) -> _Result:
+
+def _compare_logits(source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: Model) -> _Result:
     """Every logit of the prompts; log-probabilities of all texts."""
-    logits_of_engine = np.stack([_engine_logits(engine, row) for row in texts[0]])
-    sums = [[_Sums(windows) for windows in texts] for _ in streams]
-    apart, floor = np.zeros(texts[0].shape), np.zeros(texts[0].shape)
-    for rows, parts in logits(source, streams, states):
+    prompts, text = passes[REF32].texts
+    logits_of_engine = np.stack([_engine_logits(engine, row) for row in prompts])
+    sums = [[_Sums(windows) for windows in each.texts] for each in passes]
+    apart, floor = np.zeros(prompts.shape), np.zeros(prompts.shape)
+    for rows, parts in logits(source, passes, states):
         for total, part in zip(itertools.chain(*sums), itertools.chain(*parts), strict=True):
             total.add(rows, part)
-        ref32, ref64 = parts[0][0], parts[1][0]
+        ref32, ref64 = parts[REF32][0], parts[REF64][0]
         apart += np.abs(logits_of_engine[:, :, rows] - ref32.numpy()).sum(-1)
         floor += (ref64 - ref32).abs().sum(-1).numpy()
     found, expected = (float(np.median(d)) / source.config.vocab_size for d in (apart, floor))
     check_limit("median difference of all logits of a token in short prompts", found, EXACT + 1.5 * expected)
-    short, long = (
-        Agreement.of(engine_scores(engine, windows), *(sums[stream][i].scores() for stream in (0, 1)))
-        for i, windows in enumerate(texts)
-    )
-    stored, published = (sums[stream][1].scores() for stream in (0, 2))
-    return _Result(short, long, HeadCost.of(streams[0].head_format, "published", stored, published))
+    short = Agreement.of(engine_scores(engine, prompts), sums[REF32][0].scores(), sums[REF64][0].scores())
+    long = [each[-1].scores() for each in sums]
+    return _Result.of(short, engine_scores(engine, text), long, passes[REF32].head_format)
 
 
 def _engine_logits(engine: Model, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -173,12 +185,11 @@ def _engine_logits(engine: Model, tokens: NDArray[np.int64]) -> NDArray[np.float
 
 
 def _compare_vectors(
-    source: Source, streams: list[Stream], states: list[list[torch.Tensor]], texts: list[Windows], engine: Model
+    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: Model
 ) -> _Result:
-    results = []
-    for i, windows in enumerate(texts):
-        found = np.stack([_engine_vector(engine, row) for row in windows])
-        results.append([found, *(pooled(state[i], source.config.pooling).double().numpy() for state in states)])
-    short, long = (Agreement.of(found, ref32, ref64) for found, ref32, ref64, _ in results)
-    _, stored, _, published = results[1]
-    return _Result(short, long, HeadCost.of(streams[0].head_format, "published", stored, published))
+    def vectors(state: torch.Tensor) -> Scores:
+        return pooled(state, source.config.pooling).double().numpy()
+
+    prompts, text = (np.array(engine.embed(windows.tolist()), np.float64) for windows in passes[REF32].texts)
+    short = Agreement.of(prompts, vectors(states[REF32][0]), vectors(states[REF64][0]))
+    return _Result.of(short, text, [vectors(state[-1]) for state in states], passes[REF32].head_format)
