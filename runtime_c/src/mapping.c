@@ -48,8 +48,7 @@ static bn_status map(int fd, bn_mapping *m, char *detail) {
     void *bytes = mmap(NULL, m->size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (bytes == MAP_FAILED)
         return fail_errno(detail, "mmap");
-        /* Hints; failing costs only time. Huge pages where the file system has large folios. */
-#if defined(MADV_HUGEPAGE)
+#if defined(MADV_HUGEPAGE) /* hints; failing costs only time */
     (void)madvise(bytes, m->size, MADV_HUGEPAGE);
 #endif
 #if defined(MADV_WILLNEED)
