@@ -2,9 +2,8 @@
 
     python benchmarks/engine.py                  # every shape, about 15 minutes on two cores
 
-For each shape: threads, context, instruction set tiers, several texts at once, start-up and memory.
-The figures are those of `bitnet bench`; each comes from a process of its own, with the limits
-measured right after it.
+For each shape: threads, encodings, context, instruction set tiers, several texts at once, start-up
+and memory. The figures are those of `bitnet bench`, limits measured between its repetitions.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from typing import Any
 import report
 from shapes import SHAPES
 
-from bitnet_export import random_model
+from bitnet_export import random_model, repack
 from bitnet_runtime import Model, available_isas, default_threads, machine
-from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.bench import bench
-from bitnet_runtime.errors import check
+from bitnet_runtime.session import append_batch
 
 SLOW = 200e6  # ternary weights from which on the scalar tier is left out: it would take hours
 FIRST_TOKEN = "import sys, bitnet_runtime as b; b.Model.load(sys.argv[1]).generate([1, 2, 3], max_tokens=1)"
@@ -44,8 +42,6 @@ def batched(path: Path, n: int, threads: int, args: argparse.Namespace) -> dict[
     print(f"{name} …", file=sys.stderr)
     with Model.load(path, threads=threads) as model:
         sessions = [model.session(n_ctx=args.gen + 1) for _ in range(n)]
-        pointers = ffi.new("bn_session *[]", [session._open for session in sessions])
-        tokens = ffi.new("int32_t[]", n)
         speeds = []
         for _ in range(args.repeat):
             for i, session in enumerate(sessions):
@@ -53,9 +49,7 @@ def batched(path: Path, n: int, threads: int, args: argparse.Namespace) -> dict[
                 session.step(i)
             begin = time.perf_counter()
             for _ in range(args.gen):
-                for i in range(n):
-                    check(lib.bn_session_sample(pointers[i], ffi.NULL, tokens + i))
-                check(lib.bn_append_batch(pointers, tokens, n))
+                append_batch(sessions, [session.sample(temperature=0) for session in sessions])
             speeds.append(n * args.gen / (time.perf_counter() - begin))
         speed = statistics.median(speeds)
         size = model.info.bytes_per_token + n * model.kv_bytes_per_token * args.gen // 2
@@ -83,6 +77,13 @@ def first_token(path: Path) -> float:
     return statistics.median(times)
 
 
+def other_encoding(path: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+    """The same model at 1.6 bits a ternary weight."""
+    other = path.with_name("1.6")
+    repack(path, other, encoding="1.6")
+    return single(other, f"1.6 bits, threads {threads}", args, threads=threads)
+
+
 def measure(shape: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures of a shape; context, tiers and batches at the default number of threads."""
     config, default = SHAPES[shape], default_threads()
@@ -93,12 +94,14 @@ def measure(shape: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
     isas = [isa for isa in available_isas() if isa != "scalar" or config.ternary_weights < SLOW]
     tiers = [single(path, f"tier {isa}", args, threads=default, isa=isa) for isa in isas]
     batches = [batched(path, n, default, args) for n in args.batch]
+    encodings = [other_encoding(path, n, args) for n in args.threads]
     return {
         "shape": shape,
         "threads": threads,
         "context": context,
         "tiers": tiers,
         "batches": batches,
+        "encodings": encodings,
         "first_token_ms": first_token(path),
     }
 
@@ -106,7 +109,7 @@ def measure(shape: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
 def markdown(results: dict[str, Any]) -> str:
     """The page of results of a shape."""
     rows = []
-    for row in (row for sweep in ("threads", "context", "tiers", "batches") for row in results[sweep]):
+    for row in (row for sweep in ("threads", "encodings", "context", "tiers", "batches") for row in results[sweep]):
         prefill, decode = row.get("prefill"), row["decode"]
         rows.append(
             [
