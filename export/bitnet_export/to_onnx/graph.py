@@ -46,13 +46,8 @@ def unsupported(file: PackedFile, form: str) -> list[str]:
     ]
     if len(file.configs) > 1:
         found.append(f"{len(file.configs)} stacks (only 1)")
-    tables = {ROLE["embedding"], ROLE["head"]}
-    for record in file.tensors.values():
-        if record.encoding in packed.TERNARY.values() and record.key.role in tables:
-            found.append(f"{record.key.name} as {packed.format_name(record.encoding, record.scope)}")
-        elif record.scope == packed.SCALE_GROUP and form == "int8":
-            found.append("one scale per 128 weights (only in the forms 2bit and float)")
-            break
+    if form == "int8" and any(record.scope == packed.SCALE_GROUP for record in file.tensors.values()):
+        found.append("one scale per 128 weights (only in the forms 2bit and float)")
     return found
 
 

@@ -76,21 +76,30 @@ class Matrices:
 
     def head(self, x: Value, record: Record) -> Value:
         """`linear` with a table that `rows` may read too: one copy in the file, turned in the graph."""
-        table = self._table(record)
+        if self._in_two_bits(record):
+            return self._two_bits(self.quantize(x), record)
+        turned = self._table(record).cast(TensorProto.FLOAT) if record.encoding == packed.F16 else self._table(record)
+        turned = turned.transpose(1, 0)
         if record.scope == packed.SCALE_NONE:
-            return self.graph.op("MatMul", x, table.cast(TensorProto.FLOAT).transpose(1, 0))
-        x_q, turned = self.quantize(x), table.transpose(1, 0)
-        if self.form == "float":
-            return self._scaled(self.graph.op("MatMul", x_q.q, turned), x_q, record)
-        return self._scaled(self._integer(x_q.q, turned, zero=128), x_q, record)
+            return self.graph.op("MatMul", x, turned)
+        x_q = self.quantize(x)
+        sums = self.graph.op("MatMul", x_q.q, turned) if self.form == "float" else self._integer(x_q.q, turned, 128)
+        return self._scaled(sums, x_q, record)
 
     def rows(self, ids: Value, record: Record) -> Value:
         """Rows of a table. ids: int64 (B, T); returns fp32 (B, T, K)."""
-        row = self.graph.op("Gather", self._table(record), ids).cast(TensorProto.FLOAT)
-        if record.scope == packed.SCALE_NONE:
+        if self._in_two_bits(record):
+            row = self._two_bit_rows(ids, record)
+        else:
+            row = self.graph.op("Gather", self._table(record), ids).cast(TensorProto.FLOAT)
+            if record.scope != packed.SCALE_NONE and self.form != "float":
+                row = row - 128.0
+        if record.scope in (packed.SCALE_NONE, packed.SCALE_GROUP):
             return row
-        scale = self.graph.op("Unsqueeze", self.graph.op("Gather", self._scales(record), ids), [-1])
-        return (row if self.form == "float" else row - 128.0) * scale
+        scales = self._scales(record)
+        if record.scope == packed.SCALE_ROW:
+            scales = self.graph.op("Unsqueeze", self.graph.op("Gather", scales, ids), [-1])
+        return row * scales
 
     def vector(self, record: Record) -> Value:
         """A norm's gain, a bias or frequencies, fp32 (K,)."""
@@ -125,42 +134,50 @@ class Matrices:
         """MatMulNBits, whose fast kernels (accuracy_level 4) quantize the activations of a block again.
 
         They scale by 127 over the block's largest magnitude, which changes nothing when that is
-        127. So every block gets a 127 more, against a weight of 0: q goes through as it is, a
+        127. So every block gets one 127 more, against a weight of 0: q goes through as it is, a
         block's sum is exact, and so is the fp32 sum of all blocks. Kernels without that step
-        compute in fp32, exact as in "float".
+        compute in fp32, exact as in "float". Scales of groups go into the kernel, with fp32
+        rounding after each block. (One 127 and no more: the kernel takes Σ(T+2)q - 2Σq, both
+        in fp32 when scaled, and a large Σq would cost it digits.)
         """
-        name, cut = record.key.name, GROUP_CUT if record.scope == packed.SCALE_GROUP else CUT
-        q = self._cut_inputs(x.q, record.cols, cut)
-        count = -(-record.cols // cut.span) * -(-cut.span // cut.inputs)
-        shape = [record.rows, count, cut.block // 4]
-        codes = self._weight(name, np.uint8, shape, lambda: (_pack(c, cut) for c in self._codes(record)))
+        cut, count = _cut_of(record)
         if cut is CUT:  # one scale a matrix or a row stays outside: one rounding
-            ones = [np.ones(count, np.float32)] * record.rows
-            scales = self._weight(f"ones.{record.rows}.{count}", np.float32, shape[:2], lambda: ones)
+            ones, shape = [np.ones(count, np.float32)] * record.rows, [record.rows, count]
+            scales = self._weight(f"ones.{record.rows}.{count}", np.float32, shape, lambda: ones)
         else:
-            scales = self._weight(f"{name}.scale", np.float32, shape[:2], lambda: [self._scales_of_blocks(record)])
+            scales = self._block_scales(record)
         sums = self.graph.op(
-            "MatMulNBits", q, codes, scales, domain=CONTRIB,
+            "MatMulNBits", self._cut_inputs(x.q, record), self._two_bit_codes(record), scales, domain=CONTRIB,
             N=record.rows, K=count * cut.block, bits=2, block_size=cut.block, accuracy_level=4,
         )  # fmt: skip
         return self._scaled(sums, x, record)
 
-    def _cut_inputs(self, q: Value, width: int, cut: Cut) -> Value:
-        """(B, T, width) to (B, T, blocks · cut.block), padded with 0 to whole blocks and with 127 in each."""
+    def _two_bit_rows(self, ids: Value, record: Record) -> Value:
+        """Rows of codes that are stored for MatMulNBits, times their group scales: fp32 (B, T, K)."""
+        op, (cut, count) = self.graph.op, _cut_of(record)
+        bytes_ = op("Unsqueeze", op("Gather", self._two_bit_codes(record), ids), [-1])
+        shifted = op("BitShift", bytes_, np.array([0, 2, 4, 6], np.uint8), direction="RIGHT")
+        codes = op("BitwiseAnd", shifted, np.array(3, np.uint8)).cast(TensorProto.FLOAT) - 2.0
+        row = codes.reshape(0, 0, count, cut.block)
+        if cut is GROUP_CUT:
+            row = row * op("Unsqueeze", op("Gather", self._block_scales(record), ids), [-1])
+        for width, within in ((cut.inputs, cut.span), (cut.span, record.cols)):  # what _pack padded, undone
+            row = op("Slice", row, [0], [width], [-1]).reshape(0, 0, -1, -(-within // width) * width)
+        return op("Slice", row, [0], [record.cols], [-1]).reshape(0, 0, record.cols)
+
+    def _cut_inputs(self, q: Value, record: Record) -> Value:
+        """(B, T, K) to (B, T, blocks · cut.block), padded with 0, and in each block one 127."""
+        cut, count = _cut_of(record)
 
         def pad(y: Value, rank: int, count: int, value: float) -> Value:
             return self.graph.op("Pad", y, [0] * (2 * rank - 1) + [count], value) if count else y
 
         if q.name not in self._blocks:
-            spans = pad(q, 3, -width % cut.span, 0.0).reshape(0, 0, -1, cut.span)
+            spans = pad(q, 3, -record.cols % cut.span, 0.0).reshape(0, 0, -1, cut.span)
             blocks = pad(spans, 4, -cut.span % cut.inputs, 0.0).reshape(0, 0, -1, cut.inputs)
-            count = -(-width // cut.span) * -(-cut.span // cut.inputs)
-            self._blocks[q.name] = pad(blocks, 4, cut.block - cut.inputs, 127.0).reshape(0, 0, count * cut.block)
+            blocks = pad(pad(blocks, 4, 1, 127.0), 4, cut.block - cut.inputs - 1, 0.0)
+            self._blocks[q.name] = blocks.reshape(0, 0, count * cut.block)
         return self._blocks[q.name]
-
-    def _scales_of_blocks(self, record: Record) -> NDArray[np.float32]:
-        per_group = -(-GROUP_CUT.span // GROUP_CUT.inputs)
-        return np.repeat(self.file.scales(record).reshape(record.rows, -1), per_group, axis=1)
 
     # ---- what lies in the file ----
 
@@ -171,35 +188,48 @@ class Matrices:
             self._made[name] = self.graph.weight(name, dtype, shape, blocks())
         return self._made[name]
 
+    def _in_two_bits(self, record: Record) -> bool:
+        return self.form == "2bit" and record.encoding in packed.TERNARY.values()
+
+    def _two_bit_codes(self, record: Record) -> Value:
+        """uint8 (N, blocks, cut.block / 4)."""
+        cut, count = _cut_of(record)
+        shape = [record.rows, count, cut.block // 4]
+        return self._weight(record.key.name, np.uint8, shape, lambda: (_pack(c, cut) for c in self._codes(record)))
+
     def _scales(self, record: Record) -> Value:
         """(1,) or (N,)."""
         scales = self.file.scales(record)
         return self._weight(f"{record.key.name}.scale", np.float32, [scales.size], lambda: [scales])
 
+    def _block_scales(self, record: Record) -> Value:
+        """(N, blocks): the scale of a group for each of its blocks."""
+        per_group = -(-GROUP_CUT.span // GROUP_CUT.inputs)
+        scales = np.repeat(self.file.scales(record).reshape(record.rows, -1), per_group, axis=1)
+        return self._weight(f"{record.key.name}.scale", np.float32, scales.shape, lambda: [scales])
+
     def _table(self, record: Record) -> Value:
-        """(N, K): floats as they are stored; codes as fp32, or as uint8 with the zero at 128."""
-        dtype: Any = np.float32 if self.form == "float" or record.encoding == packed.F32 else np.uint8
-        if record.encoding == packed.F16:
-            dtype = np.float16
-        offset = 128 if dtype == np.uint8 else 0
-        rows = (block + np.int16(offset) if offset else block for block in self._codes(record))
-        return self._weight(record.key.name, dtype, [record.rows, record.cols], lambda: rows)
+        """(N, K): floats as they are stored; codes as fp32, γ·T for one γ a group, or as uint8 with its zero at 128."""
+        dtype: Any = {packed.F32: np.float32, packed.F16: np.float16}.get(record.encoding, np.uint8)
+        blocks = self._codes(record)
+        if dtype == np.uint8 and self.form == "float":
+            dtype = np.float32
+        elif dtype == np.uint8:
+            blocks = (block + np.int16(128) for block in blocks)
+        return self._weight(record.key.name, dtype, [record.rows, record.cols], lambda: blocks)
 
     def _transposed(self, record: Record, dtype: Any) -> Value:
-        """(K, N): codes or floats; γ·T when there is one γ a group."""
+        """(K, N), otherwise as in `_table`."""
         turned = np.empty((record.cols, record.rows), dtype)
         end = 0
-        if record.scope == packed.SCALE_GROUP:
-            turned[:] = self.file.values(record).T
-        else:
-            for rows in self._codes(record):
-                turned[:, end : end + len(rows)] = rows.T
-                end += len(rows)
+        for rows in self._codes(record):
+            turned[:, end : end + len(rows)] = rows.T
+            end += len(rows)
         return self._weight(record.key.name, dtype, turned.shape, lambda: [turned])
 
     def _codes(self, record: Record) -> Iterator[NDArray[Any]]:
-        """Rows of int8 codes, or of floats, a few thousand at a time."""
-        if record.encoding not in packed.TILES:
+        """Rows of int8 codes, a few thousand at a time; or of floats."""
+        if record.encoding not in packed.TILES or (record.scope == packed.SCALE_GROUP and self.form == "float"):
             yield self.file.values(record)
             return
         planes = 2 if record.encoding == packed.INT8_PLANES else 1
@@ -208,6 +238,12 @@ class Matrices:
             part = np.ascontiguousarray(stored[:, first : first + _PANELS]).reshape(-1)
             rows = min(_PANELS * PANEL, record.rows - first * PANEL)
             yield packed.TILES[record.encoding].unpack(part, rows, record.cols)
+
+
+def _cut_of(record: Record) -> tuple[Cut, int]:
+    """How the inputs of a matrix are cut, and the number of blocks."""
+    cut = GROUP_CUT if record.scope == packed.SCALE_GROUP else CUT
+    return cut, -(-record.cols // cut.span) * -(-cut.span // cut.inputs)
 
 
 def _pack(codes: NDArray[np.int8], cut: Cut) -> NDArray[np.uint8]:

@@ -55,7 +55,7 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
         onnx.checker.check_model(folder / MODEL, full_check=True)
         _write_side_files(folder, file)
         sizes = [(folder / name).stat().st_size for name in (MODEL, WEIGHTS)]
-        return OnnxReport(form, file.file_size, sum(sizes), **compare(Path(source), folder / MODEL, file.configs[0]))
+        return OnnxReport(form, file.file_size, sum(sizes), **compare(Path(source), file, folder / MODEL))
 
 
 @contextmanager
