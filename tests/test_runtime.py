@@ -365,7 +365,7 @@ def test_after_fork_the_child_works_or_raises(model: Model) -> None:
 
 FOREIGN = {
     "GGUF": b"GGUF\x03\0\0\0" + bytes(64),
-    "git-LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+    "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
     "gzip": b"\x1f\x8b\x08" + bytes(64),
     "HTML": b"\n<!DOCTYPE html><html>",
     "zip archive": b"PK\x03\x04" + bytes(64),
@@ -375,7 +375,7 @@ FOREIGN = {
     "ONNX": b"\x08\x09\x12\x07pytorch\x1a\x052.1.0" + bytes(64),
     "empty": b"",
     "JSON": b'{"architectures": ["BitNetForCausalLM"]}',
-    "not a packed model": b"hello, this is some text that is longer than a header of 64 bytes would be, is it?",
+    "begins with 68 65 6c 6c 6f": b"hello, this is some text that is longer than a header of 64 bytes would be, is it?",
 }
 
 
@@ -383,14 +383,15 @@ FOREIGN = {
 def test_a_foreign_file_is_named_by_its_content(tmp_path: Path, name: str) -> None:
     file = tmp_path / "model.bitnet"
     file.write_bytes(FOREIGN[name])
-    with pytest.raises(
-        ModelFormatError, match=rf"model\.bitnet is .*{name}.*; expected a packed model, .*bitnet export"
-    ):
+    with pytest.raises(ModelFormatError, match=rf"model\.bitnet: .*{name}"):
         Model.load(file)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelFileError, match=rf"is a directory.*`bitnet convert {tmp_path} OUT`"):
+        Model.load(tmp_path)
     for file in (tmp_path, tmp_path / "none", tmp_path / "fifo", Path("/dev/zero")):
         with pytest.raises(ModelFileError, match=str(file)):
             Model.load(file)

@@ -103,52 +103,9 @@ def check(status: int, detail: str = "") -> None:
         raise _CLASSES.get(status, ModelFormatError)(f"{sentence}: {detail}" if detail else sentence)
 
 
-_SIGNATURES: list[tuple[bytes, str]] = [
-    (b"GGUF", "a GGUF file"),
-    (b"version https://git-lfs", "a git-LFS pointer: the text that stands for a file git did not download"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"\x7fELF", "a program"),
-]
-
-_EXPECTED = "expected a packed model, written by `bitnet export CHECKPOINT OUT`"
-
-
-def describe_foreign(path: Path) -> str:
-    """What a file that is not ours is, from its bytes and never from its name; "" when unknown."""
-    with path.open("rb") as file:
-        head = file.read(4096)
-    if not head:
-        return "an empty file"
-    for magic, name in _SIGNATURES:
-        if head.startswith(magic):
-            return name
-    text = head.lstrip().lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "an HTML or XML page, perhaps an error page saved in place of a download"
-    if head.startswith(b"PK\x03\x04"):
-        is_torch = b"data.pkl" in head or b".data/" in head or b"archive/" in head
-        return "a PyTorch checkpoint (zip)" if is_torch else "a zip archive"
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 27:
-        return "a safetensors file"
-    if head[:1] == b"\x80" and 2 <= head[1] <= 5:
-        return "a Python pickle, which is never opened because it could run code"
-    if head[:1] == b"\x08" and head[1] < 32 and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a"):
-        return "an ONNX model"  # protobuf: ir_version, then producer_name, its version, domain, or the graph
-    if text.startswith((b"{", b"[")):
-        return "a JSON text"
-    return ""
-
-
 def check_open(status: int, detail: str, path: Path) -> None:
-    """`check` for opening a file: adds the path, and what a foreign file is."""
-    if status == lib.BN_OK:
-        return
-    if status not in (lib.BN_ERR_IO, lib.BN_ERR_NOT_REGULAR, lib.BN_ERR_MEMORY, lib.BN_ERR_THREAD) and path.is_file():
-        found = describe_foreign(path)
-        if found and status in (lib.BN_ERR_MAGIC, lib.BN_ERR_TRUNCATED):
-            raise ModelFormatError(f"{path} is {found}; {_EXPECTED}")
-        if status == lib.BN_ERR_MAGIC:
-            raise ModelFormatError(f"{path} is not a packed model: {detail or 'unknown format'}; {_EXPECTED}")
+    """`check` for opening a file: adds the path, and what makes a packed file of a folder."""
+    if status == lib.BN_ERR_NOT_REGULAR and path.is_dir():
+        verb = "export" if any(path.glob("**/state.json")) else "convert"
+        detail += f"; `bitnet {verb} {path} OUT` makes a packed file of a folder with a model"
     check(status, f"{path}: {detail}" if detail else str(path))
