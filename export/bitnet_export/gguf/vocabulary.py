@@ -1,0 +1,163 @@
+"""A tokenizer of the `tokenizers` library as the vocabulary of a GGUF file.
+
+GGUF says how text is cut into pieces by a name that llama.cpp knows, `tokenizer.ggml.pre`: the
+name is found by comparing the rules, and a tokenizer with other rules is refused.
+Sources: the GGUF specification; src/llama-vocab.cpp of llama.cpp, whose regexes are these, some of
+them written differently for the library it uses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .output import Value
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # types of tokens
+
+_ENGLISH = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+
+_PRE = {
+    (f"split {_LLAMA3}",): "llama-bpe",
+    (f"split {_QWEN2}",): "qwen2",
+    ("gpt-2",): "gpt-2",
+    ("digits", "gpt-2"): "smollm",
+    ("punctuation", "gpt-2", "digits in threes"): "falcon",
+    ("punctuation", "gpt-2", "split [0-9][0-9][0-9]"): "falcon",
+}
+
+
+def vocabulary(tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any]) -> dict[str, Value]:
+    """The keys `tokenizer.ggml.*`. tokenizer: JSON; generation: of METADATA.
+
+    Raises ValueError naming what llama.cpp has no name for.
+    """
+    try:
+        rules = json.loads(tokenizer)
+        model, added = rules["model"], rules.get("added_tokens") or []
+        if model["type"] != "BPE":
+            raise ValueError(f"the tokenizer is a {model['type']} model; llama.cpp's vocabularies are BPE")
+        tokens, types = _tokens(model, added, vocab_size)
+        keys = _byte_level(rules) if _is_byte_level(rules) else _sentencepiece(rules, tokens)
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error!r}") from None
+    keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    ends = generation.get("eos_token_ids") or []
+    special = {
+        "bos": generation.get("bos_token_id"),
+        "eos": ends[0] if ends else None,
+        "eot": ends[1] if len(ends) > 1 else None,
+    }
+    keys |= {f"tokenizer.ggml.{name}_token_id": token for name, token in special.items() if token is not None}
+    return keys | {"tokenizer.ggml.add_bos_token": special["bos"] is not None, "tokenizer.ggml.add_eos_token": False}
+
+
+def _tokens(model: Mapping[str, Any], added: list[dict[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:
+    """Every id's text and type; ids that the tokenizer does not have are unused tokens."""
+    names: dict[int, str] = {token: word for word, token in model["vocab"].items()}
+    types = dict.fromkeys(names, _NORMAL)
+    if model.get("byte_fallback"):
+        types |= {names_id: _BYTE for word, names_id in model["vocab"].items() if _is_byte(word)}
+    if model.get("unk_token") in model["vocab"]:
+        types[model["vocab"][model["unk_token"]]] = _UNKNOWN
+    for token in added:
+        names[token["id"]] = token["content"]
+        if types.get(token["id"]) != _UNKNOWN:
+            types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
+    if names and not 0 <= min(names) <= max(names) < vocab_size:
+        raise ValueError(f"the tokenizer has token {max(names)}, the model {vocab_size} tokens")
+    return (
+        [names.get(i, f"[PAD{i}]") for i in range(vocab_size)],
+        [types.get(i, _UNUSED) for i in range(vocab_size)],
+    )
+
+
+def _is_byte(word: str) -> bool:
+    return len(word) == 6 and word.startswith("<0x") and word.endswith(">")
+
+
+def _parts(rule: Mapping[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer."""
+    if rule is None:
+        return []
+    return (
+        [step for part in rule[inner] for step in _parts(part, inner)] if rule["type"] == "Sequence" else [dict(rule)]
+    )
+
+
+# ---- byte-level BPE: model "gpt2" ----
+
+
+def _is_byte_level(rules: Mapping[str, Any]) -> bool:
+    return any(step["type"] == "ByteLevel" for step in _parts(rules.get("pre_tokenizer"), "pretokenizers"))
+
+
+def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
+    steps = tuple(filter(None, map(_step, _parts(rules["pre_tokenizer"], "pretokenizers"))))
+    if steps not in _PRE:
+        raise ValueError(
+            f"the tokenizer cuts text by {', then '.join(steps) or 'nothing'}; llama.cpp has no name for this, "
+            "write the file without its vocabulary, for token ids"
+        )
+    pre = _PRE[steps]
+    for step in _parts(rules.get("normalizer"), "normalizers"):
+        if (step["type"], pre) != ("NFC", "qwen2"):  # llama.cpp leaves it out of its qwen2: no text at hand changes
+            raise ValueError(f"the tokenizer normalizes text by {step['type']}, llama.cpp's {pre} does not")
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    """A step of a pre-tokenizer in words; "" for one that only spells bytes as letters."""
+    match step:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}:
+            return ""
+        case {"type": "ByteLevel", "add_prefix_space": False}:
+            return "gpt-2"
+        case {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}:
+            return f"split {regex}"
+        case {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Removed", "invert": True}:
+            return f"split {regex}"  # what matches is kept, and the regexes here match everything
+        case {"type": "Digits", "individual_digits": True}:
+            return "digits"
+        case {"type": "Punctuation", "behavior": "Contiguous"}:
+            return "punctuation"
+    return json.dumps(step, ensure_ascii=False)
+
+
+# ---- SentencePiece as BPE: model "llama" ----
+
+
+def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> dict[str, Value]:
+    """llama.cpp joins the neighbours whose token has the highest score: minus the rank of its first merge."""
+    steps = [*_parts(rules.get("normalizer"), "normalizers"), *_parts(rules.get("pre_tokenizer"), "pretokenizers")]
+    prefix, space = False, False
+    for step in steps:
+        match step:
+            case {"type": "Prepend", "prepend": "▁"}:
+                prefix = True
+            case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
+                space = True
+            case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}:
+                prefix, space = scheme in ("first", "always"), True
+            case _:
+                raise ValueError(
+                    f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}; SentencePiece has not"
+                )
+    if not (space and rules["model"].get("byte_fallback")):
+        raise ValueError("the tokenizer is neither byte-level nor SentencePiece (▁ for spaces, byte fallback)")
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(rules["model"]["merges"]):
+        first, second = pair.split(" ") if isinstance(pair, str) else pair
+        ranks.setdefault(first + second, rank)
+    scores = [-float(ranks.get(token, len(ranks))) for token in tokens]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.add_space_prefix": prefix,
+    }

@@ -1,0 +1,261 @@
+"""A packed file as a GGUF file that llama.cpp runs.
+
+Ternary codes and scales are exact: a scale that is no fp16 number stands beside its tensor as
+`blk.0.attn_q.scale`, fp32, which llama.cpp multiplies the product with, and the blocks have d = 1.
+What llama.cpp computes from them is near what the engine computes, not equal: it quantizes
+activations in blocks of 256 (TQ*) or 32, or not at all (F16, F32), and keeps keys and values as fp16.
+Sources: the GGUF specification of ggml; src/models/{bitnet,llama,qwen3}.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet_export import packed
+from bitnet_export.layout import SCALE_GROUP_K
+from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, value_rows
+from bitnet_export.packed import NONE, ROLES, Record
+from bitnet_export.reader import PackedFile
+from bitnet_export.writer import replacing
+
+from .blocks import KINDS, Kind
+from .output import Entry, Value, write_file
+
+BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
+HEADS = ("Q8_0", "Q6_K", "F16", "F32")
+
+_FREE = (*SIZES, "ternary", "weight_scale", "head_format")
+_RULES: dict[str, tuple[Any, ...]] = {"activation": ("silu",), "rope_scaling": ("none",)}
+# No biases of the FFN: llama.cpp adds them before it multiplies by `.scale`.
+_BIASES: dict[str, tuple[Any, ...]] = dict.fromkeys(("qkv_bias", "o_bias"), (False, True))
+_TIED: dict[str, tuple[Any, ...]] = {"tie_embeddings": (False, True)}
+GRAPHS = (
+    Graph("bitnet", {**_RULES, "sub_norm": (True,)}, _FREE),
+    Graph("llama", {**_RULES, **_TIED, **_BIASES, "rope_scaling": ("none", "llama3")}, (*_FREE, *(
+        "rope_factor", "rope_original_context", "rope_low_freq_factor", "rope_high_freq_factor",
+    ))),
+    Graph("qwen3", {**_RULES, **_TIED, "qk_norm": (True,), "qkv_bias": (False, True)}, _FREE),
+)  # fmt: skip
+
+_LAYER = {
+    "attn_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
+    "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "attn_sub_norm": "attn_sub_norm",
+    "ffn_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "ffn_sub_norm": "ffn_sub_norm",
+}  # fmt: skip
+_STACK = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
+
+
+@dataclass(frozen=True)
+class GgufWritten(Written):
+    token_bytes: int = 0  # of weights that a decoded token reads
+
+
+def write_gguf(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    body: str = "TQ2_0",
+    head: str = "Q8_0",
+    exact_scales: bool = True,
+    vocabulary: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> GgufWritten:
+    """Write a packed file as GGUF, one tensor in memory at a time; the file appears when it is complete.
+
+    body: type of the ternary weights, one of BODIES. head: of embedding and head, one of HEADS.
+    exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors, which llama.cpp
+    knows since 2026 and other readers may not. vocabulary: False leaves the tokenizer out.
+    progress: called with (tensors done, of all).
+
+    Raises PackedFormatError for a bad source; ValueError for a model that llama.cpp would not compute,
+    weights that do not fit the type, or a tokenizer that it does not have; OSError.
+    """
+    for name, word, words in (("body", body, BODIES), ("head", head, HEADS)):
+        if word not in words:
+            raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
+    file, config = open_decoder(source)
+    writer = _Writer(file, config, architecture(config), body, head, exact_scales)
+    metadata = writer.metadata() | _vocabulary(file, config, vocabulary)
+    entries = list(writer.entries())
+    path = Path(out)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    with replacing(path) as temporary:
+        write_file(temporary, metadata, entries, progress)
+    size = sum(entry.size for entry in entries)
+    if not config.tie_embeddings:
+        size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
+    what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
+    return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
+
+
+def architecture(config: ModelConfig) -> Graph:
+    """The graph of llama.cpp that is this model. Raises ValueError naming the nearest and what it lacks."""
+    problems = []
+    for graph in GRAPHS:
+        found = graph.differences(config)
+        if graph.name == "bitnet" and config.n_heads * config.head_dim != config.dim:
+            found.append(f"n_heads · head_dim is {config.n_heads * config.head_dim}, it wants dim = {config.dim}")
+        if not found:
+            return graph
+        problems.append((len(found), f"{graph.name}: " + "; ".join(found)))
+    raise ValueError(f"no architecture of llama.cpp computes this model; the nearest is {min(problems)[1]}")
+
+
+class _Writer:
+    """What of a packed file goes into a GGUF file of one architecture."""
+
+    def __init__(
+        self, file: PackedFile, config: ModelConfig, graph: Graph, body: str, head: str, exact_scales: bool
+    ) -> None:
+        self.file, self.config, self.graph = file, config, graph
+        self.body, self.head, self.exact_scales = body, head, exact_scales
+        self.notes: list[str] = []
+        self._rounded = 0.0  # largest relative change of a scale
+
+    def metadata(self) -> dict[str, Value]:
+        c = self.config
+        keys: dict[str, Value] = {
+            "vocab_size": c.vocab_size,
+            "context_length": c.max_context,
+            "embedding_length": c.dim,
+            "block_count": c.n_layers,
+            "feed_forward_length": c.ffn_dim,
+            "attention.head_count": c.n_heads,
+            "attention.head_count_kv": c.n_kv_heads,
+            "attention.key_length": c.head_dim,
+            "attention.value_length": c.head_dim,
+            "attention.layer_norm_rms_epsilon": float(c.norm_eps),
+            "rope.dimension_count": c.head_dim,
+            "rope.freq_base": float(c.rope_theta),
+            "hidden_activation": c.activation,
+        }
+        general: dict[str, Value] = {
+            "general.architecture": self.graph.name,
+            "general.quantization_version": 2,
+            "general.file_type": KINDS[self.body].file_type,
+        }
+        return general | {f"{self.graph.name}.{key}": value for key, value in keys.items()}
+
+    def entries(self) -> Iterator[Entry]:
+        """The tensors of the file. Raises ValueError for one that does not fit its type."""
+        if self.config.rope_scaling == "llama3":
+            yield self._vector("rope_freqs.weight", self._rope_factors())
+        for record in self.file.tensors.values():
+            role = ROLES[record.key.role]
+            if role == "rope_frequencies":
+                continue
+            layer = record.key.layer
+            name = _STACK[role] if layer == NONE else f"blk.{layer}.{_LAYER[role]}"
+            order = self._order(role, record.cols if record.key.part else record.rows)
+            if record.key.part == 1:
+                yield self._vector(f"{name}.bias", self.file.values(record)[0][order])
+            elif role in ("embedding", "head"):
+                yield self._floats(f"{name}.weight", record, KINDS[self.head], slice(None))
+            elif role not in TERNARY_LINEARS:
+                yield self._vector(f"{name}.weight", self.file.values(record)[0])
+            elif record.scope == packed.SCALE_NONE:
+                kind = KINDS["F32" if record.encoding == packed.F32 else "F16"]
+                yield self._floats(f"{name}.weight", record, kind, order)
+            else:
+                yield from self._ternary(name, record, order)
+        if self._rounded:
+            self.notes.append(f"scales are rounded to fp16, by {self._rounded:.1e} of their value at most")
+
+    def _order(self, role: str, rows: int) -> NDArray[np.int64] | slice:
+        """Where the rows come from: in `llama` RoPE turns neighbours, 2i and 2i + 1, not i and i + E/2."""
+        if self.graph.name != "llama" or role not in ("q", "k"):
+            return slice(None)
+        return np.arange(rows).reshape(-1, 2, self.config.head_dim // 2).swapaxes(1, 2).reshape(-1)
+
+    def _vector(self, name: str, values: NDArray[np.float32]) -> Entry:
+        return Entry(name, KINDS["F32"], values.shape, lambda: [values])
+
+    def _floats(self, name: str, record: Record, kind: Kind, order: NDArray[np.int64] | slice) -> Entry:
+        self._check_width(name, record, kind, self.head)
+        encode = kind.floats
+        assert encode
+
+        def parts() -> Iterator[NDArray[Any]]:
+            if isinstance(order, slice):
+                yield from map(encode, value_rows(self.file, record))
+            else:
+                yield encode(self.file.values(record)[order])
+
+        return Entry(name, kind, (record.rows, record.cols), parts)
+
+    def _ternary(self, name: str, record: Record, order: NDArray[np.int64] | slice) -> Iterator[Entry]:
+        """W = d · T, with γ in d where fp16 has it, else beside the tensor."""
+        kind, scales = KINDS[self.body], self.file.scales(record)
+        self._check_width(name, record, kind, self.body)
+        halves: NDArray[Any]
+        with np.errstate(over="ignore"):
+            halves = scales.astype(np.float16)
+        beside = None
+        if self.body == "F32":
+            halves = scales  # d is not rounded
+        elif not (halves == scales).all() and self.exact_scales:
+            if record.scope != packed.SCALE_TENSOR:
+                raise ValueError(f"{name} has scales of {packed.SCOPE_NAMES[record.scope]}s that are no fp16 numbers; "
+                                 "write it as F32, or round them (exact_scales)")  # fmt: skip
+            halves, beside = np.ones(1, np.float16), scales
+        if not (np.isfinite(halves) & (halves > 0)).all():
+            raise ValueError(f"{name} has a scale that fp16 cannot hold, {scales.min():.1e} to {scales.max():.1e}")
+        if beside is None:
+            self._rounded = max(self._rounded, float(np.abs(halves / scales - 1).max()))
+        yield Entry(
+            f"{name}.weight", kind, (record.rows, record.cols), lambda: [self._encoded(kind, record, halves, order)]
+        )
+        if beside is not None:
+            yield self._vector(f"{name}.scale", beside)
+
+    def _encoded(
+        self, kind: Kind, record: Record, scales: NDArray[Any], order: NDArray[np.int64] | slice
+    ) -> NDArray[Any]:
+        """d·T as blocks, or as floats; both are exact."""
+        per_row = scales.reshape(record.rows, -1) if record.scope != packed.SCALE_TENSOR else scales.reshape(1, 1)
+        width = kind.block if kind.ternary else 1
+        span = SCALE_GROUP_K if record.scope == packed.SCALE_GROUP else record.cols
+        each = np.repeat(per_row, -(-span // width), axis=1)[:, : record.cols // width]
+        each = np.broadcast_to(each, (record.rows, record.cols // width))[order]
+        codes = self.file.codes(record)[order]
+        if kind.ternary:
+            return kind.ternary(codes, each)
+        assert kind.floats
+        values = codes.astype(np.float32) * each.astype(np.float32)
+        return kind.floats(values)
+
+    def _check_width(self, name: str, record: Record, kind: Kind, word: str) -> None:
+        if record.cols % kind.block:
+            raise ValueError(f"{name} has rows of {record.cols} weights, {word} has blocks of {kind.block}; "
+                             "write it as F16 or F32")  # fmt: skip
+        if record.scope == packed.SCALE_GROUP and kind.ternary and SCALE_GROUP_K % kind.block:
+            raise ValueError(f"{name} has a scale for each {SCALE_GROUP_K} weights, {word} for each "
+                             f"{kind.block}; write it as Q2_0, F16 or F32")  # fmt: skip
+
+    def _rope_factors(self) -> NDArray[np.float32]:
+        """What Llama 3's scaling divides the frequencies of plain RoPE by."""
+        from bitnet.model import rope_frequencies
+
+        plain = rope_frequencies(self.config.replace(rope_scaling="none")).double()
+        return (plain / rope_frequencies(self.config).double()).float().numpy()
+
+
+def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> dict[str, Value]:
+    tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
+    if tokenizer is None or not wanted:
+        return {"tokenizer.ggml.model": "none"}
+    from .vocabulary import vocabulary
+
+    keys = vocabulary(tokenizer, config.vocab_size, file.metadata.get("generation") or {})
+    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()})
