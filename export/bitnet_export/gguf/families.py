@@ -37,8 +37,8 @@ FAMILIES = {
     "bitnet": Family("silu", sub_norm=True, scales=True),
     "bitnet-25": Family("relu2", sub_norm=True),
     "bitnet-b1.58": Family("relu2", sub_norm=True),
-    "llama": Family("silu", pairs=True),
-    "qwen3": Family("silu", qk_norm=True),
+    "llama": Family("silu", pairs=True, scales=True),
+    "qwen3": Family("silu", qk_norm=True, scales=True),
 }
 
 _LAYER = {
