@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
+from bitnet_export import VerificationError, export_checkpoint
 from bitnet_export.pack import pack_checkpoint
 from bitnet_runtime import (
     ContextLengthError,
@@ -109,6 +110,24 @@ def test_same_bits_for_every_tier_thread_count_list_and_cut(pair: tuple[Transfor
                             vector = session.embed(text[start : start + 37])
                         assert np.array_equal(vector, model.embed(texts)[row])
     assert len(found) == 1
+
+
+def test_export_compares_vectors(tmp_path: Path) -> None:
+    for name, config in (("own", GEMMA), ("none", QWEN.replace(pooling="none"))):
+        checkpoint_of(config, tmp_path / name)
+        report = export_checkpoint(tmp_path / name, tmp_path / f"{name}.bitnet", tokens=2048)
+        assert report.short.vectors and report.long.vectors and report.short.tokens == 64 * 8
+        assert report.short.median <= 1e-5 and 0 < report.long.worst < 0.1
+        assert "8 tokens: vectors differ by" in str(report)
+
+
+def test_export_finds_an_engine_that_pools_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint_of(QWEN, tmp_path / "checkpoint")
+    right = Model.embed
+    monkeypatch.setattr(Model, "embed", lambda model, texts, pooling: right(model, texts, pooling="first"))
+    with pytest.raises(VerificationError, match="engine against torch: median difference in short prompts"):
+        export_checkpoint(tmp_path / "checkpoint", tmp_path / "m.bitnet", tokens=512)
+    assert not (tmp_path / "m.bitnet").exists()
 
 
 def test_texts_and_tokens(embedder: Model) -> None:

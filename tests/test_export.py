@@ -30,8 +30,8 @@ from bitnet.model import ACTIVATIONS, Transformer, rope_frequencies, rope_tables
 from bitnet_export import (
     PackedFile,
     VerificationError,
-    convert,
     export_checkpoint,
+    pack,
     packed,
     repack,
     verify,
@@ -296,7 +296,7 @@ def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
 def test_one_wrong_number_is_found(
     name: str, change: Any, untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = convert.encode
+    right = pack.encode
 
     def wrong(spec: packed.Spec, weight: torch.Tensor, config: ModelConfig, body: int) -> Encoded:
         tensor = right(spec, weight, config, body)
@@ -307,7 +307,7 @@ def test_one_wrong_number_is_found(
         change(tensor)
         return tensor
 
-    monkeypatch.setattr(convert, "encode", wrong)
+    monkeypatch.setattr(pack, "encode", wrong)
     with pytest.raises(VerificationError, match=f"{name}: .* differ from the checkpoint's"):
         export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=64)
     assert not [file for file in os.listdir(tmp_path) if "m.bitnet" in file]
@@ -317,13 +317,13 @@ def test_an_engine_that_computes_something_else_is_found(
     untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = __import__("bitnet_export.verify", fromlist=["verify"])
-    right = module._engine_scores
+    right = module.engine_scores
     for error, message in (
         (lambda s: s - 3e-5, "median difference in short prompts"),
         (lambda s: np.where(np.arange(s.shape[1]) > 20, s - 0.5, s), "mean difference in a long text"),
         (lambda s: s * np.nan, "nan nats"),
     ):
-        monkeypatch.setattr(module, "_engine_scores", lambda *args, error=error: error(right(*args)))
+        monkeypatch.setattr(module, "engine_scores", lambda *args, error=error: error(right(*args)))
         with pytest.raises(VerificationError, match=message):
             export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=1024)
         assert not [file for file in os.listdir(tmp_path) if "m.bitnet" in file]

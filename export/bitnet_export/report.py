@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
-"""log p(token | those before it in its window), (n, T - 1)."""
+"""log p(token | those before it in its window), (n, T - 1); of a model without a head vectors, (n, D)."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Log-probabilities of the same tokens by the engine and by torch, in nats a token."""
+    """Log-probabilities of the same tokens by the engine and by torch, in nats a token.
+
+    Of a model without a head: the numbers of the texts' vectors of length 1; the loss is then minus their mean.
+    """
 
     windows: int  # texts
     tokens: int  # of all texts
@@ -28,14 +31,17 @@ class Agreement:
     loss_torch: float
     loss_engine: float
     loss_error: float  # standard error of loss_engine - loss_torch
+    vectors: bool = False
 
     @classmethod
-    def of(cls, engine: Scores, torch32: Scores, torch64: Scores) -> Self:
-        """torch64 may be of the first windows only."""
+    def of(
+        cls, engine: Scores, torch32: Scores, torch64: Scores, length: int | None = None, *, vectors: bool = False
+    ) -> Self:
+        """torch64 may be of the first windows only. length: tokens of a window; None: one more than its scores."""
         difference, floor = engine - torch32, np.abs(torch64 - torch32[: len(torch64)])
         return cls(
             windows=len(engine),
-            tokens=len(engine) * (engine.shape[1] + 1),
+            tokens=len(engine) * (length or engine.shape[1] + 1),
             median=float(np.median(np.abs(difference))),
             mean=float(np.abs(difference).mean()),
             worst=float(np.abs(difference).max()),
@@ -44,7 +50,12 @@ class Agreement:
             loss_torch=float(-torch32.mean()),
             loss_engine=float(-engine.mean()),
             loss_error=float(difference.std() / math.sqrt(difference.size)),
+            vectors=vectors,
         )
+
+    @property
+    def what(self) -> str:
+        return "vectors" if self.vectors else "log-probabilities"
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,7 @@ class Report:
                 f"zeros      {zeros} % of the ternary weights, by layer",
                 f"weights    all {self.ternary_weights:,} ternary codes, {self.ternary_bits_per_weight:.2f} bits each, "
                 f"and the scales equal training's ({self.tensors_equal} tensors)",
-                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: log-probabilities differ by "
+                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: {short.what} differ by "
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
@@ -160,7 +171,7 @@ class Checked:
             [
                 f"weights    all {self.ternary_weights:,} ternary codes and their scales equal the source's, as do the "
                 f"other tensors of the layers ({self.tensors_equal} tensors)",
-                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: log-probabilities differ by "
+                f"prompts    {short.windows} of {short.tokens // short.windows} tokens: {short.what} differ by "
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e}; noise of 1e-5 on the embedding: {self.noise:.1e})",

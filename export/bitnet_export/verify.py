@@ -7,6 +7,8 @@ So there are three questions, the distance between torch in fp64 and in fp32 bei
 - Short prompts, most of which have no such event: is the median difference fp32 noise?
 - A long text: is the mean difference that of rounding events, or larger?
 - The same: do the differences cancel, so that the loss is the same?
+
+Of a model without a head the vectors of the texts are compared, number by number, in the same way.
 """
 
 from __future__ import annotations
@@ -183,11 +185,14 @@ def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
 def _agreement(engine: Model, torch32: Scores, reference: Transformer, windows: NDArray[np.int64]) -> Agreement:
     """windows: (n, T) token ids, each window a text of its own. torch32: their scores. reference: the model in fp64."""
     few = windows[: math.ceil(FLOOR_TOKENS / windows.shape[1])]
-    return Agreement.of(engine_scores(engine, windows), torch32, _torch_scores(reference, few))
+    found, exact = engine_scores(engine, windows), _torch_scores(reference, few)
+    return Agreement.of(found, torch32, exact, windows.shape[1], vectors=not engine.has_head)
 
 
 def engine_scores(engine: Model, windows: NDArray[np.int64]) -> Scores:
-    """log p(token | those before it in its window): (n, T - 1)."""
+    """log p(token | those before it in its window): (n, T - 1). Without a head the windows' vectors: (n, D)."""
+    if not engine.has_head:
+        return engine.embed(windows.tolist(), pooling=engine.pooling or "last").astype(np.float64)
     with engine.session(n_ctx=windows.shape[1]) as session:
 
         def score(row: Sequence[int]) -> list[float]:
@@ -205,6 +210,10 @@ def _torch_scores(model: Transformer, windows: NDArray[np.int64]) -> Scores:
     with torch.inference_mode():
         for start in range(0, len(windows), rows):
             tokens = torch.from_numpy(windows[start : start + rows])
+            if not model.config.has_head:
+                pooling = model.config.pooling
+                scores.append(model.embed(tokens, "last" if pooling == "none" else pooling).double().numpy())
+                continue
             logits = model(tokens[:, :-1]).double()
             target = logits.gather(-1, tokens[:, 1:, None])[..., 0]
             scores.append((target - logits.logsumexp(-1)).numpy())
