@@ -248,12 +248,16 @@ def test_the_folder_has_what_other_tools_ask_for(tmp_path: Path) -> None:
     out.mkdir()  # an empty folder is fine
     write_onnx(tmp_path / "m", out)
     assert sorted(p.name for p in out.iterdir()) == [
-        "chat_template.jinja", "config.json", "generation_config.json", "model.onnx", "model.onnx_data",
-        "tokenizer.json", "tokenizer_config.json",
+        "chat_template.jinja", "config.json", "genai_config.json", "generation_config.json", "model.onnx",
+        "model.onnx_data", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     assert (out / "tokenizer.json").read_bytes() == words and (out / "chat_template.jinja").read_bytes() == template
     described = json.loads((out / "config.json").read_text())
     assert described["num_key_value_heads"] == 1 and described["head_dim"] == 34 and described["eos_token_id"] == [256]
+    names = json.loads((out / "genai_config.json").read_text())["model"]["decoder"]
+    session = OnnxDecoder(out / "model.onnx", config, threads=1).session
+    told = {name % 0 if "%d" in name else name for name in (*names["inputs"].values(), *names["outputs"].values())}
+    assert told == {x.name for x in (*session.get_inputs(), *session.get_outputs())}
     expected = {"bos_token_id": 1, "eos_token_id": [256], "temperature": 0.7}
     assert json.loads((out / "generation_config.json").read_text()) == expected
 

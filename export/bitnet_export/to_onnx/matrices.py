@@ -112,7 +112,7 @@ class Matrices:
         """
         if x.name not in self._quantized:
             op = self.graph.op
-            s = op("Div", 127.0, op("Max", op("ReduceMax", op("Abs", x), [-1], keepdims=1), _EPS))
+            s = op("Div", 127.0, op("Clip", op("ReduceMax", op("Abs", x), [-1], keepdims=1), _EPS))
             self._quantized[x.name] = Quantized(op("Round", x * s), s)
         return self._quantized[x.name]
 

@@ -2,7 +2,8 @@
 
     model.onnx          the graph
     model.onnx_data     its weights, mapped by onnxruntime
-    config.json         shapes of the cache, ids of special tokens
+    config.json, genai_config.json
+                        shapes and names, for Hugging Face optimum and for onnxruntime-genai
     generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
 
 Always a folder, so that graph and weights appear at once or not at all.
@@ -79,7 +80,8 @@ def _write_side_files(folder: Path, file: PackedFile) -> None:
     ends = generation.get("eos_token_ids") or None
     special = {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": ends}
     sampling = {key: generation[key] for key in SAMPLING if key in generation}
-    _write_json(folder / "config.json", describe(config) | special)
+    _write_json(folder / "config.json", _describe(config) | special)
+    _write_json(folder / "genai_config.json", _describe_for_genai(config, special))
     _write_json(folder / "generation_config.json", special | sampling)
     tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
     if tokenizer is not None:
@@ -89,7 +91,7 @@ def _write_side_files(folder: Path, file: PackedFile) -> None:
         (folder / "chat_template.jinja").write_bytes(template)
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
+def _describe(config: ModelConfig) -> dict[str, Any]:
     """What programs around onnxruntime read from config.json: the shapes of inputs and cache.
 
     model_type only tells them under which names they find these; what is computed is in the graph.
@@ -106,6 +108,26 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_context,
         "tie_word_embeddings": config.tie_embeddings,
     }
+
+
+def _describe_for_genai(config: ModelConfig, special: dict[str, Any]) -> dict[str, Any]:
+    """The same in the words of onnxruntime-genai, which also wants to be told the names."""
+    decoder = {
+        "filename": MODEL,
+        "session_options": {"provider_options": []},
+        "hidden_size": config.dim,
+        "head_size": config.head_dim,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "inputs": {name: name for name in ("input_ids", "attention_mask", "position_ids")}
+        | {f"past_{kind}_names": f"past_key_values.%d.{kind}" for kind in ("key", "value")},
+        "outputs": {"logits": "logits"} | {f"present_{kind}_names": f"present.%d.{kind}" for kind in ("key", "value")},
+    }
+    known = {name: token for name, token in special.items() if token is not None}
+    sizes = {"type": "llama", "vocab_size": config.vocab_size, "context_length": config.max_context}
+    search = {"max_length": config.max_context, "past_present_share_buffer": False}
+    return {"model": sizes | known | {"decoder": decoder}, "search": search}
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
