@@ -231,7 +231,7 @@ PRESETS: dict[str, ModelConfig] = {
         vocab_size=128_256, dim=2560, n_layers=30, n_heads=20, n_kv_heads=5, head_dim=128, ffn_dim=6912,
         max_context=4096, rope_theta=500_000.0,
     ),
-    # prism-ml/Ternary-Bonsai: Qwen3 with ternary embedding and head, a scale for every 128 weights. To run, not to train.
+    # prism-ml/Ternary-Bonsai: Qwen3, ternary with a scale for every 128 weights, tables too. To run, not to train.
     "ternary-bonsai-1.7b": ModelConfig(
         vocab_size=151_936, dim=2048, n_layers=28, n_heads=16, n_kv_heads=8, head_dim=128, ffn_dim=6144,
         max_context=32_768, norm_eps=1e-6, rope_theta=1e6, **_BONSAI,

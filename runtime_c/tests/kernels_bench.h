@@ -76,6 +76,27 @@ static void call_ternary(bench *b) {
 static void call_trit(bench *b) {
     call_matmul(b, b->k->trit_matmul, BN_TRIT_TILE_K, 1);
 }
+static void call_grouped(bench *b) {
+    const size_t k_tiles = b->cols / BN_TERNARY_TILE_K;
+    const size_t scales = b->cols / BN_SCALE_GROUP_K * BN_PANEL * sizeof(uint16_t);
+    const size_t bytes = BENCH_PANELS * (k_tiles * BN_TILE_BYTES + scales);
+    if (b->at + bytes > BENCH_BYTES)
+        b->at = 0;
+    const uint8_t *tiles = b->weights + b->at;
+    b->k->ternary_grouped(&(bn_grouped){
+        .y = b->y,
+        .y_stride = BENCH_PANELS * BN_PANEL,
+        .tiles = tiles,
+        .scales = (const uint16_t *)(const void *)(tiles + BENCH_PANELS * k_tiles * BN_TILE_BYTES),
+        .panels = BENCH_PANELS,
+        .k_tiles = k_tiles,
+        .q = b->q,
+        .q_stride = bn_q_row(b->cols),
+        .q_sums = b->acc,
+        .q_sums_stride = b->cols / BN_SCALE_GROUP_K,
+        .tokens = b->tokens});
+    b->at += bytes;
+}
 static void call_int8(bench *b) {
     call_matmul(b, b->k->int8_matmul, BN_INT8_TILE_K, 2);
 }
@@ -167,6 +188,8 @@ static void bench_matmuls(bench *b, const bn_kernels *scalar) {
             const double macs = weights * (double)b->tokens;
             bench_line(b, scalar, "ternary_matmul", call_ternary, macs, weights / 4);
             bench_line(b, scalar, "trit_matmul", call_trit, macs, weights / 5);
+            bench_line(b, scalar, "ternary_grouped", call_grouped, macs,
+                       weights / 4 + weights / 64);
             if (c == 0 && (t < 2 || tokens[t] == 128))
                 bench_line(b, scalar, "int8_matmul", call_int8, macs, weights);
         }

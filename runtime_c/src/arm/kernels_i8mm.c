@@ -98,7 +98,7 @@ static void ternary_matmul(const bn_matmul *m) {
 }
 
 static void ternary_grouped(const bn_grouped *m) {
-    grouped_by(m, ternary_matmul, widen_panel);
+    grouped_by(m, ternary_matmul, add_group);
 }
 
 static void trit_matmul(const bn_matmul *m) {

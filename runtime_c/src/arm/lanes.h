@@ -46,10 +46,6 @@ INLINE lanes widen(const uint16_t *x) {
                     vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
 }
 
-INLINE void widen_panel(float y[BN_PANEL], const uint16_t x[BN_PANEL]) {
-    store_all(y, widen(x));
-}
-
 INLINE lanes load_half(const uint16_t *x, size_t n) {
     if (n >= BN_LANES)
         return widen(x);
@@ -85,6 +81,20 @@ INLINE lanes fma_lanes(lanes sum, lanes a, lanes b) {
     for (int i = 0; i < 4; i++)
         sum.val[i] = vfmaq_f32(sum.val[i], a.val[i], b.val[i]);
     return sum;
+}
+
+/* See groups.h. */
+INLINE void add_group(float *y, const int32_t *acc, const int32_t *q_sums, size_t q_sums_stride,
+                      const uint16_t *scales, size_t tokens) {
+    const lanes scale = widen(scales);
+    for (; tokens > 0; tokens--, y += BN_PANEL, acc += BN_PANEL, q_sums += q_sums_stride) {
+        const int32x4_t sum = vdupq_n_s32(*q_sums);
+        lanes d;
+        UNROLL
+        for (int i = 0; i < 4; i++)
+            d.val[i] = vcvtq_f32_s32(vsubq_s32(vld1q_s32(acc + 4 * i), sum));
+        store_all(y, fma_lanes(load_all(y), d, scale));
+    }
 }
 
 INLINE float tree(lanes s) {

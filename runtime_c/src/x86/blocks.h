@@ -6,6 +6,8 @@
  *
  * Defined before including: what integer.h wants, and integer.h.
  */
+#include "../groups.h"
+
 enum {
     STEP_K = 4,       /* columns in 32 bits */
     CHUNK_STEPS = 64, /* steps of 508 are what an int16 sum of pairs holds (AVX2) */
@@ -108,6 +110,17 @@ INLINE void multiply(const bn_matmul *m, size_t tile_k, unpack_fn *unpack, dot_f
             unpack(w, m, p * m->panel_stride + tile * BN_TILE_BYTES, tiles);
             multiply_tokens(m, p, tile * tile_k, w, tiles * tile_k / STEP_K, dot, fold, most);
         }
+}
+
+/* See groups.h. */
+INLINE void add_group(float *y, const int32_t *acc, const int32_t *q_sums, size_t q_sums_stride,
+                      const uint16_t *scales, size_t tokens) {
+    const vec top = vec_widen(scales), bottom = vec_widen(scales + VEC_ROWS);
+    for (; tokens > 0; tokens--, y += BN_PANEL, acc += BN_PANEL, q_sums += q_sums_stride) {
+        const sums a = sums_load(acc) - *q_sums, b = sums_load(acc + VEC_ROWS) - *q_sums;
+        vec_store(y, vec_fma(vec_from_int(a), top, vec_load(y)));
+        vec_store(y + VEC_ROWS, vec_fma(vec_from_int(b), bottom, vec_load(y + VEC_ROWS)));
+    }
 }
 
 INLINE sums no_fold(sums sum) {

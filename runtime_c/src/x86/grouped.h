@@ -4,9 +4,9 @@
  * of a group live in registers only: they start at -Σq in place of zero, which takes the offset
  * of the codes off, and at the end of the group become floats and go into a register each.
  *
- * Defined before including: what stream.h wants, vec and its functions, GROUPED_TOKENS (at most
- * 12; so many sums, as many totals, the tile, a field and the activations fit the registers).
+ * Defined before including: stream.h, vec and its functions.
  */
+enum { GROUPED_MOST = 12 }; /* tokens: 12 sums, 12 totals, the tile and a field in 32 registers */
 #define EACH_GROUPED(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 #define EACH_GROUPED_AND(X, n)                                                                     \
     X(0, n)                                                                                        \
@@ -17,41 +17,32 @@ INLINE sums sums_fill(int32_t a) {
 }
 
 /* One token. */
-INLINE void group_vector(vec y[TILE_VECS], const uint8_t *tile, size_t tiles, const int8_t *q,
-                         int32_t q_sum, const uint16_t *scales) {
-    sums sum[TILE_VECS][4];
-    UNROLL
-    for (int v = 0; v < TILE_VECS; v++)
-        sum[v][0] = sums_fill(-q_sum), sum[v][1] = sum[v][2] = sum[v][3] = sums_zero();
-    UNROLL
-    for (size_t i = 0; i < tiles; i++, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
-        UNROLL
-        for (size_t v = 0; v < TILE_VECS; v++)
-            ternary_fields(sum[v], tile + v * sizeof(bytes), q);
-    }
-    UNROLL
-    for (int v = 0; v < TILE_VECS; v++)
-        y[v] = vec_fma(vec_from_int(ternary_total(sum[v])), vec_widen(scales + v * VEC_ROWS), y[v]);
-}
-
-static void grouped_vector(const bn_grouped *m) {
+INLINE void grouped_vector(const bn_grouped *m) {
     const uint8_t *tile = m->tiles;
     const uint16_t *scales = m->scales;
     for (size_t p = 0; p < m->panels; p++) {
         const int8_t *q = m->q;
-        const int32_t *q_sum = m->q_sums;
         vec y[TILE_VECS];
         UNROLL
         for (int v = 0; v < TILE_VECS; v++)
             y[v] = vec_zero();
-        size_t left = m->k_tiles;
-        for (; left >= BN_GROUP_TILES; left -= BN_GROUP_TILES) {
-            group_vector(y, tile, BN_GROUP_TILES, q, *q_sum++, scales);
-            tile += BN_GROUP_TILES * BN_TILE_BYTES, q += BN_SCALE_GROUP_K, scales += BN_PANEL;
-        }
-        if (left > 0) {
-            group_vector(y, tile, left, q, *q_sum, scales);
-            tile += left * BN_TILE_BYTES, scales += BN_PANEL;
+        for (size_t g = 0, left = m->k_tiles; left > 0; g++, scales += BN_PANEL) {
+            sums sum[TILE_VECS][4];
+            size_t tiles = min_size(left, BN_GROUP_TILES);
+            left -= tiles;
+            UNROLL
+            for (int v = 0; v < TILE_VECS; v++)
+                sum[v][0] = sums_fill(-m->q_sums[g]),
+                sum[v][1] = sum[v][2] = sum[v][3] = sums_zero();
+            for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+                UNROLL
+                for (size_t v = 0; v < TILE_VECS; v++)
+                    ternary_fields(sum[v], tile + v * sizeof(bytes), q);
+            }
+            UNROLL
+            for (int v = 0; v < TILE_VECS; v++)
+                y[v] = vec_fma(vec_from_int(ternary_total(sum[v])),
+                               vec_widen(scales + v * VEC_ROWS), y[v]);
         }
         UNROLL
         for (int v = 0; v < TILE_VECS; v++)
@@ -114,8 +105,8 @@ INLINE void grouped_stream(float *y, size_t y_stride, const uint8_t *tile, size_
 }
 
 /* At least two tokens, in blocks of even size. */
-static void grouped_tokens(const bn_grouped *m) {
-    const size_t blocks = (m->tokens + GROUPED_TOKENS - 1) / GROUPED_TOKENS;
+INLINE void grouped_many(const bn_grouped *m) {
+    const size_t blocks = (m->tokens + GROUPED_MOST - 1) / GROUPED_MOST;
     const size_t n_groups = (m->k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;
     for (size_t p = 0; p < m->panels; p++)
         for (size_t row = 0; row < BN_PANEL; row += VEC_ROWS)
@@ -128,9 +119,8 @@ static void grouped_tokens(const bn_grouped *m) {
                 const int32_t *q_sums = m->q_sums + t * m->q_sums_stride;
 #define BLOCK(T, parts)                                                                            \
     case T:                                                                                        \
-        if (T <= GROUPED_TOKENS)                                                                   \
-            grouped_stream(y, m->y_stride, tile, m->k_tiles, scales, q, m->q_stride, q_sums,       \
-                           m->q_sums_stride, T, parts);                                            \
+        grouped_stream(y, m->y_stride, tile, m->k_tiles, scales, q, m->q_stride, q_sums,           \
+                       m->q_sums_stride, T, parts);                                                \
         break
                 switch (m->tokens * (b + 1) / blocks - t) {
                     BLOCK(2, 4);
@@ -147,11 +137,4 @@ static void grouped_tokens(const bn_grouped *m) {
                 }
 #undef BLOCK
             }
-}
-
-static void ternary_grouped(const bn_grouped *m) {
-    if (m->tokens == 1)
-        grouped_vector(m);
-    else
-        grouped_tokens(m);
 }

@@ -18,7 +18,6 @@
 #include "blocks.h"
 
 #define TRIT_BYTES sizeof(bytes)
-#include "../groups.h"
 #include "../trits.h"
 #include "int8_cache.h"
 
@@ -110,16 +109,11 @@ static void grouped_vector(const bn_grouped *m) {
     }
 }
 
-INLINE void widen_panel(float y[BN_PANEL], const uint16_t x[BN_PANEL]) {
-    vec_store(y, vec_widen(x));
-    vec_store(y + VEC_ROWS, vec_widen(x + VEC_ROWS));
-}
-
 static void ternary_grouped(const bn_grouped *m) {
     if (m->tokens == 1)
         grouped_vector(m);
     else
-        grouped_by(m, ternary_matmul, widen_panel);
+        grouped_by(m, ternary_matmul, add_group);
 }
 
 /* --- ternary, five trits a byte --- */

@@ -20,7 +20,6 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "high.h"
 
-#define GROUPED_TOKENS 12 /* 12 sums and 12 totals */
 #include "grouped.h"
 
 /* sum + power where s >= least */
@@ -77,6 +76,13 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_vector(m);
     else
         stream_tokens(m, 1);
+}
+
+static void ternary_grouped(const bn_grouped *m) {
+    if (m->tokens == 1)
+        grouped_vector(m);
+    else
+        grouped_many(m);
 }
 
 static void trit_matmul(const bn_matmul *m) {

@@ -28,7 +28,6 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "high.h"
 
-#define GROUPED_TOKENS 6 /* 6 sums and 6 totals */
 #include "grouped.h"
 
 #define TRIT_BYTES sizeof(bytes)
@@ -72,6 +71,13 @@ static void ternary_matmul(const bn_matmul *m) {
         stream_tokens(m, 1);
     else
         multiply(m, BN_TERNARY_TILE_K, unpack_ternary, sums_dot, no_fold, 6);
+}
+
+static void ternary_grouped(const bn_grouped *m) {
+    if (m->tokens == 1)
+        grouped_vector(m);
+    else
+        grouped_by(m, ternary_matmul, add_group);
 }
 
 static void trit_matmul(const bn_matmul *m) {
