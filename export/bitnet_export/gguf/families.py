@@ -91,13 +91,13 @@ class _Model:
         self.assumptions: list[str] = []
         arch = file.metadata.get("general.architecture")
         if not isinstance(arch, str) or arch not in FAMILIES:
-            raise SourceError(f"general.architecture is {arch!r}, expected one of {', '.join(FAMILIES)}")
+            raise SourceError(f"general.architecture is {arch!r:.80}, expected one of {', '.join(FAMILIES)}")
         self.arch, self.family = arch, FAMILIES[arch]
         if file.value("split.count", int, 1) > 1:
             raise SourceError("the file is one part of several; join them first with: llama-gguf-split --merge")
         for key, neutral in _NEUTRAL.items():
             if (value := file.metadata.get(f"{arch}.{key}", neutral)) != neutral:
-                raise SourceError(f"{arch}.{key} is {value!r}, expected {neutral!r} or no such key")
+                raise SourceError(f"{arch}.{key} is {value!r:.80}, expected {neutral!r} or no such key")
         try:
             self.config = self._config()
         except SourceError:
@@ -197,7 +197,7 @@ class _Model:
         for name in ("hidden_activation", "hidden_act"):
             word = self.file.value(f"{self.arch}.{name}", str, "")
             if word and word not in _ACTIVATIONS:
-                raise SourceError(f"{self.arch}.{name} is {word!r}, expected one of {', '.join(_ACTIVATIONS)}")
+                raise SourceError(f"{self.arch}.{name} is {word!r:.80}, expected one of {', '.join(_ACTIVATIONS)}")
             if word:
                 return _ACTIVATIONS[word]
         if self.arch == "bitnet" and self.file.metadata.get("tokenizer.ggml.model") == "gpt2":
@@ -268,7 +268,7 @@ def _tokenizer(
         return None, None, {}, ["no tokenizer in the file: text cannot be used, token ids can"]
     if not isinstance(tokens, list) or len(tokens) > vocab_size:
         found = f"{len(tokens)} tokens" if isinstance(tokens, list) else repr(tokens)
-        raise SourceError(f"tokenizer.ggml.tokens has {found}, token_embd.weight has {vocab_size} rows")
+        raise SourceError(f"tokenizer.ggml.tokens has {found:.80}, token_embd.weight has {vocab_size} rows")
     from .tokenizer import tokenizer_of
 
     return tokenizer_of(metadata)

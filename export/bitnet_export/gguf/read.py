@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Gguf:
             value = float(value)
         if type(value) is not kind:
             raise SourceError(f"{key} is {value!r:.80}, expected {kind.__name__}")
-        return cast(T, value)
+        return value
 
     def tensor(self, name: str) -> Tensor:
         """A tensor that is in `tensors`. Raises SourceError naming it when its values are not good."""
@@ -226,7 +226,7 @@ def _shown(name: str) -> str:
 def _alignment(metadata: Mapping[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 16 or alignment & (alignment - 1):
-        raise SourceError(f"general.alignment is {alignment!r}, expected a power of two up to 65536")
+        raise SourceError(f"general.alignment is {alignment!r:.80}, expected a power of two up to 65536")
     return alignment
 
 

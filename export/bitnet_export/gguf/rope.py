@@ -24,15 +24,17 @@ def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
     if _FACTORS in file.tensors:
         if kind != "none":
             raise SourceError(
-                f"{arch}.rope.scaling.type is {kind!r} and there is a tensor {_FACTORS}, expected one of them"
+                f"{arch}.rope.scaling.type is {kind!r:.80} and there is a tensor {_FACTORS}, expected one of them"
             )
         return {"rope_theta": theta, **_llama3(file, theta, dim)}
     if kind == "none" or (kind == "linear" and factor == 1):
         return {"rope_theta": theta}
+    if not factor > 0:
+        raise SourceError(f"{arch}.rope.scaling.factor is {factor}, expected more than 0")
     if kind == "linear":
         return {"rope_theta": theta, "rope_scaling": "linear", "rope_factor": factor}
     if kind != "yarn":
-        raise SourceError(f"{arch}.rope.scaling.type is {kind!r}, expected none, linear or yarn")
+        raise SourceError(f"{arch}.rope.scaling.type is {kind!r:.80}, expected none, linear or yarn")
     if not factor >= 1:
         raise SourceError(f"{arch}.rope.scaling.factor is {factor}, expected at least 1")
     scaling = f"{arch}.rope.scaling."
@@ -63,9 +65,10 @@ def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
         return {}
     options = {"rope_scaling": "llama3", "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0}
     factor = float(factors.max())
-    for power in range(8, 25):
-        if np.allclose(_llama3_factors(theta, dim, factor, 1 << power), factors, rtol=_CLOSE, atol=0):
-            return options | {"rope_factor": factor, "rope_original_context": 1 << power}
+    if factor > 1:  # NaN is not
+        for context in (1 << power for power in range(8, 25)):
+            if np.allclose(_llama3_factors(theta, dim, factor, context), factors, rtol=_CLOSE, atol=0):
+                return options | {"rope_factor": factor, "rope_original_context": context}
     raise SourceError(
         f"tensor {_FACTORS} does not hold the factors of Llama 3's RoPE scaling, the only ones that are read"
     )

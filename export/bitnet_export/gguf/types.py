@@ -79,7 +79,7 @@ def _fields(data: Bytes, lanes: int, shifts: tuple[int, ...] = (0, 2, 4, 6)) -> 
 
     (..., n) -> (..., 4·n)
     """
-    parts = (data.reshape(*data.shape[:-1], -1, 1, lanes) >> np.array(shifts, np.uint8)[:, None]) & 3
+    parts = (data.reshape(*data.shape[:-1], -1, 1, lanes) >> np.array(shifts, np.uint8)[:, None]) & np.uint8(3)
     return parts.reshape(*data.shape[:-1], -1)
 
 
@@ -145,7 +145,7 @@ def _iq2_bn(rows: Bytes) -> Codes:
 def _iq2_bn_r4(fours: Bytes) -> Codes:
     """Of four rows: four fp32 scales; then 64 weights of each in 64 bytes, 4 by 4 weights at a time."""
     bytes_ = fours[:, 16:].reshape(len(fours), -1, 4, 4, 4)  # 64 weights, 16 of them, row, 4 of a field
-    fields = bytes_[..., None, :] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    fields = bytes_[..., None, :] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
     codes = fields.transpose(0, 3, 1, 2, 4, 5).reshape(4 * len(fours), -1)
     return codes, np.ascontiguousarray(fours[:, :16]).view("<f4").astype(np.float32).reshape(-1, 1)
 
@@ -176,9 +176,9 @@ def _q4_k(rows: Bytes) -> Values:
     low, high, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scale = np.concatenate([low & 63, (rest & 15) | (low >> 6 << 4)], axis=-1)
     minimum = np.concatenate([high & 63, (rest >> 4) | (high >> 6 << 4)], axis=-1)
-    q = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, 32) >> np.array([[0], [4]], np.uint8) & 15
+    q = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, 32) >> np.array([[0], [4]], np.uint8) & np.uint8(15)
     q = q.reshape(*blocks.shape[:2], 8, 32)
-    values = (d[..., :1] * scale)[..., None] * q - (d[..., 1:] * minimum)[..., None]
+    values: Values = (d[..., :1] * scale)[..., None] * q - (d[..., 1:] * minimum)[..., None]
     return values.reshape(len(rows), -1)
 
 
@@ -186,7 +186,7 @@ def _q6_k(rows: Bytes) -> Values:
     """256 weights of scale·(q − 32): 4 low bits, 2 high ones, and an int8 scale for each 16."""
     blocks = _blocks(rows, 210)
     half = blocks[..., :128].reshape(*blocks.shape[:2], 2, 1, 64)
-    low = (half >> np.array([[0], [4]], np.uint8) & 15).reshape(*blocks.shape[:2], 256)
+    low = (half >> np.array([[0], [4]], np.uint8) & np.uint8(15)).reshape(*blocks.shape[:2], 256)
     q = low | _fields(blocks[..., 128:192], 32) << 4
     scale = _halves(blocks[..., 208:]) * blocks[..., 192:208].view(np.int8)
     q16 = (q.view(np.int8) - np.int8(32)).reshape(*blocks.shape[:2], 16, 16)

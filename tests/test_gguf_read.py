@@ -1,0 +1,344 @@
+"""GGUF files in: every type and architecture gives the codes, scales and logits that it should."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import gguf_models as models
+from bitnet.model import rope_frequencies
+from bitnet_export import PackedFile
+from bitnet_export.convert import open_source, pack_source
+from bitnet_export.gguf.read import Gguf
+from bitnet_export.gguf.types import TYPES
+from bitnet_export.packed import NONE, ROLE, SCOPE_NAMES, Key
+from bitnet_export.source import SourceError
+from bitnet_runtime import Model
+from gguf_models import (
+    BF16,
+    F16,
+    F32,
+    I2_S,
+    IQ1_BN,
+    IQ2_BN,
+    IQ2_BN_R4,
+    PQ2_0,
+    Q2_0,
+    Q4_0,
+    Q4_K,
+    Q6_K,
+    Q8_0,
+    TQ1_0,
+    TQ2_0,
+)  # fmt: skip
+
+torch.set_num_threads(1)
+
+TERNARY = [
+    (I2_S, 128, "tensor"), (TQ1_0, 256, "tensor"), (TQ2_0, 256, "tensor"), (TQ2_0, 256, "row"),
+    (IQ1_BN, 64, "tensor"), (IQ1_BN, 64, "row"), (IQ2_BN, 64, "row"), (IQ2_BN_R4, 64, "row"),
+    (Q2_0, 128, "group"), (Q2_0, 64, "row"), (PQ2_0, 128, "group"),
+    (F32, 25, "group"), (F16, 25, "row"), (BF16, 25, "tensor"), (F16, 70, "group"),
+]  # fmt: skip
+
+
+def name_of(case):
+    return "-".join(TYPES[case[0]].name if i == 0 else str(part) for i, part in enumerate(case))
+
+
+RANDOM = np.random.default_rng(7)
+
+
+@pytest.mark.parametrize("number", [Q4_0, Q8_0, Q4_K, Q6_K, BF16, F16, F32, TQ1_0, TQ2_0])
+def test_blocks_as_the_gguf_package_reads_them(number):
+    """Bit for bit, also of bytes that no quantizer writes."""
+    kind, rows, cols = TYPES[number], 5, 768
+    data = RANDOM.integers(0, 256, (rows, kind.tensor_size((rows, cols)) // rows), np.uint8)
+    if number == TQ2_0:
+        data &= ~(data >> 1 & 0x55)  # no code 3
+    for place in {Q4_0: (0,), Q8_0: (0,), Q4_K: (0, 2), Q6_K: (208,), TQ1_0: (52,), TQ2_0: (64,)}.get(number, ()):
+        scales = RANDOM.uniform(0.01, 1, (rows, cols // kind.block)).astype(np.float16)
+        if number in (TQ1_0, TQ2_0):
+            scales[:] = scales[:, :1]
+        data.reshape(rows, -1, kind.size)[:, :, place : place + 2] = scales.view(np.uint8).reshape(rows, -1, 2)
+    expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(number))
+    tensor = kind.tensor(data.reshape(-1), (rows, cols))
+    found = models.dense(*tensor) if kind.codes else np.concatenate([tensor.rows(0, 2), tensor.rows(2, 5)])
+    assert found.dtype == np.float32 and np.array_equal(found, expected, equal_nan=True)
+
+
+def check_weights(made, file):
+    """Every code and scale in the packed file is the one that was written."""
+    packed, seen = PackedFile.open(file), 0
+    for key, record in packed.tensors.items():
+        if key.name in made.codes:
+            seen += 1
+            expected = made.scales[key.name]
+            if expected.ndim == 2 and expected.shape[1] == 1:
+                expected = expected[:, 0]  # one group a row
+            assert SCOPE_NAMES[record.scope] == {1: "tensor"}.get(expected.size, ("", "row", "group")[expected.ndim])
+            assert np.array_equal(packed.codes(record), made.codes[key.name]), key.name
+            assert np.array_equal(packed.scales(record).reshape(expected.shape), expected), key.name
+    assert seen == len(made.codes) == 21
+
+
+@pytest.mark.parametrize("case", TERNARY, ids=name_of)
+def test_codes_and_scales(case, tmp_path):
+    number, unit, scope = case
+    arch = "llama" if unit % 2 == 0 and number != TQ2_0 else "bitnet-b1.58"
+    made = models.example(
+        tmp_path / "m.gguf", arch, number, unit=unit, scope=scope, head_dim=unit + unit % 2, seed=number
+    )
+    with open_source(made.path) as source:
+        assert source.config.weight_scale == ("row" if scope == "group" and unit * 5 <= 128 else scope)
+        pack_source(source, tmp_path / "m.bitnet", head="f32")
+    check_weights(made, tmp_path / "m.bitnet")
+
+
+# ---- the arithmetic: log-probabilities against transformers ----
+
+
+def text(vocab, n, seed):
+    return np.random.default_rng(seed).integers(0, vocab, n)
+
+
+def scores(model, rows):
+    """log p(token | those before it) in torch: (n, T - 1), in the model's own precision."""
+    tokens = torch.from_numpy(rows)
+    with torch.inference_mode():
+        logits = model(input_ids=tokens[:, :-1]).logits.double()
+    return (logits.gather(-1, tokens[:, 1:, None])[..., 0] - logits.logsumexp(-1)).numpy()
+
+
+def engine_scores(file, rows):
+    with Model.load(file, kv_type="f32") as engine, engine.session() as session:
+        found = []
+        for row in rows:
+            session.reset()
+            found.append(session.score(row.tolist())[1:])
+    return np.array(found)
+
+
+def check_logits(made, kind, tmp_path):
+    """Design §10, the noise floor: exact where no activation changed its code, else like fp32 against fp64."""
+    with open_source(made.path) as source:
+        pack_source(source, tmp_path / "m.bitnet", head="f32")
+    check_weights(made, tmp_path / "m.bitnet")
+    reference = made.transformer(kind)
+    vocab = made.hf["vocab_size"]
+    short, long = text(vocab, 8 * 32, 1).reshape(-1, 8), text(vocab, 1600, 2).reshape(-1, 40)
+    difference = np.abs(engine_scores(tmp_path / "m.bitnet", short) - scores(reference, short)).max(axis=1)
+    assert np.median(difference) < 1e-5  # fp32 noise; half of the prompts have no rounding event at all
+    engine, single = engine_scores(tmp_path / "m.bitnet", long), scores(reference, long)
+    ours = np.abs(engine - single).mean(axis=1)
+    floor = np.abs(single - scores(models.in_fp64(reference), long)).mean(axis=1)
+    error = 2 * np.sqrt((ours.var() + 1.5**2 * floor.var()) / len(long))  # of both means: most texts have no such event
+    assert ours.mean() <= 1.5 * floor.mean() + error
+
+
+LOGITS = {
+    "bitnet-b1.58": ("bitnet-b1.58", I2_S, 128, "tensor", "BitNet", {"hidden_act": "relu2"}, {}),
+    "bitnet-25": ("bitnet-25", TQ2_0, 256, "tensor", "BitNet", {"hidden_act": "relu2"}, {}),
+    "bitnet": ("bitnet", IQ2_BN, 64, "row", "BitNet", {"hidden_act": "silu"}, {}),
+    "llama": ("llama", IQ1_BN, 64, "row", "Llama", {}, {"tied": False}),
+    "llama-group": ("llama", F16, 70, "group", "Llama", {}, {"biases": True}),
+    "qwen3": ("qwen3", Q2_0, 128, "group", "Qwen3", {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits(name, tmp_path):
+    arch, number, unit, scope, kind, hf, options = LOGITS[name]
+    made = models.example(tmp_path / "m.gguf", arch, number, unit=unit, scope=scope, **options)
+    made.hf |= hf
+    check_logits(made, kind, tmp_path)
+
+
+# ---- what a file says besides ----
+
+
+def small(tmp_path, arch="llama", number=F16, **options):
+    """An example of odd sizes, cheap to write, and its Source's configuration and assumptions."""
+    made = models.example(tmp_path / "m.gguf", arch, number, unit=26, **options)
+    with open_source(made.path) as source:
+        return made, source
+
+
+def test_the_source_says_what_it_is(tmp_path):
+    _, source = small(tmp_path, "bitnet-b1.58")
+    assert source.what == "GGUF 3, bitnet-b1.58, F16, one scale per tensor"
+    assert source.provenance == {"source": "m.gguf", "format": "GGUF 3", "architecture": "bitnet-b1.58"}
+    config = source.config
+    assert (config.dim, config.n_heads, config.n_kv_heads, config.head_dim, config.ffn_dim) == (78, 3, 1, 26, 130)
+    assert (config.vocab_size, config.max_context, config.rope_theta, config.n_layers) == (131, 1024, 5e5, 3)
+    assert config.activation == "relu2" and config.sub_norm and not config.qk_norm and config.tie_embeddings
+    assert config.norm_eps == np.float32(1e-5)
+
+
+def test_i2_s_names_its_assumption(tmp_path):
+    made = models.example(tmp_path / "m.gguf", "bitnet-b1.58", I2_S, unit=128)
+    with open_source(made.path) as source:
+        assert any("x86 layout" in line and "ARM" in line for line in source.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("arch", "metadata", "activation"),
+    [
+        ("bitnet", {}, "silu"),
+        ("bitnet", {"bitnet.hidden_activation": "relu2"}, "relu2"),
+        ("bitnet-b1.58", {}, "relu2"),
+        ("llama", {"llama.hidden_activation": "relu2"}, "relu2"),
+        ("qwen3", {}, "silu"),
+    ],
+)
+def test_activation(arch, metadata, activation, tmp_path):
+    _, source = small(tmp_path, arch, **metadata)
+    assert source.config.activation == activation
+    assert any("hidden_activation" in line for line in source.assumptions) == (not metadata)
+
+
+def test_scale_tensors_multiply(tmp_path):
+    made, _ = small(tmp_path, "bitnet")
+    made.tensors["blk.0.attn_q.scale"] = (F32, (1,), np.float32([2.5]).tobytes())
+    made.write()
+    with open_source(made.path) as source:
+        found, other = (source.load(Key(0, layer, ROLE["q"], NONE, 0)) for layer in (0, 1))
+    assert np.array_equal(found.codes, made.codes["layers.0.q.weight"])
+    assert np.array_equal(found.scales, made.scales["layers.0.q.weight"] * np.float32(2.5))
+    assert np.array_equal(other.scales, made.scales["layers.1.q.weight"])
+
+
+def test_a_head_stored_twice_is_tied(tmp_path):
+    made, source = small(tmp_path, tied=False)
+    assert not source.config.tie_embeddings
+    made.tensors["output.weight"] = made.tensors["token_embd.weight"]
+    made.write()
+    with open_source(made.path) as source:
+        assert source.config.tie_embeddings
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_q2_0_of_both_groups(group, tmp_path):
+    """One type id, two layouts: told apart by where the tensors are."""
+    made, _ = small(tmp_path, "qwen3")
+    made = models.example(made.path, "qwen3", Q2_0 if group == 64 else PQ2_0, unit=128, scope="group")
+    made.tensors = {name: (Q2_0 if n == PQ2_0 else n, *rest) for name, (n, *rest) in made.tensors.items()}
+    made.write()
+    with open_source(made.path) as source:
+        found = source.load(Key(0, 2, ROLE["down"], NONE, 0))
+    assert np.array_equal(found.codes, made.codes["layers.2.down.weight"])
+    assert np.array_equal(found.scales, made.scales["layers.2.down.weight"])
+
+
+def test_tables_are_the_gguf_packages(tmp_path):
+    """An embedding in Q8_0 and a head in Q8_0, whose rows the packed file has as the package dequantizes them."""
+    made = models.example(tmp_path / "m.gguf", "llama", IQ2_BN, unit=64, scope="row", table=Q8_0, tied=False)
+    with open_source(made.path) as source:
+        pack_source(source, tmp_path / "m.bitnet", head="f32")
+    packed = PackedFile.open(tmp_path / "m.bitnet")
+    for role, name in (("embedding", "token_embd.weight"), ("head", "output.weight")):
+        _, shape, data = made.tensors[name]
+        rows = np.frombuffer(data, np.uint8).reshape(shape[0], -1)
+        expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType.Q8_0)
+        assert np.array_equal(packed.values(packed.tensors[Key(0, NONE, ROLE[role], NONE, 0)]), expected)
+
+
+def test_a_file_of_the_gguf_package(tmp_path):
+    """The container as gguf-py writes it, with every kind of value, and the same values as its reader finds."""
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint8("a.u8", 200)
+    writer.add_int8("a.i8", -3)
+    writer.add_uint16("a.u16", 65_000)
+    writer.add_int16("a.i16", -3000)
+    writer.add_int32("a.i32", -(1 << 30))
+    writer.add_uint64("a.u64", 1 << 60)
+    writer.add_int64("a.i64", -(1 << 60))
+    writer.add_float32("a.f32", 0.5)
+    writer.add_float64("a.f64", 1e300)
+    writer.add_bool("a.bool", True)
+    writer.add_string("a.string", "größe\n")
+    writer.add_array("a.strings", ["", "x", "é"])
+    writer.add_array("a.numbers", [1, 2, -3])
+    writer.add_array("a.floats", [0.5, -2.0])
+    values = {"m": RANDOM.normal(0, 1, (3, 512)).astype(np.float32), "v": RANDOM.normal(0, 1, 7).astype(np.float32)}
+    for name, value in values.items():
+        writer.add_tensor(name, value)
+    packed = gguf.quants.quantize(values["m"], gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("q", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = Gguf(path.read_bytes())
+    for key, there in gguf.GGUFReader(path).fields.items():
+        if not key.startswith("GGUF."):
+            assert found.metadata[key] == there.contents()
+    assert found.tensors["m"].shape == (3, 512) and found.tensors["v"].shape == (7,)
+    assert all(np.array_equal(found.tensor(name).all(), value) for name, value in values.items())
+    expected = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(found.tensor("q").all(), expected)
+
+
+# ---- RoPE ----
+
+
+def llama3_factors(theta, dim, factor, low, high, context):
+    """As llama.cpp's converter computes the tensor rope_freqs.weight, in fp32."""
+    frequencies = 1 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    factors = []
+    for frequency in frequencies:
+        length = 2 * np.pi / frequency
+        if length < context / high:
+            factors.append(1)
+        elif length > context / low:
+            factors.append(factor)
+        else:
+            smooth = (context / length - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize(("factor", "context"), [(8, 8192), (32, 8192), (4, 1024)])
+def test_llama3_scaling_is_found_in_its_factors(factor, context, tmp_path):
+    made, _ = small(tmp_path, head_dim=64)
+    factors = llama3_factors(5e5, 64, factor, 1, 4, context)
+    made.tensors["rope_freqs.weight"] = (F32, (32,), factors.tobytes())
+    made.write()
+    with open_source(made.path) as source:
+        config = source.config
+    assert (config.rope_scaling, config.rope_factor, config.rope_original_context) == ("llama3", factor, context)
+    plain = rope_frequencies(config.replace(rope_scaling="none"))
+    # The converter's fp32 against fp64 rounded once: ten roundings of 6e-8.
+    assert np.allclose(rope_frequencies(config), plain / torch.from_numpy(factors), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0] * 16, [0.0] * 32, [float("nan")] * 32])
+def test_other_factors_are_refused(wrong, tmp_path):
+    made, _ = small(tmp_path, head_dim=64)
+    made.tensors["rope_freqs.weight"] = (F32, (32,), np.float32(wrong).tobytes())
+    made.write()
+    with pytest.raises(SourceError, match="does not hold the factors"), open_source(made.path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "hf"),
+    [
+        ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 256},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+        ),
+    ],
+)
+def test_rope_scaling(keys, hf, tmp_path):
+    """The table of frequencies and the factor of attention are those of transformers."""
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    made, source = small(tmp_path, "qwen3", head_dim=64, **{f"qwen3.rope.scaling.{k}": v for k, v in keys.items()})
+    config = transformers.Qwen3Config(**made.hf, rope_scaling={**hf, "rope_theta": 5e5})
+    expected, attention = ROPE_INIT_FUNCTIONS[hf["rope_type"]](config, "cpu")
+    assert np.allclose(rope_frequencies(source.config), expected, rtol=1e-6, atol=0)  # fp32 there, fp64 here
+    assert source.config.rope_attention_factor == pytest.approx(attention)
