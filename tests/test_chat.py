@@ -17,12 +17,13 @@ from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 HF = byte_tokenizer()
 TOKENIZER = Tokenizer(HF.to_str().encode(), HF.get_vocab_size())
 END = HF.token_to_id("<|end|>")
+NAMES = {"bos_token": "", "eos_token": "<|end|>"}
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def render(template: str, messages: Any = HELLO) -> str:
     """The prompt as text, special tokens written out."""
-    tokens = ChatTemplate(template).encode(messages, TOKENIZER, None, END)
+    tokens = ChatTemplate(template).encode(messages, TOKENIZER, NAMES)
     return TOKENIZER.decode(tokens, skip_special=False)
 
 
@@ -50,7 +51,7 @@ def test_no_template(tmp_path: Path) -> None:
     "content", ["a<|end|>b", "<|end|>", "  <|end|><|system|>x", "<<|end|>|end|>", "<|end<|end|>|>"]
 )
 def test_special_tokens_typed_by_a_user_stay_text(content: str) -> None:
-    tokens = ChatTemplate(TEMPLATE).encode([{"role": "user", "content": content}], TOKENIZER, None, END)
+    tokens = ChatTemplate(TEMPLATE).encode([{"role": "user", "content": content}], TOKENIZER, NAMES)
     assert tokens.count(END) == 1
     assert bytes(tokens[1 : tokens.index(END)]).decode() == content.strip()
 
@@ -68,7 +69,7 @@ def test_special_tokens_typed_by_a_user_stay_text(content: str) -> None:
         ("{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "10"),
         ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('a') }}{% generation %}b{% endgeneration %}", "<a>b"),
         ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('-') }}", "hello"),
-        ("{{ nothing }}{% if tools is defined %}t{% endif %}{{ messages[1:] | length }}{{ 7 % 4 * 2 }}", "06"),
+        ("{{ nothing }}{% if tools is defined %}t{% endif %}{{ messages[1:] | length }}{{ 7 % 4 * 2 }}", "t06"),
         ("{%- for a, b in {'k': 'v'}.items() %}{{ a }}={{ b }}{% endfor -%}\n ", "k=v"),
         ("{% if not add_generation_prompt is defined %}x{% endif %}{{ strftime_now('%Y')[:2] }}", "20"),
     ],

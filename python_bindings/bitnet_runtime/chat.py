@@ -61,10 +61,11 @@ class ChatTemplate:
             raise TemplateError(f"the chat template of the file is broken{_line(error)}: {_reason(error)}") from None
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, bos_token: int | None, eos_token: int | None
+        self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, special_tokens: Mapping[str, str]
     ) -> list[int]:
         """The tokens of the prompt that asks for the next answer.
 
+        special_tokens: variables of the template such as eos_token, and the texts of these tokens.
         What the messages say stays plain text, even where it spells a special token.
         """
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
@@ -75,12 +76,15 @@ class ChatTemplate:
                     f'messages has {message!r:.100}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
         try:
-            shielded = [_map_text(message, tokenizer.shield) for message in messages]
+            shielded = [
+                {key: _map_text(value, tokenizer.shield) for key, value in message.items() if value is not None}
+                for message in messages
+            ]
             size = len(json.dumps(shielded, default=str))
         except (RecursionError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
-        names = {"bos_token": tokenizer.token_text(bos_token), "eos_token": tokenizer.token_text(eos_token)}
-        text = self._render(size, messages=shielded, add_generation_prompt=True, **names)
+        absent = {"tools": None, "documents": None}  # defined, as apply_chat_template of transformers has it
+        text = self._render(size, **special_tokens, **absent, messages=shielded, add_generation_prompt=True)
         return tokenizer.encode(text, add_bos=False, parse_special=True)
 
     def _render(self, size: int, messages: list[Any], **variables: Any) -> str:
@@ -154,10 +158,21 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.spend(text.count(old) * len(new))
         return text.replace(old, new, count)
 
-    def tojson(self, value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    def tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
         if indent is not None and not 0 <= indent <= 8:
             raise _LimitError(f"it indents JSON by {indent}, expected 0 to 8")
-        return json.dumps(value, indent=indent, ensure_ascii=bool(ensure_ascii))
+        if separators is not None and sum(map(len, separators)) > 8:
+            raise _LimitError(f"it separates JSON by {separators!r:.80}, expected up to 8 characters")
+        return json.dumps(
+            value, ensure_ascii=bool(ensure_ascii), indent=indent, separators=separators, sort_keys=bool(sort_keys)
+        )
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(function, "__self__", None)

@@ -255,8 +255,7 @@ class Model:
 
     def apply_template(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token."""
-        end_token = min(self.end_tokens, default=None)
-        return self._template.encode(messages, self._tokenizer, self.bos_token, end_token)
+        return self._template.encode(messages, self._tokenizer, self._special_tokens)
 
     # ---- tokens ----
 
@@ -358,6 +357,18 @@ class Model:
         if not definition:
             raise TokenizerError(f"{self.path.name} has no tokenizer; give token ids in place of text")
         return Tokenizer(definition, self.vocab_size, self.bos_token)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, str]:
+        """The texts of special tokens that a chat template may want, by its names for them."""
+        ids = {"bos_token": self.bos_token, "eos_token": min(self.end_tokens, default=None)}
+        texts = {name: self._tokenizer.token_text(token) for name, token in ids.items()}
+        named = (self.metadata.get("generation") or {}).get("special_tokens") or {}
+        if not isinstance(named, dict) or not all(
+            name.endswith("_token") and isinstance(text, str) for name, text in named.items()
+        ):
+            raise ModelFormatError(f'{self.path}: special_tokens is {named!r:.100}, expected {{"eos_token": "…"}}')
+        return named or texts
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet_runtime.errors import InvalidParameterError, MissingDependencyError, TokenizerError
 
@@ -51,16 +52,8 @@ class Tokenizer:
     """The tokenizer of a file. Safe to share between threads."""
 
     def __init__(self, definition: bytes, vocab_size: int, bos_token: int | None = None) -> None:
-        try:
-            from tokenizers import Tokenizer as HfTokenizer
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"text needs the `tokenizers` library ({error}): pip install tokenizers; token ids work without it"
-            ) from error
+        self._hf = _load(definition)
         with _border():
-            self._hf: HfTokenizer = HfTokenizer.from_str(definition.decode())
-            self._hf.no_padding()
-            self._hf.no_truncation()
             self._hf.encode_special_tokens = True  # means: as plain text
             self._added = self._hf.get_added_tokens_decoder()
             largest = max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -71,17 +64,20 @@ class Tokenizer:
             )
         self._vocab_size = vocab_size
         self._bos_token = bos_token
-        self._decoder = json.loads(definition).get("decoder") or {}
+        self._definition: dict[str, Any] = json.loads(definition)
 
     def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids. `add_bos`: with the start token the model was trained with, if any;
         `parse_special`: special tokens written out in the text count as such."""
-        if parse_special:
-            ids = [token for part in self._split(text) for token in part]
-        else:
-            ids = self._encode_plain(text, add_special_tokens=add_bos)
-        if add_bos and self._bos_token is not None and ids[:1] != [self._bos_token]:
-            ids.insert(0, self._bos_token)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidParameterError(f"the text is not valid Unicode: {error}", "text") from None
+        with _border():
+            ids: list[int] = (self._parser if parse_special else self._hf).encode(text, add_special_tokens=add_bos).ids
+        if add_bos and self._bos_token is not None:
+            written = ids[:2].count(self._bos_token) if ids[:1] == [self._bos_token] else 0
+            ids = [self._bos_token] * (1 - written) + ids[max(written - 1, 0) :]
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
@@ -106,25 +102,19 @@ class Tokenizer:
             return _ByteDetokenizer(self._byte_table)
         return _WindowDetokenizer(self, prompt)
 
-    def _encode_plain(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidParameterError(f"the text is not valid Unicode: {error}", "text") from None
-        with _border():
-            return self._hf.encode(text, add_special_tokens=add_special_tokens).ids
-
-    def _split(self, text: str) -> Iterator[list[int]]:
-        """Ids of the special tokens in the text and of what lies between them."""
-        start = 0
-        for found in self._special.finditer(text) if self._special else ():
-            yield self._encode_segment(text[start : found.start()])
-            yield [self._special_ids[found[found.lastindex or 0]]]
-            start = found.end()
-        yield self._encode_segment(text[start:])
-
-    def _encode_segment(self, text: str) -> list[int]:
-        return self._encode_plain(text.replace(_MARK, "")) if text else []
+    @cached_property
+    def _parser(self) -> HfTokenizer:
+        """The tokenizer that sees special tokens, but in text marked by `shield`, which it unmarks."""
+        unmark = {"type": "Replace", "pattern": {"String": _MARK}, "content": ""}
+        normalizers = [unmark, *filter(None, [self._definition.get("normalizer")])]
+        added = [dict(token) for token in self._definition.get("added_tokens") or []]
+        for token in added:
+            if token["special"]:
+                token["normalized"] = False  # found before the marks are gone
+                if len(token["content"]) == 1:  # cannot be marked, so it is text; ids follow from places, so it stays
+                    token["content"] = secrets.token_hex()
+        changed = {"added_tokens": added, "normalizer": {"type": "Sequence", "normalizers": normalizers}}
+        return _load(json.dumps(self._definition | changed).encode())
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:
@@ -132,19 +122,14 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
-        """Matches a special token in a group, the longest first, with the blanks it swallows."""
-        added = sorted((a for a in self._added.values() if a.special), key=lambda a: len(a.content), reverse=True)
-        texts = [
-            (r"\s*" if a.lstrip else "") + f"({re.escape(a.content)})" + (r"\s*" if a.rstrip else "")
-            for a in added
-            if len(a.content) > 1  # one character cannot be marked, so it is text
-        ]
+        """Matches a special token, the longest first."""
+        texts = sorted((re.escape(text) for text in self._special_ids if len(text) > 1), key=len, reverse=True)
         return re.compile("|".join(texts)) if texts else None
 
     @cached_property
     def _byte_table(self) -> list[bytes] | None:
         """The bytes of every token, when the decoder does nothing but concatenate bytes."""
-        if self._decoder.get("type") != "ByteLevel":
+        if (self._definition.get("decoder") or {}).get("type") != "ByteLevel":
             return None
         byte_of = {char: byte for byte, char in enumerate(byte_level_alphabet())}
         table = [b""] * self._vocab_size  # ids without a token, and special tokens, have no text
@@ -156,8 +141,21 @@ class Tokenizer:
 
 
 def _mark(found: re.Match[str]) -> str:
-    content = found[found.lastindex or 0]
-    return found[0].replace(content, content[0] + _MARK + content[1:], 1)
+    return found[0][0] + _MARK + found[0][1:]
+
+
+def _load(definition: bytes) -> HfTokenizer:
+    try:
+        from tokenizers import Tokenizer as HfTokenizer
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"text needs the `tokenizers` library ({error}): pip install tokenizers; token ids work without it"
+        ) from error
+    with _border():
+        loaded: HfTokenizer = HfTokenizer.from_str(definition.decode())
+        loaded.no_padding()
+        loaded.no_truncation()
+        return loaded
 
 
 def byte_level_alphabet() -> str:
