@@ -1,0 +1,106 @@
+"""Published Hugging Face folders: the same codes, scales and logits as transformers has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import hf_models
+from bitnet_export import packed
+from bitnet_export.convert import open_source, pack_source
+from bitnet_export.packed import NONE, ROLE, Key
+from bitnet_export.reader import PackedFile
+from bitnet_runtime import Model
+
+FAMILIES = {
+    "BitNet, packed": hf_models.bitnet_packed,
+    "BitNet, masters": hf_models.bitnet_masters,
+    "1bitLLM": hf_models.one_bit_llm,
+    "Llama, packed": lambda: hf_models.llama_packed(head_dim=40),
+    "Llama, packed, biases": lambda: hf_models.llama_packed(attention_bias=True, mlp_bias=True),
+    "Llama, packed, norms inside": lambda: hf_models.llama_packed(1e-5),
+    "Falcon-E, masters": hf_models.falcon_masters,
+    "TriLM": hf_models.trilm,
+    "TriLM, a scale a row": lambda: hf_models.trilm("row"),
+    "Qwen2, packed, biases": hf_models.qwen2_packed,
+    "Bonsai": hf_models.bonsai,
+    "Bonsai, untied": lambda: hf_models.bonsai(tied=False),
+    "embeddings, Qwen3": lambda: hf_models.embedding("qwen3"),
+    "embeddings, Gemma3": lambda: hf_models.embedding("gemma3"),
+}
+TEXT = 600
+
+
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES)
+def converted(request, tmp_path_factory):
+    """A model and the packed file of the folder it was saved in."""
+    torch.set_num_threads(1)
+    model, folder = request.param(), tmp_path_factory.mktemp("hf")
+    with open_source(model.save(folder / "model")) as source:
+        pack_source(source, folder / "model.bitnet", head="f32")
+    return model, folder / "model.bitnet"
+
+
+def test_codes_and_scales(converted):
+    """Every one, in the packed file."""
+    model, path = converted
+    file = PackedFile.open(path)
+    places = {f"layers.{layer}.{name}": Key(0, layer, ROLE[role], NONE, 0)
+              for layer in range(3) for role, name in hf_models.PROJECTIONS.items()}  # fmt: skip
+    places |= {"embed_tokens": Key(0, NONE, ROLE["embedding"], NONE, 0), "lm_head": Key(0, NONE, ROLE["head"], NONE, 0)}
+    for module, (codes, scales) in model.ternary.items():
+        record = file.tensors[places[module.removeprefix("model.")]]
+        assert np.array_equal(file.codes(record), codes), module
+        assert np.array_equal(file.scales(record).reshape(scales.shape), scales), module
+    ternary = [record for record in file.tensors.values() if record.encoding in packed.TERNARY.values()]
+    assert len(ternary) == len(model.ternary)
+
+
+def is_decoder(model):
+    return "ForCausalLM" in model.config["architectures"][0]
+
+
+def reference(model, tokens, dtype=torch.float32, noise=0):
+    """Logits (n, T, vocabulary), or of an embedding model one vector of length 1 a text."""
+    out = model.forward(tokens, dtype, noise)
+    return out if is_decoder(model) else out[:, -1] / np.linalg.norm(out[:, -1], axis=-1, keepdims=True)
+
+
+def engine(model, path, tokens):
+    """The same of the engine."""
+    with Model.load(path, kv_type="f32") as loaded:
+        if not is_decoder(model):
+            return loaded.embed(tokens.tolist()).astype(np.float64)
+        rows = []
+        for text in tokens.tolist():
+            with loaded.session(n_ctx=len(text)) as session:
+                rows.append(session.append(text, "all"))
+    return np.array(rows, np.float64)
+
+
+def test_short_prompts(converted):
+    """Many, so that the median is of prompts without an activation at the edge of two codes."""
+    model, path = converted
+    tokens = np.random.default_rng(0).integers(0, 301, (24, 7))
+    expected = reference(model, tokens)
+    apart = np.abs(engine(model, path, tokens) - expected)
+    # Design, the noise floor: two correct fp32 programs differ by about 1e-6 of the largest value until one
+    # activation falls on the other side of an edge; logits here reach 30.
+    assert np.median(apart) <= 1e-5
+    assert np.median(apart.reshape(len(tokens), -1).max(1)) <= 1e-5 * max(1.0, np.abs(expected).max())
+
+
+def test_long_text(converted):
+    """As far from the reference as the reference in fp32 is from itself in fp64, or with noise in the last place.
+
+    A long text is apart by what a few activations on the other side of an edge do: the distance of
+    one pair of correct programs varies severalfold, so it is taken of several.
+    """
+    model, path = converted
+    tokens = np.random.default_rng(1).integers(0, 301, (3 if is_decoder(model) else 6, 520))
+    fp32 = reference(model, tokens)
+    others = [reference(model, tokens, torch.float64), *(reference(model, tokens, noise=seed) for seed in (1, 2, 3))]
+    floor = [float(np.abs(other - fp32).mean()) for other in others]
+    found = float(np.abs(engine(model, path, tokens) - fp32).mean())
+    assert found <= 1.5 * max(floor)
