@@ -68,7 +68,10 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
     tiny_stack(w, words, "logits_hash");
     for (unsigned l = 0; l < LAYERS; l++)
         layer(w, l, norms);
-    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
+    if (norms & QK_NORM) /* a ternary table, as Qwen3 models with such have */
+        tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 4, 3, VOCAB, DIM);
+    else
+        tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
     for (unsigned role = 69; role <= (global_every ? 70u : 69u); role++)
         tiny_tensor(w, TINY_NONE, role, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
