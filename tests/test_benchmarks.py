@@ -11,159 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, random_model
 from bitnet_runtime import machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-engine, gguf_file, report, vs = (
-    importlib.import_module(name) for name in ("engine", "gguf_file", "report", "vs_llama_cpp")
-)
+engine, report, vs = (importlib.import_module(name) for name in ("engine", "report", "vs_llama_cpp"))
+
 
 SMALL = ModelConfig(
     vocab_size=300, dim=256, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=512, max_context=64,
     activation="silu",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("benchmarks") / "small.bitnet"
-    random_model(SMALL, path)
-    return path
-
-
-def f16(raw: bytes) -> float:
-    return float(struct.unpack("<e", raw)[0])
-
-
-def decode_tq2_0(raw: bytes) -> list[float]:
-    """Weight by weight, as the blocks are described."""
-    out = []
-    for at in range(0, len(raw), 66):
-        block, scale = raw[at : at + 64], f16(raw[at + 64 : at + 66])
-        for i in range(256):
-            byte = block[i // 128 * 32 + i % 32]
-            out.append(((byte >> 2 * (i % 128 // 32) & 3) - 1) * scale)
-    return out
-
-
-def decode_q6_k(raw: bytes) -> list[float]:
-    """Of the 6 bits of a weight, 4 lie in the first 128 bytes and 2 in the next 64."""
-    out = []
-    for at in range(0, len(raw), 210):
-        block, unit = raw[at : at + 210], f16(raw[at + 208 : at + 210])
-        scales = struct.unpack("16b", block[192:208])
-        for i in range(256):
-            half, part, l = i // 128, i % 128 // 32, i % 32
-            low = block[64 * half + 32 * (part % 2) + l] >> 4 * (part // 2) & 15
-            high = block[128 + 32 * half + l] >> 2 * part & 3
-            out.append(unit * scales[i // 16] * ((high << 4 | low) - 32))
-    return out
-
-
-def test_tq2_0_holds_the_codes() -> None:
-    codes = np.random.default_rng(0).integers(-1, 2, (3, 512), np.int8)
-    decoded = decode_tq2_0(gguf_file.tq2_0(codes, 0.0625).tobytes())
-    assert np.array_equal(np.array(decoded).reshape(3, 512), codes * 0.0625)
-
-
-def test_q6_k_is_within_a_step() -> None:
-    values = np.random.default_rng(0).normal(size=(2, 512)).astype(np.float32)
-    values[1, 256:] = 0
-    decoded = np.array(decode_q6_k(gguf_file.q6_k(values).tobytes())).reshape(-1, 256)
-    # Half a step by rounding, an eighth because scales are in steps of 1/127 of the largest.
-    step = np.abs(values.reshape(-1, 256)).max(axis=1) / 31
-    assert (np.abs(decoded - values.reshape(-1, 256)).max(axis=1) <= 0.65 * step).all()
-
-
-def test_q8_0_is_within_half_a_step() -> None:
-    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
-    blocks = gguf_file.q8_0(values)
-    decoded = [[f16(bytes(block[:2])) * code for code in block[2:].view(np.int8)] for block in blocks]
-    step = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
-    assert (np.abs(decoded - values.reshape(-1, 32)) <= 0.57 * step).all()  # 127 codes of a scale rounded by 2^-11
-
-
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int, bytes]]]:
-    """Metadata, and for each tensor its shape, type and bytes up to the next tensor."""
-    raw, at = path.read_bytes(), 24
-    magic, version, n_tensors, n_values = struct.unpack("<4sIQQ", raw[:at])
-    assert (magic, version) == (b"GGUF", 3)
-
-    def take(form: str) -> Any:
-        nonlocal at
-        at += struct.calcsize(form)
-        return struct.unpack(form, raw[at - struct.calcsize(form) : at])[0]
-
-    def text() -> str:
-        return take(f"{take('<Q')}s").decode()
-
-    metadata = {text(): {4: lambda: take("<I"), 6: lambda: take("<f"), 8: text}[take("<I")]() for _ in range(n_values)}
-    infos = {text(): (tuple(take("<Q") for _ in range(take("<I"))), take("<I"), take("<Q")) for _ in range(n_tensors)}
-    start = -(-at // 32) * 32
-    starts = [start + offset for _, _, offset in infos.values()]
-    ends = [*starts[1:], len(raw)]
-    return metadata, {
-        name: (shape, kind, raw[begin:end])
-        for (name, (shape, kind, _)), begin, end in zip(infos.items(), starts, ends, strict=True)
-    }
-
-
-@pytest.mark.parametrize("head", ["q6_K", "q8_0", "f16"])
-def test_the_gguf_holds_the_weights_of_the_packed_file(path: Path, tmp_path: Path, head: str) -> None:
-    model = PackedFile.open(path)
-    size = gguf_file.write_gguf(model, tmp_path / "small.gguf", head)
-    metadata, tensors = read_gguf(tmp_path / "small.gguf")
-    assert metadata["general.architecture"] == "bitnet"
-    assert metadata["bitnet.attention.head_count_kv"] == 2
-    assert metadata["bitnet.rope.freq_base"] == 10_000
-    assert len(tensors) == 2 * 11 + 2
-    assert 0 <= sum(len(raw) for _, _, raw in tensors.values()) - size < 32 * len(tensors)
-    by_name = {key.name: record for key, record in model.tensors.items()}
-    for name, ours in {"blk.1.ffn_down": "layers.1.down", "blk.0.attn_k": "layers.0.k"}.items():
-        record = by_name[f"{ours}.weight"]
-        shape, kind, raw = tensors[f"{name}.weight"]
-        assert (shape, kind) == ((record.cols, record.rows), 35)
-        weights = np.array(decode_tq2_0(raw[: record.rows * record.cols // 256 * 66])).reshape(record.rows, -1)
-        scale = np.float16(model.scales(record)[0])
-        assert np.array_equal(weights, model.codes(record) * float(scale))
-    shape, kind, raw = tensors["blk.0.ffn_norm.weight"]
-    assert (shape, kind) == ((256,), 0)
-    assert np.array_equal(np.frombuffer(raw, "<f4"), model.values(by_name["layers.0.ffn_norm.weight"])[0])
-    shape, kind, raw = tensors["token_embd.weight"]
-    assert (shape, kind) == ((256, 300), {"q6_K": 14, "q8_0": 8, "f16": 1}[head])
-    if head == "f16":
-        values = model.values(by_name["embedding.weight"])
-        assert np.array_equal(np.frombuffer(raw, "<f2", values.size).reshape(300, 256), values.astype(np.float16))
-
-
-def test_the_gguf_as_the_gguf_package_reads_it(path: Path, tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    model = PackedFile.open(path)
-    gguf_file.write_gguf(model, tmp_path / "small.gguf")
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "small.gguf").tensors}
-    embedding = tensors["token_embd.weight"]
-    values = next(model.values(record) for key, record in model.tensors.items() if key.name == "embedding.weight")
-    error = gguf.dequantize(embedding.data, embedding.tensor_type) - values
-    assert np.abs(error).max() <= 0.65 * np.abs(values).max() / 31
-    gate = tensors["blk.1.ffn_gate.weight"]
-    decoded = gguf.dequantize(gate.data, gate.tensor_type)
-    record = next(record for key, record in model.tensors.items() if key.name == "layers.1.gate.weight")
-    assert np.array_equal(np.sign(decoded), model.codes(record))
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [({"activation": "relu2"}, "activation"), ({"ffn_dim": 320}, "ffn_dim"), ({"weight_scale": "row"}, "weight_scale"),
-     ({"n_heads": 2}, "n_heads"), ({"head_format": "f16"}, "head_format")],
-)  # fmt: skip
-def test_what_llama_cpp_would_not_compute_is_refused(change: dict[str, Any], word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        gguf_file.check_config(SMALL.replace(**change))
 
 
 @pytest.mark.parametrize(

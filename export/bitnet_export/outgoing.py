@@ -94,7 +94,7 @@ def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]
 
 def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
     """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
-    stored = file.stored(record)
+    stored, scales = file.stored(record), file.scales(record)
     if record.encoding in packed.TILES:
         planes = 2 if record.encoding == packed.INT8_PLANES else 1
         panels, unpack = stored.reshape(planes, -(-record.rows // PANEL), -1), packed.TILES[record.encoding].unpack
@@ -107,7 +107,6 @@ def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]
             continue
         part = np.ascontiguousarray(panels[:, first // PANEL : -(-rows.stop // PANEL)]).reshape(-1)
         codes = unpack(part, rows.stop - first, record.cols)
-        scales = file.scales(record)
         if record.scope == packed.SCALE_GROUP:
             each = scales.reshape(record.rows, -1)[rows]
             yield codes * np.repeat(each, SCALE_GROUP_K, axis=1)[:, : record.cols]

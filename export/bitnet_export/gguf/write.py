@@ -197,7 +197,7 @@ class _Writer:
     def _ternary(self, name: str, record: Record, order: NDArray[np.int64] | slice) -> Iterator[Entry]:
         """W = d · T, with γ in d where fp16 has it, else beside the tensor."""
         kind, scales = KINDS[self.body], self.file.scales(record)
-        self._check_width(name, record, kind, self.body)
+        self._check_width(f"{name}.weight", record, kind, self.body)
         halves: NDArray[Any]
         with np.errstate(over="ignore"):
             halves = scales.astype(np.float16)
@@ -206,11 +206,13 @@ class _Writer:
             halves = scales  # d is not rounded
         elif not (halves == scales).all() and self.exact_scales:
             if record.scope != packed.SCALE_TENSOR:
-                raise ValueError(f"{name} has scales of {packed.SCOPE_NAMES[record.scope]}s that are no fp16 numbers; "
+                raise ValueError(f"{name}.weight has scales of {packed.SCOPE_NAMES[record.scope]}s that are no fp16 numbers; "
                                  "write it as F32, or round them (exact_scales)")  # fmt: skip
             halves, beside = np.ones(1, np.float16), scales
         if not (np.isfinite(halves) & (halves > 0)).all():
-            raise ValueError(f"{name} has a scale that fp16 cannot hold, {scales.min():.1e} to {scales.max():.1e}")
+            raise ValueError(
+                f"{name}.weight has a scale that fp16 cannot hold, {scales.min():.1e} to {scales.max():.1e}"
+            )
         if beside is None:
             self._rounded = max(self._rounded, float(np.abs(halves / scales - 1).max()))
         yield Entry(

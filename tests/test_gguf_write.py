@@ -1,0 +1,434 @@
+"""A packed file as GGUF: read by hand, by the `gguf` package, by our own reader, and by llama.cpp where it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from bitnet.config import ModelConfig
+from bitnet_export import PackedFile, packed, random_model
+from bitnet_export.convert import open_source, pack_source
+from bitnet_export.gguf import blocks
+from bitnet_export.gguf.vocabulary import vocabulary
+from bitnet_export.gguf.write import BODIES, architecture, write_gguf
+from bitnet_export.packed import ROLES, Key
+from bitnet_export.source import Tensor, Ternary
+from bitnet_runtime import Model
+from packed_source import source_of
+from runtime_models import byte_tokenizer
+
+gguf = pytest.importorskip("gguf")
+
+BITNET = ModelConfig(
+    vocab_size=131, dim=256, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=512, max_context=64,
+    activation="silu",
+)  # fmt: skip
+LLAMA = BITNET.replace(sub_norm=False, tie_embeddings=False, n_kv_heads=1, rope_theta=5e5)
+CONFIGS = {
+    "bitnet": BITNET,
+    "llama": LLAMA,
+    "llama, biases": LLAMA.replace(qkv_bias=True, o_bias=True),
+    "llama, scaled": LLAMA.replace(rope_scaling="llama3", rope_factor=8.0, rope_original_context=8192),
+    "qwen3": BITNET.replace(sub_norm=False, qk_norm=True, head_dim=128),
+}
+
+
+def build(folder: Path, config: ModelConfig, *, halves: bool = False, **sections: bytes) -> Path:
+    """A random model; `halves`: with scales that are fp16 numbers."""
+    random_model(config.replace(rope_scaling="none"), folder / "random.bitnet", 1)
+    source = dataclasses.replace(source_of(folder / "random.bitnet"), config=config, **sections)
+
+    def load(key: Key) -> Tensor:
+        tensor = source.load(key)
+        if isinstance(tensor, Ternary) and halves:
+            return Ternary(tensor.codes, tensor.scales.astype(np.float16).astype(np.float32))
+        return tensor
+
+    pack_source(dataclasses.replace(source, load=load), folder / "m.bitnet", head=config.head_format)
+    return folder / "m.bitnet"
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("gguf"), CONFIGS[request.param])
+
+
+# ---- blocks ----
+
+
+def f16(raw: bytes) -> float:
+    return float(struct.unpack("<e", raw)[0])
+
+
+def decode_tq2_0(raw: bytes) -> list[float]:
+    """Weight by weight, as the blocks are described."""
+    out = []
+    for at in range(0, len(raw), 66):
+        block, scale = raw[at : at + 64], f16(raw[at + 64 : at + 66])
+        for i in range(256):
+            byte = block[i // 128 * 32 + i % 32]
+            out.append(((byte >> 2 * (i % 128 // 32) & 3) - 1) * scale)
+    return out
+
+
+def decode_q2_0(raw: bytes) -> list[float]:
+    out = []
+    for at in range(0, len(raw), 18):
+        scale = f16(raw[at : at + 2])
+        out += [((raw[at + 2 + i // 4] >> 2 * (i % 4) & 3) - 1) * scale for i in range(64)]
+    return out
+
+
+def decode_q6_k(raw: bytes) -> list[float]:
+    """Of the 6 bits of a weight, 4 lie in the first 128 bytes and 2 in the next 64."""
+    out = []
+    for at in range(0, len(raw), 210):
+        block, unit = raw[at : at + 210], f16(raw[at + 208 : at + 210])
+        scales = struct.unpack("16b", block[192:208])
+        for i in range(256):
+            half, part, l = i // 128, i % 128 // 32, i % 32
+            low = block[64 * half + 32 * (part % 2) + l] >> 4 * (part // 2) & 15
+            high = block[128 + 32 * half + l] >> 2 * part & 3
+            out.append(unit * scales[i // 16] * ((high << 4 | low) - 32))
+    return out
+
+
+def some_codes(width: int) -> tuple[NDArray[np.int8], NDArray[np.float16], NDArray[np.float64]]:
+    """Codes (3, 512), scales of powers of two for each `width`, and their products."""
+    rng = np.random.default_rng(0)
+    codes, scales = rng.integers(-1, 2, (3, 512), np.int8), np.exp2(rng.integers(-6, 1, (3, 512 // width)))
+    return codes, scales.astype(np.float16), codes * np.repeat(scales, width, axis=1)
+
+
+def test_ternary_blocks_read_by_hand() -> None:
+    codes, scales, values = some_codes(256)
+    assert np.array_equal(np.reshape(decode_tq2_0(blocks.tq2_0(codes, scales).tobytes()), (3, 512)), values)
+    codes, scales, values = some_codes(64)
+    assert np.array_equal(np.reshape(decode_q2_0(blocks.q2_0(codes, scales).tobytes()), (3, 512)), values)
+
+
+@pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
+def test_ternary_blocks_as_the_gguf_package_reads_and_writes_them(kind: str) -> None:
+    codes, scales, values = some_codes(256)
+    encode = blocks.KINDS[kind].ternary
+    assert encode
+    data = encode(codes, scales).reshape(3, -1)
+    quantization = gguf.GGMLQuantizationType[kind]
+    assert np.array_equal(gguf.dequantize(data, quantization), values)
+    assert np.array_equal(gguf.quantize(values.astype(np.float32), quantization), data)
+
+
+def test_q6_k_is_within_a_step() -> None:
+    values = np.random.default_rng(0).normal(size=(2, 512)).astype(np.float32)
+    values[1, 256:] = 0
+    decoded = np.array(decode_q6_k(blocks.q6_k(values).tobytes())).reshape(-1, 256)
+    # Half a step by rounding, an eighth because scales are in steps of 1/127 of the largest.
+    step = np.abs(values.reshape(-1, 256)).max(axis=1) / 31
+    assert (np.abs(decoded - values.reshape(-1, 256)).max(axis=1) <= 0.65 * step).all()
+
+
+def test_q8_0_is_within_half_a_step() -> None:
+    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    data = blocks.q8_0(values)
+    decoded = [[f16(bytes(block[:2])) * code for code in block[2:].view(np.int8)] for block in data]
+    step = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
+    assert (np.abs(decoded - values.reshape(-1, 32)) <= 0.57 * step).all()  # 127 codes of a scale rounded by 2^-11
+    with pytest.raises(ValueError, match="does not fit fp16"):
+        blocks.q8_0(np.full((1, 32), 1e9, np.float32))
+
+
+# ---- the file ----
+
+
+def in_pairs(values: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
+    """Rows of q or k as llama-arch files order them: 0, E/2, 1, E/2 + 1, … of each head, row by row."""
+    e = config.head_dim
+    return np.stack([values[head + i // 2 + i % 2 * (e // 2)] for head in range(0, len(values), e) for i in range(e)])
+
+
+@pytest.mark.parametrize("body", ["TQ2_0", "F16"])
+def test_the_gguf_package_reads_what_the_packed_file_holds(model: Path, tmp_path: Path, body: str) -> None:
+    file = PackedFile.open(model)
+    config = file.configs[0]
+    written = write_gguf(model, tmp_path / "m.gguf", body=body, head="F32")
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    arch = architecture(config).name
+    keys = {field.name: field.contents() for field in reader.fields.values()}
+    assert keys["general.architecture"] == arch
+    assert keys[f"{arch}.attention.head_count_kv"] == config.n_kv_heads
+    assert keys[f"{arch}.rope.freq_base"] == config.rope_theta
+    assert keys["tokenizer.ggml.model"] == "none"
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert len(tensors) == written.tensors
+
+    def values(name: str) -> NDArray[np.float32]:
+        return gguf.dequantize(tensors[name].data, tensors[name].tensor_type)  # type: ignore[no-any-return]
+
+    names = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "up": "ffn_up", "down": "ffn_down"}
+    seen = 0
+    for key, record in file.tensors.items():
+        role, expected = ROLES[key.role], file.values(record)
+        if role in ("q", "k") and arch == "llama":
+            expected = in_pairs(expected.reshape(-1, 1) if key.part else expected, config).reshape(expected.shape)
+        if role in names:
+            name = f"blk.{key.layer}.{names[role]}"
+            if key.part:
+                assert np.array_equal(values(f"{name}.bias"), expected[0])
+                continue
+            assert tensors[f"{name}.weight"].tensor_type.name == body
+            scale = values(f"{name}.scale") if f"{name}.scale" in tensors else np.float32(1)
+            assert np.array_equal(values(f"{name}.weight") * scale, expected)
+            seen += 1
+        elif role in ("embedding", "head"):
+            assert np.array_equal(values({"embedding": "token_embd.weight", "head": "output.weight"}[role]), expected)
+    assert seen == 6 * config.n_layers
+    assert ("rope_freqs.weight" in tensors) == (config.rope_scaling == "llama3")
+
+
+@pytest.mark.parametrize("body", ["TQ1_0", "Q2_0", "F32"])
+def test_there_and_back_gives_the_same_codes_and_scales(model: Path, tmp_path: Path, body: str) -> None:
+    write_gguf(model, tmp_path / "m.gguf", body=body, head="F32")
+    with open_source(tmp_path / "m.gguf") as source:
+        pack_source(source, tmp_path / "back.bitnet")
+    ours, back = PackedFile.open(model), PackedFile.open(tmp_path / "back.bitnet")
+    assert list(ours.tensors) == list(back.tensors)
+    for key, record in ours.tensors.items():
+        again = back.tensors[key]
+        if record.encoding in packed.TERNARY.values():
+            assert again.scope == record.scope
+            assert np.array_equal(back.codes(again), ours.codes(record)), key.name
+            assert back.scales(again).tobytes() == ours.scales(record).tobytes(), key.name
+        elif record.encoding == packed.F32 and ROLES[key.role] != "rope_frequencies":
+            assert back.values(again).tobytes() == ours.values(record).tobytes(), key.name
+    # The factors of Llama 3's RoPE are fp32, and so is their product with the frequencies.
+    rope = [
+        f.values(f.tensors[key])[0]
+        for f in (ours, back)
+        for key in f.tensors
+        if key.role == packed.ROLE["rope_frequencies"]
+    ]
+    assert np.allclose(*rope, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("scope", ["row", "group"])
+def test_scales_of_rows_and_groups_come_back(tmp_path: Path, scope: str) -> None:
+    path, out = build(tmp_path, BITNET.replace(weight_scale=scope, n_layers=1), halves=True), tmp_path / "m.gguf"
+    file = PackedFile.open(path)
+    for body in BODIES:
+        if scope == "group" and body in ("TQ1_0", "TQ2_0"):
+            with pytest.raises(ValueError, match="write it as Q2_0, F16 or F32"):
+                write_gguf(path, out, body=body)
+            continue
+        write_gguf(path, out, body=body)
+        with open_source(out) as source:
+            for key, record in file.tensors.items():
+                if record.encoding == packed.TERNARY_2BIT:
+                    tensor = source.load(key)
+                    assert isinstance(tensor, Ternary)
+                    assert tensor.scope == packed.SCOPE_NAMES.index(scope)
+                    assert np.array_equal(tensor.codes, file.codes(record))
+                    assert np.array_equal(tensor.scales.ravel(), file.scales(record).ravel())
+
+
+def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:
+    path, out = build(tmp_path, BITNET.replace(weight_scale="row")), tmp_path / "m.gguf"
+    with pytest.raises(ValueError, match=r"attn_q\.weight has scales of rows that are no fp16 numbers"):
+        write_gguf(path, out)
+    assert "scales are rounded to fp16, by" in str(write_gguf(path, out, exact_scales=False))
+    assert "rounded" not in str(write_gguf(path, out, body="F32"))
+
+
+@pytest.mark.parametrize(("head", "bits"), [("F32", 32), ("F16", 16), ("Q8_0", 8.5), ("Q6_K", 6.5625)])
+def test_rounded_scales_and_bytes_of_a_token(tmp_path: Path, head: str, bits: float) -> None:
+    path = build(tmp_path, LLAMA)
+    written = write_gguf(path, tmp_path / "m.gguf", head=head, exact_scales=False)
+    tensors = gguf.GGUFReader(tmp_path / "m.gguf").tensors
+    assert not any(tensor.name.endswith(".scale") for tensor in tensors)
+    file = PackedFile.open(path)
+    record = next(r for key, r in file.tensors.items() if key.name == "layers.1.down.weight")
+    down = next(tensor for tensor in tensors if tensor.name == "blk.1.ffn_down.weight")
+    assert np.array_equal(
+        gguf.dequantize(down.data, down.tensor_type),
+        file.codes(record) * np.float32(np.float16(file.scales(record)[0])),
+    )
+    norms = 4 * 256 * (2 * LLAMA.n_layers + 1)
+    assert written.token_bytes == LLAMA.ternary_weights * 66 // 256 + norms + int(131 * 256 * bits / 8)
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"activation": "relu2"}, {}, "bitnet: activation is 'relu2', it computes 'silu'"),
+        ({"tie_embeddings": False}, {}, "bitnet: tie_embeddings is False"),
+        ({"sliding_window": 8}, {}, "sliding_window is 8"),
+        ({"head_dim": 32}, {}, "n_heads · head_dim is 128, it wants dim = 256"),
+        ({"ffn_dim": 320}, {}, "ffn_down.weight has rows of 320 weights, TQ2_0 has blocks of 256"),
+        ({"dim": 100, "head_dim": 25 * 2, "n_heads": 2}, {"body": "F16"}, "token_embd.weight has rows of 100 weights"),
+        ({"logit_softcap": 30.0}, {}, "logit_softcap is 30.0"),
+        ({"rope_dim": 32}, {}, "rope_dim is 32; only models whose whole heads turn"),
+        ({}, {"body": "I2_S"}, "body is 'I2_S', expected one of TQ2_0"),
+        ({}, {"head": "Q4_0"}, "head is 'Q4_0', expected one of Q8_0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    path, out = tmp_path / "m.bitnet", tmp_path / "m.gguf"
+    random_model(BITNET.replace(**change), path)
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        write_gguf(path, out, **options)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    path, out = build(tmp_path, BITNET), tmp_path / "m.gguf"
+    out.write_bytes(b"something else")
+
+    def stop(done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_gguf(path, out, progress=stop)
+    assert out.read_bytes() == b"something else"
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(FileNotFoundError, match="create it first"):
+        write_gguf(path, tmp_path / "none" / "m.gguf")
+
+
+# ---- vocabularies ----
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def byte_level(*steps: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    """Bytes, some merges, a special token; cut by `steps`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, "Ġt", "he", "Ġthe"]
+    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he")]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, spell])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+def split(regex: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(regex), behavior="isolated")
+
+
+@pytest.mark.parametrize(
+    ("steps", "pre"),
+    [((split(LLAMA3),), "llama-bpe"), ((split(LLAMA3.replace("{1,3}", "")),), "qwen2"), ((), "gpt-2")],
+)
+def test_a_byte_level_vocabulary(steps: tuple[Any, ...], pre: str) -> None:
+    tokenizer = byte_level(*steps)
+    keys = vocabulary(tokenizer.to_str().encode(), 262, {"eos_token_ids": [259], "bos_token_id": 259})
+    tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list) and isinstance(types, list)
+    assert tokens[:260] == [tokenizer.id_to_token(i) for i in range(260)]
+    assert tokens[260:] == ["[PAD260]", "[PAD261]"]
+    assert types == [1] * 259 + [3, 5, 5]
+    assert keys["tokenizer.ggml.merges"] == ["Ġ t", "h e", "Ġt he"]
+    assert (keys["tokenizer.ggml.model"], keys["tokenizer.ggml.pre"]) == ("gpt2", pre)
+    assert keys["tokenizer.ggml.eos_token_id"] == keys["tokenizer.ggml.bos_token_id"] == 259
+    assert keys["tokenizer.ggml.add_bos_token"] is True
+
+
+def sentencepiece() -> Tokenizer:
+    """Llama 2's kind: ▁ for spaces, bytes for what has no token."""
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "t",
+        "h",
+        "e",
+        "▁t",
+        "he",
+        "▁the",
+    ]
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he")]
+    vocab = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+def test_a_sentencepiece_vocabulary() -> None:
+    keys = vocabulary(sentencepiece().to_str().encode(), 266, {"eos_token_ids": [2], "bos_token_id": 1})
+    assert keys["tokenizer.ggml.model"] == "llama"
+    assert keys["tokenizer.ggml.add_space_prefix"] is True
+    scores, types = keys["tokenizer.ggml.scores"], keys["tokenizer.ggml.token_type"]
+    assert isinstance(scores, list) and isinstance(types, list)
+    assert scores[-3:] == [0.0, -1.0, -2.0]
+    assert set(scores[:-3]) == {-3.0}
+    assert types == [2, 3, 3] + [6] * 256 + [1] * 7
+
+
+def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
+    def refused(tokenizer: Tokenizer, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            vocabulary(tokenizer.to_str().encode(), 512, {})
+
+    refused(byte_level(split(r"\w+|\s+")), r"cuts text by split \\w\+\|\\s\+; llama.cpp has no name for this")
+    refused(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), "is a WordLevel model")
+    lower = byte_level()
+    lower.normalizer = normalizers.Lowercase()
+    refused(lower, "normalizes text by Lowercase, llama.cpp's gpt-2 does not")
+    refused(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "neither byte-level nor SentencePiece")
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        vocabulary(b'{"model": 3}', 512, {})
+    with pytest.raises(ValueError, match="has token 259, the model 100 tokens"):
+        vocabulary(byte_level().to_str().encode(), 100, {})
+
+
+def test_the_vocabulary_of_a_file(tmp_path: Path) -> None:
+    config = BITNET.replace(vocab_size=263)
+    tokenizer = byte_level(split(LLAMA3)).to_str().encode()
+    path = build(tmp_path, config, tokenizer=tokenizer, template=b"{{ messages }}")
+    write_gguf(path, tmp_path / "m.gguf")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
+    assert fields["tokenizer.ggml.tokens"].contents()[256:259] == ["Ġt", "he", "Ġthe"]
+    other = build(tmp_path, config, tokenizer=byte_tokenizer().to_str().encode())
+    write_gguf(other, tmp_path / "plain.gguf", vocabulary=False)
+    assert gguf.GGUFReader(tmp_path / "plain.gguf").fields["tokenizer.ggml.model"].contents() == "none"
+
+
+# ---- llama.cpp ----
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_llama_cpp_computes_nearly_the_same(model: Path, tmp_path: Path, body: str) -> None:
+    """Its activations are rounded in blocks of 256 or 32, or not at all, where the engine has one scale a
+    token. So two right programs differ by what int8 activations cost: 0.05 nats here, correlation 0.9995;
+    a wrong order of rows, a lost scale or norm leaves below 0.9."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    write_gguf(model, tmp_path / "m.gguf", body=body, head="F32")
+    tokens = np.random.default_rng(0).integers(0, 131, 32).tolist()
+    theirs = llama_cpp.Llama(
+        str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False, type_k=0, type_v=0
+    )
+    theirs.eval(tokens)
+    with Model.load(model, kv_type="f32") as engine, engine.session() as session:
+        ours = session.append(tokens, "all")
+    assert ours is not None
+    assert np.corrcoef(theirs.scores[: len(tokens)].ravel(), ours.ravel())[0, 1] > 0.998
