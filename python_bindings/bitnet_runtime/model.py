@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast, overload
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, model_defaults, resolve
+from bitnet_runtime.embedding import POOLING, embed
 from bitnet_runtime.errors import (
     ClosedError,
     ContextLengthError,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from bitnet_runtime.chat import ChatTemplate
 
 KV_TYPES = {"f16": lib.BN_KV_F16, "f32": lib.BN_KV_F32, "int8": lib.BN_KV_INT8}
-
-POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
@@ -205,19 +204,9 @@ class Model:
         pooling: "last", "mean" or "first", of the tokens' states; None: as the file says. A decoder
         whose file says nothing can embed as well, if a pooling is given.
         """
-        import numpy as np
-
-        self.pooling_number(pooling)
         single = isinstance(text, str) or (len(text) > 0 and not isinstance(text[0], (str, Sequence)))
-        texts = [self._tokens(one) for one in cast(Sequence[Prompt], [text] if single else text)]
-        if not all(texts):
-            raise InvalidParameterError(f"text {texts.index([])} has no tokens; give at least one character", "text")
-        out = np.empty((len(texts), self.info.dim), np.float32)
-        with self.session(n_ctx=max(map(len, texts), default=1)) as session:
-            for row, tokens in enumerate(texts):
-                session.reset()
-                out[row] = session.embed(tokens, pooling)
-        return out
+        texts = cast(Sequence[Prompt], [text] if single else text)
+        return embed(self, [self._tokens(one) for one in texts], pooling)
 
     def _tokens(self, text: Prompt) -> list[int]:
         """Token ids of a text that is to fit the context."""
@@ -225,14 +214,6 @@ class Model:
         if len(tokens) > self.n_ctx:
             raise ContextLengthError(len(tokens), self.n_ctx)
         return tokens
-
-    def pooling_number(self, pooling: str | None) -> int:
-        """`bn_pooling` of a name; None: the model's own, which then must exist."""
-        name = self.pooling if pooling is None else pooling
-        if name not in POOLING:
-            found = "pooling is not given, and the model names none" if name is None else f"pooling is {name!r}"
-            raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
-        return int(POOLING[name])
 
     def require_head(self) -> None:
         """Raises UnsupportedModelError if the model has no logits."""

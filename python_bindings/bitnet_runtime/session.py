@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, resolve
+from bitnet_runtime.embedding import pooling_number
 from bitnet_runtime.errors import ClosedError, ContextLengthError, InvalidParameterError, check
 from bitnet_runtime.handles import Handles
 
@@ -119,7 +120,7 @@ class Session:
         """
         import numpy as np
 
-        kind = self._model.pooling_number(pooling)
+        kind = pooling_number(self._model, pooling)
         array = self._array(tokens)
         out = np.empty(self._model.info.dim, np.float32)
         with self._lock:

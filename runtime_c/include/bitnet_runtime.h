@@ -242,6 +242,13 @@ BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, in
 BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
                                   bn_pooling pooling, float *out);
 
+/* bn_session_embed for n different sessions of one model: text i is tokens[i][0..n_tokens[i]) and
+ * goes into sessions[i], out is float[n][dim]. Short texts share the reading of the weights; each
+ * vector is the same bit for bit. Nothing is done unless all can be. To stop, cancel sessions[0].
+ */
+BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
+                                const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out);
+
 /* Choose a token from the current logits; NULL sampler: temperature 0. Does
  * not append it. Penalties look at the session's tokens. Fails with
  * BN_ERR_STATE without logits, BN_ERR_ARGUMENT, BN_ERR_NUMERIC. */

@@ -203,7 +203,9 @@ static void split_rows(void *context, int32_t thread, int32_t n_threads) {
 
 void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t layer) {
     pass p = {m, w, rows, layer};
-    if (count_rows(&p, 0) == rows) {
+    /* a row of another session may stand further than this one's partial results have room for */
+    const int fits = (size_t)w->rows[0].position + rows <= w->n_ctx;
+    if (fits && count_rows(&p, 0) == rows) {
         for (size_t g = 0; g < m->config.n_kv_heads; g++)
             atomic_init(&w->chunks_done[g], 0);
         bn_pool_run(m->pool, split_keys, &p);

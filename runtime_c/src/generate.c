@@ -33,8 +33,12 @@ static bn_status forward_block(bn_session *s, const int32_t *tokens, int32_t n) 
     return BN_OK;
 }
 
-bn_status bn_run_blocks(bn_session *s, const int32_t *tokens, int32_t n, bn_block_done *done,
-                        void *context) {
+typedef bn_status (*block_done)(bn_session *s, int32_t start, int32_t n, int32_t total,
+                                void *context);
+
+/* Cut n tokens into blocks; call done after each, with the workspace still holding its rows. */
+static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, block_done done,
+                            void *context) {
     bn_status status = BN_OK;
     atomic_store(&s->cancel, 0);
     s->ready = BN_READY_NOTHING;
@@ -76,7 +80,7 @@ bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_
         return BN_ERR_ARGUMENT;
     if (logits != BN_LOGITS_NONE && !s->model->config.has_head)
         return BN_ERR_NO_HEAD;
-    status = bn_run_blocks(s, tokens, n, append_done, logits == BN_LOGITS_ALL ? out : NULL);
+    status = run_blocks(s, tokens, n, append_done, logits == BN_LOGITS_ALL ? out : NULL);
     if (status || logits == BN_LOGITS_NONE) {
         s->ready = BN_READY_NOTHING;
     } else if (logits == BN_LOGITS_LAST && out) {
@@ -199,7 +203,7 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
         out[0] = log_probability(&s->model->kernels, row, s->model->config.vocab_size, tokens[0]);
     }
     score_context context = {tokens, out};
-    return bn_run_blocks(s, tokens, n, score_done, &context);
+    return run_blocks(s, tokens, n, score_done, &context);
 }
 
 /* --- tokens out --- */

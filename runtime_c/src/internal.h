@@ -59,6 +59,7 @@ typedef struct bn_row {
 typedef struct bn_workspace {
     bn_row *rows;        /* [B] */
     size_t batch;        /* B */
+    size_t n_ctx;        /* tokens that `partial` has room for */
     size_t q_stride;     /* bytes of a row of q */
     size_t wide;         /* max(D, H·E, F) */
     float *x;            /* [B][D] the residual stream */
@@ -176,14 +177,6 @@ bn_status bn_head(bn_model *m, bn_workspace *w, size_t first, size_t rows, float
 
 /* What every call that takes tokens refuses before any work. */
 bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n);
-
-/* Tokens [start, start + n) of `total` are done, and the session's; their rows are in work. */
-typedef bn_status bn_block_done(bn_session *s, int32_t start, int32_t n, int32_t total,
-                                void *context);
-
-/* Cut n tokens into blocks; call done after each, with the workspace still holding its rows. */
-bn_status bn_run_blocks(bn_session *s, const int32_t *tokens, int32_t n, bn_block_done *done,
-                        void *context);
 
 /* --- head.c --- */
 

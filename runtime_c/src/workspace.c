@@ -54,7 +54,7 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
 
 bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_workspace *w) {
     arena a = {0};
-    *w = (bn_workspace){.batch = batch};
+    *w = (bn_workspace){.batch = batch, .n_ctx = n_ctx};
     lay_out(m, n_ctx, w, &a);
     w->size = a.used;
     w->memory = a.base = aligned_alloc(ALIGN, a.used);

@@ -311,6 +311,69 @@ static void test_embed(void) {
     bn_session_free(single);
 }
 
+/* Texts together are texts alone, also when one goes on, and where the first session is short. */
+static void test_embed_batch(void) {
+    enum { N = 6 };
+    const int32_t lengths[N] = {3, 1, 250, 40, 2, 128}, more[N] = {1, 5, 1, 1, 1, 9};
+    const int32_t *texts[N];
+    const bn_session_options small = {.n_ctx = 4, .kv_type = plain.kv_type};
+    bn_session *together[N], *alone[N];
+    static float out[N][DIM], expected[N][DIM];
+    for (int i = 0; i < N; i++) {
+        texts[i] = prompt;
+        ok(bn_session_new(model, i == 0 ? &small : &plain, &together[i]));
+        ok(bn_session_new(model, &plain, &alone[i]));
+    }
+    for (int pooling = BN_POOL_LAST; pooling <= BN_POOL_FIRST; pooling++) {
+        for (int round = 0; round < 2; round++) {
+            const int32_t *n = round ? more : lengths;
+            ok(bn_embed_batch(together, texts, n, N, (bn_pooling)pooling, out[0]));
+            for (int i = 0; i < N; i++)
+                ok(bn_session_embed(alone[i], prompt, n[i], (bn_pooling)pooling, expected[i]));
+            CHECK(memcmp(out, expected, sizeof out) == 0);
+            CHECK_EQ(bn_session_position(together[2]), 250 + round);
+            CHECK(memcmp(bn_session_tokens(together[5]), bn_session_tokens(alone[5]),
+                         128 * sizeof *prompt) == 0);
+        }
+        for (int i = 0; i < N; i++) {
+            ok(bn_session_rewind(together[i], 0));
+            ok(bn_session_rewind(alone[i], 0));
+        }
+    }
+    const int32_t wrong[N] = {1, 1, 1, 1, 1, 0};
+    CHECK_EQ(bn_embed_batch(together, texts, wrong, N, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_embed_batch(together, texts, more, 0, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_embed_batch(together, texts, more, N, BN_POOL_MODEL, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_position(together[0]), 0);
+    together[1] = together[0];
+    CHECK_EQ(bn_embed_batch(together, texts, wrong, 2, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
+    for (int i = 0; i < N; i++) {
+        if (i != 1)
+            bn_session_free(together[i]);
+        bn_session_free(alone[i]);
+    }
+}
+
+/* A batch of which the last block is one row of a session with a longer text than the first holds.
+ */
+static void test_batch_of_different_contexts(void) {
+    enum { N = 2 };
+    const bn_session_options small = {.n_ctx = 1, .kv_type = plain.kv_type};
+    bn_session *together[N], *alone;
+    const int32_t tokens[N] = {7, 8};
+    ok(bn_session_new(model, &small, &together[0]));
+    ok(bn_session_new(model, &plain, &together[1]));
+    ok(bn_session_append(together[1], prompt, PROMPT, BN_LOGITS_LAST, NULL));
+    ok(bn_session_append(together[1], prompt, 40, BN_LOGITS_LAST, NULL));
+    ok(bn_session_fork(together[1], &alone));
+    ok(bn_append_batch(together, tokens, N));
+    ok(bn_session_append(alone, &tokens[1], 1, BN_LOGITS_LAST, NULL));
+    same_logits(together[1], alone);
+    bn_session_free(together[0]);
+    bn_session_free(together[1]);
+    bn_session_free(alone);
+}
+
 /* A model without a head has no logits to give, and says so before any work. */
 static void test_no_head(const uint8_t *file, size_t size) {
     uint8_t *bytes = tiny_copy(file, size);
@@ -453,6 +516,8 @@ int main(void) {
         test_fork_and_rewind();
         test_score();
         test_embed();
+        test_embed_batch();
+        test_batch_of_different_contexts();
     }
     plain.kv_type = BN_KV_F16;
     test_head_top();
