@@ -64,8 +64,9 @@ def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: floa
         deviation = math.sqrt(spec.cols * max(1 - zeros, 1e-3))
         scales = rng.uniform(0.8, 1.2, packed.scale_count(scope, *shape)) / deviation
         body = packed.TERNARY_2BIT if table else body
-        scales = scales.astype(np.float16 if scope == packed.SCALE_GROUP else np.float32).astype(np.float32)
-        return Encoded(body, scope, _ternary_tiles(*shape, rng, zeros, body), scales)
+        stored = np.float16 if scope == packed.SCALE_GROUP else np.float32
+        tiles = _ternary_tiles(*shape, rng, zeros, body)
+        return Encoded(body, scope, tiles, scales.astype(stored).astype(np.float32))
     deviation = 2 / math.sqrt(spec.cols)
     if table == "int8":
         uniform = 256 / math.sqrt(12)  # deviation of a uniform byte
