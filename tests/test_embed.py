@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet_export import VerificationError, export_checkpoint
@@ -161,6 +162,23 @@ def test_no_head_no_text(embedder: Model) -> None:
             session.sample()
         with pytest.raises(StateError):
             session.embed([3])  # the session holds tokens that came another way
+
+
+@pytest.mark.parametrize("verb", [["generate", "-p", "abc"], ["chat"], ["bench"]])
+def test_verbs_that_need_a_head_say_so(
+    verb: list[str], pair: tuple[Transformer, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb[0], str(pair[1]), *verb[1:]]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.splitlines()[-1].startswith("bitnet: error: m.bitnet has no head")
+
+
+def test_inspect_shows_what_the_model_is_for(
+    pair: tuple[Transformer, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(pair[1])]) == 0
+    shown = capsys.readouterr().out
+    assert "has_head=false" in shown and f"pooling={pair[0].config.pooling}" in shown
 
 
 def test_refusals(embedder: Model) -> None:

@@ -232,6 +232,7 @@ def _chat(args: argparse.Namespace) -> int:
     from bitnet_runtime.terminal import Conversation
 
     with Model.load(path, **_load_options(args)) as model:
+        model.require_head()
         if not args.quiet:
             print(model, file=sys.stderr)
         return Conversation(model, args.system, _sampling(args), quiet=args.quiet).run()

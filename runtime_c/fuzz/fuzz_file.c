@@ -32,6 +32,8 @@ static void decode(bn_model *model) {
         CHECK_EQ(bn_session_position(session), 3);
     (void)bn_session_rewind(session, 0);
     (void)bn_session_score(session, prompt, 3, scores);
+    (void)bn_session_rewind(session, 0);
+    (void)bn_session_embed(session, prompt, 3, BN_POOL_MEAN, NULL);
     bn_session_free(session);
 }
 
