@@ -27,7 +27,9 @@ enum {
     BN_TERNARY_TILE_K = 16, /* columns of a TERNARY_2BIT tile */
     BN_TRIT_TILE_K = 20,    /* columns of a TERNARY_5TRIT tile */
     BN_TRIT_MAX_K = 32768,  /* columns of a TERNARY_5TRIT matrix: sums fit 24 bits */
+    BN_LINE_UNIT = 64,      /* codes in 16 bytes of a line, which has whole BN_TILE_BYTES */
     BN_INT8_TILE_K = 8,     /* columns of an INT8_PLANES tile, in each plane */
+    BN_LIST_MOST = 4096,    /* lines listed at a time */
     BN_SCALE_GROUP_K = 128, /* columns that share a scale of scope group */
     BN_GROUP_TILES = BN_SCALE_GROUP_K / BN_TERNARY_TILE_K,
     BN_Q_ALIGN = 64 /* rows of quantized activations are a multiple of this many bytes */
@@ -77,6 +79,18 @@ typedef struct bn_grouped {
     size_t tokens;
 } bn_grouped;
 
+/* Some lines of a TERNARY_2BIT_ROWS or TERNARY_2BIT_COLUMNS matrix: those listed. n >= 1, codes
+ * >= 1. lines is 64-byte aligned, line_bytes a multiple of 64. */
+typedef struct bn_lines {
+    int32_t *acc;
+    const uint8_t *lines;
+    size_t line_bytes;
+    size_t codes;         /* of each line, from its first */
+    const uint32_t *list; /* [n] */
+    size_t n;
+    const int8_t *q;
+} bn_lines;
+
 typedef struct bn_kernels {
     const char *isa;
 
@@ -89,6 +103,12 @@ typedef struct bn_kernels {
     void (*int8_matmul)(const bn_matmul *m);
     /* 16·high of int8_matmul: reads half of the bytes. For one token; `low` is not used. */
     void (*int8_high)(const bn_matmul *m);
+
+    /* acc[i] = sum over k of u(list[i], k) * q[k], q as in bn_matmul. */
+    void (*ternary_rows)(const bn_lines *m);
+    /* acc[r] += sum over i of u(list[i], r) * q[i]: u(k, r) is that of row r, column k. codes is a
+     * multiple of 256, n one of 4 and at most BN_LIST_MOST. */
+    void (*ternary_columns)(const bn_lines *m);
 
     /* y[t * y_stride + r] = sum over k of w[r * cols + k] * x[t * x_stride + k], float rule.
      * rows >= 0, cols >= 1, tokens >= 1; no alignment. f16: IEEE half, widened exactly. */

@@ -83,6 +83,29 @@ static void int8_high(const bn_matmul *m) {
     }
 }
 
+/* The code of column (or, of a column, row) i of a line, as stored. */
+static int32_t line_code(const uint8_t *line, size_t i) {
+    return line[i / BN_LINE_UNIT * 16 + i % 16] >> i % BN_LINE_UNIT / 16 * 2 & 3;
+}
+
+static void ternary_rows(const bn_lines *m) {
+    for (size_t i = 0; i < m->n; i++) {
+        const uint8_t *line = m->lines + m->list[i] * m->line_bytes;
+        int32_t sum = 0;
+        for (size_t k = 0; k < m->codes; k++)
+            sum += line_code(line, k) * m->q[k];
+        m->acc[i] = sum;
+    }
+}
+
+static void ternary_columns(const bn_lines *m) {
+    for (size_t i = 0; i < m->n; i++) {
+        const uint8_t *line = m->lines + m->list[i] * m->line_bytes;
+        for (size_t r = 0; r < m->codes; r++)
+            m->acc[r] += line_code(line, r) * m->q[i];
+    }
+}
+
 /* --- the float rule --- */
 
 static float tree(const float lane[BN_LANES]) {
@@ -402,6 +425,8 @@ void bn_kernels_scalar(bn_kernels *table) {
         .ternary_grouped = ternary_grouped,
         .int8_matmul = int8_matmul,
         .int8_high = int8_high,
+        .ternary_rows = ternary_rows,
+        .ternary_columns = ternary_columns,
         .f32_matmul = f32_matmul,
         .f16_matmul = f16_matmul,
         .quantize = quantize,

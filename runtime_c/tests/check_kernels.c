@@ -12,6 +12,7 @@
 #include "kernels_bench.h"
 #include "kernels_float.h"
 #include "kernels_int.h"
+#include "kernels_lines.h"
 
 #include <signal.h>
 #include <time.h>
@@ -19,18 +20,32 @@
 static const struct {
     const char *name;
     void (*run)(test *t);
-} checks[] = {{"ternary_matmul", check_ternary},  {"trit_matmul", check_trit},
-              {"ternary_grouped", check_grouped}, {"int8_matmul", check_int8},
-              {"int8_high", check_int8_high},     {"f32_matmul", check_f32_matmul},
-              {"f16_matmul", check_f16_matmul},   {"quantize", check_quantize},
-              {"rms_norm", check_rms_norm},       {"max", check_max},
-              {"exp_sum", check_exp_sum},         {"silu_gate", check_silu_gate},
-              {"relu2_gate", check_relu2_gate},   {"gelu_gate", check_gelu_gate},
-              {"relu_gate", check_relu_gate},     {"qk_f16", check_qk_f16},
-              {"qk_f32", check_qk_f32},           {"pv_f16", check_pv_f16},
-              {"pv_f32", check_pv_f32},           {"qk_int8", check_qk_int8},
-              {"pv_int8", check_pv_int8},         {"f32_to_f16", check_f32_to_f16},
-              {"f16_to_f32", check_f16_to_f32},   {"crc32", check_crc32},
+} checks[] = {{"ternary_matmul", check_ternary},
+              {"trit_matmul", check_trit},
+              {"ternary_grouped", check_grouped},
+              {"int8_matmul", check_int8},
+              {"int8_high", check_int8_high},
+              {"ternary_rows", check_row_lines},
+              {"ternary_columns", check_column_lines},
+              {"f32_matmul", check_f32_matmul},
+              {"f16_matmul", check_f16_matmul},
+              {"quantize", check_quantize},
+              {"rms_norm", check_rms_norm},
+              {"max", check_max},
+              {"exp_sum", check_exp_sum},
+              {"silu_gate", check_silu_gate},
+              {"relu2_gate", check_relu2_gate},
+              {"gelu_gate", check_gelu_gate},
+              {"relu_gate", check_relu_gate},
+              {"qk_f16", check_qk_f16},
+              {"qk_f32", check_qk_f32},
+              {"pv_f16", check_pv_f16},
+              {"pv_f32", check_pv_f32},
+              {"qk_int8", check_qk_int8},
+              {"pv_int8", check_pv_int8},
+              {"f32_to_f16", check_f32_to_f16},
+              {"f16_to_f32", check_f16_to_f32},
+              {"crc32", check_crc32},
               {"int8_peak", check_peak}};
 
 enum { N_CHECKS = sizeof checks / sizeof checks[0] };

@@ -42,6 +42,14 @@ INLINE sums dot_signed(sums sum, bytes c, bytes q) {
     return sum;
 }
 
+/* Two products of a code where it lies in its byte, at most 2·64, fit in int16. */
+INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
+    return sums_add(sum, add_pairs((sums)_mm256_maddubs_epi16(codes, q)));
+}
+
+#define LINE_SUMS 2
+#include "lines.h"
+
 /* --- ternary --- */
 
 /* Half a tile. A pair of codes gives at most 2·2·127 = 508, four times that in fields 1 and 3,
@@ -244,6 +252,8 @@ int bn_kernels_avx2(bn_kernels *table) {
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
+    table->ternary_rows = ternary_rows;
+    table->ternary_columns = ternary_columns;
     table->int8_peak = int8_peak;
     table->crc32 = crc32;
     set_float_kernels(table);

@@ -36,6 +36,9 @@ INLINE bytes add_where(bytes sum, bytes s, int least, int power) {
 #include "int8_cache.h"
 #include "trit_stream.h"
 
+#define LINE_SUMS 4
+#include "lines.h"
+
 /* One linear stream; two tiles at a time, so that eight sums hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++) {
@@ -112,6 +115,8 @@ int bn_kernels_avx512vnni(bn_kernels *table) {
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
+    table->ternary_rows = ternary_rows;
+    table->ternary_columns = ternary_columns;
     table->int8_peak = int8_peak;
     set_float_kernels(table);
     table->qk_int8 = qk_int8;

@@ -35,6 +35,9 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "int8_cache.h"
 #include "trit_stream.h"
 
+#define LINE_SUMS 2
+#include "lines.h"
+
 /* One linear stream; the halves of a tile keep four sums each, enough to hide the latency. */
 static void ternary_vector(const bn_matmul *m) {
     for (size_t p = 0; p < m->panels; p++) {
@@ -109,6 +112,8 @@ int bn_kernels_avxvnni(bn_kernels *table) {
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
+    table->ternary_rows = ternary_rows;
+    table->ternary_columns = ternary_columns;
     table->qk_int8 = qk_int8;
     table->int8_peak = int8_peak;
     return 1;

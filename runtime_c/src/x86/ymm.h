@@ -33,6 +33,11 @@ INLINE bytes bytes_xor(bytes a, bytes b) {
 INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
     return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
 }
+/* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
+#define bytes_low8(a, b) _mm256_unpacklo_epi8(a, b)
+#define bytes_high8(a, b) _mm256_unpackhi_epi8(a, b)
+#define bytes_low16(a, b) _mm256_unpacklo_epi16(a, b)
+#define bytes_high16(a, b) _mm256_unpackhi_epi16(a, b)
 /* of 16 bits: the neighbour byte gets in */
 #define bytes_shl(a, n) _mm256_slli_epi16(a, n)
 #define bytes_shr(a, n) _mm256_srli_epi16(a, n)
@@ -48,6 +53,12 @@ INLINE void sums_store(int32_t *p, sums a) {
 }
 INLINE sums sums_add(sums a, sums b) {
     return (sums)_mm256_add_epi32((__m256i)a, (__m256i)b);
+}
+INLINE int32_t sums_total(sums a) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)a),
+                              _mm256_extracti128_si256((__m256i)a, 1));
+    s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
 }
 /* arithmetic */
 #define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))

@@ -33,6 +33,11 @@ INLINE bytes bytes_xor(bytes a, bytes b) {
 INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
     return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
 }
+/* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
+#define bytes_low8(a, b) _mm512_unpacklo_epi8(a, b)
+#define bytes_high8(a, b) _mm512_unpackhi_epi8(a, b)
+#define bytes_low16(a, b) _mm512_unpacklo_epi16(a, b)
+#define bytes_high16(a, b) _mm512_unpackhi_epi16(a, b)
 /* of 16 bits: the neighbour byte gets in */
 #define bytes_shl(a, n) _mm512_slli_epi16(a, n)
 #define bytes_shr(a, n) _mm512_srli_epi16(a, n)
@@ -48,6 +53,9 @@ INLINE void sums_store(int32_t *p, sums a) {
 }
 INLINE sums sums_add(sums a, sums b) {
     return (sums)_mm512_add_epi32((__m512i)a, (__m512i)b);
+}
+INLINE int32_t sums_total(sums a) {
+    return _mm512_reduce_add_epi32((__m512i)a);
 }
 /* arithmetic */
 #define sums_shr(a, n) ((sums)_mm512_srai_epi32((__m512i)(a), n))
