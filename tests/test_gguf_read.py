@@ -1,5 +1,7 @@
 """GGUF files in: every type and architecture gives the codes, scales and logits that it should."""
 
+import json
+
 import gguf
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from bitnet_export.gguf.types import TYPES
 from bitnet_export.packed import NONE, ROLE, SCOPE_NAMES, Key
 from bitnet_export.source import SourceError
 from bitnet_runtime import Model
+from bitnet_runtime.text import byte_level_alphabet
 from gguf_models import (
     BF16,
     F16,
@@ -178,7 +181,7 @@ def test_the_source_says_what_it_is(tmp_path):
 def test_i2_s_names_its_assumption(tmp_path):
     made = models.example(tmp_path / "m.gguf", "bitnet-b1.58", I2_S, unit=128)
     with open_source(made.path) as source:
-        assert any("x86 layout" in line and "ARM" in line for line in source.assumptions)
+        assert any("layout of x86" in line and "ARM" in line for line in source.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_i2_s_names_its_assumption(tmp_path):
 def test_activation(arch, metadata, activation, tmp_path):
     _, source = small(tmp_path, arch, **metadata)
     assert source.config.activation == activation
-    assert any("hidden_activation" in line for line in source.assumptions) == (not metadata)
+    assert any("hidden_activation" in line for line in source.assumptions) == (arch != "qwen3" and not metadata)
 
 
 def test_scale_tensors_multiply(tmp_path):
@@ -241,6 +244,60 @@ def test_tables_are_the_gguf_packages(tmp_path):
         rows = np.frombuffer(data, np.uint8).reshape(shape[0], -1)
         expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType.Q8_0)
         assert np.array_equal(packed.values(packed.tensors[Key(0, NONE, ROLE[role], NONE, 0)]), expected)
+
+
+def test_ternary_tables_stay_ternary(tmp_path):
+    """As in Ternary-Bonsai, where the embedding is in the type of the linears."""
+    made = models.example(tmp_path / "m.gguf", "qwen3", PQ2_0, unit=128, scope="group")
+    codes = RANDOM.integers(-1, 2, (131, 384)).astype(np.int8)
+    codes[:, ::32] = 1
+    scales = RANDOM.uniform(0.5, 1.5, (131, 3)).astype(np.float16).astype(np.float32)
+    made.tensors["token_embd.weight"] = (PQ2_0, codes.shape, models.encoded(PQ2_0, codes, scales))
+    made.write()
+    with open_source(made.path) as source:
+        pack_source(source, tmp_path / "m.bitnet")
+    packed = PackedFile.open(tmp_path / "m.bitnet")
+    record = packed.tensors[Key(0, NONE, ROLE["embedding"], NONE, 0)]
+    assert np.array_equal(packed.codes(record), codes)
+    assert np.array_equal(packed.scales(record).reshape(scales.shape), scales)
+
+
+def test_an_embedding_model(tmp_path):
+    """A norm before every projection and one vector a text, as microsoft/BitNet writes its Qwen3 models."""
+    made, _ = small(tmp_path, "qwen3")
+    norms = {}
+    for layer in range(3):
+        for role, name in models.GGUF_NAMES.items():
+            width = made.codes[f"layers.{layer}.{role}.weight"].shape[1]
+            norms[f"layers.{layer}.{role}_linear_norm.weight"] = values = RANDOM.uniform(0.5, 2, width).astype(
+                np.float32
+            )
+            made.tensors[f"blk.{layer}.{name}_norm_in.weight"] = (F32, values.shape, values.tobytes())
+    made.metadata["qwen3.pooling_type"] = 3
+    made.write()
+    with open_source(made.path) as source:
+        config = source.config
+        pack_source(source, tmp_path / "m.bitnet")
+    assert (config.pooling, config.has_head, config.linear_norm) == ("last", False, True)
+    check_weights(made, tmp_path / "m.bitnet")
+    packed = PackedFile.open(tmp_path / "m.bitnet")
+    found = {key.name: packed.values(record) for key, record in packed.tensors.items() if key.name in norms}
+    assert all(np.array_equal(found[name].reshape(-1), values) for name, values in norms.items())
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    tokens = [*byte_level_alphabet()[:128], "ab", "<s>", "</s>"]
+    keys = {
+        "model": "gpt2", "pre": "llama-bpe", "tokens": tokens, "merges": ["a b"],
+        "token_type": [1] * 129 + [3, 3], "eos_token_id": 130,
+    }  # fmt: skip
+    made, source = small(tmp_path, **{"tokenizer.chat_template": "{{ messages }}"})
+    assert source.tokenizer is None and any("no tokenizer" in line for line in source.assumptions)
+    made.metadata |= {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    made.write()
+    with open_source(made.path) as source:
+        assert json.loads(source.tokenizer)["model"]["type"] == "BPE"
+        assert source.template == b"{{ messages }}" and source.generation["eos_token_ids"] == [130]
 
 
 def test_a_file_of_the_gguf_package(tmp_path):

@@ -68,8 +68,8 @@ def source_of(file: Gguf, path: Path) -> Source:
     kinds = sorted({file.tensors[name].type.name for name in model.linears()})
     if "I2_S" in kinds:
         model.assumptions.append(
-            "I2_S is taken to be in the x86 layout (128 weights in 32 bytes), which the published files have; "
-            "a file quantized on an ARM machine (64 in 16) has the same type and size and would give nonsense"
+            "I2_S is taken to be in the layout of x86 (128 weights in 32 bytes), as in all published files; what was "
+            "quantized on ARM (64 in 16), or with four rows in a byte, has the same type and size and gives nonsense"
         )
     return Source(
         what=f"GGUF {file.version}, {model.arch}, {' and '.join(kinds)}, one scale per {model.config.weight_scale}",
@@ -207,9 +207,8 @@ class _Model:
                 "no key bitnet.hidden_activation: relu2, as in BitNet 2B4T, because the tokenizer is byte-level BPE"
             )
             return "relu2"
-        self.assumptions.append(
-            f"no key {self.arch}.hidden_activation: {self.family.activation}, which {self.arch} implies"
-        )
+        if self.arch.startswith("bitnet"):
+            self.assumptions.append(f"no key {self.arch}.hidden_activation: {self.family.activation}")
         return self.family.activation
 
     def _tied(self) -> bool:

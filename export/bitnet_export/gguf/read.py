@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 class Gguf:
     """A GGUF file, opened and checked. `metadata` has plain Python values, arrays are lists."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         cursor = _Cursor(data)
         self._data = data
         self.version, self.metadata, records = _header(cursor)
@@ -65,6 +65,8 @@ class Gguf:
     def tensor(self, name: str) -> Tensor:
         """A tensor that is in `tensors`. Raises SourceError naming it when its values are not good."""
         entry = self.tensors[name]
+        if isinstance(self._data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self._data.madvise(mmap.MADV_DONTNEED)  # pages of tensors before this one no longer count as memory in use
         try:
             return entry.type.tensor(self.bytes_of(name), entry.shape)
         except SourceError as error:
@@ -95,7 +97,7 @@ def open_gguf(path: str | os.PathLike[str]) -> Iterator[Source]:
 class _Cursor:
     """Reads on through the file; never beyond its end."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
         self._elements = MAX_ELEMENTS
         self.at = 0

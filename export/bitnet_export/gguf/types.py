@@ -151,7 +151,7 @@ def _iq2_bn_r4(fours: Bytes) -> Codes:
 
 
 def _f32(rows: Bytes) -> Values:
-    return np.ascontiguousarray(rows).view("<f4").astype(np.float32, copy=False)
+    return np.ascontiguousarray(rows).view("<f4").astype(np.float32)
 
 
 def _bf16(rows: Bytes) -> Values:
