@@ -93,7 +93,7 @@ def foreign_files() -> dict[str, bytes]:
 
 
 def hostile_files() -> list[Hostile]:
-    """Files to refuse (and three to accept), built from the small model."""
+    """Files to refuse (and some to accept), built from the small model."""
     return list(_hostile(packed_bytes()))
 
 
@@ -106,9 +106,33 @@ def _hostile(good: bytes) -> Iterator[Hostile]:
             yield Hostile(name, file, status)
     for name, file, status in _trits(packed_bytes(encoding="1.6")):
         yield Hostile(f"1.6 bits: {name}", file, status)
+    groups = SMALL.replace(dim=130, n_layers=1, weight_scale="group", head_format="ternary")
+    for name, file, status in _groups(packed_bytes(groups)):
+        yield Hostile(f"groups: {name}", file, status)
 
 
 Cases = Iterator[tuple[str, bytes, str]]
+
+
+def _groups(good: bytes) -> Cases:
+    yield "the file itself", good, "BN_OK"
+    data = section_start(good, packed.DATA)
+    for tensor in ("layers.0.q.weight", "embedding.weight"):
+        entry = tensor_entry(good, tensor)
+        scales, size = struct.unpack_from("<QQ", good, entry + 40)
+        for place in (data + scales, data + scales + size - 2):  # of the first row, of a row of padding (embedding)
+            for bits in (0, 0x8000, 0x8001, 0x7C00, 0x7E01, 0xFC00, 0xBC00):
+                yield f"scale {bits:04x} of {tensor} at {place}", patch(good, place, "H", bits), "BN_ERR_SCALE"
+            for bits in (1, 0x03FF, 0x7BFF):
+                yield f"scale {bits:04x} of {tensor} at {place}", patch(good, place, "H", bits), "BN_OK"
+        for wrong in (0, size - 2, 2 * size, 2**64 - 64):
+            yield f"scale_size {wrong} of {tensor}", patch(good, entry + 48, "Q", wrong), "BN_ERR_TENSOR"
+        for scope in (0, 1, 4):
+            yield f"scope {scope} of {tensor}", patch(good, entry + 10, "B", scope), "BN_ERR_TENSOR"
+    for encoding in (packed.F32, packed.TERNARY_5TRIT, packed.INT8_PLANES):
+        yield f"table of encoding {encoding}", patch(good, entry + 9, "B", encoding), "BN_ERR_TENSOR"
+    start = data + struct.unpack_from("<Q", good, entry + 24)[0]
+    yield "code 3 in the table", patch(good, start, "B", 0x03), "BN_ERR_CODE"
 
 
 def _header(good: bytes) -> Cases:
@@ -238,7 +262,7 @@ def _values(good: bytes) -> Cases:
 def _trits(good: bytes) -> Cases:
     yield "the file itself", good, "BN_OK"
     q = tensor_entry(good, "layers.1.q.weight")
-    for scope in (0, 1, 3):  # with this K, group has as many scales as row: only the scope itself is wrong
+    for scope in (0, 1, 3):
         yield f"scale scope {scope}", patch(good, q + 10, "B", scope), "BN_ERR_TENSOR"
     start = section_start(good, packed.DATA) + struct.unpack_from("<Q", good, q + 24)[0]
     size = struct.unpack_from("<Q", good, q + 32)[0]
