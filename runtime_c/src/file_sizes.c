@@ -26,6 +26,14 @@ static int tiles_size(uint64_t rows, uint64_t cols, uint64_t tile_k, uint64_t pl
            !__builtin_mul_overflow(*size, planes * BN_TILE_BYTES, size);
 }
 
+/* Bytes of `lines` lines of `codes` codes. */
+static int lines_size(uint64_t lines, uint64_t codes, uint64_t *size) {
+    uint64_t blocks;
+    return round_up(codes, 4 * BN_TILE_BYTES, &blocks) &&
+           !__builtin_mul_overflow(lines, blocks, size) &&
+           !__builtin_mul_overflow(*size, BN_TILE_BYTES, size);
+}
+
 int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_t *size) {
     switch (encoding) {
     case BN_F32:
@@ -38,6 +46,10 @@ int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_
         return tiles_size(rows, cols, BN_TRIT_TILE_K, 1, size);
     case BN_INT8_PLANES:
         return tiles_size(rows, cols, BN_INT8_TILE_K, 2, size);
+    case BN_TERNARY_2BIT_ROWS:
+        return lines_size(rows, cols, size);
+    case BN_TERNARY_2BIT_COLUMNS:
+        return lines_size(cols, rows, size);
     default:
         return 0;
     }

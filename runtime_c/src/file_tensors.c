@@ -104,7 +104,7 @@ static bn_call call_for(const bn_config *c, uint32_t role) {
     return (bn_call){0};
 }
 
-static int allowed(bn_form form, uint32_t cols, uint32_t encoding, uint32_t scope) {
+static int allowed(bn_form form, uint32_t role, uint32_t cols, uint32_t encoding, uint32_t scope) {
     switch (encoding) {
     case BN_F32:
         return scope == BN_SCALE_NONE;
@@ -118,6 +118,10 @@ static int allowed(bn_form form, uint32_t cols, uint32_t encoding, uint32_t scop
                cols <= BN_TRIT_MAX_K;
     case BN_INT8_PLANES:
         return form == FORM_TABLE && scope == BN_SCALE_ROW;
+    case BN_TERNARY_2BIT_ROWS:
+    case BN_TERNARY_2BIT_COLUMNS:
+        return role == (encoding == BN_TERNARY_2BIT_ROWS ? BN_UP : BN_DOWN) &&
+               (scope == BN_SCALE_TENSOR || scope == BN_SCALE_ROW);
     default:
         return 0;
     }
@@ -157,7 +161,7 @@ static bn_status take(bn_walk *w, bn_record want, bn_form form) {
         return bn_fail(w->detail, BN_ERR_TENSOR, "tensor %zu is %s, expected %s", w->index, other,
                        name);
     }
-    if (!allowed(form, want.cols, found.encoding, found.scale_scope))
+    if (!allowed(form, want.role, want.cols, found.encoding, found.scale_scope))
         return bn_fail(w->detail, BN_ERR_TENSOR,
                        "%s: encoding %u with scale scope %u is not allowed here", name,
                        found.encoding, found.scale_scope);

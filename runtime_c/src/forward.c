@@ -155,6 +155,8 @@ bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows) {
     const bn_config *c = &m->config;
     const size_t F = c->ffn_dim, E = c->head_dim, HE = c->n_heads * E;
     const size_t GE = c->n_kv_heads * E, QKV = HE + 2 * GE;
+    /* what multiplies up is 0 where the gate is not positive */
+    const int positive = c->activation == BN_ACT_RELU2 || c->activation == BN_ACT_RELU;
     pass p = {.m = m, .w = w, .rows = rows};
 
     each_row(&p, embed_row);
@@ -172,8 +174,9 @@ bn_status bn_forward(bn_model *m, bn_workspace *w, size_t rows) {
         residual(&p, &l->o, l->attn_post_norm);
 
         /* feed-forward */
-        const bn_product gate_up[2] = {{.w = &l->gate, .y = w->gate, .y_stride = F},
-                                       {.w = &l->up, .y = w->up, .y_stride = F}};
+        const bn_product gate_up[2] = {
+            {.w = &l->gate, .y = w->gate, .y_stride = F},
+            {.w = &l->up, .y = w->up, .y_stride = F, .where = positive ? w->gate : NULL}};
         const bn_product up_alone = {.w = &l->up, .y = w->gate, .y_stride = F};
         if (l->gate.data)
             project(&p, l->ffn_norm, gate_up, 2);

@@ -119,12 +119,13 @@ typedef struct bn_product {
     const bn_tensor *w;
     float *y;
     size_t y_stride;
+    const float *where; /* NULL, or as y: of what is not > 0 here, y is not asked and may be 0 */
     int32_t accumulate; /* add to what y holds */
     float scale;        /* multiplies the product when accumulating */
 } bn_product;
 
-/* Compute up to 3 products of rows [first, first + rows) of the workspace's h, q, s. All threads.
- */
+/* Compute up to 3 products of rows [first, first + rows) of the workspace's h, q, s, those with
+ * lines after the others. All threads. */
 void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                const bn_product *products, int n_products);
 
@@ -133,11 +134,26 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
 void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
                       size_t panel, size_t n, int32_t thread);
 
+/* Product row b from row `row` of the workspace, outputs [r0, r0 + n), n <= BN_CHUNK_ROWS:
+ * y = (acc - offset·Σq)·(γ/s). */
+void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_t b,
+                   const int32_t *acc, int32_t offset, size_t r0, size_t n);
+
 /* group_sums of a row from its first `width` of q. */
 void bn_sum_groups(const bn_workspace *w, size_t row, size_t width);
 
 /* x[0..D) = row `token` of the embedding, times the embedding scale. */
 void bn_embed(const bn_model *m, int32_t token, float *x);
+
+/* --- lines.c --- */
+
+static inline int bn_has_lines(const bn_tensor *t) {
+    return t->encoding == BN_TERNARY_2BIT_ROWS || t->encoding == BN_TERNARY_2BIT_COLUMNS;
+}
+
+/* bn_linear of one product that has lines. */
+void bn_linear_lines(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
+                     const bn_product *product);
 
 /* --- cache.c --- */
 

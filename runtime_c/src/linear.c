@@ -34,24 +34,27 @@ static void emit(const bn_product *p, size_t b, size_t r0, size_t n, float *valu
         memcpy(y, value, n * sizeof *y);
 }
 
-/* y = (acc - offset·Σq)·(γ/s) for output rows [r0, r0 + n), n <= BN_CHUNK_ROWS. */
+void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_t b,
+                   const int32_t *acc, int32_t offset, size_t r0, size_t n) {
+    const bn_tensor *t = p->w;
+    const int32_t correction = offset * w->q_sum[row];
+    const float s = w->s[row];
+    float value[BN_CHUNK_ROWS];
+    if (t->scale_scope == BN_SCALE_TENSOR) {
+        const float factor = t->scales[0] / s;
+        for (size_t r = 0; r < n; r++)
+            value[r] = (float)(acc[r] - correction) * factor;
+    } else {
+        for (size_t r = 0; r < n; r++)
+            value[r] = (float)(acc[r] - correction) * (t->scales[r0 + r] / s);
+    }
+    emit(p, b, r0, n, value);
+}
+
 static void scale_sums(const group *g, const bn_product *p, const int32_t *acc, int32_t offset,
                        size_t r0, size_t n) {
-    const bn_tensor *t = p->w;
-    for (size_t b = 0; b < g->rows; b++, acc += BN_CHUNK_ROWS) {
-        const int32_t correction = offset * g->w->q_sum[g->first + b];
-        const float s = g->w->s[g->first + b];
-        float value[BN_CHUNK_ROWS];
-        if (t->scale_scope == BN_SCALE_TENSOR) {
-            const float factor = t->scales[0] / s;
-            for (size_t r = 0; r < n; r++)
-                value[r] = (float)(acc[r] - correction) * factor;
-        } else {
-            for (size_t r = 0; r < n; r++)
-                value[r] = (float)(acc[r] - correction) * (t->scales[r0 + r] / s);
-        }
-        emit(p, b, r0, n, value);
-    }
+    for (size_t b = 0; b < g->rows; b++, acc += BN_CHUNK_ROWS)
+        bn_scale_sums(g->w, g->first + b, p, b, acc, offset, r0, n);
 }
 
 /* Ternary with one scale per 128 inputs: y = v/s, v the kernel's sum over the groups. */
@@ -167,8 +170,14 @@ static void run_group(void *context, int32_t thread, int32_t n_threads) {
 
 void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                const bn_product *products, int n_products) {
-    group g = {m, w, products, n_products, first, rows};
-    bn_pool_run(m->pool, run_group, &g);
+    int together = 0; /* before the first that has lines */
+    while (together < n_products && !bn_has_lines(products[together].w))
+        together++;
+    group g = {m, w, products, together, first, rows};
+    if (together > 0)
+        bn_pool_run(m->pool, run_group, &g);
+    for (int i = together; i < n_products; i++)
+        bn_linear_lines(m, w, first, rows, &products[i]);
 }
 
 void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,

@@ -166,7 +166,7 @@ static void count(bn_model_info *info, const bn_tensor *t) {
     uint64_t scales = 0;
     bn_tensor_scale_size(t->scale_scope, t->rows, t->cols, &scales);
     info->bytes_per_token += t->bytes + scales;
-    if (t->encoding == BN_TERNARY_2BIT || t->encoding == BN_TERNARY_5TRIT) {
+    if (t->encoding == BN_TERNARY_2BIT || t->encoding == BN_TERNARY_5TRIT || bn_has_lines(t)) {
         info->ternary_weights += (uint64_t)t->rows * t->cols;
         info->macs_per_token += (uint64_t)t->rows * t->cols;
     }

@@ -269,6 +269,8 @@ static void test_sizes(void) {
     uint64_t size;
     CHECK(bn_tensor_data_size(BN_TERNARY_2BIT, 17, 33, &size) && size == 64 * 2 * 3);
     CHECK(bn_tensor_data_size(BN_TERNARY_5TRIT, 17, 41, &size) && size == 64 * 2 * 3);
+    CHECK(bn_tensor_data_size(BN_TERNARY_2BIT_ROWS, 17, 257, &size) && size == 64 * 17 * 2);
+    CHECK(bn_tensor_data_size(BN_TERNARY_2BIT_COLUMNS, 257, 17, &size) && size == 64 * 17 * 2);
     CHECK(bn_tensor_data_size(BN_INT8_PLANES, 17, 33, &size) && size == 2 * 64 * 2 * 5);
     CHECK(bn_tensor_data_size(BN_F32, 3, 5, &size) && size == 60);
     CHECK(bn_tensor_data_size(BN_F16, 3, 5, &size) && size == 30);
@@ -286,7 +288,7 @@ static void test_sizes(void) {
     }
     for (uint32_t encoding = 0; encoding < 16; encoding++)
         CHECK_EQ(bn_tensor_data_size(encoding, 1, 1, &size),
-                 encoding == 1 || encoding == 2 || (encoding >= 4 && encoding <= 6));
+                 encoding == 1 || encoding == 2 || (encoding >= 4 && encoding <= 8));
     CHECK(!bn_tensor_scale_size(4, 1, 1, &size));
 }
 

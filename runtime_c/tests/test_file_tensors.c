@@ -54,13 +54,14 @@ static void test_formats(void) {
         unsigned role;
         const char *allowed; /* pairs of encoding and scope */
     } rows[] = {{BN_Q, "10 20 41 42 43 51 52"},
-                {BN_DOWN, "10 20 41 42 43 51 52"},
+                {BN_UP, "10 20 41 42 43 51 52 71 72"},
+                {BN_DOWN, "10 20 41 42 43 51 52 81 82"},
                 {BN_EMBEDDING, "10 20 41 42 43 62"},
                 {BN_HEAD, "10 20 41 42 43 62"},
                 {BN_POSITION, "10 20"},
                 {BN_FINAL_NORM, "10"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        for (unsigned e = 0; e <= 7; e++)
+        for (unsigned e = 0; e <= 9; e++)
             for (unsigned s = 0; s <= 3; s++) {
                 const char pair[] = {(char)('0' + e), (char)('0' + s), 0};
                 const bn_status expected = strstr(rows[i].allowed, pair) ? BN_OK : BN_ERR_TENSOR;

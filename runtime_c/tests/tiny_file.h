@@ -55,7 +55,7 @@ static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned e
                              float around) {
     for (size_t i = 0; i < size; i++) {
         const uint64_t r = check_random(&w->random);
-        if (encoding == 4) /* four codes of 0, 1, 2 */
+        if (encoding == 4 || encoding >= 7) /* four codes of 0, 1, 2 */
             p[i] = (uint8_t)(r % 3 | r / 3 % 3 << 2 | r / 9 % 3 << 4 | r / 27 % 3 << 6);
         else if (encoding == 5) /* five codes in a byte */
             p[i] = (uint8_t)((256 * (r % 243) + 242) / 243);
@@ -69,7 +69,7 @@ static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned e
 }
 
 /* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary of 2 bits, 5 of 1.6 bits,
- * 6 int8; scope 0 none, 1 tensor, 2 row, 3 group. */
+ * 6 int8, 7 and 8 lines of rows and of columns; scope 0 none, 1 tensor, 2 row, 3 group. */
 static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, unsigned expert,
                                unsigned part, unsigned encoding, unsigned scope, size_t rows,
                                size_t cols) {
@@ -78,6 +78,8 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
     size_t size = encoding == 4   ? 64 * ((rows + 15) / 16) * ((cols + 15) / 16)
                   : encoding == 5 ? 64 * ((rows + 15) / 16) * ((cols + 19) / 20)
                   : encoding == 6 ? 2 * 64 * ((rows + 15) / 16) * ((cols + 7) / 8)
+                  : encoding == 7 ? 64 * rows * ((cols + 255) / 256)
+                  : encoding == 8 ? 64 * cols * ((rows + 255) / 256)
                   : encoding == 2 ? 2 * rows * cols
                                   : 4 * rows * cols;
     const size_t panels = (rows + 15) / 16, groups = (cols + 127) / 128;

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * lines.c: y = W·x for matrices stored as lines, without reading the lines that do not matter.
+ *
+ * Behind relu² most activations of the feed-forward network are 0, and more are after they were
+ * quantized. Where the gate is not positive, a row of `up` (TERNARY_2BIT_ROWS) is multiplied with
+ * 0; where an input of `down` is 0, so is a column of it (TERNARY_2BIT_COLUMNS). Integer sums are
+ * exact in any order, so leaving these lines out changes no bit of the result. (It would if a scale
+ * were so large that `up` overflows where the gate is not positive, and only there.)
+ *
+ * Tokens take turns: each has lines of its own, and together they need fewer multiplications than
+ * the whole matrix, from a cache that the one before has filled.
+ */
+#include <string.h>
+
+#include "internal.h"
+
+enum { BLOCK = 4 * BN_TILE_BYTES, BLOCKS_MOST = 16 }; /* outputs in 64 bytes of a column */
+
+typedef struct job {
+    const bn_model *m;
+    const bn_workspace *w;
+    const bn_product *p;
+    size_t first, rows;
+} job;
+
+static const int8_t *input(const job *j, size_t b) {
+    return j->w->q + (j->first + b) * j->w->q_stride;
+}
+
+/* Which of [r0, end) are asked for; no branch, because none could be predicted. */
+static size_t list_rows(uint32_t *list, const float *where, size_t r0, size_t end) {
+    size_t n = 0;
+    for (size_t r = r0; r < end; r++) {
+        list[n] = (uint32_t)r;
+        n += !where || where[r] > 0;
+    }
+    return n;
+}
+
+/* Rows [r0, end) of product row b, at most BN_LIST_MOST. */
+static void multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
+    const bn_tensor *t = j->p->w;
+    const float *where = j->p->where ? j->p->where + b * j->p->y_stride : NULL;
+    uint32_t list[BN_LIST_MOST];
+    int32_t sum[BN_LIST_MOST], acc[BN_CHUNK_ROWS];
+    const bn_lines lines = {.acc = sum,
+                            .lines = t->data,
+                            .line_bytes = t->bytes / t->rows,
+                            .codes = t->cols,
+                            .list = list,
+                            .n = list_rows(list, where, r0, end),
+                            .q = input(j, b)};
+    if (lines.n > 0)
+        j->m->kernels.ternary_rows(&lines);
+    for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
+        const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
+        for (size_t r = 0; r < n; r++)
+            acc[r] = j->w->q_sum[j->first + b]; /* stands for 0, see offset */
+        for (; i < lines.n && list[i] < r0 + n; i++)
+            acc[list[i] - r0] = sum[i];
+        bn_scale_sums(j->w, j->first + b, j->p, b, acc, 1, r0, n);
+    }
+}
+
+static void run_rows(void *context, int32_t thread, int32_t n_threads) {
+    const job *j = context;
+    size_t first, last;
+    bn_share(j->p->w->rows, thread, n_threads, &first, &last);
+    for (size_t b = 0; b < j->rows; b++)
+        for (size_t r = first; r < last; r += BN_LIST_MOST)
+            multiply_rows(j, b, r, last - r < BN_LIST_MOST ? last : r + BN_LIST_MOST);
+}
+
+/* Columns [k0, end) that are not multiplied with 0, and with what; whole fours. */
+static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_t k0, size_t end) {
+    size_t n = 0;
+    for (size_t k = k0; k < end; k++) {
+        list[n] = (uint32_t)k;
+        value[n] = q[k];
+        n += q[k] != 0;
+    }
+    for (; n % 4 != 0; n++) {
+        list[n] = list[n - 1];
+        value[n] = 0;
+    }
+    return n;
+}
+
+/* Blocks [block, end) of product row b, at most BLOCKS_MOST. */
+static void multiply_columns(const job *j, size_t b, size_t block, size_t end) {
+    const bn_tensor *t = j->p->w;
+    uint32_t list[BN_LIST_MOST];
+    int8_t value[BN_LIST_MOST];
+    int32_t acc[BLOCKS_MOST * BLOCK];
+    memset(acc, 0, (end - block) * BLOCK * sizeof *acc);
+    for (size_t k = 0; k < t->cols; k += BN_LIST_MOST) {
+        const size_t stop = t->cols - k < BN_LIST_MOST ? t->cols : k + BN_LIST_MOST;
+        const bn_lines lines = {.acc = acc,
+                                .lines = t->data + block * BN_TILE_BYTES,
+                                .line_bytes = t->bytes / t->cols,
+                                .codes = (end - block) * BLOCK,
+                                .list = list,
+                                .n = list_columns(list, value, input(j, b), k, stop),
+                                .q = value};
+        if (lines.n > 0)
+            j->m->kernels.ternary_columns(&lines);
+    }
+    const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;
+    for (size_t r = r0; r < stop; r += BN_CHUNK_ROWS)
+        bn_scale_sums(j->w, j->first + b, j->p, b, acc + (r - r0), 1, r,
+                      stop - r < BN_CHUNK_ROWS ? stop - r : BN_CHUNK_ROWS);
+}
+
+static void run_columns(void *context, int32_t thread, int32_t n_threads) {
+    const job *j = context;
+    size_t first, last;
+    bn_share((j->p->w->rows + BLOCK - 1) / BLOCK, thread, n_threads, &first, &last);
+    for (size_t b = 0; b < j->rows; b++)
+        for (size_t i = first; i < last; i += BLOCKS_MOST)
+            multiply_columns(j, b, i, last - i < BLOCKS_MOST ? last : i + BLOCKS_MOST);
+}
+
+void bn_linear_lines(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
+                     const bn_product *product) {
+    job j = {m, w, product, first, rows};
+    bn_pool_run(m->pool, product->w->encoding == BN_TERNARY_2BIT_ROWS ? run_rows : run_columns, &j);
+}
