@@ -40,7 +40,8 @@ PROJECTIONS = {
 }  # fmt: skip
 SHAPE: dict[str, Any] = {
     "vocab_size": 301, "hidden_size": 96, "intermediate_size": 140, "num_hidden_layers": 3, "num_attention_heads": 3,
-    "num_key_value_heads": 1, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5,
+    "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 MULTIPLY = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
 ONLINE = MULTIPLY | {"quantization_mode": "online"}

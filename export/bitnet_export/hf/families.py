@@ -105,12 +105,12 @@ def refuse(config: Fields) -> list[str]:
 def model_config(config: Fields, family: Family, *, tied: bool, linear_norm: bool, pooling: str) -> ModelConfig:
     """The ModelConfig of a folder, scope of the scales and format of the tables aside."""
     dim, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if heads < 1:
-        raise SourceError(f"{config.what}: num_attention_heads is {heads}, expected at least 1")
+    if heads < 1 or dim < 1:
+        raise SourceError(f"{config.what}: hidden_size is {dim} and num_attention_heads {heads}, expected at least 1")
     default_head = None if "head_dim" not in config and dim % heads else dim // heads
     head_dim = config.integer("head_dim", default_head)
     activation = config.get("hidden_activation", config.get("hidden_act"))
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise SourceError(f"{config.what}: hidden_act is {activation!r:.40}, expected one of {', '.join(_ACTIVATIONS)}")
     values = family.fixed | {
         "vocab_size": config.integer("vocab_size"), "dim": dim, "n_layers": config.integer("num_hidden_layers"),
@@ -134,7 +134,10 @@ def _gemma(config: Fields, dim: int) -> dict[str, Any]:
     full, local = gemma_rope(config)
     window = _windows(config)
     values = window | {"embedding_scale": math.sqrt(dim)}
-    values["attention_scale"] = config.number("query_pre_attn_scalar", 256.0) ** -0.5
+    scalar = config.number("query_pre_attn_scalar", 256.0)
+    if scalar <= 0:
+        raise SourceError(f"{config.what}: query_pre_attn_scalar is {scalar}, expected a number above 0")
+    values["attention_scale"] = scalar**-0.5
     if window["sliding_window"] and not window["global_every"]:
         return values | local
     if window["global_every"]:
@@ -147,6 +150,8 @@ def _gemma(config: Fields, dim: int) -> dict[str, Any]:
 def _windows(config: Fields) -> dict[str, int]:
     """sliding_window and global_every, from the kind of each layer."""
     window, layers = config.integer("sliding_window", 0), config.integer("num_hidden_layers")
+    if not 1 <= layers <= 1024:
+        raise SourceError(f"{config.what}: num_hidden_layers is {layers}, expected 1 to 1024")
     kinds = config.words("layer_types")
     if not window or config.get("use_sliding_window", True) is False:
         kinds = kinds or ["full_attention"] * layers

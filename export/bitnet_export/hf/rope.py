@@ -24,11 +24,10 @@ def gemma_rope(config: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     given = config.object("rope_parameters")
     if given is None:
         local = {"rope_theta": config.number("rope_local_base_freq", 10_000.0)}
-        given = {"full_attention": config.object("rope_scaling") or {}, "sliding_attention": local}
-    full, local = (
-        Fields(given.get(kind) or {}, f"{config.what}: RoPE") for kind in ("full_attention", "sliding_attention")
-    )
-    return _kind(full, config.number("rope_theta", 1e6), config), _kind(local, 10_000.0, config)
+        given = {"full_attention": config.get("rope_scaling"), "sliding_attention": local}
+    both, what = Fields(given, f"{config.what}: rope_parameters"), f"{config.what}: RoPE"
+    full, window = (Fields(both.object(f"{kind}_attention") or {}, what) for kind in ("full", "sliding"))
+    return _kind(full, config.number("rope_theta", 1e6), config), _kind(window, 10_000.0, config)
 
 
 def _kind(given: Fields, theta: float, config: Fields) -> dict[str, Any]:
@@ -58,6 +57,8 @@ def _kind(given: Fields, theta: float, config: Fields) -> dict[str, Any]:
                 f"{given.what} of type yarn with truncate = {given['truncate']!r}, only true is supported"
             )
         base |= {"rope_beta_fast": given.number("beta_fast", 32.0), "rope_beta_slow": given.number("beta_slow", 1.0)}
+        if min(base["rope_beta_fast"], base["rope_beta_slow"]) <= 0 or base["rope_theta"] <= 1:
+            raise SourceError(f"{given.what}: yarn wants beta_fast and beta_slow above 0 and rope_theta above 1")
         base["rope_attention_factor"] = _attention_factor(given, factor)
     return base | ({"rope_original_context": original} if kind != "linear" else {})
 

@@ -1,0 +1,377 @@
+"""Damaged, wrong and hostile Hugging Face folders: one clear error each, and no file."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import hf_models
+from bitnet_export.convert import open_source, pack_source
+from bitnet_export.source import SourceError
+
+Q = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def packed():
+    return hf_models.llama_packed()
+
+
+@pytest.fixture
+def folder(packed, tmp_path):
+    return packed.save(tmp_path / "model")
+
+
+@pytest.fixture
+def sharded(packed, tmp_path):
+    return packed.save(tmp_path / "model", shards=3)
+
+
+def refused(folder, message, error=SourceError):
+    """Converting raises this, and leaves nothing behind."""
+    before = sorted(folder.parent.iterdir())
+    with pytest.raises(error, match=message), open_source(folder) as source:
+        pack_source(source, folder.parent / "out.bitnet")
+    assert sorted(folder.parent.iterdir()) == before
+
+
+def edit(folder, **changes):
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_folder_itself_converts(packed, tmp_path, shards):
+    with open_source(packed.save(tmp_path / "model", shards)) as source:
+        pack_source(source, tmp_path / "out.bitnet")
+
+
+# ---- files ----
+
+
+def test_no_config(tmp_path):
+    refused_here = tmp_path / "empty"
+    refused_here.mkdir()
+    refused(refused_here, "no config.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not the JSON expected"),
+        (b"[]", "holds a JSON list"),
+        (b"\xff\xfe", "not the JSON expected"),
+        (b'{"a": 1, "a": 2}', "'a' comes twice"),
+        (b'{"a": NaN}', "not a finite number"),
+        (b'{"a": 1e999}', "not a finite number"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not the JSON expected"),
+        (b"[" * 100_000, "not the JSON expected"),
+        (b'{"a": "' + b"x" * (9 << 20) + b'"}', "larger than"),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_bad_json(folder, content, message):
+    (folder / "config.json").write_bytes(content)
+    refused(folder, message)
+
+
+def test_no_weights(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, "neither model.safetensors nor")
+
+
+def test_missing_shard(sharded):
+    (sharded / "model-00002-of-00003.safetensors").unlink()
+    refused(sharded, "model-00002-of-00003.safetensors is missing")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/../../b", "", "a\0b"])
+def test_names_that_lead_out(sharded, name):
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = name
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(sharded, "is not the name of a file in this folder")
+
+
+MANY = {str(i): f"{i}" for i in range(1001)}
+
+
+@pytest.mark.parametrize("places", [None, [], {}, {"a": 1}, MANY], ids=lambda places: str(places)[:9])
+def test_bad_weight_map(sharded, places):
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    refused(sharded, "weight_map is not an object|more than 1000 files")
+
+
+def test_index_and_shards_disagree(sharded):
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.extra"] = index["weight_map"]["lm_head.weight"]
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(sharded, "tensor model.extra is missing in")
+    del index["weight_map"]["model.extra"], index["weight_map"]["lm_head.weight"]
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(sharded, "lm_head.weight is there, but .* has it nowhere")
+
+
+def test_links(folder):
+    outside = folder.parent / "elsewhere"
+    (folder / "model.safetensors").rename(outside)
+    (folder / "model.safetensors").symlink_to(outside)
+    refused(folder, "is a link to .*elsewhere, outside of the folder")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("nothing")
+    refused(folder, "a link to a file that does not exist")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+    refused(folder, "cannot be read")
+
+
+def test_links_of_the_hubs_cache(folder):
+    """snapshots/REVISION holds links into blobs; that is how most published models lie on a disk."""
+    cache = folder.parent / "cache"
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "snapshots" / "rev").mkdir(parents=True)
+    for file in folder.iterdir():
+        (cache / "snapshots" / "rev" / file.name).symlink_to(file.rename(cache / "blobs" / f"sha-{file.name}"))
+    with open_source(cache / "snapshots" / "rev") as source:
+        pack_source(source, folder.parent / "out.bitnet")
+
+
+def test_not_a_regular_file(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    refused(folder, "not a regular file")
+
+
+# ---- safetensors ----
+
+
+def header(folder, change):
+    """Rewrite the header of model.safetensors."""
+    content = (folder / "model.safetensors").read_bytes()
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    text = change(json.loads(content[8:end]))
+    text = text if isinstance(text, bytes) else json.dumps(text).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content[end:])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ({"dtype": "F99"}, "dtype 'F99'"),
+        ({"dtype": ["F32"]}, "dtype"),
+        ({"shape": [-1, 4]}, "expected natural numbers"),
+        ({"shape": [True]}, "expected natural numbers"),
+        ({"shape": "x"}, "expected natural numbers"),
+        ({"shape": [1 << 62, 1 << 62]}, "bytes, its shape"),
+        ({"data_offsets": [0, 1 << 62]}, "bytes, its shape"),
+        ({"data_offsets": [9, 3]}, "bytes, its shape"),
+        ({"data_offsets": [0]}, "expected natural numbers"),
+        ({"more": 1}, "expected dtype, shape and data_offsets"),
+    ],
+    ids=str,
+)
+def test_bad_lines_of_the_header(folder, lines, message):
+    header(folder, lambda h: h | {f"{Q}.weight": h[f"{Q}.weight"] | lines})
+    refused(folder, message)
+
+
+def test_bad_headers(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    for bad in (b"", b"\1\0\0", struct.pack("<Q", 1 << 60) + content[8:], b"GGUF" + content, b"\0" * 100):
+        (folder / "model.safetensors").write_bytes(bad)
+        refused(folder, "damaged or not a safetensors file")
+    (folder / "model.safetensors").write_bytes(content[:-1])
+    refused(folder, "its header calls for")
+    (folder / "model.safetensors").write_bytes(content + b"\0")
+    refused(folder, "its header calls for")
+    (folder / "model.safetensors").write_bytes(content)
+    header(folder, lambda h: json.dumps(h).replace("{", '{"__metadata__": {}, "__metadata__": {}, ', 1).encode())
+    refused(folder, "comes twice")
+
+
+def test_overlapping_tensors(folder):
+    def overlap(lines):
+        lines[f"{Q}.weight"]["data_offsets"] = lines["model.layers.0.self_attn.q_proj.weight"]["data_offsets"]
+        return lines
+
+    header(folder, overlap)
+    refused(folder, "no holes, no overlap")
+
+
+@pytest.mark.parametrize("cut", range(0, 100, 7))
+def test_every_truncation(folder, cut):
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * cut // 100])
+    refused(folder, "damaged|calls for")
+
+
+# ---- tensors ----
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (f"{Q}.weight", None, "q_proj.weight is missing"),
+        (f"{Q}.weight_scale", None, "its scale .*weight_scale is missing"),
+        (f"{Q}.weight", torch.zeros((25, 96), dtype=torch.uint8),
+         r"has shape \[25, 96\], config.json calls for \[24, 96\]"),
+        (f"{Q}.weight", torch.full((24, 96), 255, dtype=torch.uint8), "a code is 3"),
+        (f"{Q}.weight", torch.zeros(96, 96, dtype=torch.int8), "dtype I8"),
+        (f"{Q}.weight", torch.zeros(96, 96, dtype=torch.float64), "dtype F64"),
+        (f"{Q}.weight", torch.randn(96, 96), "has a weight_scale, but its values are not ternary"),
+        (f"{Q}.weight_scale", torch.ones(96), r"has shape \[96\], expected \[1\]"),
+        (f"{Q}.weight_scale", torch.zeros(1), "is 0.0, expected a finite number above 0"),
+        (f"{Q}.weight_scale", -torch.ones(1), "expected a finite number above 0"),
+        (f"{Q}.weight_scale", torch.tensor([torch.nan]), "expected a finite number above 0"),
+        (f"{Q}.weight_scale", torch.tensor([1e-45]), "expected a finite number above 0"),
+        (f"{Q}.weight_scale", torch.ones(1, dtype=torch.uint8), "dtype U8"),
+        (f"{Q}.lora_A.weight", torch.ones(8, 96), "lora_A.weight is there, config.json does not call for it"),
+        (f"{Q}.bias", torch.ones(96), "q_proj.bias is there, config.json does not call for it"),
+        ("model.norm.weight", torch.full((96,), torch.nan), "NaN or infinity"),
+        ("model.embed_tokens.weight", torch.full((301, 96), torch.inf), "NaN or infinity"),
+        ("model.embed_tokens.weight", torch.ones(300, 96), r"has shape \[300, 96\], config.json calls for \[301, 96\]"),
+        (f"{Q}.rms_norm.weight", torch.ones(96), "rms_norm.weight is there"),
+        ("model.layers.0.self_attn.q_proj.rms_norm.weight", torch.ones(96), "projections q have a norm"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_tensors(folder, name, value, message):
+    edit_tensors(folder, lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value}))
+    refused(folder, message)
+
+
+def test_tensors_of_older_programs_are_skipped(folder):
+    edit_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}))
+    with open_source(folder) as source:
+        pack_source(source, folder.parent / "out.bitnet")
+
+
+def test_a_full_precision_model(tmp_path):
+    model = hf_models.falcon_masters()
+    del model.config["quantization_config"]
+    refused(model.save(tmp_path / "model"), "this is a full-precision model. `bitnet train`")
+
+
+def test_masters_with_nan(tmp_path):
+    model = hf_models.falcon_masters()
+    model.tensors[f"{Q}.weight"][3, 4] = torch.nan
+    refused(model.save(tmp_path / "model"), "q_proj.weight holds NaN or infinity")
+
+
+# ---- config.json ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "architectures is .*Mamba.*, expected one of"),
+        ({"architectures": None}, "architectures is"),
+        ({"architectures": "LlamaForCausalLM"}, "expected a list of strings"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 2}}, "quant_method is 'gptq', expected bitnet"),
+        ({"quantization_config": {}}, "quant_method is None"),
+        ({"quantization_config": []}, "expected an object"),
+        ({"quantization_config": None}, "it would say multiply or divide"),
+        ({"quantization_config": hf_models.DIVIDE | {"linear_class": "other"}}, "linear_class is 'other'"),
+        ({"quantization_config": hf_models.DIVIDE | {"modules_to_not_convert": ["layers.*"]}}, "names, not patterns"),
+        ({"quantization_config": hf_models.DIVIDE | {"use_rms_norm": True}}, "none have a norm"),
+        ({"quantization_config": hf_models.DIVIDE | {"modules_to_not_convert": ["model.layers.0"]}},
+         "in all layers or in none"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_act": ["silu"]}, "hidden_act is"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "96"}, "expected an integer"),
+        ({"hidden_size": 10**30}, "dim is|head_dim is"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0"),
+        ({"num_key_value_heads": 2}, "multiple of n_kv_heads"),
+        ({"vocab_size": 300}, r"config.json calls for \[300, 96\]"),
+        ({"rms_norm_eps": -1}, "norm_eps is"),
+        ({"rms_norm_eps": True}, "expected a number"),
+        ({"attention_bias": True}, "bias is missing"),
+        ({"attention_bias": 1}, "expected true or false"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"num_local_experts": 8}, "num_local_experts = 8"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "of type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor is missing"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "expected at least 1"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "turns 0.5 of a head"),
+        ({"rope_parameters": 5}, "expected an object"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types is"),
+        ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is missing"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types is"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_configurations(folder, changes, message):
+    edit(folder, **changes)
+    refused(folder, message)
+
+
+ODD = [None, True, -1, 0, 10**30, 1e30, 1e-30, "x", [], {}, [1], {"a": 1}, {"full_attention": 3, "rope_type": {}}]
+
+
+@pytest.mark.parametrize("make", [hf_models.llama_packed, hf_models.bonsai, lambda: hf_models.embedding("gemma3")])
+def test_odd_values_everywhere(make, tmp_path):
+    """Of any field: the folder opens, or one SourceError."""
+    model, outcomes = make(), set()
+    folder = model.save(tmp_path / "model")
+    names = [*model.config, "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window"]
+    for name in names:
+        for value in ODD:
+            (folder / "config.json").write_text(json.dumps(model.config | {name: value}))
+            try:
+                with open_source(folder):
+                    outcomes.add("opened")
+            except SourceError:
+                outcomes.add("refused")
+    assert outcomes == {"opened", "refused"}
+
+
+# ---- the rest ----
+
+
+def test_another_models_tokenizer(folder):
+    from tokenizers import Tokenizer, models
+
+    (folder / "tokenizer.json").write_text(Tokenizer(models.BPE({f"t{i}": i for i in range(400)}, [])).to_str())
+    refused(folder, "token id 399, config.json has vocab_size 301")
+    (folder / "tokenizer.json").write_text("{}")
+    refused(folder, "is not a tokenizer")
+
+
+def test_bad_generation_defaults(folder):
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": "hot"}')
+    refused(folder, "temperature is 'hot', expected a number")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 999]}')
+    with open_source(folder) as source:
+        assert "eos_token_ids" not in source.generation
+        assert "[2, 999]" in source.assumptions[0]
+
+
+def test_random_bytes_in_the_header(folder):
+    """A changed byte of the header is refused, or changes nothing but a name that is skipped."""
+    path, random = folder / "model.safetensors", np.random.default_rng(0)
+    content = path.read_bytes()
+    for _ in range(150):
+        changed = bytearray(content)
+        changed[random.integers(0, 8 + struct.unpack("<Q", content[:8])[0])] = random.integers(0, 256)
+        path.write_bytes(changed)
+        try:
+            with open_source(folder):
+                pass
+        except SourceError:
+            pass
