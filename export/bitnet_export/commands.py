@@ -80,7 +80,7 @@ def _register_convert(verbs: Any) -> None:
         "--head",
         choices=("int8", "f16", "f32"),
         default="int8",
-        help="how the packed file stores embedding and head; the report says what int8 costs [int8]",
+        help="how embedding and head are stored, in GGUF int8 is Q8_0; the report says what int8 costs [int8]",
     )
     convert.add_argument("--type", choices=("TQ2_0", "TQ1_0", "F16"), default="TQ2_0", help="with --to gguf [TQ2_0]")
     convert.add_argument("--form", choices=("int8", "float", "2bit"), default="int8", help="with --to onnx [int8]")
@@ -124,17 +124,23 @@ def _export(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     report: Conversion | Written | OnnxReport
     with _progress_line() as progress:
+
+        def count(done: int, total: int) -> None:
+            progress(f"writing tensor {done} of {total}")
+
         if args.to == "hf":
             from .hf.write import write_folder
 
-            report = write_folder(args.source, args.out)
+            report = write_folder(args.source, args.out, progress=count)
         elif args.to == "gguf":
             from .gguf.write import write_gguf
 
-            report = write_gguf(args.source, args.out, type=args.type)
+            head = {"int8": "Q8_0"}.get(args.head, args.head.upper())
+            report = write_gguf(args.source, args.out, body=args.type, head=head, progress=count)
         elif args.to == "onnx":
             from .to_onnx.write import write_onnx
 
+            progress("writing the graph and comparing it with the engine")
             report = write_onnx(args.source, args.out, form=args.form)
         else:
             from .convert import convert

@@ -87,7 +87,10 @@ class PackedFile:
                 raise PackedFormatError(f"{path}: is empty, expected a packed model file")
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            return cls(content)
+            checked = cls(content)
+            if hasattr(mmap, "MADV_DONTNEED"):
+                content.madvise(mmap.MADV_DONTNEED)  # pages that were checked no longer count as memory in use
+            return checked
         except PackedFormatError as error:
             raise PackedFormatError(f"{path}: {error}") from None
 

@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bitnet.config import ModelConfig
 from bitnet.model import Block, RMSNorm, rope_tables
-from bitnet.quant import activation_codes, embedding_rows, integer_product, output_logits
+from bitnet.quant import activation_codes, embedding_rows, integer_product, row_codes, stored_rows
 
-from . import packed
+from . import layout, packed
 from .packed import NONE, ROLE, Key
 from .source import Floats, Source, Ternary
 from .source import Tensor as Stored
@@ -49,7 +48,7 @@ class FrozenLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, s = activation_codes(x.flatten(0, -2))
         y = integer_product(q, self.codes, self.scales, s).to(x.dtype).unflatten(0, x.shape[:-1])
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else torch.add(y, self.bias)
 
 
 def hidden_states(source: Source, passes: Sequence[Pass], seen: Seen | None = None) -> list[list[Tensor]]:
@@ -73,9 +72,38 @@ def logits(
     """Logits by pass and texts, each (n, T, rows), for one range of the vocabulary after another."""
     config = source.config
     table = source.load(Key(0, NONE, ROLE["embedding" if config.tie_embeddings else "head"], NONE, 0))
+    inputs = [torch.cat([x.flatten(0, 1) for x in state]) for state in states]
+    codes = [activation_codes(x) for x in inputs]
     for first in range(0, config.vocab_size, _ROWS):
         rows = slice(first, min(first + _ROWS, config.vocab_size))
-        yield rows, [[_head(config, each, table, rows, x) for x in s] for each, s in zip(passes, states, strict=True)]
+        head = _Head(table, rows)
+        parts = []
+        for each, x, (q, s), state in zip(passes, inputs, codes, states, strict=True):
+            y = head.product(x, q, s, each.head_format)
+            if config.logit_softcap:
+                y = config.logit_softcap * torch.tanh(y / config.logit_softcap)
+            texts = torch.split(y, [len(text) * text.shape[1] for text in state])
+            parts.append([part.view(*text.shape[:2], -1) for part, text in zip(texts, state, strict=True)])
+        yield rows, parts
+
+
+class _Head:
+    """Some rows of the head, quantized once for all passes."""
+
+    def __init__(self, table: Stored, rows: slice) -> None:
+        self.weight: Tensor | None = None  # None: ternary
+        if isinstance(table, Ternary):
+            scales = _rows_of(table.scales, rows)
+            self.integers = torch.from_numpy(table.codes[rows]), torch.from_numpy(scales)
+        else:
+            self.weight = torch.from_numpy(np.ascontiguousarray(table.rows(rows.start, rows.stop)))
+            self.integers = row_codes(self.weight)
+
+    def product(self, x: Tensor, q: Tensor, s: Tensor, head_format: str) -> Tensor:
+        """x: (M, D), of which q and s are the codes. Returns (M, rows)."""
+        if self.weight is None or head_format == "int8":
+            return integer_product(q, *self.integers, s).to(x.dtype)
+        return nn.functional.linear(x, stored_rows(self.weight, head_format).to(x.dtype))
 
 
 def pooled(hidden: Tensor, pooling: str) -> Tensor:
@@ -99,18 +127,6 @@ def _embed(source: Source, each: Pass, windows: Windows) -> Tensor:
     return source.config.embedding_scale * x
 
 
-def _head(config: ModelConfig, each: Pass, table: Stored, rows: slice, x: Tensor) -> Tensor:
-    if isinstance(table, Ternary):
-        part = Ternary(table.codes[rows], _rows_of(table.scales, rows))
-        y = FrozenLinear(part, None)(x)
-    else:
-        weight = torch.from_numpy(np.ascontiguousarray(table.rows(rows.start, rows.stop)))
-        y = output_logits(x, weight.to(each.dtype), each.head_format)
-    if config.logit_softcap:
-        y = config.logit_softcap * torch.tanh(y / config.logit_softcap)
-    return y
-
-
 def _rows_of(scales: NDArray[np.float32], rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
     return scales if scales.size == 1 else scales[rows]
 
@@ -118,7 +134,7 @@ def _rows_of(scales: NDArray[np.float32], rows: slice | NDArray[np.int64]) -> ND
 def dense(weight: Ternary) -> NDArray[np.float32]:
     """codes · scales, (N, K)."""
     if weight.scales.ndim == 2:
-        return weight.codes * np.repeat(weight.scales, packed.layout.SCALE_GROUP_K, axis=1)[:, : weight.codes.shape[1]]
+        return weight.codes * np.repeat(weight.scales, layout.SCALE_GROUP_K, axis=1)[:, : weight.codes.shape[1]]
     return weight.codes * weight.scales[:, None]
 
 

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,11 +63,13 @@ def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress
         Pass(texts[1:], torch.float32, stored, NOISE),
         Pass(texts[1:], torch.float32, "f32"),
     ]
-    with torch.inference_mode(), Model.load(path, kv_type="f32", verify=False) as engine:
-        progress("comparing with the source, layer by layer")
+    progress("comparing with the source: the engine")
+    with Model.load(path, kv_type="f32", verify=False) as engine:
+        found = _run(engine, *texts) if config.has_head else _embed(engine, *texts)
+    progress("comparing with the source: the reference, layer by layer")
+    with torch.inference_mode():
         states = hidden_states(source, passes, weights.compare)
-        compare = _compare_logits if config.has_head else _compare_vectors
-        result = compare(source, passes, states, engine)
+        result = (_compare_logits if config.has_head else _compare_vectors)(source, passes, states, found)
     short, long = result.short, result.long
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
     check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, result.noise))
@@ -83,6 +85,7 @@ class _Weights:
 
     def compare(self, key: Key, tensor: Stored) -> None:
         record = self.file.tensors[key]
+        pairs: list[tuple[str, NDArray[Any], NDArray[Any]]]
         if isinstance(tensor, Ternary):
             pairs = [
                 ("codes", self.file.codes(record), tensor.codes),
@@ -141,6 +144,23 @@ class _Sums:
         return (self.chosen - self.total).numpy()
 
 
+class _Engine(NamedTuple):
+    """What the engine computes."""
+
+    logits: NDArray[np.float32]  # of the prompts, (n, T, V)
+    prompts: Scores
+    text: Scores
+
+
+def _run(engine: Model, prompts: Windows, text: Windows) -> _Engine:
+    rows = []
+    with engine.session(n_ctx=SHORT) as session:
+        for tokens in prompts.tolist():
+            session.reset()
+            rows.append(session.append(tokens, "all"))
+    return _Engine(np.array(rows), engine_scores(engine, prompts), engine_scores(engine, text))
+
+
 class _Result(NamedTuple):
     short: Agreement
     long: Agreement
@@ -155,41 +175,37 @@ class _Result(NamedTuple):
         return cls(short, long, noise, HeadCost.of(stored, "published", ref32, published))
 
 
-def _compare_logits(source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: Model) -> _Result:
+def _compare_logits(
+    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: _Engine
+) -> _Result:
     """Every logit of the prompts; log-probabilities of all texts."""
-    prompts, text = passes[REF32].texts
-    logits_of_engine = np.stack([_engine_logits(engine, row) for row in prompts])
     sums = [[_Sums(windows) for windows in each.texts] for each in passes]
-    apart, floor = np.zeros(prompts.shape), np.zeros(prompts.shape)
+    apart, floor = np.zeros(engine.logits.shape[:2]), np.zeros(engine.logits.shape[:2])
     for rows, parts in logits(source, passes, states):
         for total, part in zip(itertools.chain(*sums), itertools.chain(*parts), strict=True):
             total.add(rows, part)
         ref32, ref64 = parts[REF32][0], parts[REF64][0]
-        apart += np.abs(logits_of_engine[:, :, rows] - ref32.numpy()).sum(-1)
+        apart += np.abs(engine.logits[:, :, rows] - ref32.numpy()).sum(-1)
         floor += (ref64 - ref32).abs().sum(-1).numpy()
     found, expected = (float(np.median(d)) / source.config.vocab_size for d in (apart, floor))
     check_limit("median difference of all logits of a token in short prompts", found, EXACT + 1.5 * expected)
-    short = Agreement.of(engine_scores(engine, prompts), sums[REF32][0].scores(), sums[REF64][0].scores())
-    long = [each[-1].scores() for each in sums]
-    return _Result.of(short, engine_scores(engine, text), long, passes[REF32].head_format)
-
-
-def _engine_logits(engine: Model, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-    with engine.session(n_ctx=len(tokens)) as session:
-        rows = session.append(tokens.tolist(), "all")
-    assert rows is not None
-    return rows
+    short = Agreement.of(engine.prompts, sums[REF32][0].scores(), sums[REF64][0].scores())
+    return _Result.of(short, engine.text, [each[-1].scores() for each in sums], passes[REF32].head_format)
 
 
 # ---- embedding models: vectors of length 1, their components in place of log-probabilities ----
 
 
+def _embed(engine: Model, prompts: Windows, text: Windows) -> _Engine:
+    vectors = [np.array(engine.embed(windows.tolist()), np.float64) for windows in (prompts, text)]
+    return _Engine(np.empty((0, 0, 0), np.float32), *vectors)
+
+
 def _compare_vectors(
-    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: Model
+    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: _Engine
 ) -> _Result:
     def vectors(state: torch.Tensor) -> Scores:
         return pooled(state, source.config.pooling).double().numpy()
 
-    prompts, text = (np.array(engine.embed(windows.tolist()), np.float64) for windows in passes[REF32].texts)
-    short = Agreement.of(prompts, vectors(states[REF32][0]), vectors(states[REF64][0]))
-    return _Result.of(short, text, [vectors(state[-1]) for state in states], passes[REF32].head_format)
+    short = Agreement.of(engine.prompts, vectors(states[REF32][0]), vectors(states[REF64][0]))
+    return _Result.of(short, engine.text, [vectors(state[-1]) for state in states], passes[REF32].head_format)
