@@ -1,0 +1,241 @@
+"""A packed file as a Hugging Face folder: what transformers computes from it, and the way back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bitnet.config import ModelConfig
+from bitnet_export import PackedFile, packed, random_model
+from bitnet_export.convert import open_source, pack_source
+from bitnet_export.hf.write import write_folder
+from bitnet_export.packed import ROLES
+from bitnet_runtime import Model
+from packed_source import source_of
+from runtime_models import TEMPLATE, byte_tokenizer
+
+BITNET = ModelConfig(
+    vocab_size=131, dim=48, n_layers=3, n_heads=3, n_kv_heads=1, head_dim=16, ffn_dim=100, max_context=200,
+)  # fmt: skip
+PLAIN = BITNET.replace(sub_norm=False, activation="silu")
+YARN: dict[str, Any] = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_attention_factor": 1.2}
+LLAMA3: dict[str, Any] = {"rope_scaling": "llama3", "rope_factor": 8.0}
+CONFIGS = {
+    "BitNetForCausalLM": BITNET,
+    "BitNetForCausalLM, biases": BITNET.replace(qkv_bias=True, o_bias=True, tie_embeddings=False),
+    "BitNetForCausalLM, some ternary": BITNET.replace(ternary=("q", "v", "up", "down"), head_format="f16"),
+    "LlamaForCausalLM": PLAIN.replace(tie_embeddings=False, rope_theta=5e5, head_dim=10),
+    "LlamaForCausalLM, rows, odd": PLAIN.replace(ffn_dim=101, weight_scale="row", vocab_size=133),
+    "LlamaForCausalLM, groups": PLAIN.replace(
+        dim=150, head_dim=50, ffn_dim=140, weight_scale="group", head_format="f32"
+    ),
+    "LlamaForCausalLM, scaled": PLAIN.replace(rope_original_context=64, ffn_bias=True, **LLAMA3),
+    "LlamaForCausalLM, norms inside": PLAIN.replace(linear_norm=True, head_format="f32", activation="gelu"),
+    "Qwen3ForCausalLM": PLAIN.replace(qk_norm=True, dim=52, head_dim=32, rope_original_context=50, **YARN),
+    "Qwen2ForCausalLM": PLAIN.replace(qkv_bias=True, rope_scaling="linear", rope_factor=2.0),
+    "MistralForCausalLM": PLAIN.replace(sliding_window=7, activation="relu"),
+}
+
+
+def build(config: ModelConfig, path: Path, seed: int = 1, **sections: Any) -> Path:
+    """A random model, with what `random_model` does not draw: scaled RoPE and other sections."""
+    random_model(config.replace(rope_scaling="none"), path.with_suffix(".random"), seed)
+    source = dataclasses.replace(source_of(path.with_suffix(".random")), config=config, **sections)
+    pack_source(source, path, head=config.head_format)
+    path.with_suffix(".random").unlink()
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _eager() -> None:
+    torch.compiler.set_stance("force_eager")  # transformers unpacks weights in a function that it compiles
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """Packed file, folder, architecture."""
+    folder = tmp_path_factory.mktemp("hf")
+    path = build(CONFIGS[request.param], folder / "m.bitnet")
+    write_folder(path, folder / "hf")
+    return path, folder / "hf", request.param.split(",")[0]
+
+
+def load(folder: Path) -> Any:
+    found, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info  # no missing, unexpected or mismatched tensor
+    return found
+
+
+def log_probabilities(forward: Callable[[list[int]], Any], texts: list[list[int]]) -> NDArray[np.float64]:
+    return np.stack([torch.as_tensor(forward(text)).double().log_softmax(-1).numpy() for text in texts])
+
+
+@torch.no_grad()
+def test_transformers_gives_the_same_logits(model: tuple[Path, Path, str]) -> None:
+    path, folder, architecture = model
+    theirs = load(folder)
+    assert type(theirs).__name__ == architecture
+    rng = np.random.default_rng(0)
+    short, long = (rng.integers(0, 131, shape).tolist() for shape in ((24, 7), (8, 80)))
+
+    def torch_logits(text: list[int]) -> Any:
+        return theirs(torch.tensor([text])).logits[0]
+
+    with Model.load(path, kv_type="f32") as engine, engine.session() as session:
+
+        def our_logits(text: list[int]) -> Any:
+            session.reset()
+            return session.append(text, "all")
+
+        apart = np.abs(log_probabilities(our_logits, short) - log_probabilities(torch_logits, short))
+        ours = log_probabilities(our_logits, long)
+    # Design, the noise floor: two right fp32 programs differ by a few 1e-6 until an activation falls on the
+    # other side of a rounding edge, which happens in one of ten prompts of these small models.
+    assert np.median(apart.max(axis=(1, 2))) <= 1e-5
+    # Later tokens see all that happened before; the distance of one pair of right programs is a draw, so take
+    # several: fp64, and fp32 with gains of the norms that differ by half a unit in the last place.
+    fp32, floors = log_probabilities(torch_logits, long), []
+    norms = [(p, p.clone()) for name, p in theirs.named_parameters() if "norm" in name]
+    for seed in range(5):
+        random = torch.Generator().manual_seed(seed)
+        for gains, exact in norms:
+            gains.copy_(exact * (1 + 6e-8 * torch.randn(exact.shape, generator=random)))
+        floors.append(log_probabilities(torch_logits, long))
+    for gains, exact in norms:
+        gains.copy_(exact)
+    theirs.double()
+    floors.append(log_probabilities(torch_logits, long))
+    assert np.abs(ours - fp32).mean() <= 1e-5 + 1.5 * max(np.abs(other - fp32).mean() for other in floors)
+
+
+def test_there_and_back_gives_the_same_codes_and_scales(model: tuple[Path, Path, str], tmp_path: Path) -> None:
+    path, folder, _ = model
+    ours = PackedFile.open(path)
+    with open_source(folder) as source:
+        pack_source(source, tmp_path / "back.bitnet", head=ours.configs[0].head_format)
+    back = PackedFile.open(tmp_path / "back.bitnet")
+    assert list(back.tensors) == list(ours.tensors)
+    for key, record in ours.tensors.items():
+        again = back.tensors[key]
+        assert (again.encoding, again.scope) == (record.encoding, record.scope), key.name
+        if record.encoding == packed.TERNARY_2BIT:
+            assert np.array_equal(back.codes(again), ours.codes(record)), key.name
+            assert back.scales(again).tobytes() == ours.scales(record).tobytes(), key.name
+        elif record.encoding == packed.INT8_PLANES:
+            assert np.array_equal(back.codes(again), ours.codes(record)), key.name
+            # σ comes back as (127·σ)/127: two roundings.
+            assert np.allclose(back.scales(again), ours.scales(record), rtol=2**-22, atol=0), key.name
+        elif key.part:  # stored as b/γ, because transformers adds it before it multiplies by γ: two roundings
+            assert np.allclose(back.values(again), ours.values(record), rtol=2**-22, atol=0), key.name
+        else:
+            assert back.values(again).tobytes() == ours.values(record).tobytes(), key.name
+
+
+def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer([b"abc"])
+    end = tokenizer.token_to_id("<|end|>")
+    generation = {"eos_token_ids": [end], "bos_token_id": end, "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7}
+    config = BITNET.replace(vocab_size=tokenizer.get_vocab_size() + 2)
+    sections = {"tokenizer": tokenizer.to_str().encode(), "template": TEMPLATE.encode(), "generation": generation}
+    write_folder(build(config, tmp_path / "m.bitnet", **sections), tmp_path / "hf")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = "héllo  wörld\n\t<|user|>x"
+    assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+    assert theirs.eos_token_id == theirs.bos_token_id == end
+    chat = theirs.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    assert chat == "<|user|>Hi<|end|><|assistant|>"
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").generation_config
+    assert (found.eos_token_id, found.temperature, found.repetition_penalty) == ([end], 0.5, 1.1)
+    assert found.do_sample is True
+    with open_source(tmp_path / "hf") as source:
+        assert source.tokenizer == sections["tokenizer"]
+        assert source.template == sections["template"]
+        assert source.generation == {key: value for key, value in generation.items() if key != "seed"}
+
+
+def test_greedy_defaults(tmp_path: Path) -> None:
+    path = build(BITNET, tmp_path / "m.bitnet", generation={"temperature": 0, "top_k": 5})
+    write_folder(path, tmp_path / "hf")
+    found = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert found == {"bos_token_id": None, "eos_token_id": None, "do_sample": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logit_softcap": 30.0}, "nearest is BitNetForCausalLM: logit_softcap is 30.0, it computes 0.0"),
+        ({"n_heads": 2, "n_kv_heads": 2}, "n_heads · head_dim is 32, its norm before o has dim = 48 inputs"),
+        (
+            {"sub_norm": False, "dim": 50, "ffn_bias": True},
+            "LlamaForCausalLM: dim is 50, it wants a multiple of n_heads",
+        ),
+        ({"ffn": "plain"}, "ffn is 'plain', it computes 'gated'"),
+        ({"o_bias": True}, "o_bias is True, it computes False"),
+        ({"rope_dim": 8}, "rope_dim is 8; only models whose whole heads turn"),
+        ({"attention_scale": 0.5}, "attention_scale is 0.5, only 1/sqrt"),
+        ({"linear_norm": True}, "linear_norm with a quantized head"),
+        ({"linear_norm": True, "ternary": ("q",)}, "linear_norm with projections of floats"),
+    ],
+)
+def test_what_transformers_does_not_compute_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "m.bitnet"
+    random_model(BITNET.replace(**change), path)
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        write_folder(path, tmp_path / "hf")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_table_of_frequencies_that_is_not_rope_theta(tmp_path: Path) -> None:
+    random_model(BITNET, tmp_path / "random.bitnet")
+    file = PackedFile.open(tmp_path / "random.bitnet")
+
+    def source(spec: packed.Spec) -> Any:
+        from bitnet_export import Encoded
+
+        record = file.tensors[spec.key]
+        if ROLES[spec.key.role] == "rope_frequencies":
+            return Encoded.f32(file.values(record) * np.float32(1.001))
+        scales = None if record.scope == packed.SCALE_NONE else file.scales(record)
+        return Encoded(record.encoding, record.scope, file.stored(record), scales)
+
+    from bitnet_export import write_packed
+
+    write_packed(tmp_path / "m.bitnet", [BITNET], source)
+    with pytest.raises(ValueError, match="rope_frequencies is not the table of rope_theta = 10000"):
+        write_folder(tmp_path / "m.bitnet", tmp_path / "hf")
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    path, out = build(BITNET, tmp_path / "m.bitnet"), tmp_path / "hf"
+    out.mkdir()
+    (out / "mine").write_text("mine")
+    with pytest.raises(FileExistsError, match="is there already"):
+        write_folder(path, out)
+    with pytest.raises(FileNotFoundError, match="create it first"):
+        write_folder(path, tmp_path / "none" / "hf")
+    (out / "mine").unlink()
+    seen = []
+
+    def stop(done: int, total: int) -> None:
+        seen.append(total)
+        if done == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(path, out, progress=stop)
+    assert seen == [seen[0]] * 10
+    assert sorted(tmp_path.iterdir()) == [out, path] and not any(out.iterdir())
+    written = write_folder(path, out)  # an empty folder may be there
+    assert written.tensors == seen[0]
+    assert written.file_bytes == sum(file.stat().st_size for file in out.iterdir())
