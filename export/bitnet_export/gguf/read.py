@@ -23,7 +23,8 @@ from .types import Q2_0, Q2_0_OF_FORKS, TYPES, Bytes, TensorType, type_of
 MAX_NAME = 64  # bytes of a tensor name (ggml's GGML_MAX_NAME)
 MAX_KEY = 65_535
 MAX_STRING = 1 << 24  # a chat template or a vocabulary entry is far smaller
-MAX_ELEMENTS = 1 << 22  # of all arrays together; the largest vocabularies have 2 arrays of 2^18, and 2^19 merges
+MAX_ELEMENTS = 1 << 21  # of all arrays together; the largest vocabularies have 3 arrays of 2^18, and 2^19 merges
+MAX_ITEMS = 1 << 16  # metadata pairs, and tensors; 1,024 layers have 26,000
 MAX_DIMENSIONS = 4
 
 _STRING, _ARRAY = 8, 9
@@ -98,13 +99,13 @@ class _Cursor:
     """Reads on through the file; never beyond its end."""
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
-        self._data = data
+        self._data, self._end = data, len(data)
         self._elements = MAX_ELEMENTS
         self.at = 0
 
     @property
     def left(self) -> int:
-        return len(self._data) - self.at
+        return self._end - self.at
 
     def take(self, size: int, what: str) -> bytes:
         if size > self.left:
@@ -117,21 +118,25 @@ class _Cursor:
     def number(self, form: str, what: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
 
-    def count(self, what: str, smallest: int) -> int:
+    def count(self, what: str, smallest: int, most: int) -> int:
         """A 64-bit count of things that take `smallest` bytes at least."""
         count: int = self.number("<Q", what)
-        if count > self.left // smallest:
-            raise SourceError(
-                f"{what} is {count}, the {self.left} bytes that follow hold at most {self.left // smallest}"
-            )
+        room = min(most, self.left // smallest)
+        if count > room:
+            where = "" if room == most else f" in the {self.left} bytes that follow"
+            raise SourceError(f"{what} is {count}, expected at most {room}{where}")
         return count
 
     def string(self, what: str, most: int = MAX_STRING) -> str:
-        size: int = self.number("<Q", what)
+        start = self.at + 8
+        size = int.from_bytes(self._data[self.at : start], "little")
         if size > most:
             raise SourceError(f"{what} has {size} bytes, expected at most {most}")
+        self.at = start + size
+        if self.at > self._end:
+            raise SourceError(f"{what} takes {size} bytes at {start}, the file ends at {self._end}; fetch it again")
         try:
-            return self.take(size, what).decode()
+            return self._data[start : self.at].decode()
         except UnicodeDecodeError:
             raise SourceError(f"{what} is not UTF-8") from None
 
@@ -154,10 +159,8 @@ class _Cursor:
         if kind != _STRING and kind not in _SCALARS:
             raise SourceError(f"{what} is an array of type {kind}, expected 0 to 12")
         width = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
-        count = self.count(f"the length of {what}", width)
+        count = self.count(f"the length of {what}", width, self._elements)
         self._elements -= count
-        if self._elements < 0:
-            raise SourceError(f"{what} has {count} elements, expected at most {MAX_ELEMENTS} in all arrays together")
         if kind == _STRING:
             return [self.string(what) for _ in range(count)]
         if kind == 7:
@@ -188,8 +191,8 @@ def _header(cursor: _Cursor) -> tuple[int, dict[str, Any], list[_Record]]:
         )
     if version not in (2, 3):
         raise SourceError(f"GGUF version is {version}, expected 2 or 3; write the file again with a newer converter")
-    tensors = cursor.count("the number of tensors", 8 + 1 + 4 + 8 + 4 + 8)
-    pairs = cursor.count("the number of metadata pairs", 8 + 1 + 4 + 1)
+    tensors = cursor.count("the number of tensors", 8 + 1 + 4 + 8 + 4 + 8, MAX_ITEMS)
+    pairs = cursor.count("the number of metadata pairs", 8 + 1 + 4 + 1, MAX_ITEMS)
     metadata: dict[str, Any] = {}
     for index in range(pairs):
         key = cursor.string(f"metadata key {index}", MAX_KEY)
