@@ -258,7 +258,7 @@ def test_the_folder_has_what_other_tools_ask_for(tmp_path: Path) -> None:
     session = OnnxDecoder(out / "model.onnx", config, threads=1).session
     told = {name % 0 if "%d" in name else name for name in (*names["inputs"].values(), *names["outputs"].values())}
     assert told == {x.name for x in (*session.get_inputs(), *session.get_outputs())}
-    expected = {"bos_token_id": 1, "eos_token_id": [256], "temperature": 0.7}
+    expected = {"bos_token_id": 1, "eos_token_id": [256], "temperature": 0.7, "do_sample": True}
     assert json.loads((out / "generation_config.json").read_text()) == expected
 
     from transformers import AutoTokenizer

@@ -19,7 +19,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from bitnet_export import packed
 from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, replacing_folder, value_rows, write_json
 from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
+from bitnet_export.side_files import generation_of, special_tokens, write_generation, write_tokenizer
 
 ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
 
@@ -40,12 +41,6 @@ NAMES = {
     "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "attn_sub_norm": "self_attn.attn_sub_norm",
     "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj", "ffn_sub_norm": "mlp.ffn_sub_norm",
     "embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head",
-}  # fmt: skip
-
-_SAMPLING = {
-    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty", "repetition_penalty": "repetition_penalty",
-    "max_tokens": "max_new_tokens", "max_new_tokens": "max_new_tokens",
 }  # fmt: skip
 
 
@@ -77,12 +72,12 @@ def write_folder(
     """
     file, config = open_decoder(source)
     graph, out = _architecture(file, config), Path(out)
-    entries, generation = list(_entries(file)), file.metadata.get("generation") or {}
+    entries, generation = list(_entries(file)), generation_of(file)
     with replacing_folder(out) as folder:
         _write_tensors(folder / "model.safetensors", entries, progress)
-        write_json(folder / "config.json", _describe(file, config, graph) | _special(generation))
-        _write_generation(folder, generation)
-        _write_tokenizer(folder, file, config, generation)
+        write_json(folder / "config.json", _describe(file, config, graph) | special_tokens(generation))
+        write_generation(folder, generation)
+        write_tokenizer(folder, file, config, generation)
         size = sum(path.stat().st_size for path in folder.iterdir())
     notes = ["load it with dtype float32 for the same logits"]
     if unpacked := sum(_is_ternary(r) and not _is_packed(r) for r in file.tensors.values()):
@@ -278,43 +273,3 @@ def _write_tensors(path: Path, entries: list[_Entry], progress: Callable[[int, i
 
 
 # ---- what is not weights ----
-
-
-def _write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
-    known = {_SAMPLING[key]: value for key, value in generation.items() if key in _SAMPLING and value is not None}
-    known["do_sample"] = known.get("temperature", 1.0) > 0
-    if not known["do_sample"]:  # greedy; transformers takes no temperature of 0 and warns of the rest
-        known = {key: value for key, value in known.items() if key not in ("temperature", "top_k", "top_p", "min_p")}
-    write_json(folder / "generation_config.json", _special(generation) | known)
-
-
-def _special(generation: Mapping[str, Any]) -> dict[str, Any]:
-    return {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": generation.get("eos_token_ids")}
-
-
-def _write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: Mapping[str, Any]) -> None:
-    tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
-    if template is not None:
-        (folder / "chat_template.jinja").write_bytes(template)
-    if tokenizer is None:
-        return
-    (folder / "tokenizer.json").write_bytes(tokenizer)
-    ends = generation.get("eos_token_ids") or []
-    ids = {"bos_token": generation.get("bos_token_id"), "eos_token": ends[0] if ends else None}
-    words = _words(tokenizer)
-    named = {name: words[token] for name, token in ids.items() if token in words}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": c.max_context}
-    write_json(folder / "tokenizer_config.json", settings | {"clean_up_tokenization_spaces": False} | named)
-
-
-def _words(tokenizer: bytes) -> dict[int, str]:
-    """Token ids of a tokenizer's JSON and what they are called. Raises ValueError when it is not one."""
-    try:
-        from tokenizers import Tokenizer
-
-        vocabulary = Tokenizer.from_str(tokenizer.decode()).get_vocab(with_added_tokens=True)
-    except ImportError:
-        raise
-    except Exception as error:  # tokenizers raises Exception itself
-        raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error}") from None
-    return {token: word for word, token in vocabulary.items()}

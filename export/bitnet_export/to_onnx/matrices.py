@@ -24,6 +24,7 @@ from onnx import TensorProto
 
 from bitnet_export import packed
 from bitnet_export.layout import PANEL, SCALE_GROUP_K
+from bitnet_export.outgoing import value_rows
 from bitnet_export.packed import Record
 from bitnet_export.reader import PackedFile
 
@@ -228,9 +229,10 @@ class Matrices:
         return self._weight(record.key.name, dtype, turned.shape, lambda: [turned])
 
     def _codes(self, record: Record) -> Iterator[NDArray[Any]]:
-        """Rows of int8 codes, a few thousand at a time; or of floats."""
-        if record.encoding not in packed.TILES or (record.scope == packed.SCALE_GROUP and self.form == "float"):
-            yield self.file.values(record)
+        """Rows of int8 codes, a few thousand at a time; or of floats, γ·T in the form "float" with group scales."""
+        grouped = record.scope == packed.SCALE_GROUP and self.form == "float"
+        if record.scope == packed.SCALE_NONE or grouped:
+            yield from value_rows(self.file, record)
             return
         planes = 2 if record.encoding == packed.INT8_PLANES else 1
         stored = self.file.stored(record).reshape(planes, -(-record.rows // PANEL), -1)

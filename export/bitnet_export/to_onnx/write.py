@@ -11,20 +11,16 @@ Always a folder, so that graph and weights appear at once or not at all.
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from bitnet.config import ModelConfig
-from bitnet_export import packed
+from bitnet_export.outgoing import replacing_folder, write_json
 from bitnet_export.reader import PackedFile
+from bitnet_export.side_files import generation_of, special_tokens, write_generation, write_tokenizer
 
 from . import graph
 from .check import OnnxReport, compare
@@ -32,7 +28,6 @@ from .matrices import FORMS
 from .ops import Graph
 
 MODEL, WEIGHTS = "model.onnx", "model.onnx_data"
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # the same words in both
 
 
 def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, form: str = "int8") -> OnnxReport:
@@ -51,44 +46,24 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
     if problems := graph.unsupported(file, form):
         raise ValueError(f"{source} cannot be written as ONNX: " + "; ".join(problems))
     with replacing_folder(out) as folder:
-        with open(folder / WEIGHTS, "xb") as weights:
-            onnx.save(graph.build(Graph(weights, WEIGHTS), file, form), folder / MODEL)
-        onnx.checker.check_model(folder / MODEL, full_check=True)
         _write_side_files(folder, file)
+        with open(folder / WEIGHTS, "xb") as weights:
+            model = graph.build(Graph(weights, WEIGHTS), file, form)
+            weights.flush()
+            os.fsync(weights.fileno())
+        onnx.save(model, folder / MODEL)
+        onnx.checker.check_model(folder / MODEL, full_check=True)
         sizes = [(folder / name).stat().st_size for name in (MODEL, WEIGHTS)]
         return OnnxReport(form, file.file_size, sum(sizes), **compare(Path(source), file, folder / MODEL))
 
 
-@contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, renamed to it on success, removed with all in it on any failure."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    temporary.mkdir()
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def _write_side_files(folder: Path, file: PackedFile) -> None:
-    config, generation = file.configs[0], file.metadata.get("generation") or {}
-    ends = generation.get("eos_token_ids") or None
-    special = {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": ends}
-    sampling = {key: generation[key] for key in SAMPLING if key in generation}
-    _write_json(folder / "config.json", _describe(config) | special)
-    _write_json(folder / "genai_config.json", _describe_for_genai(config, special))
-    _write_json(folder / "generation_config.json", special | sampling)
-    tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
-    if tokenizer is not None:
-        (folder / "tokenizer.json").write_bytes(tokenizer)
-        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    if template is not None:
-        (folder / "chat_template.jinja").write_bytes(template)
+    config, generation = file.configs[0], generation_of(file)
+    special = special_tokens(generation)
+    write_json(folder / "config.json", _describe(config) | special)
+    write_json(folder / "genai_config.json", _describe_for_genai(config, special))
+    write_generation(folder, generation)
+    write_tokenizer(folder, file, config, generation)
 
 
 def _describe(config: ModelConfig) -> dict[str, Any]:
@@ -128,7 +103,3 @@ def _describe_for_genai(config: ModelConfig, special: dict[str, Any]) -> dict[st
     sizes = {"type": "llama", "vocab_size": config.vocab_size, "context_length": config.max_context}
     search = {"max_length": config.max_context, "past_present_share_buffer": False}
     return {"model": sizes | known | {"decoder": decoder}, "search": search}
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
