@@ -237,6 +237,22 @@ def test_scales_of_rows_and_groups_come_back(tmp_path: Path, scope: str) -> None
                     assert np.array_equal(tensor.scales.ravel(), file.scales(record).ravel())
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_ternary_tables_stay_ternary(tmp_path: Path, tied: bool) -> None:
+    """The kind of Ternary Bonsai: one fp16 scale for each 128 weights, of the tables too."""
+    config = CONFIGS["qwen3"].replace(weight_scale="group", head_format="ternary", tie_embeddings=tied)
+    path, out = build(tmp_path, config), tmp_path / "m.gguf"
+    file = PackedFile.open(path)
+    for body in ("Q2_0", "F16"):
+        write_gguf(path, out, body=body)
+        with open_source(out) as source:
+            pack_source(source, tmp_path / "back.bitnet", head="ternary")
+        back = PackedFile.open(tmp_path / "back.bitnet")
+        for key, record in file.tensors.items():
+            assert back.values(back.tensors[key]).tobytes() == file.values(record).tobytes(), key.name
+            assert back.tensors[key][:3] == record[:3]
+
+
 def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:
     path, out = build(tmp_path, BITNET.replace(weight_scale="row")), tmp_path / "m.gguf"
     with pytest.raises(ValueError, match=r"attn_q\.weight has scales of rows that are no fp16 numbers"):
@@ -416,19 +432,34 @@ def test_the_vocabulary_of_a_file(tmp_path: Path) -> None:
 # ---- llama.cpp ----
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_llama_cpp_computes_nearly_the_same(model: Path, tmp_path: Path, body: str) -> None:
-    """Its activations are rounded in blocks of 256 or 32, or not at all, where the engine has one scale a
-    token. So two right programs differ by what int8 activations cost: 0.05 nats here, correlation 0.9995;
-    a wrong order of rows, a lost scale or norm leaves below 0.9."""
+def correlation_with_llama_cpp(model: Path, out: Path) -> float:
+    """Of the logits of 32 tokens."""
     llama_cpp = pytest.importorskip("llama_cpp")
-    write_gguf(model, tmp_path / "m.gguf", body=body, head="F32")
     tokens = np.random.default_rng(0).integers(0, 131, 32).tolist()
-    theirs = llama_cpp.Llama(
-        str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False, type_k=0, type_v=0
-    )
+    options = {"n_ctx": 64, "n_threads": 1, "logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}
+    theirs = llama_cpp.Llama(str(out), **options)
     theirs.eval(tokens)
     with Model.load(model, kv_type="f32") as engine, engine.session() as session:
         ours = session.append(tokens, "all")
     assert ours is not None
-    assert np.corrcoef(theirs.scores[: len(tokens)].ravel(), ours.ravel())[0, 1] > 0.998
+    return float(np.corrcoef(theirs.scores[: len(tokens)].ravel(), ours.ravel())[0, 1])
+
+
+# Activations of llama.cpp are rounded in blocks of 256 or 32, or not at all, where the engine has one scale a
+# token. So two right programs differ by what int8 activations cost: 0.05 nats here, a correlation of 0.9995; a wrong
+# order of rows, a lost scale or norm leaves below 0.97.
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_llama_cpp_computes_nearly_the_same(model: Path, tmp_path: Path, body: str) -> None:
+    pytest.importorskip("llama_cpp")
+    write_gguf(model, tmp_path / "m.gguf", body=body, head="F32")
+    assert correlation_with_llama_cpp(model, tmp_path / "m.gguf") > 0.998
+
+
+def test_llama_cpp_reads_ternary_tables(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    model = build(tmp_path, CONFIGS["qwen3"].replace(weight_scale="group", head_format="ternary"))
+    for body in ("Q2_0", "F16"):
+        write_gguf(model, tmp_path / "m.gguf", body=body)
+        assert correlation_with_llama_cpp(model, tmp_path / "m.gguf") > 0.998

@@ -41,6 +41,9 @@ CONFIGS = {
     "LlamaForCausalLM, scaled": PLAIN.replace(rope_original_context=64, ffn_bias=True, **LLAMA3),
     "LlamaForCausalLM, norms inside": PLAIN.replace(linear_norm=True, head_format="f32", activation="gelu"),
     "Qwen3ForCausalLM": PLAIN.replace(qk_norm=True, dim=52, head_dim=32, rope_original_context=50, **YARN),
+    "Qwen3ForCausalLM, Bonsai": PLAIN.replace(
+        qk_norm=True, dim=150, head_dim=50, ffn_dim=140, weight_scale="group", head_format="ternary"
+    ),
     "Qwen2ForCausalLM": PLAIN.replace(qkv_bias=True, rope_scaling="linear", rope_factor=2.0),
     "MistralForCausalLM": PLAIN.replace(sliding_window=7, activation="relu"),
 }

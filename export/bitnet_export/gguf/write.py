@@ -70,7 +70,8 @@ def write_gguf(
 ) -> GgufWritten:
     """Write a packed file as GGUF, one tensor in memory at a time; the file appears when it is complete.
 
-    body: type of the ternary weights, one of BODIES. head: of embedding and head, one of HEADS.
+    body: type of the ternary weights, one of BODIES. head: of embedding and head where they are not
+    ternary, one of HEADS.
     exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors, which llama.cpp
     knows since 2026 and other readers may not. vocabulary: False leaves the tokenizer out.
     progress: called with (tensors done, of all).
@@ -161,7 +162,10 @@ class _Writer:
             if record.key.part == 1:
                 yield self._vector(f"{name}.bias", self.file.values(record)[0][order])
             elif role in ("embedding", "head"):
-                yield self._floats(f"{name}.weight", record, KINDS[self.head], slice(None))
+                if self._is_ternary_table(record):
+                    yield from self._ternary(name, record, order)
+                else:
+                    yield self._floats(f"{name}.weight", record, KINDS[self.head], order)
             elif role not in TERNARY_LINEARS:
                 yield self._vector(f"{name}.weight", self.file.values(record)[0])
             elif record.scope == packed.SCALE_NONE:
@@ -177,6 +181,14 @@ class _Writer:
         if self.graph.name != "llama" or role not in ("q", "k"):
             return slice(None)
         return np.arange(rows).reshape(-1, 2, self.config.head_dim // 2).swapaxes(1, 2).reshape(-1)
+
+    def _is_ternary_table(self, record: Record) -> bool:
+        """Whether a table is ternary and its blocks can be; an embedding has no `.scale` in llama.cpp."""
+        if record.encoding not in packed.TERNARY.values():
+            return False
+        scales, block = self.file.scales(record), KINDS[self.body].block
+        exact = self.body == "F32" or bool((scales.astype(np.float16) == scales).all())
+        return exact and record.cols % block == 0 and (record.scope != packed.SCALE_GROUP or SCALE_GROUP_K % block == 0)
 
     def _vector(self, name: str, values: NDArray[np.float32]) -> Entry:
         return Entry(name, KINDS["F32"], values.shape, lambda: [values])
@@ -206,8 +218,10 @@ class _Writer:
             halves = scales  # d is not rounded
         elif not (halves == scales).all() and self.exact_scales:
             if record.scope != packed.SCALE_TENSOR:
-                raise ValueError(f"{name}.weight has scales of {packed.SCOPE_NAMES[record.scope]}s that are no fp16 numbers; "
-                                 "write it as F32, or round them (exact_scales)")  # fmt: skip
+                raise ValueError(
+                    f"{name}.weight has scales of {packed.SCOPE_NAMES[record.scope]}s that are no fp16 numbers; "
+                    "write it as F32, or round them (exact_scales)"
+                )
             halves, beside = np.ones(1, np.float16), scales
         if not (np.isfinite(halves) & (halves > 0)).all():
             raise ValueError(
