@@ -12,44 +12,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tiny_file.h"
-
-enum { DIM = 48, HEAD = 16, HEADS = 3, KV_HEADS = 1, FFN = 80, VOCAB = 9001, LAYERS = 2 };
-enum { CONTEXT = 320, PROMPT = 250, NEW = 60 };
-
-static void large_vocabulary(tiny_writer *w) {
-    const uint32_t one = tiny_float_bits(1);
-    uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
-    words[12] = 1;
-    words[13] = tiny_float_bits(1e-5f);
-    words[19] = words[22] = words[23] = one;
-    words[21] = words[28] = 1;
-    words[24] = tiny_float_bits(0.25f);
-    words[29] = HEAD;
-    tiny_stack(w, words, "test_session");
-    for (unsigned l = 0; l < LAYERS; l++) {
-        tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
-        tiny_tensor(w, l, 2, TINY_NONE, 0, 4, 1, HEADS * HEAD, DIM);
-        tiny_tensor(w, l, 3, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
-        tiny_tensor(w, l, 4, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
-        tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
-        tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
-        tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
-        tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
-        tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
-    }
-    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
-    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
-    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
-}
+#include "session_model.h"
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
 static bn_session_options plain; /* the cache type of the day */
-
-static void ok(bn_status status) {
-    CHECK_MSG(status == BN_OK, "%s", bn_status_text(status));
-}
 
 /* A session that holds the prompt, its random sequence started. */
 static bn_session *prompted(void) {
@@ -256,154 +223,61 @@ static void test_score(void) {
     bn_session_free(halves);
 }
 
-/* The vector of a text is that of its states: here against single appends, whose last state the
- * session keeps. Pieces and forks give the same bits. */
-static void test_embed(void) {
-    enum { N = 40 };
-    const bn_pooling kinds[] = {BN_POOL_LAST, BN_POOL_MEAN, BN_POOL_FIRST};
-    static double expected[4][DIM];
-    bn_session *s, *single;
-    memset(expected, 0, sizeof expected);
-    ok(bn_session_new(model, &plain, &single));
-    for (int i = 0; i < N; i++) {
-        double squares = 0, h[DIM];
-        ok(bn_session_append(single, prompt + i, 1, BN_LOGITS_LAST, NULL));
-        for (int d = 0; d < DIM; d++)
-            squares += (double)single->hidden[d] * (double)single->hidden[d];
-        for (int d = 0; d < DIM; d++) {
-            h[d] = (double)single->hidden[d] * (double)model->final_norm[d];
-            h[d] /= sqrt(squares / DIM + (double)model->config.norm_eps);
-            expected[BN_POOL_LAST][d] = h[d];
-            expected[BN_POOL_MEAN][d] += h[d];
-            expected[BN_POOL_FIRST][d] = i == 0 ? h[d] : expected[BN_POOL_FIRST][d];
-        }
-    }
-    ok(bn_session_new(model, &plain, &s));
-    for (size_t k = 0; k < 3; k++) {
-        float whole[DIM], pieces[DIM];
-        double squares = 0;
-        bn_session *copy;
-        ok(bn_session_rewind(s, 0));
-        ok(bn_session_embed(s, prompt, N, kinds[k], whole));
-        ok(bn_session_rewind(s, 0));
-        ok(bn_session_embed(s, prompt, 13, kinds[k], NULL));
-        CHECK_EQ(bn_session_embed(s, prompt, 1, kinds[(k + 1) % 3], NULL), BN_ERR_STATE);
-        ok(bn_session_fork(s, &copy));
-        ok(bn_session_embed(copy, prompt + 13, N - 13, kinds[k], pieces));
-        CHECK(memcmp(whole, pieces, sizeof whole) == 0);
-        for (int d = 0; d < DIM; d++)
-            squares += expected[kinds[k]][d] * expected[kinds[k]][d];
-        for (int d = 0; d < DIM; d++) /* fp32 of sums of 48 and 40 terms, each term below 1 */
-            CHECK(fabs(whole[d] - expected[kinds[k]][d] / sqrt(squares)) < 1e-5);
-        CHECK(bn_session_logits(copy) == NULL);
-        bn_session_free(copy);
-    }
-    CHECK_EQ(bn_session_embed(single, prompt, 1, BN_POOL_LAST, NULL), BN_ERR_STATE);
-    ok(bn_session_rewind(s, 5)); /* and tokens that came another way */
-    ok(bn_session_append(s, prompt, 8, BN_LOGITS_NONE, NULL));
-    CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_FIRST, NULL), BN_ERR_STATE);
-    ok(bn_session_rewind(s, 0));
-    CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_MODEL, NULL), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_session_embed(s, prompt, 1, (bn_pooling)4, NULL), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_session_embed(s, prompt, CONTEXT + 1, BN_POOL_LAST, NULL), BN_ERR_CONTEXT);
-    CHECK_EQ(bn_session_position(s), 0);
-    bn_session_free(s);
-    bn_session_free(single);
+/* One KV head for so many queries that a row alone fills the room for results of one chunk. */
+static void many_heads(tiny_writer *w) {
+    enum { D = 16, E = 2, H = 32, F = 16, V = 50 };
+    const uint32_t one = tiny_float_bits(1);
+    const uint32_t words[31] = {0,          0,
+                                V,          D,
+                                1,          H,
+                                1,          E,
+                                F,          3 * BN_CHUNK_KEYS,
+                                [12] = 1,   [13] = tiny_float_bits(1e-5f),
+                                [19] = one, [21] = 1,
+                                [22] = one, [23] = one,
+                                [24] = one, [28] = 1,
+                                [29] = E};
+    tiny_stack(w, words, "many_heads");
+    tiny_tensor(w, 0, 1, TINY_NONE, 0, 1, 0, 1, D);
+    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, H * E, D);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 4, 1, E, D);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 4, 1, E, D);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, D, H * E);
+    tiny_tensor(w, 0, 10, TINY_NONE, 0, 1, 0, 1, D);
+    tiny_tensor(w, 0, 12, TINY_NONE, 0, 4, 1, F, D);
+    tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 1, F, D);
+    tiny_tensor(w, 0, 15, TINY_NONE, 0, 4, 1, D, F);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, V, D);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, D);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, E / 2);
 }
 
-/* Texts together are texts alone, also when one goes on, and where the first session is short. */
-static void test_embed_batch(void) {
-    enum { N = 6 };
-    const int32_t lengths[N] = {3, 1, 250, 40, 2, 128}, more[N] = {1, 5, 1, 1, 1, 9};
-    const int32_t *texts[N];
-    const bn_session_options small = {.n_ctx = 4, .kv_type = plain.kv_type};
-    bn_session *together[N], *alone[N];
-    static float out[N][DIM], expected[N][DIM];
-    for (int i = 0; i < N; i++) {
-        texts[i] = prompt;
-        ok(bn_session_new(model, i == 0 ? &small : &plain, &together[i]));
-        ok(bn_session_new(model, &plain, &alone[i]));
-    }
-    for (int pooling = BN_POOL_LAST; pooling <= BN_POOL_FIRST; pooling++) {
-        for (int round = 0; round < 2; round++) {
-            const int32_t *n = round ? more : lengths;
-            ok(bn_embed_batch(together, texts, n, N, (bn_pooling)pooling, out[0]));
-            for (int i = 0; i < N; i++)
-                ok(bn_session_embed(alone[i], prompt, n[i], (bn_pooling)pooling, expected[i]));
-            CHECK(memcmp(out, expected, sizeof out) == 0);
-            CHECK_EQ(bn_session_position(together[2]), 250 + round);
-            CHECK(memcmp(bn_session_tokens(together[5]), bn_session_tokens(alone[5]),
-                         128 * sizeof *prompt) == 0);
-        }
-        for (int i = 0; i < N; i++) {
-            ok(bn_session_rewind(together[i], 0));
-            ok(bn_session_rewind(alone[i], 0));
-        }
-    }
-    const int32_t wrong[N] = {1, 1, 1, 1, 1, 0};
-    CHECK_EQ(bn_embed_batch(together, texts, wrong, N, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_embed_batch(together, texts, more, 0, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_embed_batch(together, texts, more, N, BN_POOL_MODEL, NULL), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_session_position(together[0]), 0);
-    together[1] = together[0];
-    CHECK_EQ(bn_embed_batch(together, texts, wrong, 2, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
-    for (int i = 0; i < N; i++) {
-        if (i != 1)
-            bn_session_free(together[i]);
-        bn_session_free(alone[i]);
-    }
-}
-
-/* A batch of which the last block is one row of a session with a longer text than the first holds.
- */
+/* A batch works in the memory of its first session, whatever the others hold; a sanitizer sees
+ * whether it stays there. */
 static void test_batch_of_different_contexts(void) {
-    enum { N = 2 };
-    const bn_session_options small = {.n_ctx = 1, .kv_type = plain.kv_type};
-    bn_session *together[N], *alone;
+    enum { N = 2, LONG = 2 * BN_CHUNK_KEYS + 1, V = 50 };
+    size_t size;
+    uint8_t *file = tiny_file(many_heads, SIZE_MAX, SIZE_MAX, &size);
+    const bn_session_options small = {.n_ctx = 1};
     const int32_t tokens[N] = {7, 8};
-    ok(bn_session_new(model, &small, &together[0]));
-    ok(bn_session_new(model, &plain, &together[1]));
-    ok(bn_session_append(together[1], prompt, PROMPT, BN_LOGITS_LAST, NULL));
-    ok(bn_session_append(together[1], prompt, 40, BN_LOGITS_LAST, NULL));
+    int32_t text[LONG];
+    bn_model *m;
+    bn_session *together[N], *alone;
+    for (int i = 0; i < LONG; i++)
+        text[i] = i * i % V;
+    ok(bn_model_open_bytes(file, size, NULL, &m, NULL));
+    ok(bn_session_new(m, &small, &together[0]));
+    ok(bn_session_new(m, NULL, &together[1]));
+    ok(bn_session_append(together[1], text, LONG, BN_LOGITS_LAST, NULL));
     ok(bn_session_fork(together[1], &alone));
     ok(bn_append_batch(together, tokens, N));
     ok(bn_session_append(alone, &tokens[1], 1, BN_LOGITS_LAST, NULL));
-    same_logits(together[1], alone);
+    CHECK(memcmp(bn_session_logits(together[1]), bn_session_logits(alone), V * sizeof(float)) == 0);
     bn_session_free(together[0]);
     bn_session_free(together[1]);
     bn_session_free(alone);
-}
-
-/* A model without a head has no logits to give, and says so before any work. */
-static void test_no_head(const uint8_t *file, size_t size) {
-    uint8_t *bytes = tiny_copy(file, size);
-    tiny_put(bytes + tiny_section(bytes, 1) + 4 * 28, 0, 4); /* has_head; it was tied */
-    tiny_put(bytes + tiny_section(bytes, 1) + 4 * 27, BN_POOL_MEAN, 4);
-    tiny_fix_checksums(bytes, size);
-    bn_model *headless, *with_head = model;
-    bn_model_info info;
-    bn_session *s, *right;
-    float out[2][DIM], score[2];
-    int32_t token, n;
-    ok(bn_model_open_bytes(bytes, size, NULL, &headless, NULL));
-    ok(bn_model_get_info(headless, &info));
-    CHECK(info.has_head == 0 && info.pooling == BN_POOL_MEAN);
-    ok(bn_session_new(headless, &plain, &s));
-    CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL), BN_ERR_NO_HEAD);
-    CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_ALL, NULL), BN_ERR_NO_HEAD);
-    CHECK_EQ(bn_session_score(s, prompt, 2, score), BN_ERR_NO_HEAD);
-    CHECK_EQ(bn_append_batch(&s, prompt, 1), BN_ERR_NO_HEAD);
-    CHECK_EQ(bn_session_position(s), 0);
-    ok(bn_session_embed(s, prompt, 9, BN_POOL_MODEL, out[0]));
-    CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
-    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_STATE);
-    ok(bn_session_new(with_head, &plain, &right));
-    ok(bn_session_embed(right, prompt, 9, BN_POOL_MEAN, out[1]));
-    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
-    bn_session_free(s);
-    bn_session_free(right);
-    bn_model_close(headless);
-    free(bytes);
+    bn_model_close(m);
+    free(file);
 }
 
 /* Caches hold what they say, forks included. */
@@ -515,15 +389,12 @@ int main(void) {
         test_batch();
         test_fork_and_rewind();
         test_score();
-        test_embed();
-        test_embed_batch();
-        test_batch_of_different_contexts();
     }
     plain.kv_type = BN_KV_F16;
     test_head_top();
     test_memory();
+    test_batch_of_different_contexts();
     test_refusals();
-    test_no_head(file, size);
     test_cancel();
     bn_model_close(model);
     free(file);

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * session_model.h: the model that the tests of sessions run, and how they check a status. Include
+ * it after _POSIX_C_SOURCE is defined (posix_memalign).
+ */
+#ifndef BITNET_SESSION_MODEL_H
+#define BITNET_SESSION_MODEL_H
+
+#include "internal.h"
+#include "tiny_file.h"
+
+enum { DIM = 48, HEAD = 16, HEADS = 3, KV_HEADS = 1, FFN = 80, VOCAB = 9001, LAYERS = 2 };
+enum { CONTEXT = 320, PROMPT = 250, NEW = 60 };
+
+static inline void large_vocabulary(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1);
+    uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
+    words[12] = 1;
+    words[13] = tiny_float_bits(1e-5f);
+    words[19] = words[22] = words[23] = one;
+    words[21] = words[28] = 1;
+    words[24] = tiny_float_bits(0.25f);
+    words[29] = HEAD;
+    tiny_stack(w, words, "session_model");
+    for (unsigned l = 0; l < LAYERS; l++) {
+        tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
+        tiny_tensor(w, l, 2, TINY_NONE, 0, 4, 1, HEADS * HEAD, DIM);
+        tiny_tensor(w, l, 3, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
+        tiny_tensor(w, l, 4, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
+        tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
+        tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
+        tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
+        tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
+        tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
+    }
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+}
+
+static inline void ok(bn_status status) {
+    CHECK_MSG(status == BN_OK, "%s", bn_status_text(status));
+}
+
+#endif

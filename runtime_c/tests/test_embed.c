@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_embed.c: the vector of a text, alone and with others; and a model that has no head.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include "internal.h"
+
+#include <math.h>
+
+#include "session_model.h"
+
+static bn_model *model;
+static int32_t prompt[PROMPT];
+static bn_session_options plain; /* the cache type of the day */
+
+/* The vector of a text is that of its states: here against single appends, whose last state the
+ * session keeps. Pieces and forks give the same bits. */
+static void test_embed(void) {
+    enum { N = 40 };
+    const bn_pooling kinds[] = {BN_POOL_LAST, BN_POOL_MEAN, BN_POOL_FIRST};
+    static double expected[4][DIM];
+    bn_session *s, *single;
+    memset(expected, 0, sizeof expected);
+    ok(bn_session_new(model, &plain, &single));
+    for (int i = 0; i < N; i++) {
+        double squares = 0, h[DIM];
+        ok(bn_session_append(single, prompt + i, 1, BN_LOGITS_LAST, NULL));
+        for (int d = 0; d < DIM; d++)
+            squares += (double)single->hidden[d] * (double)single->hidden[d];
+        for (int d = 0; d < DIM; d++) {
+            h[d] = (double)single->hidden[d] * (double)model->final_norm[d];
+            h[d] /= sqrt(squares / DIM + (double)model->config.norm_eps);
+            expected[BN_POOL_LAST][d] = h[d];
+            expected[BN_POOL_MEAN][d] += h[d];
+            expected[BN_POOL_FIRST][d] = i == 0 ? h[d] : expected[BN_POOL_FIRST][d];
+        }
+    }
+    ok(bn_session_new(model, &plain, &s));
+    for (size_t k = 0; k < 3; k++) {
+        float whole[DIM], pieces[DIM];
+        double squares = 0;
+        bn_session *copy;
+        ok(bn_session_rewind(s, 0));
+        ok(bn_session_embed(s, prompt, N, kinds[k], whole));
+        ok(bn_session_rewind(s, 0));
+        ok(bn_session_embed(s, prompt, 13, kinds[k], NULL));
+        CHECK_EQ(bn_session_embed(s, prompt, 1, kinds[(k + 1) % 3], NULL), BN_ERR_STATE);
+        ok(bn_session_fork(s, &copy));
+        ok(bn_session_embed(copy, prompt + 13, N - 13, kinds[k], pieces));
+        CHECK(memcmp(whole, pieces, sizeof whole) == 0);
+        for (int d = 0; d < DIM; d++)
+            squares += expected[kinds[k]][d] * expected[kinds[k]][d];
+        for (int d = 0; d < DIM; d++) /* fp32 of sums of 48 and 40 terms, each term below 1 */
+            CHECK(fabs(whole[d] - expected[kinds[k]][d] / sqrt(squares)) < 1e-5);
+        CHECK(bn_session_logits(copy) == NULL);
+        bn_session_free(copy);
+    }
+    CHECK_EQ(bn_session_embed(single, prompt, 1, BN_POOL_LAST, NULL), BN_ERR_STATE);
+    ok(bn_session_rewind(s, 5)); /* and tokens that came another way */
+    ok(bn_session_append(s, prompt, 8, BN_LOGITS_NONE, NULL));
+    CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_FIRST, NULL), BN_ERR_STATE);
+    ok(bn_session_rewind(s, 0));
+    CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_MODEL, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_embed(s, prompt, 1, (bn_pooling)4, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_embed(s, prompt, CONTEXT + 1, BN_POOL_LAST, NULL), BN_ERR_CONTEXT);
+    CHECK_EQ(bn_session_position(s), 0);
+    bn_session_free(s);
+    bn_session_free(single);
+}
+
+/* Texts together are texts alone, also when one goes on, and where the first session is short. */
+static void test_embed_batch(void) {
+    enum { N = 6 };
+    const int32_t lengths[N] = {3, 1, 250, 40, 2, 128}, more[N] = {1, 5, 1, 1, 1, 9};
+    const int32_t *texts[N];
+    const bn_session_options small = {.n_ctx = 4, .kv_type = plain.kv_type};
+    bn_session *together[N], *alone[N];
+    static float out[N][DIM], expected[N][DIM];
+    for (int i = 0; i < N; i++) {
+        texts[i] = prompt;
+        ok(bn_session_new(model, i == 0 ? &small : &plain, &together[i]));
+        ok(bn_session_new(model, &plain, &alone[i]));
+    }
+    for (int pooling = BN_POOL_LAST; pooling <= BN_POOL_FIRST; pooling++) {
+        for (int round = 0; round < 2; round++) {
+            const int32_t *n = round ? more : lengths;
+            ok(bn_embed_batch(together, texts, n, N, (bn_pooling)pooling, out[0]));
+            for (int i = 0; i < N; i++)
+                ok(bn_session_embed(alone[i], prompt, n[i], (bn_pooling)pooling, expected[i]));
+            CHECK(memcmp(out, expected, sizeof out) == 0);
+            CHECK_EQ(bn_session_position(together[2]), 250 + round);
+            CHECK(memcmp(bn_session_tokens(together[5]), bn_session_tokens(alone[5]),
+                         128 * sizeof *prompt) == 0);
+        }
+        for (int i = 0; i < N; i++) {
+            ok(bn_session_rewind(together[i], 0));
+            ok(bn_session_rewind(alone[i], 0));
+        }
+    }
+    const int32_t wrong[N] = {1, 1, 1, 1, 1, 0};
+    CHECK_EQ(bn_embed_batch(together, texts, wrong, N, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_embed_batch(together, texts, more, 0, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_embed_batch(together, texts, more, N, BN_POOL_MODEL, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_position(together[0]), 0);
+    bn_session *const twice[2] = {together[0], together[0]};
+    CHECK_EQ(bn_embed_batch(twice, texts, wrong, 2, BN_POOL_LAST, NULL), BN_ERR_ARGUMENT);
+    for (int i = 0; i < N; i++) {
+        bn_session_free(together[i]);
+        bn_session_free(alone[i]);
+    }
+}
+
+/* A model without a head has no logits to give, and says so before any work. */
+static void test_no_head(const uint8_t *file, size_t size) {
+    uint8_t *bytes = tiny_copy(file, size);
+    tiny_put(bytes + tiny_section(bytes, 1) + 4 * 28, 0, 4); /* has_head; it was tied */
+    tiny_put(bytes + tiny_section(bytes, 1) + 4 * 27, BN_POOL_MEAN, 4);
+    tiny_fix_checksums(bytes, size);
+    bn_model *headless, *with_head = model;
+    bn_model_info info;
+    bn_session *s, *right;
+    float out[2][DIM], score[2];
+    int32_t token, n;
+    ok(bn_model_open_bytes(bytes, size, NULL, &headless, NULL));
+    ok(bn_model_get_info(headless, &info));
+    CHECK(info.has_head == 0 && info.pooling == BN_POOL_MEAN);
+    ok(bn_session_new(headless, &plain, &s));
+    CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_ALL, NULL), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_session_score(s, prompt, 2, score), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_append_batch(&s, prompt, 1), BN_ERR_NO_HEAD);
+    CHECK_EQ(bn_session_position(s), 0);
+    ok(bn_session_embed(s, prompt, 9, BN_POOL_MODEL, out[0]));
+    CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_STATE);
+    ok(bn_session_new(with_head, &plain, &right));
+    ok(bn_session_embed(right, prompt, 9, BN_POOL_MEAN, out[1]));
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    bn_session_free(s);
+    bn_session_free(right);
+    bn_model_close(headless);
+    free(bytes);
+}
+
+int main(void) {
+    size_t size;
+    uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, &size);
+    const bn_load_options options = {.threads = 2};
+    uint64_t random = 1;
+    ok(bn_model_open_bytes(file, size, &options, &model, NULL));
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = (int32_t)check_below(&random, VOCAB);
+    for (plain.kv_type = BN_KV_F16; plain.kv_type <= BN_KV_INT8; plain.kv_type++) {
+        test_embed();
+        test_embed_batch();
+    }
+    plain.kv_type = BN_KV_F16;
+    test_no_head(file, size);
+    bn_model_close(model);
+    free(file);
+    return 0;
+}
