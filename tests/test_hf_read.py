@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 import hf_models
+from bitnet.model import rope_frequencies
 from bitnet_export import packed
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.packed import NONE, ROLE, Key
@@ -104,3 +108,72 @@ def test_long_text(converted):
     floor = [float(np.abs(other - fp32).mean()) for other in others]
     found = float(np.abs(engine(model, path, tokens) - fp32).mean())
     assert found <= 1.5 * max(floor)
+
+
+ROPE = {
+    "linear": {"factor": 3.0},
+    "llama3": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 256},
+    "yarn, everything": {
+        "factor": 5.0, "original_max_position_embeddings": 128, "beta_fast": 24.0, "beta_slow": 2.0,
+        "mscale": 0.7, "mscale_all_dim": 0.3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", ROPE)
+def test_rope_scaling(kind, old, tmp_path):
+    """The frequencies of transformers, whether its version 5 wrote the folder or one before."""
+    given = {"rope_type": kind.split(",")[0], **ROPE[kind]}
+    model = hf_models.llama_packed(head_dim=40, rope_parameters={"rope_theta": 10_000.0, **given})
+    if old:
+        del model.config["rope_parameters"]
+        given["type"] = given.pop("rope_type")
+        model.config |= {"rope_theta": 10_000.0, "rope_scaling": given}
+    with open_source(model.save(tmp_path / "model")) as source:
+        config = source.config
+    rotary = model.model.model.rotary_emb
+    # Theirs is computed in fp32, with up to eight roundings for the mean of two frequencies (llama3, yarn).
+    np.testing.assert_allclose(rope_frequencies(config).numpy(), rotary.inv_freq.numpy(), rtol=8 * 2.0**-23)
+    assert config.rope_attention_factor == pytest.approx(rotary.attention_scaling, rel=1e-12)
+
+
+def test_what_comes_with_the_weights(tmp_path):
+    """Tokenizer, template and generation defaults under our names; shards make no difference."""
+    model = hf_models.bitnet_packed()
+    folder = model.save(tmp_path / "model", shards=3)
+    tokenizer = Tokenizer(models.BPE({chr(97 + i): i for i in range(26)}, [])).to_str()
+    (folder / "tokenizer.json").write_text(tokenizer)
+    templates = [{"name": "tools", "template": "{{ 2 }}"}, {"name": "default", "template": "{{ 1 }}"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    defaults = {"eos_token_id": [3, 4], "do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps(defaults))
+    with open_source(folder) as source:
+        assert source.tokenizer == tokenizer.encode() and source.template == b"{{ 1 }}"
+        assert source.generation == {
+            "eos_token_ids": [3, 4], "bos_token_id": 1, "temperature": 0.6, "top_p": 0.9, "repeat_penalty": 1.1,
+        }  # fmt: skip
+        pack_source(source, tmp_path / "three.bitnet")
+    with open_source(model.save(tmp_path / "one")) as source:
+        weights = {spec.key: spec for spec in packed.expected_tensors(source.config)}
+        pack_source(source, tmp_path / "one.bitnet")
+    one, three = PackedFile.open(tmp_path / "one.bitnet"), PackedFile.open(tmp_path / "three.bitnet")
+    for key in weights:
+        assert np.array_equal(one.values(one.tensors[key]), three.values(three.tensors[key])), key.name
+    with Model.load(tmp_path / "three.bitnet") as loaded:
+        assert loaded.end_tokens == {3, 4} and loaded.defaults.temperature == 0.6
+
+
+def test_ternary_floats_are_not_quantized_twice(tmp_path):
+    """Of a model that declares bitnet too: mean|W| of ternary values is smaller than their scale."""
+    model = hf_models.trilm()
+    model.config["quantization_config"] = hf_models.DIVIDE
+    with open_source(model.save(tmp_path / "model")) as source:
+        assert "ternary already" in source.what
+        for layer in range(3):
+            found = source.load(Key(0, layer, ROLE["down"], NONE, 0))
+            codes, scales = model.ternary[f"model.layers.{layer}.mlp.down_proj"]
+            assert np.array_equal(found.codes, codes) and np.array_equal(found.scales, scales)
