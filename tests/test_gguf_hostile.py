@@ -140,7 +140,9 @@ P = "bitnet-b1.58."
         ({P + "attention.head_count_kv": 2}, "n_heads is 3, expected a multiple"),
         ({P + "attention.value_length": 24}, "values have 24 dimensions and keys 26"),
         ({P + "attention.layer_norm_rms_epsilon": float("nan")}, "norm_eps is nan"),
-        ({P + "rope.freq_base": -1.0}, "rope_theta is -1.0"),
+        ({P + "rope.freq_base": -1.0}, "rope.freq_base is -1.0"),
+        ({P + "rope.freq_base": 1.0, P + "rope.scaling.type": "yarn"}, "rope.freq_base is 1.0, expected .* above 1"),
+        ({P + "rope.scaling.factor": float("inf")}, "rope.scaling.factor is inf"),
         ({P + "rope.dimension_count": 25}, "rope_dim is 25"),
         ({P + "rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope', expected none, linear or yarn"),
         ({P + "rope.scaling.type": "yarn", P + "rope.scaling.factor": 4.0}, "no key .*original_context_length"),
@@ -189,6 +191,18 @@ def test_codes_and_scales_that_are_not_ternary(tmp_path):
         made.tensors["blk.0.attn_q.weight"] = (number, shape, wrong)
         made.write()
         refused(made.path, message)
+
+
+def test_tensors_of_the_wrong_kind(tmp_path):
+    made = models.example(tmp_path / "m.gguf", "bitnet", TQ2_0, unit=256)
+    norm = made.tensors["output_norm.weight"]
+    made.tensors["output_norm.weight"] = (TQ2_0, norm[1], bytes(66 * 3))
+    made.write()
+    refused(made.path, "output_norm.weight is TQ2_0, expected floats")
+    made.tensors["output_norm.weight"] = norm
+    made.tensors["token_embd.scale"] = (F32, (1,), bytes(4))
+    made.write()
+    refused(made.path, "'token_embd.scale' is there")
 
 
 def test_scale_tensors_that_are_none(tmp_path):

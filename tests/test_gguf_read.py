@@ -189,6 +189,7 @@ def test_i2_s_names_its_assumption(tmp_path):
     [
         ("bitnet", {}, "silu"),
         ("bitnet", {"bitnet.hidden_activation": "relu2"}, "relu2"),
+        ("bitnet", {"bitnet.hidden_activation": "silu", "tokenizer.ggml.model": "gpt2"}, "silu"),
         ("bitnet-b1.58", {}, "relu2"),
         ("llama", {"llama.hidden_activation": "relu2"}, "relu2"),
         ("qwen3", {}, "silu"),
@@ -198,6 +199,13 @@ def test_activation(arch, metadata, activation, tmp_path):
     _, source = small(tmp_path, arch, **metadata)
     assert source.config.activation == activation
     assert any("hidden_activation" in line for line in source.assumptions) == (arch != "qwen3" and not metadata)
+
+
+def test_activation_of_2b4t_from_llama_cpp(tmp_path):
+    """It has the architecture of SiLU models, and was written without a key for a while."""
+    _, source = small(tmp_path, "bitnet", **{"tokenizer.ggml.model": "gpt2"})
+    assert source.config.activation == "relu2"
+    assert any("hidden_activation: relu2" in line for line in source.assumptions)
 
 
 def test_scale_tensors_multiply(tmp_path):

@@ -115,8 +115,8 @@ class _Model:
         tensor = self.file.tensor(name)
         if isinstance(tensor, Floats) and len(tensor.shape) == 2:
             tensor = self._detected(tensor, name, role)
-        if isinstance(tensor, Ternary) and role in TERNARY_LINEARS:
-            tensor = self._scaled(tensor, name)
+        if isinstance(tensor, Ternary) and self._is_scaled(key):
+            tensor = self._scaled(tensor, self._scale_name(name))
         if self.family.pairs and role in ("q", "k"):
             tensor = _in_halves(tensor, self.config.head_dim)
         return tensor
@@ -138,13 +138,17 @@ class _Model:
             )
         return tensor if found is None else found
 
+    def _is_scaled(self, key: Key) -> bool:
+        """Whether there may be a factor beside the tensor."""
+        return self.family.scales and ROLES[key.role] in TERNARY_LINEARS and not key.part
+
     def _scaled(self, tensor: Ternary, name: str) -> Ternary:
-        factor = self.file.tensors.get(self._scale_name(name)) and self.file.tensor(self._scale_name(name))
-        if not factor:
+        if name not in self.file.tensors:
             return tensor
+        factor = self.file.tensor(name)
         scales = tensor.scales * factor.all() if isinstance(factor, Floats) and factor.shape == (1,) else None
         if scales is None or not packed.scales_are_valid(scales):
-            raise SourceError(f"tensor {self._scale_name(name)} is not one finite number above 0")
+            raise SourceError(f"tensor {name} is not one finite number above 0")
         return Ternary(tensor.codes, scales)
 
     def _config(self) -> ModelConfig:
@@ -234,8 +238,11 @@ class _Model:
                 raise SourceError(f"tensor {name} is missing, the metadata calls for it")
             if entry.shape != shape and (1, *entry.shape) != shape:
                 raise SourceError(f"tensor {name} has shape {list(entry.shape)}, the metadata calls for {list(shape)}")
-            if self.family.scales:
-                left.pop(self._scale_name(name), None)
+            if spec.formats == packed.VECTOR_FORMATS and not entry.type.floats:
+                raise SourceError(f"tensor {name} is {entry.type.name}, expected floats")
+            scaled = self._is_scaled(spec.key) and left.pop(self._scale_name(name), None) is not None
+            if scaled and self.config.ffn_bias and ROLES[spec.key.role] in ("gate", "up", "down"):
+                raise SourceError(f"tensor {self._scale_name(name)} would multiply a bias too, which is not supported")
         if left:
             raise SourceError(f"tensor {min(left)!a} is there, a model of architecture {self.arch} does not have it")
 

@@ -18,37 +18,43 @@ _CLOSE = 1e-5  # relative: converters compute the factors in fp32, rounding each
 
 def rope_options(file: Gguf, arch: str, dim: int) -> dict[str, Any]:
     """rope_theta and the fields of rope_scaling. dim: dimensions of a head that turn."""
-    theta = file.value(f"{arch}.rope.freq_base", float, 10_000.0)
-    kind = file.value(f"{arch}.rope.scaling.type", str, "none")
-    factor = file.value(f"{arch}.rope.scaling.factor", float, file.value(f"{arch}.rope.scale_linear", float, 1.0))
+    theta = _number(file, f"{arch}.rope.freq_base", 10_000.0, above=1)
+    scaling = f"{arch}.rope.scaling."
+    kind = file.value(scaling + "type", str, "none")
+    factor = _number(file, scaling + "factor", _number(file, f"{arch}.rope.scale_linear", 1.0))
     if _FACTORS in file.tensors:
         if kind != "none":
-            raise SourceError(
-                f"{arch}.rope.scaling.type is {kind!r:.80} and there is a tensor {_FACTORS}, expected one of them"
-            )
+            raise SourceError(f"{scaling}type is {kind!r:.80} and there is a tensor {_FACTORS}, expected one of them")
         return {"rope_theta": theta, **_llama3(file, theta, dim)}
     if kind == "none" or (kind == "linear" and factor == 1):
         return {"rope_theta": theta}
-    if not factor > 0:
-        raise SourceError(f"{arch}.rope.scaling.factor is {factor}, expected more than 0")
     if kind == "linear":
         return {"rope_theta": theta, "rope_scaling": "linear", "rope_factor": factor}
     if kind != "yarn":
-        raise SourceError(f"{arch}.rope.scaling.type is {kind!r:.80}, expected none, linear or yarn")
-    if not factor >= 1:
-        raise SourceError(f"{arch}.rope.scaling.factor is {factor}, expected at least 1")
-    scaling = f"{arch}.rope.scaling."
+        raise SourceError(f"{scaling}type is {kind!r:.80}, expected none, linear or yarn")
+    if factor < 1:
+        raise SourceError(f"{scaling}factor is {factor}, expected at least 1")
     if (more := file.value(scaling + "yarn_log_multiplier", float, 0.0)) != 0:
         raise SourceError(f"{scaling}yarn_log_multiplier is {more}, expected no such key")
+    context = file.value(scaling + "original_context_length", int)
+    if not 1 <= context <= 1 << 24:
+        raise SourceError(f"{scaling}original_context_length is {context}, expected 1 to {1 << 24}")
     return {
         "rope_theta": theta,
         "rope_scaling": "yarn",
         "rope_factor": factor,
-        "rope_original_context": file.value(scaling + "original_context_length", int),
-        "rope_beta_fast": file.value(scaling + "yarn_beta_fast", float, 32.0),
-        "rope_beta_slow": file.value(scaling + "yarn_beta_slow", float, 1.0),
-        "rope_attention_factor": file.value(scaling + "attn_factor", float, 1.0) * (1 + 0.1 * math.log(factor)),
+        "rope_original_context": context,
+        "rope_beta_fast": _number(file, scaling + "yarn_beta_fast", 32.0),
+        "rope_beta_slow": _number(file, scaling + "yarn_beta_slow", 1.0),
+        "rope_attention_factor": _number(file, scaling + "attn_factor", 1.0) * (1 + 0.1 * math.log(factor)),
     }
+
+
+def _number(file: Gguf, key: str, default: float, *, above: float = 0) -> float:
+    value = file.value(key, float, default)
+    if not (math.isfinite(value) and value > above):
+        raise SourceError(f"{key} is {value}, expected a finite number above {above}")
+    return value
 
 
 def _llama3(file: Gguf, theta: float, dim: int) -> dict[str, Any]:
