@@ -21,6 +21,7 @@ TRIT_TILE_K = 20
 TRIT_MAX_K = 32_768  # columns of a TERNARY_5TRIT matrix: sums fit 24 bits
 INT8_TILE_K = 8
 SCALE_GROUP_K = 128
+LINE_CODES = 256  # in 64 bytes of a line
 
 Codes = NDArray[np.int8]
 Bytes = NDArray[np.uint8]
@@ -100,6 +101,47 @@ def unpack_ternary(data: Any, rows: int, cols: int) -> Codes:
     for f in range(4):
         np.bitwise_and(words >> np.uint32(2 * f), np.uint32(0x03030303), out=fields[..., f])
     return _codes(fields, rows, cols, 1)
+
+
+def rows_size(rows: int, cols: int) -> int:
+    """Bytes of a TERNARY_2BIT_ROWS matrix."""
+    _tiles(rows, cols, LINE_CODES)
+    return rows * -(-cols // LINE_CODES) * TILE_BYTES
+
+
+def columns_size(rows: int, cols: int) -> int:
+    """Bytes of a TERNARY_2BIT_COLUMNS matrix."""
+    return rows_size(cols, rows)
+
+
+def pack_rows(codes: Codes) -> Bytes:
+    """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_2BIT_ROWS bytes. Raises ValueError on another code."""
+    words = _padded_words(codes, LINE_CODES, -1).reshape(-1, 4, 4)[: rows_size(*codes.shape) // 16]  # unit, field, word
+    w: NDArray[np.uint32] = words[:, 0] | words[:, 1] << np.uint32(2) | words[:, 2] << np.uint32(4)
+    w |= words[:, 3] << np.uint32(6)
+    return w.reshape(-1).view(np.uint8)
+
+
+def unpack_rows(data: Any, rows: int, cols: int) -> Codes:
+    """TERNARY_2BIT_ROWS bytes to int8 (N, K). The refused code 3 shows as 2."""
+    raw, size = np.frombuffer(data, np.uint8), rows_size(rows, cols)
+    if raw.size != size:
+        raise ValueError(f"{raw.size} bytes for a {rows} x {cols} matrix, expected {size}")
+    units = raw.view(np.uint32).reshape(-1, 4)
+    fields = np.empty((len(units), 4, 4), np.uint32)
+    for f in range(4):
+        np.bitwise_and(units >> np.uint32(2 * f), np.uint32(0x03030303), out=fields[:, f])
+    return np.subtract(fields.view(np.uint8).reshape(rows, -1)[:, :cols], np.uint8(1)).view(np.int8)
+
+
+def pack_columns(codes: Codes) -> Bytes:
+    """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_2BIT_COLUMNS bytes. Raises ValueError on another code."""
+    return pack_rows(np.ascontiguousarray(codes.T))
+
+
+def unpack_columns(data: Any, rows: int, cols: int) -> Codes:
+    """TERNARY_2BIT_COLUMNS bytes to int8 (N, K). The refused code 3 shows as 2."""
+    return np.ascontiguousarray(unpack_rows(data, cols, rows).T)
 
 
 TRIT_BYTES = np.array([-(-256 * n // 243) for n in range(243)], np.uint8)

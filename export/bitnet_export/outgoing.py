@@ -94,6 +94,9 @@ def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]
 
 def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
     """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
+    if record.encoding in packed.LINES.values():
+        yield file.values(record)
+        return
     stored, scales = file.stored(record), file.scales(record)
     if record.encoding in packed.TILES:
         planes = 2 if record.encoding == packed.INT8_PLANES else 1

@@ -32,12 +32,16 @@ OPTIONAL = 1  # section flag: skip me if you do not know me
 STACKS, TENSORS, METADATA, TOKENIZER, TEMPLATE, DATA = range(1, 7)
 SECTION_NAMES = {1: "STACKS", 2: "TENSORS", 3: "METADATA", 4: "TOKENIZER", 5: "TEMPLATE", 6: "DATA"}
 
-F32, F16, TERNARY_2BIT, TERNARY_5TRIT, INT8_PLANES = 1, 2, 4, 5, 6
+F32, F16, TERNARY_2BIT, TERNARY_5TRIT, INT8_PLANES, TERNARY_2BIT_ROWS, TERNARY_2BIT_COLUMNS = 1, 2, 4, 5, 6, 7, 8
 ENCODING_NAMES = {
     F32: "F32", F16: "F16", TERNARY_2BIT: "TERNARY_2BIT", TERNARY_5TRIT: "TERNARY_5TRIT", INT8_PLANES: "INT8_PLANES",
+    TERNARY_2BIT_ROWS: "TERNARY_2BIT_ROWS", TERNARY_2BIT_COLUMNS: "TERNARY_2BIT_COLUMNS",
 }  # fmt: skip
 TERNARY = {"2.0": TERNARY_2BIT, "1.6": TERNARY_5TRIT}
 """The encodings of ternary weights by their bits a weight, as `--encoding` names them."""
+LINES = {"up": TERNARY_2BIT_ROWS, "down": TERNARY_2BIT_COLUMNS}
+"""The roles that can be stored line by line, so that the engine leaves out lines that do not matter."""
+TERNARY_ENCODINGS = (*TERNARY.values(), *LINES.values())
 
 
 def ternary_encoding(bits: str) -> int:
@@ -65,6 +69,14 @@ TILES = {
     TERNARY_5TRIT: Tiles(
         layout.trit_size, layout.pack_trits, layout.unpack_trits, layout.has_refused_trits,
         "a byte stands for no five ternary codes",
+    ),
+    TERNARY_2BIT_ROWS: Tiles(
+        layout.rows_size, layout.pack_rows, layout.unpack_rows, layout.has_refused_ternary,
+        "a ternary code is 3, expected 0, 1 or 2",
+    ),
+    TERNARY_2BIT_COLUMNS: Tiles(
+        layout.columns_size, layout.pack_columns, layout.unpack_columns, layout.has_refused_ternary,
+        "a ternary code is 3, expected 0, 1 or 2",
     ),
     INT8_PLANES: Tiles(
         layout.int8_size, layout.pack_int8, layout.unpack_int8, layout.has_refused_int8,
@@ -194,6 +206,8 @@ class _Row(NamedTuple):
 
 def _linear(name: str, present: bool, bias: bool, rows: int, cols: int) -> _Row:
     formats = LINEAR_FORMATS if cols <= layout.TRIT_MAX_K else LONG_LINEAR_FORMATS
+    if name in LINES:
+        formats = (*formats, (LINES[name], SCALE_TENSOR), (LINES[name], SCALE_ROW))
     return _Row(name, present, present and bias, rows, cols, formats)
 
 

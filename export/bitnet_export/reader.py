@@ -129,7 +129,7 @@ class PackedFile:
 
     def zero_fraction(self, record: Record) -> float | None:
         """Share of ternary codes that are 0; None for other encodings."""
-        if record.encoding not in packed.TERNARY.values():
+        if record.encoding not in packed.TERNARY_ENCODINGS:
             return None
         return float((self.codes(record) == 0).mean())
 

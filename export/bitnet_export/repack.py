@@ -46,8 +46,13 @@ class Repacked:
         )
 
 
-def repack(source: str | os.PathLike[str], out: str | os.PathLike[str], *, encoding: str = "2.0") -> Repacked:
+def repack(
+    source: str | os.PathLike[str], out: str | os.PathLike[str], *, encoding: str = "2.0", sparse: bool | None = None
+) -> Repacked:
     """Write a packed file again with `encoding` bits a ternary weight ("2.0" or "1.6").
+
+    sparse: `up` and `down` as lines of 2 bits a weight, whatever `encoding` is for the others, so that the
+    engine reads only those that matter; as in the source when None.
 
     Codes, scales, all other tensors and all other sections stay as they are, except sections this
     version does not know, which may speak of the bytes that change. The result is read back,
@@ -58,23 +63,26 @@ def repack(source: str | os.PathLike[str], out: str | os.PathLike[str], *, encod
     """
     body = packed.ternary_encoding(encoding)
     file = PackedFile.open(source)
+    if sparse is None:
+        sparse = any(record.encoding in packed.LINES.values() for record in file.tensors.values())
     kinds = [s.kind for s in file.sections if s.kind < packed.DATA]
     reports: list[Repacked] = []
     write_sections(
         out,
         file.configs,
-        lambda spec: _encoded(file, file.tensors[spec.key], body),
+        lambda spec: _encoded(file, file.tensors[spec.key], body, sparse),
         {kind: file.section(kind) or b"" for kind in kinds},
         check=lambda written: reports.append(_compare(Path(source), file, written)),
     )
     return reports[0]
 
 
-def _encoded(file: PackedFile, record: Record, body: int) -> Encoded:
+def _encoded(file: PackedFile, record: Record, body: int, sparse: bool) -> Encoded:
     scales = file.scales(record) if record.scale_size else None
-    if record.encoding not in packed.TERNARY.values():
+    if record.encoding not in packed.TERNARY_ENCODINGS:
         return Encoded(record.encoding, record.scope, file.stored(record), scales)
-    return Encoded(body, record.scope, packed.TILES[body].pack(file.codes(record)), scales)
+    encoding = packed.LINES.get(packed.ROLES[record.key.role], body) if sparse else body
+    return Encoded(encoding, record.scope, packed.TILES[encoding].pack(file.codes(record)), scales)
 
 
 def _compare(source: Path, old: PackedFile, written: Path) -> Repacked:
@@ -85,7 +93,7 @@ def _compare(source: Path, old: PackedFile, written: Path) -> Repacked:
     weights = size = 0
     for key, record in new.tensors.items():
         before = old.tensors[key]
-        ternary = record.encoding in packed.TERNARY.values()
+        ternary = record.encoding in packed.TERNARY_ENCODINGS
         read = PackedFile.codes if ternary else PackedFile.stored
         if not np.array_equal(read(old, before), read(new, record)):
             raise VerificationError(f"{key.name}: weights in the file differ from the source's")

@@ -102,7 +102,7 @@ def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
         for what, found, expected in _stored(file, record, weights, config):
             if found.shape != expected.shape or not np.array_equal(found, expected):
                 raise VerificationError(f"{key.name}: {what} in the file differ from the checkpoint's")
-            if record.encoding in packed.TERNARY.values() and what == "codes":
+            if record.encoding in packed.TERNARY_ENCODINGS and what == "codes":
                 size += record.size
                 zeros[key.layer] += int((found == 0).sum())
                 ternary[key.layer] += found.size
@@ -131,7 +131,7 @@ def _stored(
     if record.encoding in (packed.F32, packed.F16):
         weight = weight.half() if record.encoding == packed.F16 else weight
         return [("values", file.values(record).ravel(), weight.float().numpy().ravel())]
-    ternary = record.encoding in packed.TERNARY.values()
+    ternary = record.encoding in packed.TERNARY_ENCODINGS
     codes, scales = ternary_codes(weight, config.weight_scale) if ternary else row_codes(weight)
     return [
         ("codes", file.codes(record), codes.numpy()),
