@@ -232,7 +232,7 @@ def _vector(name: str, values: NDArray[np.float32]) -> _Entry:
 
 
 def _is_ternary(record: Record) -> bool:
-    return record.encoding in packed.TERNARY.values()
+    return record.encoding in packed.TERNARY_ENCODINGS
 
 
 def _is_packed(record: Record) -> bool:

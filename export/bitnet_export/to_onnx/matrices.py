@@ -190,7 +190,7 @@ class Matrices:
         return self._made[name]
 
     def _in_two_bits(self, record: Record) -> bool:
-        return self.form == "2bit" and record.encoding in packed.TERNARY.values()
+        return self.form == "2bit" and record.encoding in packed.TERNARY_ENCODINGS
 
     def _two_bit_codes(self, record: Record) -> Value:
         """uint8 (N, blocks, cut.block / 4)."""
@@ -233,6 +233,9 @@ class Matrices:
         grouped = record.scope == packed.SCALE_GROUP and self.form == "float"
         if record.scope == packed.SCALE_NONE or grouped:
             yield from value_rows(self.file, record)
+            return
+        if record.encoding in packed.LINES.values():
+            yield self.file.codes(record)
             return
         planes = 2 if record.encoding == packed.INT8_PLANES else 1
         stored = self.file.stored(record).reshape(planes, -(-record.rows // PANEL), -1)
