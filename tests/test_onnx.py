@@ -233,7 +233,7 @@ def test_names_and_shapes_of_inputs_and_outputs(folder: Path) -> None:
 
 
 def test_the_folder_has_what_other_tools_ask_for(tmp_path: Path) -> None:
-    config = BITNET.replace(n_layers=1, dim=132)  # transformers wants a multiple of the heads
+    config = BITNET.replace(n_layers=1)
     words, template = byte_tokenizer().to_str().encode(), TEMPLATE.encode()
     generation = {"eos_token_ids": [256], "bos_token_id": 1, "temperature": 0.7}
     write_packed(
@@ -260,11 +260,6 @@ def test_the_folder_has_what_other_tools_ask_for(tmp_path: Path) -> None:
     assert told == {x.name for x in (*session.get_inputs(), *session.get_outputs())}
     expected = {"bos_token_id": 1, "eos_token_id": [256], "temperature": 0.7, "do_sample": True}
     assert json.loads((out / "generation_config.json").read_text()) == expected
-
-    from transformers import AutoTokenizer
-
-    chat = AutoTokenizer.from_pretrained(out).apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
-    assert chat == "<|user|>hi<|end|>"
 
 
 # ---- what goes wrong ----
@@ -324,6 +319,19 @@ def test_a_damaged_source_is_refused(folder: Path, nothing_written: Path, tmp_pa
         write_onnx(tmp_path / "m", nothing_written)
     (tmp_path / "m").write_bytes(b"GGUF" + bytes(60))
     with pytest.raises(PackedFormatError, match="GGUF"):
+        write_onnx(tmp_path / "m", nothing_written)
+
+
+@pytest.mark.parametrize("generation", [[1], {"eos_token_ids": ["</s>"]}, {"bos_token_id": "<s>"}])
+def test_strange_metadata_is_refused(nothing_written: Path, tmp_path: Path, generation: Any) -> None:
+    config, random = BITNET.replace(n_layers=1), np.random.Generator(np.random.SFC64(1))
+    write_packed(
+        tmp_path / "m",
+        [config],
+        lambda spec: _draw(spec, config, random, 0.3, packed.TERNARY_2BIT),
+        metadata={"generation": generation},
+    )
+    with pytest.raises(ValueError, match="in the metadata"):
         write_onnx(tmp_path / "m", nothing_written)
 
 
