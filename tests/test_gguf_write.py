@@ -16,7 +16,8 @@ from bitnet.config import ModelConfig
 from bitnet_export import PackedFile, packed, random_model
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.gguf import blocks
-from bitnet_export.gguf.vocabulary import vocabulary
+from bitnet_export.gguf.tokenizer import tokenizer_of
+from bitnet_export.gguf.tokens import vocabulary
 from bitnet_export.gguf.write import BODIES, architecture, write_gguf
 from bitnet_export.packed import ROLES, Key
 from bitnet_export.source import Tensor, Ternary
@@ -397,6 +398,16 @@ def test_a_sentencepiece_vocabulary() -> None:
     assert scores[-3:] == [0.0, -1.0, -2.0]
     assert set(scores[:-3]) == {-3.0}
     assert types == [2, 3, 3] + [6] * 256 + [1] * 7
+
+
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
+def test_a_vocabulary_there_and_back(kind: str) -> None:
+    """The tokenizer that our reader makes of the keys gives the same tokens."""
+    tokenizer = byte_level(split(LLAMA3)) if kind == "byte level" else sentencepiece()
+    keys = vocabulary(tokenizer.to_str().encode(), 270, {"eos_token_ids": [2]})
+    again = Tokenizer.from_str(tokenizer_of(keys)[0].decode())
+    for text in ("the the thé", "  the\n\n 1234 t'he", "日本 🙂", "", " ", "hethehe"):
+        assert again.encode(text).ids == tokenizer.encode(text, add_special_tokens=False).ids, text
 
 
 def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:

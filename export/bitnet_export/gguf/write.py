@@ -184,7 +184,7 @@ class _Writer:
 
     def _is_ternary_table(self, record: Record) -> bool:
         """Whether a table is ternary and its blocks can be; an embedding has no `.scale` in llama.cpp."""
-        if record.encoding not in packed.TERNARY.values():
+        if record.encoding not in packed.TERNARY_ENCODINGS:
             return False
         scales, block = self.file.scales(record), KINDS[self.body].block
         exact = self.body == "F32" or bool((scales.astype(np.float16) == scales).all())
@@ -271,7 +271,7 @@ def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> dict[str
     tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
     if tokenizer is None or not wanted:
         return {"tokenizer.ggml.model": "none"}
-    from .vocabulary import vocabulary
+    from .tokens import vocabulary
 
     keys = vocabulary(tokenizer, config.vocab_size, file.metadata.get("generation") or {})
     return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()})

@@ -270,6 +270,3 @@ def _write_tensors(path: Path, entries: list[_Entry], progress: Callable[[int, i
         file.flush()
         os.fsync(file.fileno())
         assert file.tell() == 8 + len(text) + end
-
-
-# ---- what is not weights ----

@@ -2,33 +2,19 @@
 
 GGUF says how text is cut into pieces by a name that llama.cpp knows, `tokenizer.ggml.pre`: the
 name is found by comparing the rules, and a tokenizer with other rules is refused.
-Sources: the GGUF specification; src/llama-vocab.cpp of llama.cpp, whose regexes are these, some of
-them written differently for the library it uses.
+What a name stands for is in `tokenizer`, which reads what is written here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bitnet_export.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+
 from .output import Value
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # types of tokens
-
-_ENGLISH = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-
-_PRE = {
-    (f"split {_LLAMA3}",): "llama-bpe",
-    (f"split {_QWEN2}",): "qwen2",
-    ("gpt-2",): "gpt-2",
-    ("digits", "gpt-2"): "smollm",
-    ("punctuation", "gpt-2", "digits in threes"): "falcon",
-    ("punctuation", "gpt-2", "split [0-9][0-9][0-9]"): "falcon",
-}
+from .tokenizer import PRE
 
 
 def vocabulary(tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any]) -> dict[str, Value]:
@@ -59,20 +45,20 @@ def vocabulary(tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any])
 def _tokens(model: Mapping[str, Any], added: list[dict[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:
     """Every id's text and type; ids that the tokenizer does not have are unused tokens."""
     names: dict[int, str] = {token: word for word, token in model["vocab"].items()}
-    types = dict.fromkeys(names, _NORMAL)
+    types = dict.fromkeys(names, NORMAL)
     if model.get("byte_fallback"):
-        types |= {names_id: _BYTE for word, names_id in model["vocab"].items() if _is_byte(word)}
+        types |= {names_id: BYTE for word, names_id in model["vocab"].items() if _is_byte(word)}
     if model.get("unk_token") in model["vocab"]:
-        types[model["vocab"][model["unk_token"]]] = _UNKNOWN
+        types[model["vocab"][model["unk_token"]]] = UNKNOWN
     for token in added:
         names[token["id"]] = token["content"]
-        if types.get(token["id"]) != _UNKNOWN:
-            types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
+        if types.get(token["id"]) != UNKNOWN:
+            types[token["id"]] = CONTROL if token["special"] else USER_DEFINED
     if names and not 0 <= min(names) <= max(names) < vocab_size:
         raise ValueError(f"the tokenizer has token {max(names)}, the model {vocab_size} tokens")
     return (
         [names.get(i, f"[PAD{i}]") for i in range(vocab_size)],
-        [types.get(i, _UNUSED) for i in range(vocab_size)],
+        [types.get(i, UNUSED) for i in range(vocab_size)],
     )
 
 
@@ -97,33 +83,35 @@ def _is_byte_level(rules: Mapping[str, Any]) -> bool:
 
 
 def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
-    steps = tuple(filter(None, map(_step, _parts(rules["pre_tokenizer"], "pretokenizers"))))
-    if steps not in _PRE:
+    steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
+    pre = next((name for name, known in PRE.items() if _cuts(known.steps) == steps), None)
+    if pre is None:
         raise ValueError(
             f"the tokenizer cuts text by {', then '.join(steps) or 'nothing'}; llama.cpp has no name for this, "
             "write the file without its vocabulary, for token ids"
         )
-    pre = _PRE[steps]
     for step in _parts(rules.get("normalizer"), "normalizers"):
-        if (step["type"], pre) != ("NFC", "qwen2"):  # llama.cpp leaves it out of its qwen2: no text at hand changes
+        if step["type"] != "NFC" or not PRE[pre].nfc:
             raise ValueError(f"the tokenizer normalizes text by {step['type']}, llama.cpp's {pre} does not")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
 
 
-def _step(step: Mapping[str, Any]) -> str:
-    """A step of a pre-tokenizer in words; "" for one that only spells bytes as letters."""
+def _cuts(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Steps of a pre-tokenizer in words, without one that only spells bytes as letters."""
+    return [words for words in map(_cut, steps) if words]
+
+
+def _cut(step: Mapping[str, Any]) -> str:
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}:
             return ""
-        case {"type": "ByteLevel", "add_prefix_space": False}:
-            return "gpt-2"
+        case {"type": "ByteLevel", "add_prefix_space": False}:  # use_regex is true where it is not given
+            return "the words of GPT-2"
         case {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}:
             return f"split {regex}"
-        case {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Removed", "invert": True}:
-            return f"split {regex}"  # what matches is kept, and the regexes here match everything
-        case {"type": "Digits", "individual_digits": True}:
-            return "digits"
+        case {"type": "Digits", "individual_digits": individual}:
+            return "each digit" if individual else "digits"
         case {"type": "Punctuation", "behavior": "Contiguous"}:
             return "punctuation"
     return json.dumps(step, ensure_ascii=False)
