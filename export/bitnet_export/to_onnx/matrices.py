@@ -62,7 +62,7 @@ class Matrices:
         self.graph, self.file, self.form = graph, file, form
         self._made: dict[str, Value] = {}  # weights by name: each is written once
         self._quantized: dict[str, Quantized] = {}
-        self._blocks: dict[str, Value] = {}
+        self._blocks: dict[tuple[str, Cut], Value] = {}
 
     def linear(self, x: Value, record: Record) -> Value:
         """x · Wᵀ. x: (B, T, K), W: (N, K); returns fp32 (B, T, N)."""
@@ -173,12 +173,12 @@ class Matrices:
         def pad(y: Value, rank: int, count: int, value: float) -> Value:
             return self.graph.op("Pad", y, [0] * (2 * rank - 1) + [count], value) if count else y
 
-        if q.name not in self._blocks:
+        if (q.name, cut) not in self._blocks:
             spans = pad(q, 3, -record.cols % cut.span, 0.0).reshape(0, 0, -1, cut.span)
             blocks = pad(spans, 4, -cut.span % cut.inputs, 0.0).reshape(0, 0, -1, cut.inputs)
             blocks = pad(pad(blocks, 4, 1, 127.0), 4, cut.block - cut.inputs - 1, 0.0)
-            self._blocks[q.name] = blocks.reshape(0, 0, count * cut.block)
-        return self._blocks[q.name]
+            self._blocks[q.name, cut] = blocks.reshape(0, 0, count * cut.block)
+        return self._blocks[q.name, cut]
 
     # ---- what lies in the file ----
 
