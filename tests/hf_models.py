@@ -26,6 +26,8 @@ from transformers import (
     Gemma3TextModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -207,14 +209,23 @@ def one_bit_llm() -> Published:
     return found
 
 
-def llama_packed(eps: float | None = None, **more: Any) -> Published:
-    """HF1BitLLM/Llama3-8B-1.58, Falcon3-1.58bit, Falcon-E: scales divide. eps: with a norm inside of each linear."""
+def llama_packed(eps: float | None = None, left: tuple[str, ...] = (), **more: Any) -> Published:
+    """HF1BitLLM/Llama3-8B-1.58, Falcon3-1.58bit, Falcon-E: scales divide.
+
+    eps: with a norm inside of each linear. left: names of projections that stay float.
+    """
+    return packed_to_divide(LlamaForCausalLM(LlamaConfig(**SHAPE, **more)).eval(), eps, left)
+
+
+def packed_to_divide(model: nn.Module, eps: float | None = None, left: tuple[str, ...] = ()) -> Published:
+    """With BitLinear."""
     dtype = torch.bfloat16
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, **more)).eval()
     randomize(model, dtype, 3)
     random, ternary = torch.Generator().manual_seed(4), {}
 
     def make(name: str, linear: nn.Linear) -> nn.Module:
+        if name.endswith(left):
+            return linear
         codes, gamma = absmean(linear.weight.data)
         n, k = codes.shape
         new = BitLinear(k, n, linear.bias is not None, use_rms_norm=eps is not None, rms_norm_eps=eps or 0.0)
@@ -229,7 +240,14 @@ def llama_packed(eps: float | None = None, **more: Any) -> Published:
 
     replace_linears(model, make)
     norm = {} if eps is None else {"use_rms_norm": True, "rms_norm_eps": eps}
-    return Published(describe(model, quantization_config=DIVIDE | norm), tensors_of(model, dtype), model, ternary)
+    quantization = DIVIDE | norm | {"modules_to_not_convert": ["lm_head", *left]}
+    return Published(describe(model, quantization_config=quantization), tensors_of(model, dtype), model, ternary)
+
+
+def mistral_packed() -> Published:
+    """Every layer with a window."""
+    config = MistralConfig(**SHAPE, sliding_window=24, tie_word_embeddings=False)
+    return packed_to_divide(MistralForCausalLM(config).eval())
 
 
 def floats_that_are_ternary(model: nn.Module, scope: str, tables: bool, seed: int = 5) -> Published:

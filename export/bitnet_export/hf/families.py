@@ -97,9 +97,12 @@ def refuse(config: Fields) -> list[str]:
     for name, neutral in _NEUTRAL.items():
         if name in config and config[name] not in neutral:
             raise SourceError(f"{config.what}: {name} = {config[name]!r:.80} changes the computation and is not built")
-    unknown = set(config) - set(_NEUTRAL) - _MAPPED - _WITHOUT_EFFECT
-    return [f"config.json has {name} = {config[name]!r:.40}, which is not known here and was ignored"
-            for name in sorted(unknown) if config[name] is not False]  # fmt: skip
+    unknown = {name for name in config if not name.startswith("_")} - set(_NEUTRAL) - _MAPPED - _WITHOUT_EFFECT
+    return [
+        f"config.json has {name} = {config[name]!r:.40}, which is not known here and was ignored"
+        for name in sorted(unknown)
+        if config[name] is not False
+    ]
 
 
 def model_config(config: Fields, family: Family, *, tied: bool, linear_norm: bool, pooling: str) -> ModelConfig:
