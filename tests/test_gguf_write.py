@@ -41,7 +41,7 @@ CONFIGS = {
 }
 
 
-def build(folder: Path, config: ModelConfig, *, halves: bool = False, **sections: bytes) -> Path:
+def build(folder: Path, config: ModelConfig, *, halves: bool = False, **sections: Any) -> Path:
     """A random model; `halves`: with scales that are fp16 numbers."""
     random_model(config.replace(rope_scaling="none"), folder / "random.bitnet", 1)
     source = dataclasses.replace(source_of(folder / "random.bitnet"), config=config, **sections)
@@ -474,3 +474,18 @@ def test_llama_cpp_reads_ternary_tables(tmp_path: Path) -> None:
     for body in ("Q2_0", "F16"):
         write_gguf(model, tmp_path / "m.gguf", body=body)
         assert correlation_with_llama_cpp(model, tmp_path / "m.gguf") > 0.998
+
+
+@pytest.mark.parametrize("kind", ["llama-bpe", "gpt-2", "sentencepiece"])
+def test_llama_cpp_has_the_same_tokens(tmp_path: Path, kind: str) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    tokenizer = sentencepiece() if kind == "sentencepiece" else byte_level(*[split(LLAMA3)] * (kind == "llama-bpe"))
+    generation = {"eos_token_ids": [2], "bos_token_id": 1}
+    config = BITNET.replace(vocab_size=270, n_layers=1)
+    definition = tokenizer.to_str().encode()
+    write_gguf(build(tmp_path, config, tokenizer=definition, generation=generation), tmp_path / "m.gguf", body="F16")
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, verbose=False, vocab_only=True)
+    for text in ("the the thé", "  the\n\n 1234 t'he", "日本 🙂", "hethehe", "a\r\n\tthe 's"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert theirs.tokenize(text.encode(), add_bos=False) == ids, text
+        assert theirs.tokenize(text.encode(), add_bos=True) == [1, *ids], text
