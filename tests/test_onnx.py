@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, PackedFormatError, VerificationError, packed, write_packed
+from bitnet_export import Encoded, PackedFile, PackedFormatError, VerificationError, packed, repack, write_packed
 from bitnet_export.layout import pack_ternary
 from bitnet_export.random_model import _draw
 from bitnet_export.to_onnx import FORMS, OnnxReport, write_onnx
@@ -176,7 +176,7 @@ def test_the_weights_are_those_of_the_packed_file(folder: Path, name: str, form:
     export(folder, name, form)
     stored, file, seen = initializers(folder / f"{name}-{form}"), PackedFile.open(packed_model(folder, name)), 0
     for record in file.tensors.values():
-        if record.encoding not in packed.TERNARY.values():
+        if record.encoding not in packed.TERNARY_ENCODINGS:
             continue
         found, codes = stored[record.key.name], file.codes(record)
         if form == "2bit":
@@ -200,7 +200,7 @@ def test_the_weights_are_those_of_the_packed_file(folder: Path, name: str, form:
         if record.scope != packed.SCALE_GROUP:
             assert np.array_equal(stored[f"{record.key.name}.scale"], file.scales(record))
         seen += 1
-    assert seen == sum(record.encoding in packed.TERNARY.values() for record in file.tensors.values()) >= 12
+    assert seen == sum(record.encoding in packed.TERNARY_ENCODINGS for record in file.tensors.values()) >= 12
 
 
 def unpack_two_bits(found: NDArray[np.uint8]) -> NDArray[np.int8]:
@@ -208,13 +208,12 @@ def unpack_two_bits(found: NDArray[np.uint8]) -> NDArray[np.int8]:
     return np.stack([found >> 2 * i & 3 for i in range(4)], -1).reshape(*found.shape[:2], -1).astype(np.int8) - 2
 
 
-def test_1_6_bits_are_the_same_model(folder: Path, tmp_path: Path) -> None:
-    """TERNARY_5TRIT in, the bytes of TERNARY_2BIT out."""
-    from bitnet_export import repack
-
+@pytest.mark.parametrize("encoding", [{"encoding": "1.6"}, {"encoding": "2.0", "sparse": True}])
+def test_however_the_source_is_encoded(folder: Path, tmp_path: Path, encoding: dict[str, Any]) -> None:
     export(folder, "bitnet", "2bit")
-    repack(packed_model(folder, "bitnet"), tmp_path / "trits", encoding="1.6")
-    write_onnx(tmp_path / "trits", tmp_path / "out", form="2bit")
+    repack(packed_model(folder, "bitnet"), tmp_path / "other", **encoding)
+    assert (tmp_path / "other").read_bytes() != packed_model(folder, "bitnet").read_bytes()
+    write_onnx(tmp_path / "other", tmp_path / "out", form="2bit")
     for name in ("model.onnx", "model.onnx_data"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / "bitnet-2bit" / name).read_bytes()
 

@@ -2,7 +2,8 @@
 
 In every form the activations are quantized as `bitnet.quant` says and Σ q·T is exact, so a form
 changes size and speed and not what is computed:
-- "float": codes as fp32. |Σ q·T| is below 2²⁴, where fp32 adds whole numbers exactly in any order.
+- "float": codes as fp32. |Σ q·T| is below 2²⁴ (K up to 132,104), where fp32 adds whole numbers exactly
+  in any order.
   Standard operators, large, for anything that runs ONNX.
 - "int8": codes as int8, MatMulInteger. Standard operators. Activations are unsigned (q + 128),
   because onnxruntime has fast kernels on x86 only for u8 × i8; their 16-bit steps on machines
