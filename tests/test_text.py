@@ -120,7 +120,7 @@ def test_special_tokens_in_text_are_text() -> None:
 
 @given(st.lists(st.sampled_from([*SPECIAL, "<|", "|>", "<|end", "end|>", "x", "\ufdd0"]), max_size=12).map("".join))
 def test_shielded_text_has_no_special_token_and_loses_nothing(text: str) -> None:
-    tokens = OURS.encode(OURS.shield(text), parse_special=True, add_bos=False)
+    tokens = OURS.encode(OURS.shield(text), shielded=True, add_bos=False)
     assert bytes(tokens).decode() == text.replace("\ufdd0", "")
 
 
@@ -146,7 +146,7 @@ def test_encoding_takes_linear_time() -> None:
 
     def seconds(n: int) -> float:
         begin = time.process_time()
-        tokenizer.encode(tokenizer.shield("<|end|>a" * (n // 8)), parse_special=True)
+        tokenizer.encode(tokenizer.shield("<|end|>a" * (n // 8)), shielded=True)
         return time.process_time() - begin
 
     assert seconds(200_000) < 30 * max(seconds(20_000), 1e-3)

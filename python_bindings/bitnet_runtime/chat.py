@@ -85,7 +85,7 @@ class ChatTemplate:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
         absent = {"tools": None, "documents": None}  # defined, as apply_chat_template of transformers has it
         text = self._render(size, **special_tokens, **absent, messages=shielded, add_generation_prompt=True)
-        return tokenizer.encode(text, add_bos=False, parse_special=True)
+        return tokenizer.encode(text, add_bos=False, shielded=True)
 
     def _render(self, size: int, messages: list[Any], **variables: Any) -> str:
         with self._lock:

@@ -66,15 +66,19 @@ class Tokenizer:
         self._bos_token = bos_token
         self._definition: dict[str, Any] = json.loads(definition)
 
-    def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_bos: bool = True, parse_special: bool = False, shielded: bool = False
+    ) -> list[int]:
         """Token ids. `add_bos`: with the start token the model was trained with, if any;
-        `parse_special`: special tokens written out in the text count as such."""
+        `parse_special`: special tokens written out in the text count as such, but not, in a text
+        with `shielded` parts, in those."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidParameterError(f"the text is not valid Unicode: {error}", "text") from None
+        parser = self._unshielding_parser if shielded else self._parser if parse_special else self._hf
         with _border():
-            ids: list[int] = (self._parser if parse_special else self._hf).encode(text, add_special_tokens=add_bos).ids
+            ids: list[int] = parser.encode(text, add_special_tokens=add_bos).ids
         if add_bos and self._bos_token is not None:
             written = ids[:2].count(self._bos_token) if ids[:1] == [self._bos_token] else 0
             ids = [self._bos_token] * (1 - written) + ids[max(written - 1, 0) :]
@@ -90,7 +94,7 @@ class Tokenizer:
         return (self._hf.id_to_token(token) or "") if token is not None else ""
 
     def shield(self, text: str) -> str:
-        """`text` marked so that `encode(parse_special=True)` sees no special token in it."""
+        """`text` marked so that `encode(shielded=True)` sees no special token in it."""
         marked = 1
         while self._special and marked:  # again, for what overlapped a token now marked
             text, marked = self._special.subn(_mark, text)
@@ -104,17 +108,24 @@ class Tokenizer:
 
     @cached_property
     def _parser(self) -> HfTokenizer:
-        """The tokenizer that sees special tokens, but in text marked by `shield`, which it unmarks."""
+        """The tokenizer that sees special tokens."""
+        return self._parsing({})
+
+    @cached_property
+    def _unshielding_parser(self) -> HfTokenizer:
+        """The same, but it sees none where `shield` left a mark, and drops the marks."""
         unmark = {"type": "Replace", "pattern": {"String": _MARK}, "content": ""}
         normalizers = [unmark, *filter(None, [self._definition.get("normalizer")])]
+        return self._parsing({"normalizer": {"type": "Sequence", "normalizers": normalizers}})
+
+    def _parsing(self, changes: dict[str, Any]) -> HfTokenizer:
         added = [dict(token) for token in self._definition.get("added_tokens") or []]
         for token in added:
             if token["special"]:
-                token["normalized"] = False  # found before the marks are gone
+                token["normalized"] = False  # found while the marks are there
                 if len(token["content"]) == 1:  # cannot be marked, so it is text; ids follow from places, so it stays
                     token["content"] = secrets.token_hex()
-        changed = {"added_tokens": added, "normalizer": {"type": "Sequence", "normalizers": normalizers}}
-        return _load(json.dumps(self._definition | changed).encode())
+        return _load(json.dumps(self._definition | changes | {"added_tokens": added}).encode())
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:
@@ -190,6 +201,7 @@ class _WindowDetokenizer:
     """
 
     HOLD = 8  # tokens after which U+FFFD is no longer taken for a character's beginning
+    SILENT = 32  # tokens without text, such as special ones, that may stand between two with text
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._decode = tokenizer.decode
@@ -209,5 +221,6 @@ class _WindowDetokenizer:
         if text.endswith("\ufffd") and not final:
             return ""
         new = text[len(self._decode(self._shown)) :]
-        self._shown, self._held = self._held or self._shown, []
+        self._shown = self._held if new else [*self._shown, *self._held][-self.SILENT :]
+        self._held = []
         return new
