@@ -1,0 +1,150 @@
+"""`up` and `down` stored line by line: the bytes of FORMAT.md §4, and the same logits bit for bit as from tiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import packed_files
+from bitnet.config import ModelConfig
+from bitnet_export import PackedFile, PackedFormatError, layout, packed, random_model, repack
+from bitnet_runtime import Model, ModelFormatError, available_isas
+
+sizes = st.integers(1, 600)
+seeds = st.integers(0, 2**32 - 1)
+
+# More than one block of 256 codes in a line, the last of them unfinished in unit and field.
+MODEL = ModelConfig(
+    vocab_size=70, dim=300, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=530, max_context=96,
+)  # fmt: skip
+
+
+def model(path: Path, **changes: object) -> Path:
+    random_model(MODEL.replace(**changes), path, 1)
+    return path
+
+
+def logits(path: Path, isa: str | None = None, threads: int = 1, piece: int = 70) -> bytes:
+    tokens = list(range(70))
+    with Model.load(path, isa=isa, threads=threads) as m, m.session() as session:
+        pieces = [session.append(tokens[i : i + piece], "all") for i in range(0, 70, piece)]
+        return np.concatenate([p for p in pieces if p is not None]).tobytes()
+
+
+@given(sizes, sizes, seeds)
+def test_lines_follow_the_formula_of_the_format(rows: int, cols: int, seed: int) -> None:
+    codes = np.random.default_rng(seed).integers(-1, 2, (rows, cols), np.int8)
+    data, blocks = layout.pack_rows(codes), -(-cols // 256)
+    assert data.size == layout.rows_size(rows, cols) == layout.columns_size(cols, rows) == 64 * rows * blocks
+    i = np.arange(256 * blocks)
+    found = data.reshape(rows, -1)[:, i // 64 * 16 + i % 16] >> (i % 64 // 16 * 2) & 3
+    assert np.array_equal(found[:, :cols].astype(np.int8) - 1, codes) and (found[:, cols:] == 1).all()
+    assert np.array_equal(layout.unpack_rows(data, rows, cols), codes)
+    assert np.array_equal(layout.pack_columns(np.ascontiguousarray(codes.T)), data)
+    assert np.array_equal(layout.unpack_columns(data, cols, rows), codes.T)
+
+
+def test_lines_of_another_size_or_code_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a code is 2, expected -1 to 1"):
+        layout.pack_rows(np.full((2, 3), 2, np.int8))
+    with pytest.raises(ValueError, match=r"128 bytes for a 1 x 256 matrix, expected 64"):
+        layout.unpack_rows(bytes(128), 1, 256)
+
+
+@pytest.mark.parametrize("bits", ["2.0", "1.6"])
+def test_there_and_back_gives_the_same_bytes(tmp_path: Path, bits: str) -> None:
+    random_model(MODEL, tmp_path / "tiles", 1, encoding=bits)
+    report = repack(tmp_path / "tiles", tmp_path / "lines", encoding=bits, sparse=True)
+    assert report.logits_equal == 32
+    found = {packed.ROLES[k.role]: r.encoding for k, r in PackedFile.open(tmp_path / "lines").tensors.items()}
+    body = packed.TERNARY[bits]
+    assert (found["gate"], found["up"], found["down"]) == (body, packed.TERNARY_2BIT_ROWS, packed.TERNARY_2BIT_COLUMNS)
+    repack(tmp_path / "lines", tmp_path / "as_it_is", encoding=bits)
+    assert (tmp_path / "as_it_is").read_bytes() == (tmp_path / "lines").read_bytes()
+    repack(tmp_path / "lines", tmp_path / "back", encoding=bits, sparse=False)
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "tiles").read_bytes()
+
+
+def test_logits_are_the_same_bits_on_every_tier(tmp_path: Path) -> None:
+    """One token, a few, many; one thread, and more threads than blocks of outputs."""
+    repack(model(tmp_path / "tiles"), tmp_path / "lines", sparse=True)
+    expected = logits(tmp_path / "tiles")
+    for isa in available_isas():
+        for threads, piece in ((1, 70), (2, 1), (1, 3), (3, 33)):
+            assert logits(tmp_path / "lines", isa, threads, piece) == expected, (isa, threads, piece)
+
+
+FAMILIES: dict[str, dict[str, object]] = {
+    "row scales": {"weight_scale": "row"},
+    "biases": {"ffn_bias": True},
+    "relu": {"activation": "relu"},
+    "silu, where all of up matters": {"activation": "silu"},
+    "no gate": {"ffn": "plain"},
+    "no sub norm": {"sub_norm": False},
+    "a norm before every linear": {"linear_norm": True},
+    "post norms": {"post_norm": True, "residual_scale": 0.5},
+    "lists longer than one": {"ffn_dim": 9001, "dim": 40, "n_layers": 1},
+    "more outputs than at a time": {"ffn_dim": 40, "dim": 4400, "n_layers": 1},
+    "float down": {"ternary": ("q", "k", "v", "o", "gate", "up")},
+}
+
+
+@pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES.keys())
+def test_families(tmp_path: Path, changes: dict[str, object]) -> None:
+    assert repack(model(tmp_path / "a", **changes), tmp_path / "b", sparse=True).logits_equal == 32
+    encodings = {r.encoding for r in PackedFile.open(tmp_path / "b").tensors.values()}
+    assert packed.TERNARY_2BIT_ROWS in encodings
+
+
+def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
+    """A gate that is never positive: the FFN adds exactly 0, as from tiles, although no line is read."""
+    from bitnet_export.random_model import _draw
+    from bitnet_export.writer import Encoded, write_packed
+
+    config = MODEL.replace(ffn_bias=True)
+
+    def source(spec: packed.Spec) -> Encoded:
+        if spec.key.part == 1:
+            negative = packed.ROLES[spec.key.role] == "gate"
+            return Encoded.f32(np.full((1, spec.cols), -1e6 if negative else 0.0))
+        return _draw(spec, config, np.random.default_rng([1, *spec.key]), 1 / 3, packed.TERNARY_2BIT)
+
+    write_packed(tmp_path / "a", [config], source)
+    assert repack(tmp_path / "a", tmp_path / "b", sparse=True).logits_equal == 32
+
+
+def test_group_scales_have_no_lines(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"up\.weight: stored as TERNARY_2BIT_ROWS with group scale, .* does not allow"
+    ):
+        repack(model(tmp_path / "a", weight_scale="group"), tmp_path / "b", sparse=True)
+    assert not (tmp_path / "b").exists()
+
+
+def test_code_3_is_refused_by_both_readers(tmp_path: Path) -> None:
+    repack(model(tmp_path / "a"), tmp_path / "b", sparse=True)
+    good = (tmp_path / "b").read_bytes()
+    data = packed_files.section_start(good, packed.DATA)
+    for record in PackedFile(good).tensors.values():
+        if record.encoding in packed.LINES.values():
+            bad = packed_files.patch(good, data + record.offset + record.size - 1, "B", 0xD5)
+            with pytest.raises(PackedFormatError, match=rf"{record.key.name}: a ternary code is 3"):
+                PackedFile(bad)
+            (tmp_path / "bad").write_bytes(bad)
+            with pytest.raises(ModelFormatError, match=rf"{record.key.name}: a ternary code is 3"):
+                Model.load(tmp_path / "bad")
+
+
+def test_other_roles_have_no_lines(tmp_path: Path) -> None:
+    good = model(tmp_path / "a").read_bytes()
+    entry = packed_files.tensor_entry(good, "layers.0.gate.weight")
+    bad = packed_files.patch(good, entry + 9, "B", packed.TERNARY_2BIT_ROWS)
+    with pytest.raises(PackedFormatError, match=r"gate\.weight is TERNARY_2BIT_ROWS"):
+        PackedFile(bad)
+    (tmp_path / "bad").write_bytes(bad)
+    with pytest.raises(ModelFormatError, match=r"gate\.weight: encoding 7 with scale scope 1 is not allowed"):
+        Model.load(tmp_path / "bad")
