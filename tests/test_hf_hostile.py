@@ -324,7 +324,9 @@ def test_bad_configurations(folder, changes, message):
 ODD = [None, True, -1, 0, 10**30, 1e30, 1e-30, "x", [], {}, [1], {"a": 1}, {"full_attention": 3, "rope_type": {}}]
 
 
-@pytest.mark.parametrize("make", [hf_models.llama_packed, hf_models.bonsai, lambda: hf_models.embedding("gemma3")])
+@pytest.mark.parametrize(
+    "make", [hf_models.llama_packed, hf_models.qwen2_packed, lambda: hf_models.embedding("gemma3")]
+)
 def test_odd_values_everywhere(make, tmp_path):
     """Of any field: the folder opens, or one SourceError."""
     model, outcomes = make(), set()
@@ -350,7 +352,7 @@ def test_another_models_tokenizer(folder):
     (folder / "tokenizer.json").write_text(Tokenizer(models.BPE({f"t{i}": i for i in range(400)}, [])).to_str())
     refused(folder, "token id 399, config.json has vocab_size 301")
     (folder / "tokenizer.json").write_text("{}")
-    refused(folder, "is not a tokenizer")
+    refused(folder, "is refused by the tokenizers library")
 
 
 def test_bad_generation_defaults(folder):
@@ -359,7 +361,7 @@ def test_bad_generation_defaults(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 999]}')
     with open_source(folder) as source:
         assert "eos_token_ids" not in source.generation
-        assert "[2, 999]" in source.assumptions[0]
+        assert any("[2, 999]" in line for line in source.assumptions)
 
 
 def test_random_bytes_in_the_header(folder):

@@ -15,8 +15,9 @@ from bitnet_export.ternary_values import ternary_values
 from . import families
 from .fields import Fields
 from .folder import Folder
-from .settings import read_generation, read_pooling, read_template, read_tokenizer
+from .settings import read_pooling
 from .shards import Entry, open_shards
+from .tokenizer import tokenizer_of
 from .weights import SKIPPED, Quantization, Weights
 
 _DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
@@ -55,17 +56,16 @@ def open_folder(path: Path) -> Iterator[Source]:
         )
         _check(model, weights, tensors, str(path))
         model, found, more = _look(model, weights, tensors, quantization)
-        generation, worse = read_generation(folder, config, model.vocab_size)
-        tokenizer = read_tokenizer(folder, model.vocab_size)
+        tokenizer, template, generation, words = tokenizer_of(folder, model.vocab_size)
         if norm and family.gemma:
             more.append("norms before projections multiply with their weight, the others with 1 + weight")
         yield Source(
             what=f"Hugging Face folder, {config['architectures'][0]}, {found}",
             config=model,
             load=weights.load,
-            assumptions=tuple(assumptions + more + worse),
+            assumptions=tuple(assumptions + more + words),
             tokenizer=tokenizer,
-            template=read_template(folder),
+            template=None if template is None else template.encode(),
             generation=generation,
             provenance={"source": path.resolve().name, "architecture": config["architectures"][0]},
         )
