@@ -400,6 +400,14 @@ def test_a_sentencepiece_vocabulary() -> None:
     assert types == [2, 3, 3] + [6] * 256 + [1] * 7
 
 
+def test_special_tokens_have_the_names_of_the_source() -> None:
+    generation = {"eos_token_ids": [1, 2], "special_tokens": {"bos_token": "<s>", "eos_token": "</s>", "x": "none"}}
+    keys = vocabulary(sentencepiece().to_str().encode(), 266, generation)
+    ids = {key.split(".")[-1]: value for key, value in keys.items() if key.endswith("_id")}
+    assert ids == {"bos_token_id": 1, "eos_token_id": 2, "eot_token_id": 1}
+    assert keys["tokenizer.ggml.add_bos_token"] is False
+
+
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
 def test_a_vocabulary_there_and_back(kind: str) -> None:
     """The tokenizer that our reader makes of the keys gives the same tokens."""

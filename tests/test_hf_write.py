@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bitnet.config import ModelConfig
@@ -152,7 +153,7 @@ def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
     write_folder(build(config, tmp_path / "m.bitnet", **sections), tmp_path / "hf")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
     text = "héllo  wörld\n\t<|user|>x"
-    assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+    assert theirs(text)["input_ids"] == [end, *tokenizer.encode(text).ids]  # as the engine does with a bos_token_id
     assert theirs.eos_token_id == theirs.bos_token_id == end
     chat = theirs.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
     assert chat == "<|user|>Hi<|end|><|assistant|>"
@@ -160,9 +161,18 @@ def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
     assert (found.eos_token_id, found.temperature, found.repetition_penalty) == ([end], 0.5, 1.1)
     assert found.do_sample is True
     with open_source(tmp_path / "hf") as source:
-        assert source.tokenizer == sections["tokenizer"]
+        assert source.tokenizer is not None
+        assert Tokenizer.from_str(source.tokenizer.decode()).encode(text).ids == theirs(text)["input_ids"]
         assert source.template == sections["template"]
-        assert source.generation == {key: value for key, value in generation.items() if key != "seed"}
+        special = {"bos_token": "<|end|>", "eos_token": "<|end|>"}
+        assert source.generation == {key: value for key, value in generation.items() if key != "seed"} | {
+            "special_tokens": special
+        }
+    # And once more: nothing is put before a text twice.
+    with open_source(tmp_path / "hf") as source:
+        pack_source(source, tmp_path / "again.bitnet")
+    write_folder(tmp_path / "again.bitnet", tmp_path / "hf2")
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf2")(text)["input_ids"] == theirs(text)["input_ids"]
 
 
 def test_greedy_defaults(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
 
 from . import packed
 from .outgoing import write_json
 from .reader import PackedFile
+from .vocabulary import around
 
 _SAMPLING = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -54,23 +58,36 @@ def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: 
         (folder / "chat_template.jinja").write_bytes(template)
     if tokenizer is None:
         return
-    (folder / "tokenizer.json").write_bytes(tokenizer)
-    ends = generation.get("eos_token_ids") or []
-    ids = {"bos_token": generation.get("bos_token_id"), "eos_token": ends[0] if ends else None}
-    words = _words(tokenizer)
-    named = {name: words[token] for name, token in ids.items() if token in words}
+    words, named = _words(tokenizer), special_words(generation)
+    ends, start = generation.get("eos_token_ids") or [], generation.get("bos_token_id")
+    ids = {"bos_token": start, "eos_token": ends[0] if ends else None}
+    named = {name: words[token] for name, token in ids.items() if token in words} | named
+    (folder / "tokenizer.json").write_bytes(_with_start(tokenizer, start, words))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": c.max_context}
     write_json(folder / "tokenizer_config.json", settings | {"clean_up_tokenization_spaces": False} | named)
+
+
+def special_words(generation: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and the like as the source of the packed file names them."""
+    given = generation.get("special_tokens")
+    given = given if isinstance(given, dict) else {}
+    return {name: word for name, word in given.items() if isinstance(name, str) and isinstance(word, str)}
+
+
+def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -> bytes:
+    """The tokenizer, with the start token before a text, where only the packed file says so."""
+    if start is None or start not in words or Tokenizer.from_str(tokenizer.decode()).encode("").ids[:1] == [start]:
+        return tokenizer
+    rules = json.loads(tokenizer)
+    steps = [step for step in (rules.get("post_processor"), around((words[start], start), None)) if step]
+    rules["post_processor"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "processors": steps}
+    return json.dumps(rules, ensure_ascii=False, indent=2).encode()
 
 
 def _words(tokenizer: bytes) -> dict[int, str]:
     """Token ids of a tokenizer's JSON and what they are called. Raises ValueError when it is not one."""
     try:
-        from tokenizers import Tokenizer
-
         vocabulary = Tokenizer.from_str(tokenizer.decode()).get_vocab(with_added_tokens=True)
-    except ImportError:
-        raise
     except Exception as error:  # tokenizers raises Exception itself
         raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error}") from None
-    return {token: word for word, token in vocabulary.items()}
+    return {token: word for word, token in vocabulary.items()}, first

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bitnet_export.side_files import special_words
 from bitnet_export.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 from .output import Value
@@ -32,14 +33,18 @@ def vocabulary(tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any])
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error!r}") from None
     keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    ends = generation.get("eos_token_ids") or []
+    place = {token: i for i, token in enumerate(tokens)}
+    named = {name: place.get(word) for name, word in special_words(generation).items()}
+    start, ends = generation.get("bos_token_id"), generation.get("eos_token_ids") or []
+    end = named.get("eos_token") if named.get("eos_token") in ends else next(iter(ends), None)
     special = {
-        "bos": generation.get("bos_token_id"),
-        "eos": ends[0] if ends else None,
-        "eot": ends[1] if len(ends) > 1 else None,
+        "bos": named.get("bos_token") if start is None else start,
+        "eos": end,
+        "eot": next((token for token in ends if token != end), None),
+        "padding": named.get("pad_token"),
     }
     keys |= {f"tokenizer.ggml.{name}_token_id": token for name, token in special.items() if token is not None}
-    return keys | {"tokenizer.ggml.add_bos_token": special["bos"] is not None, "tokenizer.ggml.add_eos_token": False}
+    return keys | {"tokenizer.ggml.add_bos_token": start is not None, "tokenizer.ggml.add_eos_token": False}
 
 
 def _tokens(model: Mapping[str, Any], added: list[dict[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:

@@ -24,6 +24,7 @@ from bitnet_export.layout import SCALE_GROUP_K
 from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, value_rows
 from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
+from bitnet_export.side_files import generation_of
 from bitnet_export.writer import replacing
 
 from .blocks import KINDS, Kind
@@ -273,5 +274,5 @@ def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> dict[str
         return {"tokenizer.ggml.model": "none"}
     from .tokens import vocabulary
 
-    keys = vocabulary(tokenizer, config.vocab_size, file.metadata.get("generation") or {})
+    keys = vocabulary(tokenizer, config.vocab_size, generation_of(file))
     return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()})
