@@ -29,6 +29,7 @@ CONFIGS = {
         global_every=2, rope_local_theta=100.0,
     ),
     "norm before every projection": ODD.replace(linear_norm=True, sub_norm=False),
+    "embeddings": ODD.replace(has_head=False, pooling="last"),
     "soft cap": ODD.replace(logit_softcap=2.0, qkv_bias=True),
 }  # fmt: skip
 

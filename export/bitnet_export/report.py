@@ -84,8 +84,9 @@ class HeadCost:
     def __str__(self) -> str:
         if self.stored == self.trained:
             return f"{self.stored}, as trained"
+        origin = "not as published" if self.trained == "published" else f"trained as {self.trained}"
         return (
-            f"{self.stored}, trained as {self.trained}: loss {self.loss:.6f} instead of {self.loss_trained:.6f}, "
+            f"{self.stored}, {origin}: loss {self.loss:.6f} instead of {self.loss_trained:.6f}, "
             f"cost {self.cost:+.1e} ± {self.cost_error:.0e}"
         )
 
@@ -96,6 +97,11 @@ class ZeroInputs:
 
     before: tuple[float, ...]  # as the activation function and the norm leave them
     after: tuple[float, ...]  # quantized to int8; as before where `down` is not ternary
+
+    @classmethod
+    def of(cls, counts: NDArray[np.int64]) -> ZeroInputs:
+        """From the counts (3, n_layers) of `verify.counting_zero_inputs`."""
+        return cls(*map(tuple, (counts[:2] / counts[2]).tolist()))
 
     def __str__(self) -> str:
         low, high, mean = min(self.after), max(self.after), sum(self.after) / len(self.after)
@@ -175,6 +181,6 @@ class Checked:
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e}; noise of 1e-5 on the embedding: {self.noise:.1e})",
-                f"head       {self.head}",
+                *([] if long.vectors else [f"head       {self.head}"]),
             ]
         )

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -65,16 +65,23 @@ def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress
     ]
     progress("comparing with the source: the engine")
     with Model.load(path, kv_type="f32", verify=False) as engine:
-        found = _run(engine, *texts) if config.has_head else _embed(engine, *texts)
+        all_logits = _prompt_logits(engine, texts[0]) if config.has_head else None
+        found = [engine_scores(engine, windows) for windows in texts]
     progress("comparing with the source: the reference, layer by layer")
     with torch.inference_mode():
         states = hidden_states(source, passes, weights.compare)
-        result = (_compare_logits if config.has_head else _compare_vectors)(source, passes, states, found)
-    short, long = result.short, result.long
+        ref32, ref64, noisy, published = (
+            _vectors(config, states) if all_logits is None else _log_probabilities(source, passes, states, all_logits)
+        )
+    short, long = (
+        Agreement.of(found[i], ref32[i], ref64[i], texts[i].shape[1], vectors=not config.has_head) for i in (0, 1)
+    )
+    noise = float(np.abs(noisy[-1] - ref32[-1]).mean())
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
-    check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, result.noise))
+    check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, noise))
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
-    return Checked(origin, weights.tensors, weights.ternary, *result)
+    head = HeadCost.of(stored, "published", ref32[-1], published[-1])
+    return Checked(origin, weights.tensors, weights.ternary, short, long, noise, head)
 
 
 class _Weights:
@@ -121,7 +128,7 @@ def _windows(ids: NDArray[np.int64], length: int) -> Windows:
     return ids[: max(len(ids) // length, 1) * length].reshape(-1, length)
 
 
-# ---- decoders: logits ----
+# ---- what the reference computes ----
 
 
 class _Sums:
@@ -144,68 +151,33 @@ class _Sums:
         return (self.chosen - self.total).numpy()
 
 
-class _Engine(NamedTuple):
-    """What the engine computes."""
-
-    logits: NDArray[np.float32]  # of the prompts, (n, T, V)
-    prompts: Scores
-    text: Scores
-
-
-def _run(engine: Model, prompts: Windows, text: Windows) -> _Engine:
+def _prompt_logits(engine: Model, prompts: Windows) -> NDArray[np.float32]:
+    """Of every token, (n, T, V)."""
     rows = []
     with engine.session(n_ctx=SHORT) as session:
         for tokens in prompts.tolist():
             session.reset()
             rows.append(session.append(tokens, "all"))
-    return _Engine(np.array(rows), engine_scores(engine, prompts), engine_scores(engine, text))
+    return np.array(rows)
 
 
-class _Result(NamedTuple):
-    short: Agreement
-    long: Agreement
-    noise: float  # mean difference that NOISE makes in the long text
-    head: HeadCost
-
-    @classmethod
-    def of(cls, short: Agreement, engine: Scores, scores: Sequence[Scores], stored: str) -> _Result:
-        """Scores of the long text, by the engine and by each pass."""
-        ref32, ref64, noisy, published = scores
-        long, noise = Agreement.of(engine, ref32, ref64), float(np.abs(noisy - ref32).mean())
-        return cls(short, long, noise, HeadCost.of(stored, "published", ref32, published))
-
-
-def _compare_logits(
-    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: _Engine
-) -> _Result:
-    """Every logit of the prompts; log-probabilities of all texts."""
+def _log_probabilities(
+    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: NDArray[np.float32]
+) -> list[list[Scores]]:
+    """Of the tokens, by pass and texts; on the way every logit of the prompts is compared with the engine's."""
     sums = [[_Sums(windows) for windows in each.texts] for each in passes]
-    apart, floor = np.zeros(engine.logits.shape[:2]), np.zeros(engine.logits.shape[:2])
+    apart, floor = np.zeros(engine.shape[:2]), np.zeros(engine.shape[:2])
     for rows, parts in logits(source, passes, states):
         for total, part in zip(itertools.chain(*sums), itertools.chain(*parts), strict=True):
             total.add(rows, part)
         ref32, ref64 = parts[REF32][0], parts[REF64][0]
-        apart += np.abs(engine.logits[:, :, rows] - ref32.numpy()).sum(-1)
+        apart += np.abs(engine[:, :, rows] - ref32.numpy()).sum(-1)
         floor += (ref64 - ref32).abs().sum(-1).numpy()
     found, expected = (float(np.median(d)) / source.config.vocab_size for d in (apart, floor))
     check_limit("median difference of all logits of a token in short prompts", found, EXACT + 1.5 * expected)
-    short = Agreement.of(engine.prompts, sums[REF32][0].scores(), sums[REF64][0].scores())
-    return _Result.of(short, engine.text, [each[-1].scores() for each in sums], passes[REF32].head_format)
+    return [[total.scores() for total in each] for each in sums]
 
 
-# ---- embedding models: vectors of length 1, their components in place of log-probabilities ----
-
-
-def _embed(engine: Model, prompts: Windows, text: Windows) -> _Engine:
-    vectors = [np.array(engine.embed(windows.tolist()), np.float64) for windows in (prompts, text)]
-    return _Engine(np.empty((0, 0, 0), np.float32), *vectors)
-
-
-def _compare_vectors(
-    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: _Engine
-) -> _Result:
-    def vectors(state: torch.Tensor) -> Scores:
-        return pooled(state, source.config.pooling).double().numpy()
-
-    short = Agreement.of(engine.prompts, vectors(states[REF32][0]), vectors(states[REF64][0]))
-    return _Result.of(short, engine.text, [vectors(state[-1]) for state in states], passes[REF32].head_format)
+def _vectors(config: ModelConfig, states: list[list[torch.Tensor]]) -> list[list[Scores]]:
+    """Of an embedding model, by pass and texts."""
+    return [[pooled(x, config.pooling).double().numpy() for x in state] for state in states]
