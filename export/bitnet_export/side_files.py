@@ -90,4 +90,4 @@ def _words(tokenizer: bytes) -> dict[int, str]:
         vocabulary = Tokenizer.from_str(tokenizer.decode()).get_vocab(with_added_tokens=True)
     except Exception as error:  # tokenizers raises Exception itself
         raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error}") from None
-    return {token: word for word, token in vocabulary.items()}, first
+    return {token: word for word, token in vocabulary.items()}
