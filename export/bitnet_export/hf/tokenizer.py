@@ -12,23 +12,28 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bitnet_export.packed import MAX_TEMPLATE
 from bitnet_export.source import SourceError
 from bitnet_export.vocabulary import CONTROL, Vocabulary, around, load, sentencepiece_bpe
 
-from .folder import MAX_JSON, MAX_TOKENIZER, Folder
+from .folder import MAX_TOKENIZER, Folder
 from .sentencepiece import read_sentencepiece
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_SAMPLING = {
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
+}  # fmt: skip
 _MAX_ADDED = 1 << 16
 
 
-def tokenizer_of(folder: Folder) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
+def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
     """Definition of the tokenizer, chat template, generation defaults, and what was taken for granted.
 
+    vocab_size: rows of the model's embedding; an id beyond them is a SourceError, too.
     Raises SourceError naming the file: damaged, or of a kind that could only be run approximately.
     """
     assumptions: list[str] = []
@@ -36,7 +41,7 @@ def tokenizer_of(folder: Folder) -> tuple[bytes | None, str | None, dict[str, An
     tokenizer = _tokenizer(folder, config, assumptions)
     if tokenizer is None:
         assumptions.append("no tokenizer in the folder: text cannot be used, token ids can")
-        return None, None, _generation(folder, None, {}, assumptions), assumptions
+        return None, None, _generation(folder, vocab_size, None, {}, assumptions), assumptions
     tokenizer.no_padding()
     tokenizer.no_truncation()
     named = _named(folder, config)
@@ -46,9 +51,16 @@ def tokenizer_of(folder: Folder) -> tuple[bytes | None, str | None, dict[str, An
         edges = [_edge(tokenizer, config, named, role) for role in ("bos", "eos")]
         definition["post_processor"] = around(*edges)
         tokenizer = load(json.dumps(definition).encode(), "the tokenizer with its start and end tokens")
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        raise SourceError(
+            f"{folder.path}: the tokenizer has token id {largest}, config.json has vocab_size {vocab_size}; "
+            "use the tokenizer of this model"
+        )
     template = _template(folder, config, assumptions)
     texts = {name: _text(value) for name, value in named.items()}
-    return tokenizer.to_str().encode(), template, _generation(folder, tokenizer, texts, assumptions), assumptions
+    generation = _generation(folder, vocab_size, tokenizer, texts, assumptions)
+    return tokenizer.to_str().encode(), template, generation, assumptions
 
 
 def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]) -> Tokenizer | None:
@@ -155,35 +167,39 @@ def _edge(
 
 
 def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str]) -> str | None:
-    content = folder.read("chat_template.jinja", MAX_JSON)
+    content = folder.read("chat_template.jinja", MAX_TEMPLATE)
     if content is not None:
         try:
             return content.decode()
         except UnicodeDecodeError as error:
             raise SourceError(f"{folder.path}/chat_template.jinja is not UTF-8: {error}") from None
-    template = config.get("chat_template")
+    template = folder.json("chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(template, list):
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         others = ", ".join(sorted(str(name) for name in named if name != "default"))
         assumptions.append(f"of several chat templates the one named default is used, not {others}"[:200])
         template = named.get("default")
-    if template is not None and type(template) is not str:
-        raise SourceError(f"{folder.path}: chat_template is {template!r:.80}, expected a text or a list of named ones")
+    if template is not None and (type(template) is not str or len(template.encode("utf-8", "replace")) > MAX_TEMPLATE):
+        raise SourceError(
+            f"{folder.path}: chat_template is {template!r:.80}, expected a text of at most {MAX_TEMPLATE} bytes, "
+            "or a list of named ones"
+        )
     return template
 
 
 def _generation(
-    folder: Folder, tokenizer: Tokenizer | None, texts: Mapping[str, str], assumptions: list[str]
+    folder: Folder, vocab_size: int, tokenizer: Tokenizer | None, texts: Mapping[str, str], assumptions: list[str]
 ) -> dict[str, Any]:
     """`generation` of the packed file's METADATA (FORMAT.md §5)."""
     from bitnet_runtime import ModelFormatError
     from bitnet_runtime.defaults import model_defaults
 
     config = folder.json("generation_config.json")
-    ends = set(_ids(folder, config, "eos_token_id") or _ids(folder, folder.json("config.json"), "eos_token_id"))
+    described = config if config.get("eos_token_id") is not None else folder.json("config.json")
+    ends = set(_end_ids(described, vocab_size, assumptions))
     found: dict[str, Any] = {}
     if config.get("do_sample") is True:
-        found = {name: config[name] for name in _SAMPLING if config.get(name) is not None}
+        found = {ours: config[name] for name, ours in _SAMPLING.items() if config.get(name) is not None}
     elif config.get("do_sample") is False:
         found = {"temperature": 0.0}
     try:
@@ -202,9 +218,10 @@ def _generation(
     return found | ({"special_tokens": dict(texts)} if texts else {})
 
 
-def _ids(folder: Folder, config: Mapping[str, Any], key: str) -> list[int]:
-    value = config.get(key)
+def _end_ids(config: Mapping[str, Any], vocab_size: int, assumptions: list[str]) -> list[int]:
+    value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(type(token) is not int or not 0 <= token < 1 << 21 for token in ids):
-        raise SourceError(f"{folder.path}: {key} is {value!r:.80}, expected token ids")
-    return ids
+    if all(type(token) is int and 0 <= token < vocab_size for token in ids):
+        return ids
+    assumptions.append(f"eos_token_id = {value!r:.80} was left out: not token ids below {vocab_size}")
+    return []
