@@ -33,11 +33,16 @@ def engine(file: bytes, path: Path) -> str:
 
 
 def accepted(file: bytes) -> bool:
+    return not finding(file)
+
+
+def finding(file: bytes) -> str:
+    """What the Python reader says of a file; "" when it is good."""
     try:
         PackedFile(file)
-    except PackedFormatError:
-        return False
-    return True
+    except PackedFormatError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("case", hostile_files(), ids=lambda case: case.name)
@@ -68,7 +73,9 @@ def test_random_damage_behind_right_checksums(tmp_path: Path) -> None:
         answers.add(status)
         if status == "BN_ERR_UNSUPPORTED":  # the format can say more than the engine runs
             continue
-        assert accepted(file) == (status == "BN_OK"), status
+        found = finding(file)
+        if "METADATA config differs" not in found:  # another configuration that is good too; C reads no METADATA
+            assert (not found) == (status == "BN_OK"), (status, found)
         if status == "BN_OK":
             # A scale of 1e38 is a number too, hence NumericError.
             with contextlib.suppress(NumericError), Model.load(path, threads=1) as model, model.session() as session:

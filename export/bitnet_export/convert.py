@@ -111,7 +111,8 @@ def pack_source(
     """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
     from bitnet.model import frequency_tables
 
-    config, body = source.config.replace(head_format=head), packed.ternary_encoding(encoding)
+    body = packed.ternary_encoding(encoding)
+    config = source.config if source.config.head_format == "ternary" else source.config.replace(head_format=head)
     tables = frequency_tables(config) if config.position == "rope" else {}
     total = sum(1 for _ in packed.expected_tensors(config))
     done = itertools.count(1)

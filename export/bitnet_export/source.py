@@ -72,7 +72,7 @@ class Source:
     """
 
     what: str  # one line: "Hugging Face folder, BitNetForCausalLM, packed ternary weights, scales multiply"
-    config: ModelConfig  # with the weight_scale scope, head_format left to the caller
+    config: ModelConfig  # head_format is "ternary" where the tables are, else left to the caller
     load: Callable[[Key], Tensor]
     assumptions: tuple[str, ...] = ()  # what the source does not say and the reader took for granted, a line each
     tokenizer: bytes | None = None  # JSON of the `tokenizers` library
