@@ -58,7 +58,8 @@ def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: 
         (folder / "chat_template.jinja").write_bytes(template)
     if tokenizer is None:
         return
-    words, named = _words(tokenizer), special_words(generation)
+    words = _words(tokenizer)
+    named = {name: word for name, word in special_words(generation).items() if word in words.values()}
     ends, start = generation.get("eos_token_ids") or [], generation.get("bos_token_id")
     ids = {"bos_token": start, "eos_token": ends[0] if ends else None}
     named = {name: words[token] for name, token in ids.items() if token in words} | named
@@ -71,7 +72,7 @@ def special_words(generation: Mapping[str, Any]) -> dict[str, str]:
     """bos_token, eos_token and the like as the source of the packed file names them."""
     given = generation.get("special_tokens")
     given = given if isinstance(given, dict) else {}
-    return {name: word for name, word in given.items() if isinstance(name, str) and isinstance(word, str)}
+    return {name: word for name, word in given.items() if name.endswith("_token") and isinstance(word, str)}
 
 
 def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -> bytes:
