@@ -42,6 +42,13 @@ def register(verbs: Any) -> None:
         choices=("int8", "f16", "f32"),
         help="how embedding and head are stored; the report says what it costs [as trained]",
     )
+    export.add_argument(
+        "--sparse",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="store up and down so that the engine reads only rows and columns that are not multiplied with 0: "
+        "where relu² makes enough zeros, or as a packed file has it [auto]",
+    )
     export.add_argument("--json", action="store_true", help="print the report as one JSON object")
     export.set_defaults(func=_export)
 
@@ -108,11 +115,12 @@ def _export(args: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
     report: Report | Repacked
+    sparse = {"auto": None, "on": True, "off": False}[args.sparse]
     if Path(args.checkpoint).is_file():
-        report, source = repack(args.checkpoint, args.out, encoding=args.encoding), args.checkpoint
+        report, source = repack(args.checkpoint, args.out, encoding=args.encoding, sparse=sparse), args.checkpoint
     else:
         report = export_checkpoint(
-            args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding, head=args.head
+            args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding, head=args.head, sparse=sparse
         )
         source = report.checkpoint
     print(f"exported   {source} to {args.out}", report, sep="\n", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.config import ModelConfig
 
-from . import layout, packed
+from . import layout, packed, sparsity
 from .packed import Spec
-from .report import Report
+from .report import Report, ZeroInputs
 from .verify import verify
 from .writer import Encoded, write_packed
 
@@ -26,12 +27,14 @@ def export_checkpoint(
     tokens: int = 50_000,
     encoding: str = "2.0",
     head: str | None = None,
+    sparse: bool | None = None,
 ) -> Report:
     """Write a checkpoint (or the newest one of a run folder) as a packed file, and verify it.
 
     tokens: how many tokens of real text the engine and torch both score.
     encoding: bits a ternary weight, "2.0" or "1.6".
     head: how embedding and head are stored, "int8", "f16" or "f32"; as trained when None.
+    sparse: `up` and `down` by lines, so that the engine reads only those that matter; where that pays when None.
     The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
     """
     from bitnet.checkpoint import find
@@ -43,13 +46,20 @@ def export_checkpoint(
         out,
         encoding=encoding,
         head=head,
+        sparse=sparse,
         check=lambda file: reports.append(verify(folder, file, tokens=tokens)),
     )
     return reports[0]
 
 
 def pack_checkpoint(
-    folder: Path, out: str | os.PathLike[str], *, encoding: str = "2.0", head: str | None = None, check: Any = None
+    folder: Path,
+    out: str | os.PathLike[str],
+    *,
+    encoding: str = "2.0",
+    head: str | None = None,
+    sparse: bool | None = None,
+    check: Any = None,
 ) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
     from safetensors import SafetensorError, safe_open
@@ -60,6 +70,9 @@ def pack_checkpoint(
     config, body = load_config(folder), packed.ternary_encoding(encoding)
     if head is not None:
         config = config.replace(head_format=head)
+    zeros = sparsity.zero_inputs(folder, config) if sparsity.rectified(config) else None
+    if sparse is None:
+        sparse = zeros is not None and sparsity.pays(config, zeros, body)
     tables = frequency_tables(config)
     template = folder / "chat_template.jinja"
     tokenizer, generation = _tokenizer(folder, config)
@@ -83,7 +96,7 @@ def pack_checkpoint(
                 raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
             if not weight.isfinite().all():
                 raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
-            return encode(spec, weight, config, body)
+            return encode(spec, weight, config, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
 
         def complete(file: Path) -> None:
             if left:
@@ -95,11 +108,18 @@ def pack_checkpoint(
             out,
             [config],
             source,
-            metadata={"generation": generation, "provenance": _provenance(folder)},
+            metadata={"generation": generation, "provenance": _provenance(folder)} | _shares(zeros),
             tokenizer=tokenizer,
             template=template.read_bytes() if template.is_file() else None,
             check=complete,
         )
+
+
+def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:
+    """For METADATA: the shares by layer, in thousandths."""
+    if zeros is None:
+        return {}
+    return {"zero_inputs": {key: [round(z, 3) for z in share] for key, share in dataclasses.asdict(zeros).items()}}
 
 
 def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: int = packed.TERNARY_2BIT) -> Encoded:

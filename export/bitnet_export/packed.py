@@ -51,6 +51,11 @@ def ternary_encoding(bits: str) -> int:
     return TERNARY[bits]
 
 
+def encoding_of(role: str, body: int, sparse: bool) -> int:
+    """How ternary weights of a role are stored, with `body` for those that are not stored by lines."""
+    return LINES.get(role, body) if sparse else body
+
+
 class Tiles(NamedTuple):
     """How a tiled encoding turns int8 codes (N, K) into bytes and back."""
 

@@ -127,6 +127,11 @@ class PackedFile:
             scales = np.repeat(scales.reshape(record.rows, -1), layout.SCALE_GROUP_K, axis=1)[:, : record.cols]
         return self.codes(record) * scales
 
+    @property
+    def sparse(self) -> bool:
+        """Whether some matrices are stored by lines, of which the engine reads only those that matter."""
+        return any(record.encoding in packed.LINES.values() for record in self.tensors.values())
+
     def zero_fraction(self, record: Record) -> float | None:
         """Share of ternary codes that are 0; None for other encodings."""
         if record.encoding not in packed.TERNARY_ENCODINGS:

@@ -64,7 +64,7 @@ def repack(
     body = packed.ternary_encoding(encoding)
     file = PackedFile.open(source)
     if sparse is None:
-        sparse = any(record.encoding in packed.LINES.values() for record in file.tensors.values())
+        sparse = file.sparse
     kinds = [s.kind for s in file.sections if s.kind < packed.DATA]
     reports: list[Repacked] = []
     write_sections(
@@ -81,7 +81,7 @@ def _encoded(file: PackedFile, record: Record, body: int, sparse: bool) -> Encod
     scales = file.scales(record) if record.scale_size else None
     if record.encoding not in packed.TERNARY_ENCODINGS:
         return Encoded(record.encoding, record.scope, file.stored(record), scales)
-    encoding = packed.LINES.get(packed.ROLES[record.key.role], body) if sparse else body
+    encoding = packed.encoding_of(packed.ROLES[record.key.role], body, sparse)
     return Encoded(encoding, record.scope, packed.TILES[encoding].pack(file.codes(record)), scales)
 
 

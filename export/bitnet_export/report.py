@@ -130,6 +130,7 @@ class Report:
     long: Agreement
     head: HeadCost
     zero_inputs: ZeroInputs
+    sparse: bool  # up and down are stored by lines, of which the engine reads only those that matter
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -151,7 +152,7 @@ class Report:
                 f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
                 f"difference {long.loss_engine - long.loss_torch:+.1e}",
                 f"head       {self.head}",
-                f"inputs     {self.zero_inputs}",
+                f"inputs     {self.zero_inputs}" + ("; the engine leaves them out" if self.sparse else ""),
             ]
         )
 

@@ -78,7 +78,7 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
         short=short,
         long=long,
         head=_head_cost(trained, model, text, scores),
-        zero_inputs=ZeroInputs(*map(tuple, (counts[:2] / counts[2]).tolist())),
+        zero_inputs=ZeroInputs.of(counts),
         **facts,
     )
 
@@ -116,6 +116,7 @@ def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
         "ternary_bits_per_weight": 8 * size / max(sum(ternary), 1),
         "zero_fraction": tuple(z / n for z, n in zip(zeros, ternary, strict=True) if n),
         "tensors_equal": len(file.tensors),
+        "sparse": file.sparse,
     }
 
 
