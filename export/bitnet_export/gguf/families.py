@@ -108,6 +108,9 @@ class _Model:
         first = [self.load(Key(0, 0, ROLE[role], NONE, 0)) for role in TERNARY_LINEARS]
         scope = max(tensor.scope for tensor in first if isinstance(tensor, Ternary))
         self.config = self.config.replace(weight_scale=packed.SCOPE_NAMES[scope])
+        tables = ["embedding", *(["head"] if self.config.has_head and not self.config.tie_embeddings else [])]
+        if all(isinstance(self.load(Key(0, NONE, ROLE[table], NONE, 0)), Ternary) for table in tables):
+            self.config = self.config.replace(head_format="ternary")
 
     def load(self, key: Key) -> Tensor:
         """A tensor in our order of rows; linears are ternary, tables where their values are."""
