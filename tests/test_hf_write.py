@@ -18,8 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bitnet.config import ModelConfig
 from bitnet_export import PackedFile, packed, random_model
 from bitnet_export.convert import open_source, pack_source
+from bitnet_export.gguf.write import write_gguf
 from bitnet_export.hf.write import write_folder
 from bitnet_export.packed import ROLES
+from bitnet_export.repack import repack
 from bitnet_runtime import Model
 from packed_source import source_of
 from runtime_models import TEMPLATE, byte_tokenizer
@@ -142,6 +144,17 @@ def test_there_and_back_gives_the_same_codes_and_scales(model: tuple[Path, Path,
             assert np.allclose(back.values(again), ours.values(record), rtol=2**-22, atol=0), key.name
         else:
             assert back.values(again).tobytes() == ours.values(record).tobytes(), key.name
+
+
+@pytest.mark.parametrize("stored", [{"encoding": "1.6"}, {"encoding": "2.0", "sparse": True}])
+def test_how_the_packed_file_stores_its_weights_does_not_matter(tmp_path: Path, stored: dict[str, Any]) -> None:
+    path = build(BITNET.replace(activation="silu"), tmp_path / "m.bitnet")
+    repack(path, tmp_path / "other.bitnet", **stored)
+    for name in ("m", "other"):
+        write_folder(tmp_path / f"{name}.bitnet", tmp_path / name)
+        write_gguf(tmp_path / f"{name}.bitnet", tmp_path / f"{name}.gguf", body="F16", head="F32")
+    assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == (tmp_path / "other/model.safetensors").read_bytes()
 
 
 def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
