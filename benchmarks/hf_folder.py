@@ -52,7 +52,7 @@ def entries(c: ModelConfig) -> Iterator[Entry]:
         "input_layernorm": c.dim, "post_attention_layernorm": c.dim, "self_attn.attn_sub_norm": queries,
         "mlp.ffn_sub_norm": c.ffn_dim,
     }  # fmt: skip
-    yield Entry("model.embed_tokens.weight", "BF16", (c.vocab_size, c.dim), spread=1.0)
+    yield Entry("model.embed_tokens.weight", "BF16", (c.vocab_size, c.dim), spread=c.dim**-0.5)
     for layer in range(c.n_layers):
         for name, (n, k) in projections.items():
             yield Entry(f"model.layers.{layer}.{name}.weight", "U8", (n // 4, k))
