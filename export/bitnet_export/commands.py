@@ -89,7 +89,8 @@ def _register_convert(verbs: Any) -> None:
         default="int8",
         help="how embedding and head are stored, in GGUF int8 is Q8_0; the report says what int8 costs [int8]",
     )
-    convert.add_argument("--type", choices=("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32"), default="TQ2_0", help="with --to gguf [TQ2_0]")
+    kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
+    convert.add_argument("--type", choices=kinds, default="TQ2_0", help="with --to gguf [TQ2_0]")
     convert.add_argument("--form", choices=("int8", "float", "2bit"), default="int8", help="with --to onnx [int8]")
     convert.add_argument("--json", action="store_true", help="print the report as one JSON object")
     convert.set_defaults(func=_convert)
