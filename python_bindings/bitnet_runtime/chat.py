@@ -76,10 +76,7 @@ class ChatTemplate:
                     f'messages has {message!r:.100}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
         try:
-            shielded = [
-                {key: _map_text(value, tokenizer.shield) for key, value in message.items() if value is not None}
-                for message in messages
-            ]
+            shielded = [_map_text(_as_templates_expect(message), tokenizer.shield) for message in messages]
             size = len(json.dumps(shielded, default=str))
         except (RecursionError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
@@ -255,6 +252,14 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without what is None, its reasoning under the names that templates know (as in transformers 5)."""
+    given = {key: value for key, value in message.items() if value is not None}
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((given[name] for name in names if name in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
 def _raise_exception(message: str) -> NoReturn:
