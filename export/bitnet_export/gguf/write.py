@@ -73,8 +73,8 @@ def write_gguf(
 
     body: type of the ternary weights, one of BODIES. head: of embedding and head where they are not
     ternary, one of HEADS.
-    exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors, which llama.cpp
-    knows since 2026 and other readers may not. vocabulary: False leaves the tokenizer out.
+    exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors. vocabulary: False leaves
+    the tokenizer out.
     progress: called with (tensors done, of all).
 
     Raises PackedFormatError for a bad source; ValueError for a model that llama.cpp would not compute,
@@ -97,6 +97,9 @@ def write_gguf(
     size = sum(entry.size for entry in entries)
     if not config.tie_embeddings:
         size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
+    if any(entry.name.endswith(".scale") for entry in entries):
+        writer.notes.append("exact scales stand beside the matrices; a llama.cpp from before that refuses the file")
+    writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are near, not equal")
     what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
     return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
 
