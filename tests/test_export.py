@@ -343,7 +343,7 @@ def test_verify_of_another_checkpoint_fails(trained: Path, untrained: Path, tmp_
     [
         ({"layers__0__q__weight": None}, r"tensor layers\.0\.q\.weight is missing"),
         ({"extra": torch.zeros(2)}, "tensor extra is there, config.json does not call for it"),
-        ({"layers__1__o__weight": torch.ones(40, 40)}, r"has shape \(40, 40\), config.json calls for \(40, 64\)"),
+        ({"layers__1__o__weight": torch.ones(40, 40)}, r"layers\.1\.o\.weight is 40×40, config\.json calls for 40×64"),
         ({"final_norm__weight": torch.full((40,), float("nan"))}, r"final_norm\.weight holds NaN or infinity"),
         ({"layers__0__up__weight": torch.full((72, 40), float("inf"))}, "holds NaN or infinity"),
     ],

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import packed_files
+from bitnet import checkpoint, tokenizer
+from bitnet.cli import main
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, PackedFormatError, layout, packed, random_model, repack
+from bitnet.model import Transformer
+from bitnet_export import PackedFile, PackedFormatError, layout, packed, random_model, repack, sparsity
+from bitnet_export.report import ZeroInputs
 from bitnet_runtime import Model, ModelFormatError, available_isas
 
 sizes = st.integers(1, 600)
@@ -101,7 +106,7 @@ def test_families(tmp_path: Path, changes: dict[str, object]) -> None:
 
 
 def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
-    """A gate that is never positive: the FFN adds exactly 0, as from tiles, although no line is read."""
+    """A gate that is never positive: the FFN adds exactly 0, as from tiles, and no line is read."""
     from bitnet_export.random_model import _draw
     from bitnet_export.writer import Encoded, write_packed
 
@@ -115,6 +120,13 @@ def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
 
     write_packed(tmp_path / "a", [config], source)
     assert repack(tmp_path / "a", tmp_path / "b", sparse=True).logits_equal == 32
+    shape = config.ffn_dim, config.dim
+    lines = config.n_layers * (layout.rows_size(*shape) + layout.columns_size(*shape[::-1]))
+    for threads, expected in ((1, 5 * lines), (3, 5 * lines)):
+        with Model.load(tmp_path / "b", threads=threads) as m, m.session() as session:
+            session.append([1, 2, 3])
+            session.append([4, 5])
+            assert session.skipped_bytes == expected
 
 
 def test_group_scales_have_no_lines(tmp_path: Path) -> None:
@@ -148,3 +160,36 @@ def test_other_roles_have_no_lines(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(bad)
     with pytest.raises(ModelFormatError, match=r"gate\.weight: encoding 7 with scale scope 1 is not allowed"):
         Model.load(tmp_path / "bad")
+
+
+def zeros(before: float, after: float) -> ZeroInputs:
+    return ZeroInputs(before=(before, before), after=(after, after))
+
+
+def test_lines_are_chosen_where_they_pay() -> None:
+    large = MODEL.replace(dim=2560, ffn_dim=6912, n_layers=30)
+    assert sparsity.pays(large, zeros(0.78, 0.88))
+    assert not sparsity.pays(large, zeros(0.2, 0.6))
+    assert not sparsity.pays(MODEL, zeros(0.9, 0.9))  # fits in a cache
+    assert sparsity.pays(large, zeros(0.5, 0.55)) and not sparsity.pays(
+        large, zeros(0.5, 0.55), packed.TERNARY_5TRIT
+    )  # next to fewer bits a weight
+    assert sparsity.rectified(large) and sparsity.rectified(large.replace(activation="relu"))
+    for changes in ({"activation": "silu"}, {"ffn": "plain"}, {"weight_scale": "group"}, {"ternary": ("up",)}):
+        assert not sparsity.rectified(large.replace(**changes))
+
+
+def test_export_measures_and_stores_by_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = MODEL.replace(dim=64, ffn_dim=96, vocab_size=257, max_context=32)
+    torch.manual_seed(1)
+    trained = Transformer(config)
+    words = tokenizer.build("byte", [], config.vocab_size).to_str()
+    checkpoint.save(tmp_path / "run", trained, words, torch.optim.AdamW(trained.parameters()), {"step": 1})
+    out = tmp_path / "m.bitnet"
+    for words, sparse in (([], False), (["--sparse", "on"], True), (["--sparse", "off"], False)):
+        assert main(["export", str(tmp_path / "run"), str(out), "--tokens", "512", *words]) == 0
+        assert ("the engine leaves them out" in capsys.readouterr().err) == sparse
+        file = PackedFile.open(out)
+        assert file.sparse == sparse and {len(v) for v in file.metadata["zero_inputs"].values()} == {config.n_layers}
+    assert main(["inspect", str(out)]) == 0
+    assert "zero_inputs" in capsys.readouterr().out

@@ -51,6 +51,8 @@ def bench(
 def table(found: dict[str, Any]) -> str:
     """The figures of `bench` for people."""
     decode, prefill, model = found["decode"], found["prefill"], found["model"]
+    skipped = decode["skipped_bytes_per_token"]
+    left_out = f" ({skipped / 1e6:.1f} MB left out)" if skipped else ""
     return "\n".join(
         [
             f"{found['cpu']}, {found['isa']}, threads {found['threads']}",
@@ -62,7 +64,7 @@ def table(found: dict[str, Any]) -> str:
             f"prefill  {prefill['n']} tokens: {prefill['tok_s']:.1f} tok/s, {prefill['gmac_s']:.0f} GMAC/s, "
             f"{prefill['int8_peak_share']:.0%} of the int8 peak",
             f"decode   {decode['n']} tokens at depth {decode['depth']}: {decode['tok_s']:.1f} tok/s, "
-            f"{decode['bytes_per_token'] / 1e6:.1f} MB a token, {decode['gb_s']:.1f} GB/s, "
+            f"{decode['bytes_per_token'] / 1e6:.1f} MB a token{left_out}, {decode['gb_s']:.1f} GB/s, "
             f"{decode['bandwidth_share']:.0%} of the read bandwidth",
         ]
     )
@@ -85,19 +87,22 @@ def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dic
         tokens = [draw.randrange(model.vocab_size) for _ in range(needed)]
         if depth:
             session.feed(tokens[:depth], keep_logits=False)
-        prefill, decode, bandwidth, peak = [], [], [], []
+        prefill, decode, skipped, bandwidth, peak = [], [], [], [], []
         memory = 0
         for _ in range(repeat):
             session.rewind(depth)
             prefill.append(prompt / _seconds(lambda: session.feed(tokens[depth : depth + prompt])))
             session.rewind(depth)
             session.feed(tokens[depth : depth + 1])
+            before = session.skipped_bytes
             decode.append(gen / _seconds(lambda: _decode(session, gen)))
+            skipped.append((session.skipped_bytes - before) / gen)
             memory = memory or machine.peak_memory()  # before the limits need theirs
             bandwidth.append(machine.read_bandwidth(model.threads))
             peak.append(machine.int8_peak(model.isa, model.threads))
         info, session_bytes = model.info, session.nbytes
-        bytes_per_token = info.bytes_per_token + model.kv_bytes_per_token * (depth + gen // 2)
+        left_out = statistics.median(skipped)
+        bytes_per_token = info.bytes_per_token + model.kv_bytes_per_token * (depth + gen // 2) - left_out
         decode_speed, prefill_speed = statistics.median(decode), statistics.median(prefill)
         return {
             "isa": model.isa,
@@ -120,6 +125,7 @@ def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dic
                 "runs": decode,
                 "read_bandwidth_runs": bandwidth,
                 "bytes_per_token": bytes_per_token,
+                "skipped_bytes_per_token": left_out,
                 "gb_s": decode_speed * bytes_per_token / 1e9,
             },
             "prefill": {

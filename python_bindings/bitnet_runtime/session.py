@@ -239,6 +239,13 @@ class Session:
         with self._lock:
             return int(lib.bn_session_bytes(self._open))
 
+    @property
+    def skipped_bytes(self) -> int:
+        """Bytes of weights that the tokens computed here did not need, because all of them are multiplied with 0;
+        of models whose FFN is stored by lines (`bitnet export --sparse`)."""
+        with self._lock:
+            return int(lib.bn_session_skipped(self._open))
+
     def close(self) -> None:
         """Free the memory; waits for a call in another thread. Closing twice is fine."""
         with self._lock:

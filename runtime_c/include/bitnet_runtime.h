@@ -209,6 +209,9 @@ BN_API bn_status bn_session_rewind(bn_session *session, int32_t n);
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
 BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
 BN_API uint64_t bn_session_bytes(const bn_session *session);   /* memory of the session */
+/* Of the weights of the tokens computed here so far, bytes that were not read, because all of a
+ * line would have been multiplied with 0 (TERNARY_2BIT_ROWS and _COLUMNS of export/FORMAT.md). */
+BN_API uint64_t bn_session_skipped(const bn_session *session);
 
 /* The tokens held, oldest first: int32[position]. Lives until the next call that changes it. */
 BN_API const int32_t *bn_session_tokens(const bn_session *session);

@@ -76,6 +76,7 @@ typedef struct bn_workspace {
     int32_t *acc;     /* [threads][B][BN_CHUNK_ROWS] */
     float *attend;    /* [threads][attend_stride] */
     float *partial;   /* bn_partial_floats: results of chunks, when a context is split */
+    uint64_t *skipped; /* [threads] bytes of lines that were left out since the beginning */
     atomic_size_t *chunks_done; /* [G] how many are there */
     size_t attend_stride;
     void *memory; /* all of the above */

@@ -38,8 +38,8 @@ static size_t list_rows(uint32_t *list, const float *where, size_t r0, size_t en
     return n;
 }
 
-/* Rows [r0, end) of product row b, at most BN_LIST_MOST. */
-static void multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
+/* Rows [r0, end) of product row b, at most BN_LIST_MOST. Returns the bytes that were left out. */
+static uint64_t multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
     const bn_tensor *t = j->p->w;
     const float *where = j->p->where ? j->p->where + b * j->p->y_stride : NULL;
     uint32_t list[BN_LIST_MOST];
@@ -53,6 +53,7 @@ static void multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
                             .q = input(j, b)};
     if (lines.n > 0)
         j->m->kernels.ternary_rows(&lines);
+    const uint64_t left_out = (end - r0 - lines.n) * lines.line_bytes;
     for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
         const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
         for (size_t r = 0; r < n; r++)
@@ -61,6 +62,7 @@ static void multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
             acc[list[i] - r0] = sum[i];
         bn_scale_sums(j->w, j->first + b, j->p, b, acc, 1, r0, n);
     }
+    return left_out;
 }
 
 static void run_rows(void *context, int32_t thread, int32_t n_threads) {
@@ -69,10 +71,11 @@ static void run_rows(void *context, int32_t thread, int32_t n_threads) {
     bn_share(j->p->w->rows, thread, n_threads, &first, &last);
     for (size_t b = 0; b < j->rows; b++)
         for (size_t r = first; r < last; r += BN_LIST_MOST)
-            multiply_rows(j, b, r, last - r < BN_LIST_MOST ? last : r + BN_LIST_MOST);
+            j->w->skipped[thread] +=
+                multiply_rows(j, b, r, last - r < BN_LIST_MOST ? last : r + BN_LIST_MOST);
 }
 
-/* Columns [k0, end) that are not multiplied with 0, and with what; whole fours. */
+/* Columns [k0, end) that are not multiplied with 0, and with what. Filled up to whole fours. */
 static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_t k0, size_t end) {
     size_t n = 0;
     for (size_t k = k0; k < end; k++) {
@@ -80,36 +83,41 @@ static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_
         value[n] = q[k];
         n += q[k] != 0;
     }
-    for (; n % 4 != 0; n++) {
-        list[n] = list[n - 1];
-        value[n] = 0;
+    for (size_t i = n; i % 4 != 0; i++) {
+        list[i] = list[i - 1];
+        value[i] = 0;
     }
     return n;
 }
 
-/* Blocks [block, end) of product row b, at most BLOCKS_MOST. */
-static void multiply_columns(const job *j, size_t b, size_t block, size_t end) {
+/* Blocks [block, end) of product row b, at most BLOCKS_MOST. Returns the bytes that were left out.
+ */
+static uint64_t multiply_columns(const job *j, size_t b, size_t block, size_t end) {
     const bn_tensor *t = j->p->w;
     uint32_t list[BN_LIST_MOST];
     int8_t value[BN_LIST_MOST];
     int32_t acc[BLOCKS_MOST * BLOCK];
+    uint64_t lines_read = 0;
     memset(acc, 0, (end - block) * BLOCK * sizeof *acc);
     for (size_t k = 0; k < t->cols; k += BN_LIST_MOST) {
         const size_t stop = t->cols - k < BN_LIST_MOST ? t->cols : k + BN_LIST_MOST;
+        const size_t n = list_columns(list, value, input(j, b), k, stop);
         const bn_lines lines = {.acc = acc,
                                 .lines = t->data + block * BN_TILE_BYTES,
                                 .line_bytes = t->bytes / t->cols,
                                 .codes = (end - block) * BLOCK,
                                 .list = list,
-                                .n = list_columns(list, value, input(j, b), k, stop),
+                                .n = (n + 3) / 4 * 4,
                                 .q = value};
         if (lines.n > 0)
             j->m->kernels.ternary_columns(&lines);
+        lines_read += n;
     }
     const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;
     for (size_t r = r0; r < stop; r += BN_CHUNK_ROWS)
         bn_scale_sums(j->w, j->first + b, j->p, b, acc + (r - r0), 1, r,
                       stop - r < BN_CHUNK_ROWS ? stop - r : BN_CHUNK_ROWS);
+    return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
 }
 
 static void run_columns(void *context, int32_t thread, int32_t n_threads) {
@@ -118,7 +126,8 @@ static void run_columns(void *context, int32_t thread, int32_t n_threads) {
     bn_share((j->p->w->rows + BLOCK - 1) / BLOCK, thread, n_threads, &first, &last);
     for (size_t b = 0; b < j->rows; b++)
         for (size_t i = first; i < last; i += BLOCKS_MOST)
-            multiply_columns(j, b, i, last - i < BLOCKS_MOST ? last : i + BLOCKS_MOST);
+            j->w->skipped[thread] +=
+                multiply_columns(j, b, i, last - i < BLOCKS_MOST ? last : i + BLOCKS_MOST);
 }
 
 void bn_linear_lines(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,

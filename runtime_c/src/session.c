@@ -153,6 +153,13 @@ uint64_t bn_session_bytes(const bn_session *s) {
     return s ? s->memory_size + s->work.size + sizeof *s : 0;
 }
 
+uint64_t bn_session_skipped(const bn_session *s) {
+    uint64_t bytes = 0;
+    for (int32_t i = 0; s && i < bn_pool_threads(s->model->pool); i++)
+        bytes += s->work.skipped[i];
+    return bytes;
+}
+
 const int32_t *bn_session_tokens(const bn_session *s) {
     return s ? s->tokens : NULL;
 }

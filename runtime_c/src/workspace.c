@@ -49,6 +49,7 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     w->acc = take(a, threads * B * BN_CHUNK_ROWS, sizeof(int32_t));
     w->attend = take(a, threads * w->attend_stride, sizeof(float));
     w->partial = take(a, bn_partial_floats(c, n_ctx), sizeof(float));
+    w->skipped = take(a, threads, sizeof *w->skipped);
     w->chunks_done = take(a, c->n_kv_heads, sizeof *w->chunks_done);
 }
 
@@ -62,6 +63,7 @@ bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_wor
         return BN_ERR_MEMORY;
     a.used = 0;
     lay_out(m, n_ctx, w, &a);
+    memset(w->skipped, 0, (size_t)bn_pool_threads(m->pool) * sizeof *w->skipped);
     return BN_OK;
 }
 
