@@ -38,10 +38,10 @@ static void layer(tiny_writer *w, unsigned l, unsigned norms) {
     if (norms & PRE_NORM)
         tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
-    tiny_tensor(w, l, 13, TINY_NONE, 0, 5, 2, FFN, DIM);
+    tiny_tensor(w, l, 13, TINY_NONE, 0, l == 0 ? 5 : 7, 2, FFN, DIM);
     if (norms & SUB_NORM)
         tiny_tensor(w, l, 14, TINY_NONE, 0, 1, 0, 1, FFN);
-    tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 3, DIM, FFN);
+    tiny_tensor(w, l, 15, TINY_NONE, 0, l == 0 ? 4 : 8, l == 0 ? 3 : 1, DIM, FFN);
     if (norms & POST_NORM)
         tiny_tensor(w, l, 16, TINY_NONE, 0, 1, 0, 1, DIM);
     const unsigned linears[] = {2, 3, 4, 8, 12, 13, 15};

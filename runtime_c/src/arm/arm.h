@@ -22,13 +22,17 @@
 /* The compiler may assume nothing about the value of a register. */
 #define KEEP(v) __asm__ volatile("" : "+w"(v))
 
-/* A tile is four 16-byte groups of 4 rows; field f holds the codes of columns 4f to 4f + 3. */
-INLINE void ternary_fields(int8x16_t field[4], const uint8_t *group) {
-    const uint8x16_t v = vld1q_u8(group), mask = vdupq_n_u8(3);
+INLINE void ternary_fields_of(int8x16_t field[4], uint8x16_t v) {
+    const uint8x16_t mask = vdupq_n_u8(3);
     field[0] = vreinterpretq_s8_u8(vandq_u8(v, mask));
     field[1] = vreinterpretq_s8_u8(vandq_u8(vshrq_n_u8(v, 2), mask));
     field[2] = vreinterpretq_s8_u8(vandq_u8(vshrq_n_u8(v, 4), mask));
     field[3] = vreinterpretq_s8_u8(vshrq_n_u8(v, 6));
+}
+
+/* A tile is four 16-byte groups of 4 rows; field f holds the codes of columns 4f to 4f + 3. */
+INLINE void ternary_fields(int8x16_t field[4], const uint8_t *group) {
+    ternary_fields_of(field, vld1q_u8(group));
 }
 
 /* Both planes put together: u - 128, so that a code is one signed byte. Turning bit 7 of u over

@@ -14,6 +14,12 @@
 #include "../groups.h"
 #include "../trits.h"
 
+INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
+    return vdotq_s32(sum, a, b);
+}
+
+#include "lines.h"
+
 static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
     vst1q_s8(block + 16 * g, a);
     vst1q_s8(block + 64 + 16 * g, b);
@@ -170,6 +176,8 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = high_gemv;
+    table->ternary_rows = ternary_rows;
+    table->ternary_columns = ternary_columns;
     table->qk_int8 = qk_int8;
     table->int8_peak = int8_peak;
     return 1;

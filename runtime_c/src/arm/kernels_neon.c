@@ -13,6 +13,13 @@
 #include "../groups.h"
 #include "../trits.h"
 
+INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
+    const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
+    return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+}
+
+#include "lines.h"
+
 #if defined(__ARM_FEATURE_CRC32)
 #include <arm_acle.h>
 #endif
@@ -225,6 +232,8 @@ int bn_kernels_neon(bn_kernels *table) {
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;
     table->int8_high = int8_high;
+    table->ternary_rows = ternary_rows;
+    table->ternary_columns = ternary_columns;
 #if defined(__ARM_FEATURE_CRC32)
     table->crc32 = crc32;
 #endif
