@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +93,23 @@ def test_what_is_no_published_model(
     with pytest.raises(SourceError), open_source(tmp_path / "model"):
         pass
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("to", "found"), [("hf", "config.json"), ("onnx", "model.onnx"), ("gguf", "")])
+def test_the_verb_out_and_back(tmp_path: Path, to: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ODD.replace(activation="silu", dim=256, head_dim=64, n_heads=4, n_kv_heads=2, ffn_dim=512)
+    first, out, back = tmp_path / "first.bitnet", tmp_path / "out", tmp_path / "back.bitnet"
+    random_model(config, first, 5, tokenizer=byte_tokenizer().to_str().encode())
+    words = ["--to", to, *(["--no-tokenizer"] if to == "gguf" else [])]
+    assert main(["convert", str(first), str(out), *words, "--json"]) == 0
+    assert (out / found if found else out).is_file()
+    assert json.loads(capsys.readouterr().out)["file"] == str(out)
+    if to == "onnx":
+        return
+    assert main(["convert", str(out), str(back), "--tokens", "64"]) == 0
+    assert "found" in capsys.readouterr().err
+    before, after = PackedFile.open(first), PackedFile.open(back)
+    for key, record in after.tensors.items():
+        if record.encoding in packed.TERNARY.values():
+            assert np.array_equal(after.codes(record), before.codes(before.tensors[key]))
+            assert np.array_equal(after.scales(record), before.scales(before.tensors[key]))

@@ -84,6 +84,13 @@ def _register_convert(verbs: Any) -> None:
         "--encoding", choices=("2.0", "1.6"), default="2.0", help="bits a ternary weight of the packed file [2.0]"
     )
     convert.add_argument(
+        "--sparse",
+        choices=("on", "off"),
+        default="off",
+        help="store up and down so that the engine reads only rows and columns that are not multiplied with 0; for "
+        "models with relu² [off]",
+    )
+    convert.add_argument(
         "--head",
         choices=("int8", "f16", "f32"),
         default="int8",
@@ -91,6 +98,7 @@ def _register_convert(verbs: Any) -> None:
     )
     kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
     convert.add_argument("--type", choices=kinds, default="TQ2_0", help="with --to gguf [TQ2_0]")
+    convert.add_argument("--no-tokenizer", action="store_true", help="with --to gguf: leave the tokenizer out")
     convert.add_argument("--form", choices=("int8", "float", "2bit"), default="int8", help="with --to onnx [int8]")
     convert.add_argument("--json", action="store_true", help="print the report as one JSON object")
     convert.set_defaults(func=_convert)
@@ -145,7 +153,9 @@ def _convert(args: argparse.Namespace) -> int:
             from .gguf.write import write_gguf
 
             head = {"int8": "Q8_0"}.get(args.head, args.head.upper())
-            report = write_gguf(args.source, args.out, body=args.type, head=head, progress=count)
+            report = write_gguf(
+                args.source, args.out, body=args.type, head=head, vocabulary=not args.no_tokenizer, progress=count
+            )
         elif args.to == "onnx":
             from .to_onnx.write import write_onnx
 
@@ -155,7 +165,13 @@ def _convert(args: argparse.Namespace) -> int:
             from .convert import convert
 
             report = convert(
-                args.source, args.out, encoding=args.encoding, head=args.head, tokens=args.tokens, progress=progress
+                args.source,
+                args.out,
+                encoding=args.encoding,
+                head=args.head,
+                sparse=args.sparse == "on",
+                tokens=args.tokens,
+                progress=progress,
             )
     print(f"converted  {args.source} to {args.out}", report, sep="\n", file=sys.stderr)
     if args.json:

@@ -93,7 +93,7 @@ def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
     if pre is None:
         raise ValueError(
             f"the tokenizer cuts text by {', then '.join(steps) or 'nothing'}; llama.cpp has no name for this, "
-            "write the file without it (vocabulary=False), for token ids"
+            "write the file without it, for token ids (--no-tokenizer)"
         )
     for step in _parts(rules.get("normalizer"), "normalizers"):
         if step["type"] != "NFC" or not PRE[pre].nfc:
