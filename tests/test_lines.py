@@ -16,8 +16,12 @@ from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet_export import PackedFile, PackedFormatError, layout, packed, random_model, repack, sparsity
+from bitnet_export.convert import pack_source
+from bitnet_export.outgoing import value_rows
 from bitnet_export.report import ZeroInputs
+from bitnet_export.verify_source import verify_source
 from bitnet_runtime import Model, ModelFormatError, available_isas
+from packed_source import source_of
 
 sizes = st.integers(1, 600)
 seeds = st.integers(0, 2**32 - 1)
@@ -193,3 +197,19 @@ def test_export_measures_and_stores_by_lines(tmp_path: Path, capsys: pytest.Capt
         assert file.sparse == sparse and {len(v) for v in file.metadata["zero_inputs"].values()} == {config.n_layers}
     assert main(["inspect", str(out)]) == 0
     assert "zero_inputs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("scope", "sparse"), [("tensor", True), ("group", False)])
+def test_published_models_become_lines(tmp_path: Path, scope: str, sparse: bool) -> None:
+    """Where the format has no lines for the scales, the matrix stays as it is. What is written from lines is equal."""
+    source = source_of(model(tmp_path / "a", weight_scale=scope))
+    checks = []
+    pack_source(
+        source, tmp_path / "b", sparse=True, check=lambda file: checks.append(verify_source(source, file, tokens=64))
+    )
+    before, after = PackedFile.open(tmp_path / "a"), PackedFile.open(tmp_path / "b")
+    assert after.sparse == sparse and len(checks) == 1
+    for key, record in after.tensors.items():
+        if record.encoding in packed.TERNARY_ENCODINGS:
+            assert np.array_equal(after.codes(record), before.codes(before.tensors[key]))
+            assert np.array_equal(np.concatenate(list(value_rows(after, record))), before.values(before.tensors[key]))

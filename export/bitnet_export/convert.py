@@ -76,13 +76,16 @@ def convert(
     *,
     encoding: str = "2.0",
     head: str = "int8",
+    sparse: bool = False,
     tokens: int = 512,
     progress: Progress = lambda _: None,
 ) -> Conversion:
     """Write a published model as a packed file, and verify it.
 
     encoding: bits a ternary weight, "2.0" or "1.6". head: how embedding and head are stored unless
-    they are ternary, "int8", "f16" or "f32". tokens: how many are scored by engine and reference.
+    they are ternary, "int8", "f16" or "f32". sparse: `up` and `down` by lines, of which the engine
+    reads only those that are not multiplied with 0; for FFNs with relu². tokens: how many are scored
+    by engine and reference.
     The file appears only if it passes. Raises SourceError: the source cannot be converted;
     VerificationError; OSError.
     """
@@ -95,7 +98,7 @@ def convert(
 
     with open_source(source) as model:
         progress(f"found {model.what}")
-        pack_source(model, out, encoding=encoding, head=head, check=check, progress=progress)
+        pack_source(model, out, encoding=encoding, head=head, sparse=sparse, check=check, progress=progress)
         return Conversion(model.what, model.assumptions, os.path.getsize(out), checks[0])
 
 
@@ -105,6 +108,7 @@ def pack_source(
     *,
     encoding: str = "2.0",
     head: str = "int8",
+    sparse: bool = False,
     check: Callable[[Path], None] | None = None,
     progress: Progress = lambda _: None,
 ) -> None:
@@ -120,7 +124,9 @@ def pack_source(
     def load(spec: Spec) -> Encoded:
         name = spec.key.name
         progress(f"writing tensor {next(done)} of {total}, {name}")
-        return Encoded.f32(tables[name].numpy()) if name in tables else encode(spec, source.load(spec.key), head, body)
+        if name in tables:
+            return Encoded.f32(tables[name].numpy())
+        return encode(spec, source.load(spec.key), head, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
 
     metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}
     write_packed(
