@@ -11,14 +11,17 @@ class BitLinear(nn.Linear):
     """`nn.Linear` with float master weights that computes with their ternary codes (`bitnet.quant`).
 
     x: (..., in_features). Returns (..., out_features), fp32.
+    `amount` is that of `bitnet.quant`: below 1 only while a float model is being converted.
     """
+
+    amount = 1.0
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False, scope: str = "tensor") -> None:
         super().__init__(in_features, out_features, bias)
         self.scope = scope
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.finish(ternary_linear(x, self.weight, scope=self.scope)[0])
+        return self.finish(ternary_linear(x, self.weight, scope=self.scope, amount=self.amount)[0])
 
     def finish(self, y: Tensor) -> Tensor:
         return y if self.bias is None else y + self.bias
@@ -29,5 +32,6 @@ def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     ternary = [layer for layer in layers if isinstance(layer, BitLinear)]
     if not ternary:
         return tuple(layer(x) for layer in layers)
-    products = iter(ternary_linear(x, *(layer.weight for layer in ternary), scope=ternary[0].scope))
+    weights, (first, *_) = (layer.weight for layer in ternary), ternary
+    products = iter(ternary_linear(x, *weights, scope=first.scope, amount=first.amount))
     return tuple(layer.finish(next(products)) if isinstance(layer, BitLinear) else layer(x) for layer in layers)

@@ -6,6 +6,8 @@
         tokenizer.json         `tokenizers` library
         optimizer.safetensors  AdamW moments, `{parameter}.exp_avg` and so on   (to resume)
         state.json             step, tokens, seconds, losses, settings          (to resume)
+        chat_template.jinja    of a model that answers                          (if there is one)
+        generation.json        start and end tokens, sampling defaults          (if there are any)
 
 A checkpoint is written under another name, flushed to disk, and renamed: under its own name
 it is always whole.
@@ -27,6 +29,8 @@ from torch import Tensor
 
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
+
+TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
 
 
 class CheckpointError(ValueError):
@@ -53,12 +57,27 @@ def all_of(run: Path) -> list[Path]:
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    return ModelConfig.from_dict(_read_json(find(path) / "config.json"))
+    return ModelConfig.from_dict(read_json(find(path) / "config.json"))
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
     """state.json: at least `step`, `tokens`, `seconds` and `settings` of the run that wrote it."""
-    return _read_json(find(path) / "state.json")
+    return read_json(find(path) / "state.json")
+
+
+def load_template(path: str | Path) -> str | None:
+    """The chat template, None where there is none."""
+    file = find(path) / TEMPLATE
+    try:
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file} is not UTF-8 (byte {error.start})") from None
+
+
+def load_generation(path: str | Path) -> dict[str, Any]:
+    """`generation` of the packed file's METADATA (FORMAT.md §5), empty where nothing is known."""
+    file = find(path) / GENERATION
+    return read_json(file) if file.is_file() else {}
 
 
 def load_model(path: str | Path) -> Transformer:
@@ -97,7 +116,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: Transformer, folder:
 
 
 def save(
-    run: Path, model: Transformer, tokenizer_json: str, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    run: Path,
+    model: Transformer,
+    tokenizer_json: str,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    template: str | None = None,
+    generation: dict[str, Any] | None = None,
 ) -> Path:
     """Write `run/step-<state["step"]>` in one atomic move; returns it."""
     final = run / f"step-{state['step']:06d}"
@@ -110,6 +135,10 @@ def save(
         (work / "config.json").write_text(model.config.to_json() + "\n", encoding="utf-8")
         (work / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         (work / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        if template is not None:
+            (work / TEMPLATE).write_text(template, encoding="utf-8")
+        if generation:
+            (work / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
         for file in work.iterdir():
             _flush(file)
         _flush(work)
@@ -144,7 +173,8 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint. Raises CheckpointError: missing, damaged, or something else."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

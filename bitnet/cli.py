@@ -60,7 +60,7 @@ def register(verbs: Any) -> None:
     )
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     train.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    settings.add_flags(train)
+    settings.add_flags(train, without=settings.CONVERSION)
     train.set_defaults(func=_train)
 
     evaluate = verbs.add_parser(

@@ -29,6 +29,10 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "enc
 """Folders of the standard library that are others' packages, tests, or generated tables."""
 
 
+IGNORED = -100
+"""A target that does not count: what `cross_entropy` leaves out."""
+
+
 class DataError(ValueError):
     """The data cannot be read, or is too little."""
 
@@ -118,6 +122,14 @@ class Tokens:
     n_bytes: int
     digest: str  # of text and tokenizer
 
+    @property
+    def n_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.n_bytes / len(self.ids)
+
     def windows(self, context: int) -> int:
         """How many windows of `context` inputs, each with its next token, fit without overlap."""
         return (len(self.ids) - 1) // context
@@ -129,9 +141,14 @@ class Tokens:
         return block[:, :-1], block[:, 1:]
 
 
-def tokenize(texts: list[str], tokenizer: Tokenizer, folder: Path, name: str) -> Tokens:
-    """Encode to `folder/<name>-<hash>.bin`, or map that file when it is there already."""
+def tokenize(texts: list[str], tokenizer: Tokenizer, folder: Path, name: str, first: int = END_ID) -> Tokens:
+    """Encode to `folder/<name>-<hash>.bin`, or map that file when it is there already.
+
+    first: the token before every document.
+    """
     recipe = hashlib.sha256(tokenizer.to_str().encode())
+    if first != END_ID:
+        recipe.update(str(first).encode())
     for text in texts:
         recipe.update(hashlib.sha256(text.encode()).digest())
     digest = recipe.hexdigest()[:16]
@@ -143,7 +160,7 @@ def tokenize(texts: list[str], tokenizer: Tokenizer, folder: Path, name: str) ->
             with partial.open("wb") as out:
                 for start in range(0, len(texts), 64):
                     for encoding in tokenizer.encode_batch(texts[start : start + 64], add_special_tokens=False):
-                        out.write(np.array([END_ID, *encoding.ids], dtype).tobytes())
+                        out.write(np.array([first, *encoding.ids], dtype).tobytes())
             partial.rename(file)
         finally:
             partial.unlink(missing_ok=True)

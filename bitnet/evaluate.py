@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from bitnet import checkpoint, data, tokenizer
+from bitnet import chat, checkpoint, data, tokenizer
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet.settings import Settings
@@ -28,25 +28,31 @@ class Result:
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, tokens: data.Tokens, context: int, batch: int = 16, limit: int = 0) -> Result:
-    """Mean loss over windows of `context` tokens, evenly spaced when `limit` > 0 tokens are too few for all.
+def evaluate(
+    model: Transformer, tokens: data.Tokens | chat.Dialogues, context: int, batch: int = 16, limit: int = 0
+) -> Result:
+    """Mean loss of text, or of the answers in conversations, over windows of `context` tokens.
+
+    They are evenly spaced when `limit` > 0 tokens are too few for all.
 
     Always in fp32 and outside autocast: the loss that the engine will have.
     """
     device = model.embedding.weight.device
     n = tokens.windows(context)
     if n < 1:
-        raise data.DataError(f"the text has {len(tokens.ids):,} tokens, one window needs {context + 1:,}")
+        raise data.DataError(
+            f"the text has {tokens.n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
+        )
     wanted = min(n, max(1, limit // context)) if limit else n
     chosen = [i * n // wanted for i in range(wanted)]
-    total = 0.0
+    total, counted = 0.0, 0
     for start in range(0, wanted, batch):
-        inputs, targets = tokens.window(chosen[start : start + batch], context)
-        logits = model(inputs.to(device)).flatten(0, 1)
-        total += F.cross_entropy(logits, targets.to(device).flatten(), reduction="sum").double().item()
-    nats = total / (wanted * context)
-    bytes_per_token = tokens.n_bytes / len(tokens.ids)
-    return Result(nats, nats / math.log(2) / bytes_per_token, math.exp(min(nats, 700.0)), wanted * context)
+        inputs, targets, *documents = (t.to(device) for t in tokens.window(chosen[start : start + batch], context))
+        logits = model(inputs, *documents).flatten(0, 1)
+        total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
+        counted += int((targets != data.IGNORED).sum())
+    nats = total / counted
+    return Result(nats, nats / math.log(2) / tokens.bytes_per_token, math.exp(min(nats, 700.0)), counted)
 
 
 def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None:
@@ -65,12 +71,18 @@ def command(args: argparse.Namespace) -> int:
     words = tokenizer.load(folder / "tokenizer.json")
     check_vocabulary(words, model.config, str(folder))
     settings = Settings.from_dict(checkpoint.load_state(folder)["settings"])
-    if args.data:
-        texts = list(data.documents(data.files_of(args.data)))
-    else:
-        texts = data.split(data.documents(data.files_of(settings.data)), settings.validation)[1]
+    generation = checkpoint.load_generation(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        tokens = data.tokenize(texts, words, Path(scratch), "text")
+        tokens: data.Tokens | chat.Dialogues
+        if settings.chat and not args.data:
+            encoder = chat.Encoder(words, checkpoint.load_template(folder) or chat.CHATML, generation)
+            held_out = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)[1]
+            tokens = chat.Dialogues(held_out, encoder, words)
+        else:
+            texts = list(data.documents(data.files_of(args.data or settings.data)))
+            if not args.data:
+                texts = data.split(texts, settings.validation)[1]
+            tokens = data.tokenize(texts, words, Path(scratch), "text", tokenizer.separator(words, generation))
         context = settings.context or model.config.max_context
         result = evaluate(model, tokens, context, settings.batch, args.tokens)
     if args.json:

@@ -10,8 +10,9 @@ Parameter names are the roles of export/FORMAT.md: `layers.{i}.q.weight` is role
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from bitnet.bitlinear import BitLinear, project
 from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.masks import attention_mask, positions
 from bitnet.quant import embedding_rows, output_logits
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -99,13 +101,6 @@ def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
-def window_mask(n_tokens: int, window: int, like: Tensor) -> Tensor:
-    """(T, T), true where a token (row) sees another: itself and the window - 1 before it."""
-    distance = torch.arange(n_tokens, device=like.device)
-    distance = distance[:, None] - distance
-    return (distance >= 0) & (distance < window)
-
-
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x²) + eps) · weight, over the last dimension."""
 
@@ -161,9 +156,9 @@ class Block(nn.Module):
             if hasattr(self, role):
                 setattr(self, f"{role}_linear_norm", norm(getattr(self, role).in_features))
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         scale = self.config.residual_scale
-        x_BTD = x_BTD + scale * self.attn_post_norm(self.attention(self.attn_norm(x_BTD), cos, sin))
+        x_BTD = x_BTD + scale * self.attn_post_norm(self.attention(self.attn_norm(x_BTD), cos, sin, documents_BT))
         x_BTD = x_BTD + scale * self.ffn_post_norm(self.feed_forward(self.ffn_norm(x_BTD)))
         return x_BTD
 
@@ -179,12 +174,12 @@ class Block(nn.Module):
             return tuple(layer(self.own_norm(role, x)) for role, layer in zip(roles, layers, strict=True))
         return project(x, *layers)
 
-    def attention(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def attention(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         e, window, n_tokens = self.config.head_dim, self.config.sliding_window, x_BTD.shape[1]
         q, k, v = (y.unflatten(-1, (-1, e)).transpose(1, 2) for y in self.project(x_BTD, "q", "k", "v"))
         q_BHTE = rotate(self.q_norm(q), cos, sin)
         k_BGTE = rotate(self.k_norm(k), cos, sin)
-        mask = window_mask(n_tokens, window, q_BHTE) if 0 < window < n_tokens else None
+        mask = attention_mask(n_tokens, window, documents_BT, q_BHTE)
         y_BHTE = F.scaled_dot_product_attention(
             q_BHTE, k_BGTE, v, mask, is_causal=mask is None, scale=self.config.attention_scale, enable_gqa=True
         )
@@ -210,7 +205,11 @@ class Transformer(nn.Module):
     Raises ValueError naming every option of `config` it cannot build.
 
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
+    documents: int (B, T), when a row holds several texts: equal numbers in a row for the tokens of one. A
+    token sees its own text only, at the positions it would have alone.
     """
+
+    amount = 1.0
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -242,17 +241,34 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
+    @contextlib.contextmanager
+    def partly_quantized(self, amount: float) -> Iterator[None]:
+        """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one."""
+        parts: list[Transformer | BitLinear] = [self]
+        parts += [module for module in self.modules() if isinstance(module, BitLinear)]
+        try:
+            for part in parts:
+                part.amount = amount
+            yield
+        finally:
+            for part in parts:
+                part.amount = 1.0
+
+    def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """Hidden states after the final norm, (B, T, D)."""
         config = self.config
         n_tokens = tokens_BT.shape[1]
         if n_tokens > config.max_context:
             raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
-        x_BTD = config.embedding_scale * embedding_rows(tokens_BT, self.embedding.weight, config.head_format)
+        rows_BTD = embedding_rows(tokens_BT, self.embedding.weight, config.head_format, self.amount)
+        x_BTD = config.embedding_scale * rows_BTD
         of_layers = [config.of_layer(i) for i in range(config.n_layers)]
         tables = {of_layer: rope_tables(of_layer, n_tokens, like=x_BTD) for of_layer in set(of_layers)}
+        if documents_BT is not None:
+            places = positions(documents_BT)[:, None]  # the same for all heads
+            tables = {of_layer: (cos[places], sin[places]) for of_layer, (cos, sin) in tables.items()}
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
-            x_BTD = layer(x_BTD, *tables[of_layer])
+            x_BTD = layer(x_BTD, *tables[of_layer], documents_BT)
         normed_BTD: Tensor = self.final_norm(x_BTD)
         return normed_BTD
 
@@ -264,13 +280,13 @@ class Transformer(nn.Module):
             raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(pools)}")
         return F.normalize(pools[pooling](self.hidden(tokens_BT)), dim=-1)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
+    def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the token after each position. Raises ValueError without a head."""
         config = self.config
         if not config.has_head:
             raise ValueError("this model has no head and so no logits; use embed or hidden")
         head = self.embedding if self.head is None else self.head
-        logits_BTV = output_logits(self.hidden(tokens_BT), head.weight, config.head_format)
+        logits_BTV = output_logits(self.hidden(tokens_BT, documents_BT), head.weight, config.head_format, self.amount)
         if config.logit_softcap:
             logits_BTV = config.logit_softcap * torch.tanh(logits_BTV / config.logit_softcap)
         return logits_BTV

@@ -159,34 +159,53 @@ class _QuantizedLinear(torch.autograd.Function):
         return grad_x.to(ctx.x_dtype).view(ctx.x_shape), None, *grad_ws
 
 
-class _StoredRows(torch.autograd.Function):
-    """`stored_rows` with the straight-through estimator."""
+class _Partly(torch.autograd.Function):
+    """v + λ·(v_q − v) with the straight-through estimator: v itself at λ = 0, v_q at λ = 1, bit for bit."""
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, storage: str) -> Tensor:
-        return stored_rows(w, storage).to(w.dtype)
+    def forward(ctx: Any, v: Tensor, v_q: Tensor, amount: float) -> Tensor:
+        return torch.lerp(v, v_q.to(v.dtype), amount)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
 
 
-_quantized_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
-_ste_rows: Callable[[Tensor, str], Tensor] = _StoredRows.apply
+_integer_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
+_partly: Callable[[Tensor, Tensor, float], Tensor] = _Partly.apply
 
 
-def ternary_linear(x: Tensor, *weights: Tensor, scope: str = "tensor") -> tuple[Tensor, ...]:
+def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: float) -> tuple[Tensor, ...]:
+    """`_QuantizedLinear`; below an amount of 1 a float product of what is between x and x_q, W and W_q."""
+    if amount == 1.0:
+        return _integer_linear(x, quantize, *weights)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    q, s = activation_codes(x)
+    x = _partly(x, q / s, amount)
+    pairs = [quantize(w) for w in weights]
+    between = (
+        _partly(w, codes * expand_scale(scale, *codes.shape), amount)
+        for w, (codes, scale) in zip(weights, pairs, strict=True)
+    )
+    return tuple(F.linear(x, w).to(dtype) for w in between)
+
+
+# `amount` is the λ of a conversion (bitnet/FINETUNING.md): every quantizer Q computes v + λ·(Q(v) − v).
+
+
+def ternary_linear(x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float = 1.0) -> tuple[Tensor, ...]:
     """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ. x: (..., K), W_i: (N_i, K); y_i: (..., N_i)."""
-    return _quantized_linear(x, functools.partial(ternary_codes, scope=scope), *weights)
+    return _quantized_linear(x, functools.partial(ternary_codes, scope=scope), *weights, amount=amount)
 
 
-def output_logits(x: Tensor, w: Tensor, storage: str) -> Tensor:
+def output_logits(x: Tensor, w: Tensor, storage: str, amount: float = 1.0) -> Tensor:
     """The head: x · Wᵀ with W as stored; with "int8" rows the activations are int8 too. x: (..., K), w: (N, K)."""
     if storage == "int8":
-        return _quantized_linear(x, row_codes, w)[0]
-    return F.linear(x, _ste_rows(w, storage))
+        return _quantized_linear(x, row_codes, w, amount=amount)[0]
+    return F.linear(x, _partly(w, stored_rows(w, storage), amount))
 
 
-def embedding_rows(tokens: Tensor, w: Tensor, storage: str) -> Tensor:
+def embedding_rows(tokens: Tensor, w: Tensor, storage: str, amount: float = 1.0) -> Tensor:
     """The embedding rows of token ids, as stored. tokens: (...), w: (N, K). Returns (..., K)."""
-    return _ste_rows(F.embedding(tokens.flatten(), w), storage).reshape(*tokens.shape, -1)
+    rows = F.embedding(tokens.flatten(), w)
+    return _partly(rows, stored_rows(rows, storage), amount).reshape(*tokens.shape, -1)

@@ -26,6 +26,11 @@ def _fall(settings: Settings, progress: float) -> float:
     return min(1.0, left / settings.warmdown) if settings.warmdown else 1.0
 
 
+def quantization(settings: Settings, progress: float) -> float:
+    """λ: how much of every quantizer counts. From 0 to 1 over --quantize-warmup, then 1 for the rest of the run."""
+    return min(1.0, progress / settings.quantize_warmup) if settings.quantize_warmup else 1.0
+
+
 def weight_decay(settings: Settings, progress: float) -> float:
     """Decay makes ternary codes flip; late in a run they should settle."""
     return settings.weight_decay if progress < 0.5 else 0.0

@@ -35,13 +35,18 @@ def option(default: Any, text: str) -> Any:
     return field(**factory, metadata={"help": text})
 
 
+CONVERSION = ("source", "quantize_warmup", "distill", "teacher", "distill_temperature")
+"""Options of `bitnet finetune` alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every option of `bitnet train` except the model's own (`ModelConfig`)."""
+    """Every option of `bitnet train` and `bitnet finetune` except the model's own (`ModelConfig`)."""
 
     preset: str = option("tiny", f"where model and training start from: {', '.join(PRESETS)}")
     data: list[str] = option([], "files, folders or globs of .txt .py .md .jsonl; none: Python's standard library")
-    out: str = option("", "run folder; none: runs/<preset>")
+    chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
+    out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     tokenizer: str = option("bpe", "bpe, byte or char, or the path of a tokenizer.json")
     validation: float = option(0.05, "share of the documents kept for validation")
 
@@ -61,6 +66,14 @@ class Settings:
     weight_decay: float = option(0.1, "of matrices, in the first half of the run; then 0")
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
 
+    source: str = option("", "a checkpoint or run folder, or a Hugging Face folder with float weights")
+    quantize_warmup: float = option(
+        0.0, "share of the run, at most half, in which weights and activations go over from float to quantized"
+    )
+    distill: float = option(0.0, "share of the loss, 0 to 1, that is the divergence from a teacher's probabilities")
+    teacher: str = option("", "whom to distill from, as SRC with the same tokenizer; none: the source itself")
+    distill_temperature: float = option(1.0, "by which logits are divided before they are compared")
+
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     threads: int = option(0, "CPU threads; 0: as many as torch finds")
@@ -76,16 +89,22 @@ class Settings:
         ranges: dict[str, tuple[float, float]] = {
             "validation": (1e-6, 0.5), "steps": (1, 1e9), "minutes": (0, 1e6), "batch": (1, 1e6),
             "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
-            "warmup": (0, 1), "warmdown": (0, 1), "weight_decay": (0, 10), "clip": (0, 1e9), "threads": (0, 1024),
+            "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5), "distill": (0, 1),
+            "distill_temperature": (0.1, 100), "weight_decay": (0, 10), "clip": (0, 1e9), "threads": (0, 1024),
             "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9), "keep": (1, 1e9),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {low:g} to {high:g}")
+        if self.chat and self.data:
+            raise ValueError("both --data and --chat are given; a run learns from text or from conversations")
+        for f in dataclasses.fields(self):
+            if f.name in CONVERSION and not self.source and getattr(self, f.name) != f.default:
+                raise ValueError(f"{f.name} is an option of `bitnet finetune`, which begins with a model")
 
     @property
     def run_folder(self) -> Path:
-        return Path(self.out or f"runs/{self.preset}")
+        return Path(self.out or f"runs/{Path(self.source).resolve().name if self.source else self.preset}")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -112,10 +131,22 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
 """How the training options of a preset differ from the defaults."""
 
 
-def resolve(given: argparse.Namespace, saved: dict[str, Any] | None = None) -> tuple[Settings, ModelConfig]:
-    """Settings and model of a run from parsed flags. `saved`: the state of a run to resume, instead of a preset."""
+FINETUNE_SETTINGS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.0}
+"""How those of `bitnet finetune` do: what it begins with should not be forgotten."""
+
+
+def resolve(
+    given: argparse.Namespace,
+    saved: dict[str, Any] | None = None,
+    base: tuple[dict[str, Any], ModelConfig] | None = None,
+) -> tuple[Settings, ModelConfig]:
+    """Settings and model of a run from parsed flags.
+
+    saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of one.
+    """
     file = _read(given.config) if given.config else {}
-    flags = {f.name: getattr(given, f.name) for f in dataclasses.fields(Settings) if getattr(given, f.name) is not None}
+    names = [f.name for f in dataclasses.fields(Settings)]
+    flags = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
     overrides: dict[str, Any] = file.get("model", {}) | dict(_assignment(text) for text in given.set or [])
     train = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {}) | flags
     if saved is not None:
@@ -124,6 +155,8 @@ def resolve(given: argparse.Namespace, saved: dict[str, Any] | None = None) -> t
         if overrides and model.replace(**overrides) != model:
             raise ValueError("a resumed run keeps its model; start another with --out to change it")
         return settings, model
+    if base is not None:
+        return Settings.from_dict(base[0] | train), base[1].replace(**overrides)
     preset = train.get("preset", "tiny")
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}, expected {', '.join(PRESETS)}" + did_you_mean(preset, [*PRESETS]))
@@ -136,7 +169,7 @@ def did_you_mean(name: str, names: list[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
     """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
     parser.add_argument("--config", metavar="FILE.toml", help="options in tables [train] and [model]; flags win")
     parser.add_argument(
@@ -144,6 +177,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     defaults = Settings()
     for f in dataclasses.fields(Settings):
+        if f.name in without:
+            continue
         default = getattr(defaults, f.name)
         text = f.metadata["help"] + (f" [{default}]" if default not in ("", []) else "")
         kind: dict[str, Any] = {"nargs": "+"} if isinstance(default, list) else {"type": type(default)}

@@ -8,8 +8,9 @@ document and is the BOS and EOS of generation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -46,12 +47,27 @@ def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def load(path: str | Path) -> Tokenizer:
     """Read a tokenizer.json; raises ValueError when it is not one."""
-    file = Path(path)
-    text = file.read_text(encoding="utf-8")
+    return parse(Path(path).read_text(encoding="utf-8"), str(path))
+
+
+def parse(definition: str, what: str) -> Tokenizer:
+    """The tokenizer that the text of a tokenizer.json defines. what: its name in errors (ValueError)."""
     try:
-        return _plain(Tokenizer.from_str(text))
+        return _plain(Tokenizer.from_str(definition))
     except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"{file} is not a tokenizer.json of the tokenizers library: {error}") from None
+        raise ValueError(f"{what} is not a tokenizer.json of the tokenizers library: {error}") from None
+
+
+def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
+    """The token before every document: the start token of the model, else an end token.
+
+    generation: that of a checkpoint. Raises ValueError: there is neither.
+    """
+    ends = generation.get("eos_token_ids") or []
+    for token in (generation.get("bos_token_id"), tokenizer.token_to_id(END), *ends[:1]):
+        if isinstance(token, int) and 0 <= token < tokenizer.get_vocab_size():
+            return token
+    raise ValueError(f"the tokenizer has no start token, no {END} and no end token; documents would run together")
 
 
 def _bytes() -> Tokenizer:

@@ -15,14 +15,17 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
 from tqdm import tqdm
 
-from bitnet import checkpoint, data, process, runlog, schedule, tokenizer
+from bitnet import chat, checkpoint, data, finetune, process, runlog, schedule, tokenizer
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig
 from bitnet.evaluate import Result, check_vocabulary, evaluate
@@ -42,11 +45,15 @@ class Run:
     settings: Settings
     folder: Path
     words: Tokenizer
-    batches: data.Batches
-    held_out: data.Tokens
+    batches: data.Batches | chat.Batches
+    held_out: data.Tokens | chat.Dialogues
     model: Transformer
     optimizer: torch.optim.Optimizer
     state: dict[str, Any]
+    template: str | None = None  # of a model that answers
+    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    teacher: Transformer | None = None
+    terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of the newest loss, and λ; for the log
 
     @property
     def progress(self) -> float:
@@ -59,7 +66,8 @@ class Run:
         return {name: self.state[name] for name in ("step", "tokens", "seconds")}
 
     def save(self) -> None:
-        checkpoint.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state)
+        more = self.template, self.generation
+        checkpoint.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
         checkpoint.keep_newest(self.folder, self.settings.keep)
 
     def evaluate(self, log: runlog.Log, limit: int = 0) -> Result:
@@ -70,9 +78,14 @@ class Run:
         return result
 
 
-def command(args: argparse.Namespace) -> int:
-    """`bitnet train`. Returns 0, or 130 / 143 after saving on Ctrl-C / SIGTERM."""
-    folder = resolve(args)[0].run_folder
+def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None = None) -> int:
+    """`bitnet train`, and with `read`, which opens a source, `bitnet finetune`.
+
+    Returns 0, or 130 / 143 after saving on Ctrl-C / SIGTERM.
+    """
+    start = read(args.source) if read else None
+    base = start.defaults() if start else None
+    folder = resolve(args, base=base)[0].run_folder
     folder.mkdir(parents=True, exist_ok=True)
     with process.locked(folder):
         saved = checkpoint.all_of(folder)
@@ -81,16 +94,28 @@ def command(args: argparse.Namespace) -> int:
                 f"{folder} already holds {saved[-1].name}; add --resume to go on, or name another --out"
             )
         newest = saved[-1] if saved else None
-        settings, config = resolve(args, checkpoint.load_state(newest) if newest else None)
-        return train(settings, config, newest, as_json=args.json)
+        settings, config = resolve(args, checkpoint.load_state(newest) if newest else None, base)
+        other = read(settings.teacher) if read and settings.teacher and settings.distill else start
+        return train(settings, config, newest, as_json=args.json, start=start, teacher=other)
 
 
-def train(settings: Settings, config: ModelConfig, newest: Path | None = None, as_json: bool = False) -> int:
-    """A whole run. `newest`: the checkpoint to go on from. Returns the exit code."""
+def train(
+    settings: Settings,
+    config: ModelConfig,
+    newest: Path | None = None,
+    as_json: bool = False,
+    start: finetune.Start | None = None,
+    teacher: finetune.Start | None = None,
+) -> int:
+    """A whole run. `newest`: the checkpoint to go on from; `start`: the model to begin with. Returns the exit code."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     process.keep_freed_memory()
-    run = prepare(settings, config, newest)
+    run = prepare(settings, config, newest, start)
+    if settings.distill:
+        if teacher is None:
+            raise TrainingError("a run that is distilled goes on with its teacher: `bitnet finetune SRC --resume`")
+        run.teacher = finetune.teacher(teacher, run.settings, run.model.config, run.words)
     with contextlib.closing(runlog.Log(run.folder / "log.jsonl", run.state["step"])) as log:
         stopped_by = loop(run, log)
         if stopped_by:
@@ -107,29 +132,30 @@ def train(settings: Settings, config: ModelConfig, newest: Path | None = None, a
     return 0
 
 
-def prepare(settings: Settings, config: ModelConfig, newest: Path | None) -> Run:
-    """Text, tokenizer, token ids, model and optimizer, new or as `newest` has them."""
+def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start: finetune.Start | None = None) -> Run:
+    """Text, tokenizer, token ids, model and optimizer, new or as `newest` or `start` has them."""
     device = choose_device(settings.device)
     settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
     folder = settings.run_folder
     folder.mkdir(parents=True, exist_ok=True)
 
-    train_texts, held_out_texts = data.split(data.documents(data.files_of(settings.data)), settings.validation)
-    words = choose_tokenizer(settings, config, train_texts, newest)
-    if newest is None and not Path(settings.tokenizer).is_file():
+    words, template, generation, batches, held_out = read_data(settings, config, newest, start)
+    if newest is None and (start or settings.chat):  # a template may have brought tokens
+        config = config.replace(vocab_size=max(config.vocab_size, words.get_vocab_size()))
+    if newest is None and not start and not Path(settings.tokenizer).is_file():
         config = config.replace(vocab_size=words.get_vocab_size())
-    check_vocabulary(words, config, settings.tokenizer)
-    tokens = data.tokenize(train_texts, words, folder, "train")
-    held_out = data.tokenize(held_out_texts, words, folder, "validation")
-    batches = data.Batches(tokens, settings.batch, settings.context or config.max_context, settings.seed)
+    check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
     torch.manual_seed(settings.seed)
-    model = Transformer(config).to(device)
+    if start is None or newest is not None:
+        model = Transformer(config).to(device)
+    else:
+        model = begin(start, config, batches, device)
     optimizer = torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.95), fused=True)
-    state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": tokens.digest}
+    state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     if newest is not None:
         before = checkpoint.load_state(newest)
-        if before["data"] != tokens.digest:
+        if before["data"] != batches.tokens.digest:
             raise TrainingError(f"{newest} was trained on other text; start another run with --out")
         checkpoint.load_weights(model, newest)
         checkpoint.load_optimizer(optimizer, model, newest)
@@ -137,10 +163,53 @@ def prepare(settings: Settings, config: ModelConfig, newest: Path | None) -> Run
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     say(
         f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
-        f"{len(tokens.ids):,} training tokens, vocabulary {config.vocab_size:,}; "
+        f"{batches.tokens.n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
-    return Run(settings, folder, words, batches, held_out, model, optimizer, state)
+    return Run(settings, folder, words, batches, held_out, model, optimizer, state, template, generation)
+
+
+def read_data(
+    settings: Settings, config: ModelConfig, newest: Path | None, start: finetune.Start | None
+) -> tuple[Tokenizer, str | None, dict[str, Any], data.Batches | chat.Batches, data.Tokens | chat.Dialogues]:
+    """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
+    texts: tuple[list[str], list[str]] = [], []
+    talks: tuple[list[chat.Conversation], list[chat.Conversation]] = [], []
+    if settings.chat:
+        talks = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)
+        texts = [m["content"] for talk in talks[0] for m in talk.messages], []
+    else:
+        texts = data.split(data.documents(data.files_of(settings.data)), settings.validation)
+    words = start.words if start and newest is None else choose_tokenizer(settings, config, texts[0], newest)
+    template, generation = (start.template, start.generation) if start else (None, {})
+    if newest is not None:
+        template, generation = checkpoint.load_template(newest), checkpoint.load_generation(newest)
+    context = settings.context or config.max_context
+    if settings.chat:
+        template, generation = chat.with_template(words, template, generation)
+        encoder = chat.Encoder(words, template, generation)
+        dialogues, others = (chat.Dialogues(side, encoder, words) for side in talks)
+        if cut := dialogues.too_long(context):
+            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
+        return words, template, generation, chat.Batches(dialogues, settings.batch, context, settings.seed), others
+    first = tokenizer.separator(words, generation)
+    tokens, held_out = (
+        data.tokenize(side, words, settings.run_folder, name, first)
+        for side, name in zip(texts, ("train", "validation"), strict=True)
+    )
+    return words, template, generation, data.Batches(tokens, settings.batch, context, settings.seed), held_out
+
+
+def begin(start: finetune.Start, config: ModelConfig, batches: data.Batches | chat.Batches, device: str) -> Transformer:
+    """The model that a finetuning begins with; norms that were added are calibrated on the first batch."""
+    model, inserted = finetune.build(start, config)
+    model = model.to(device)
+    if inserted:
+        inputs, _, *documents = (t.to(device) for t in batches[0])
+        finetune.calibrate(model, inserted, inputs, *documents)
+    for line in (start.what, *start.assumptions, *[f"added {len(inserted)} norms, calibrated"][: len(inserted)]):
+        say(line)
+    return model
 
 
 def loop(run: Run, log: runlog.Log) -> int:
@@ -163,7 +232,7 @@ def loop(run: Run, log: runlog.Log) -> int:
             state["tokens"] += settings.batch * settings.accumulate * run.batches.context
             state["seconds"] = time.monotonic() - started
             rate = run.optimizer.param_groups[0]["lr"]
-            log.write(run.now() | {"loss": loss, "lr": rate, "gradient_norm": norm})
+            log.write(run.now() | {"loss": loss, "lr": rate, "gradient_norm": norm} | run.terms)
             speed = f"{state['tokens'] / state['seconds']:,.0f} tokens/s"
             if settings.minutes:
                 bar.total = round(state["step"] / run.progress)
@@ -185,13 +254,24 @@ def update(run: Run) -> tuple[float, float]:
     settings, model, optimizer = run.settings, run.model, run.optimizer
     device = torch.device(settings.device)
     optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    for i in range(settings.accumulate):
-        inputs, targets = (t.to(device) for t in run.batches[run.state["step"] * settings.accumulate + i])
-        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-            loss = model.loss(inputs, targets) / settings.accumulate
+    first, total = run.state["step"] * settings.accumulate, 0.0
+    batches = [run.batches[first + i] for i in range(settings.accumulate)]
+    counted = sum(int((targets != data.IGNORED).sum()) for _, targets, *_ in batches)
+    amount = schedule.quantization(settings, run.progress)
+    shares = {"cross_entropy": 1 - settings.distill} | ({"divergence": settings.distill} if run.teacher else {})
+    run.terms = {"quantized": amount} if settings.quantize_warmup else {}
+    run.terms |= dict.fromkeys(shares, 0.0) if run.teacher else {}
+    for batch in batches:
+        on_device = [tensor.to(device) for tensor in batch]
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+        with model.partly_quantized(amount), autocast:
+            terms = loss_terms(run, *on_device)
+        means = {name: term / counted for name, term in terms.items()}
+        loss = torch.stack([share * means[name] for name, share in shares.items()]).sum()
         loss.backward()
         total += loss.item()
+        for name in means if run.teacher else ():
+            run.terms[name] += means[name].item()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
     if math.isfinite(total + norm):
         for group in optimizer.param_groups:
@@ -199,6 +279,18 @@ def update(run: Run) -> tuple[float, float]:
             group["weight_decay"] = schedule.weight_decay(settings, run.progress) if group["decays"] else 0.0
         optimizer.step()
     return total, norm
+
+
+def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *documents: Tensor) -> dict[str, Tensor]:
+    """Sums over the targets that count, in nats: cross-entropy, and with a teacher the divergence from it."""
+    logits_NV, targets_N = run.model(inputs, *documents).flatten(0, 1), targets.flatten()
+    terms = {"cross_entropy": F.cross_entropy(logits_NV, targets_N, reduction="sum")}
+    if run.teacher is not None:
+        with torch.no_grad():
+            taught_NV = run.teacher(inputs, *documents).flatten(0, 1)
+        temperature = run.settings.distill_temperature
+        terms["divergence"] = finetune.divergence(logits_NV, taught_NV, targets_N, temperature)
+    return terms
 
 
 def parameter_groups(model: Transformer) -> list[dict[str, Any]]:

@@ -262,7 +262,7 @@ def test_tensors_of_older_programs_are_skipped(folder):
 def test_a_full_precision_model(tmp_path):
     model = hf_models.falcon_masters()
     del model.config["quantization_config"]
-    refused(model.save(tmp_path / "model"), "this is a full-precision model. `bitnet train`")
+    refused(model.save(tmp_path / "model"), "this is a full-precision model. `bitnet finetune`")
 
 
 def test_masters_with_nan(tmp_path):

@@ -1,4 +1,4 @@
-"""The verbs `bitnet export`, `bitnet convert` and `bitnet inspect`. Nothing heavy is imported before one runs."""
+"""The verbs `bitnet export`, `convert`, `finetune` and `inspect`. Nothing heavy is imported before one runs."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def register(verbs: Any) -> None:
     export.set_defaults(func=_export)
 
     _register_convert(verbs)
+    _register_finetune(verbs)
 
     inspect = verbs.add_parser(
         "inspect",
@@ -104,6 +105,23 @@ def _register_convert(verbs: Any) -> None:
     convert.set_defaults(func=_convert)
 
 
+def _register_finetune(verbs: Any) -> None:
+    from bitnet import settings
+
+    finetune = verbs.add_parser(
+        "finetune",
+        help="go on with a model that exists; a full-precision one becomes ternary",
+        description="Train a model that exists on your text or conversations, with everything that `bitnet train` "
+        "does. A full-precision model becomes ternary on the way: see bitnet/FINETUNING.md. Options come from the "
+        "source, then --config, then flags; --set sub_norm=true adds norms before o and down.",
+    )
+    finetune.add_argument("source", help="a Hugging Face folder with float weights, a checkpoint, or a run folder")
+    finetune.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    finetune.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    settings.add_flags(finetune, without=("source", "preset", "tokenizer"))
+    finetune.set_defaults(func=_finetune)
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -136,6 +154,17 @@ def _export(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0
+
+
+def _finetune(args: argparse.Namespace) -> int:
+    import os
+
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as `bitnet train` has it
+    from bitnet.train import command
+
+    from .masters import read_start
+
+    return command(args, read_start)
 
 
 def _convert(args: argparse.Namespace) -> int:

@@ -64,7 +64,7 @@ def pack_checkpoint(
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
     from safetensors import SafetensorError, safe_open
 
-    from bitnet.checkpoint import CheckpointError, load_config
+    from bitnet.checkpoint import CheckpointError, load_config, load_template
     from bitnet.model import frequency_tables
 
     config, body = load_config(folder), packed.ternary_encoding(encoding)
@@ -74,7 +74,7 @@ def pack_checkpoint(
     if sparse is None:
         sparse = zeros is not None and sparsity.pays(config, zeros, body)
     tables = frequency_tables(config)
-    template = folder / "chat_template.jinja"
+    template = load_template(folder)
     tokenizer, generation = _tokenizer(folder, config)
     try:
         tensors: Any = safe_open(folder / "model.safetensors", framework="pt")
@@ -110,7 +110,7 @@ def pack_checkpoint(
             source,
             metadata={"generation": generation, "provenance": _provenance(folder)} | _shares(zeros),
             tokenizer=tokenizer,
-            template=template.read_bytes() if template.is_file() else None,
+            template=None if template is None else template.encode(),
             check=complete,
         )
 
@@ -143,6 +143,7 @@ def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: int = pa
 def _tokenizer(folder: Path, config: ModelConfig) -> tuple[bytes | None, dict[str, Any]]:
     """The tokenizer's JSON and the generation defaults that follow from it."""
     from bitnet import tokenizer
+    from bitnet.checkpoint import load_generation
 
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -154,8 +155,10 @@ def _tokenizer(folder: Path, config: ModelConfig) -> tuple[bytes | None, dict[st
             f"{file} has token id {largest}, config.json has vocab_size {config.vocab_size}; "
             "use the tokenizer that the model was trained with"
         )
+    generation = load_generation(folder)
     end = words.token_to_id(tokenizer.END)
-    generation = {} if end is None else {"eos_token_ids": [end], "bos_token_id": end}
+    if not generation and end is not None:
+        generation = {"eos_token_ids": [end], "bos_token_id": end}
     return file.read_bytes(), generation
 
 

@@ -147,10 +147,12 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
     """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
     then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
     from bitnet import data, tokenizer
+    from bitnet.checkpoint import load_generation
 
     if not (folder / "tokenizer.json").is_file():
         return np.random.default_rng(0).integers(0, vocab_size, n), "random tokens (the checkpoint has no tokenizer)"
     words = tokenizer.load(folder / "tokenizer.json")
+    first = tokenizer.separator(words, load_generation(folder))
     ids: list[int] = []
     used = []
     for name, texts in (
@@ -160,20 +162,23 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
         for text in texts():
             if len(ids) >= n:
                 break
-            ids += [tokenizer.END_ID, *words.encode(text, add_special_tokens=False).ids]
+            ids += [first, *words.encode(text, add_special_tokens=False).ids]
             used.append(name)
     return np.array(ids[:n]), " and ".join(dict.fromkeys(used))
 
 
 def _validation_texts(folder: Path) -> Sequence[str]:
     """What the run held out of its data, as far as the data is still there."""
-    from bitnet import data
+    from bitnet import chat, data
     from bitnet.checkpoint import load_state
 
     if not (folder / "state.json").is_file():
         return []
     settings = load_state(folder).get("settings", {})
     try:
+        if settings.get("chat"):
+            held_out = chat.split(chat.read(data.files_of(settings["chat"])), settings["validation"])[1]
+            return ["\n".join(message["content"] for message in each.messages) for each in held_out]
         return data.split(data.documents(data.files_of(settings["data"])), settings["validation"])[1]
     except (data.DataError, KeyError):
         return []

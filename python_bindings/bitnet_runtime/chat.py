@@ -61,9 +61,14 @@ class ChatTemplate:
             raise TemplateError(f"the chat template of the file is broken{_line(error)}: {_reason(error)}") from None
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, special_tokens: Mapping[str, str]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tokenizer: Tokenizer,
+        special_tokens: Mapping[str, str],
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The tokens of the prompt that asks for the next answer.
+        """The tokens of the prompt that asks for the next answer; or of the messages alone, to learn from.
 
         special_tokens: variables of the template such as eos_token, and the texts of these tokens.
         What the messages say stays plain text, even where it spells a special token.
@@ -80,8 +85,9 @@ class ChatTemplate:
             size = len(json.dumps(shielded, default=str))
         except (RecursionError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
-        absent = {"tools": None, "documents": None}  # defined, as apply_chat_template of transformers has it
-        text = self._render(size, **special_tokens, **absent, messages=shielded, add_generation_prompt=True)
+        more: dict[str, Any] = {"tools": None, "documents": None}  # as apply_chat_template has it
+        more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
+        text = self._render(size, **more, messages=shielded)
         return tokenizer.encode(text, add_bos=False, shielded=True)
 
     def _render(self, size: int, messages: list[Any], **variables: Any) -> str:

@@ -24,9 +24,11 @@ _DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
 
 
 @contextmanager
-def open_folder(path: Path) -> Iterator[Source]:
+def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     """Open a model folder; shapes and names of all tensors are checked now, their values as they are loaded.
 
+    floats: to train it. All matrices come as floats, `config.ternary` names those that the model quantizes,
+    none of a full-precision model, and weights that are ternary already are refused.
     Raises SourceError naming what was found and what was expected, or an OSError.
     """
     folder = Folder(path)
@@ -55,7 +57,8 @@ def open_folder(path: Path) -> Iterator[Source]:
             tensors, names, f"{prefix}layers.", quantization, masters=declared, gemma=family.gemma, norm=norm
         )
         _check(model, weights, tensors, str(path))
-        model, found, more = _look(model, weights, tensors, quantization)
+        look = _look_at_floats if floats else _look
+        model, found, more = look(model, weights, tensors, quantization)
         tokenizer, template, generation, words = tokenizer_of(folder, model.vocab_size)
         if norm and family.gemma:
             more.append("norms before projections multiply with their weight, the others with 1 + weight")
@@ -149,6 +152,25 @@ def _look(
     if quantization is None:
         assumptions.append("activations are quantized to int8 for each token; the published model leaves them float")
     return model, f"{kind}, ternary already with one scale a {model.weight_scale}", assumptions
+
+
+def _look_at_floats(
+    model: ModelConfig, weights: Weights, tensors: Mapping[str, Entry], quantization: Quantization | None
+) -> tuple[ModelConfig, str, list[str]]:
+    """`_look` for training. Raises SourceError: packed weights, or floats that are ternary."""
+    left = _left_alone(model, weights, quantization)
+    roles = [role for role in TERNARY_LINEARS if role not in left] if weights.masters else []
+    weights.floats, weights.tables = frozenset(TERNARY_LINEARS), {"embedding": False, "head": False}
+    entries = [tensors[weights.name(Key(0, 0, ROLE[role], NONE, 0))] for role in TERNARY_LINEARS]
+    for entry in entries:
+        if entry.dtype == "U8" or ternary_values(entry.floats()) is not None:
+            raise SourceError(
+                f"{entry.what} is ternary already: the float masters that training needs cannot be had from it, and "
+                "quantized again its scale would shrink. Take the revision with masters (2B-4T: the repository that "
+                "ends in -bf16, Falcon-E: the revision prequantized) or a full-precision model"
+            )
+    kind = "float masters of a ternary model" if roles else "a full-precision model"
+    return model.replace(ternary=roles, head_format="f32"), f"{entries[0].dtype} weights, {kind}", []
 
 
 def _left_alone(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> frozenset[str]:

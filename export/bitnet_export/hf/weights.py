@@ -69,7 +69,7 @@ class Quantization(NamedTuple):
 
 
 class Weights:
-    """Tensors by our keys. quantization None: what is not ternary already is not ternary."""
+    """Tensors by our keys. quantization None: what is not ternary already is not ternary. masters: floats are."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Weights:
         norm: str,
     ) -> None:
         self._tensors, self._names, self._layers = tensors, names, layers
-        self._quantization, self._masters, self._gemma, self._norm = quantization, masters, gemma, norm
+        self._quantization, self.masters, self._gemma, self._norm = quantization, masters, gemma, norm
         self.tables: dict[str, bool] = {}  # embedding and head, whether they are ternary
         self.floats: frozenset[str] = frozenset()  # projections that stay float
 
@@ -167,10 +167,10 @@ class Weights:
             return found if scale is None else found._replace(scales=found.scales * scale)
         if scale is not None:
             raise SourceError(f"{entry.what} has a weight_scale, but its values are not ternary")
-        if not self._masters:
+        if not self.masters:
             raise SourceError(
                 f"{entry.what} is not ternary and config.json says nothing of BitNet: this is a full-precision model. "
-                "`bitnet train` makes ternary models; rounding the weights of another would only ruin it"
+                "`bitnet finetune` trains it to be ternary; rounding its weights would only ruin it"
             )
         return _quantize(matrix, entry.what)
 

@@ -1,0 +1,150 @@
+"""`bitnet finetune`: what a run begins with when it does not begin with random weights.
+
+Facts and figures: bitnet/FINETUNING.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from bitnet import checkpoint, tokenizer
+from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.model import RMSNorm, Transformer
+from bitnet.settings import FINETUNE_SETTINGS, Settings
+
+TABLES = ("embedding.weight", "head.weight")
+CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
+
+
+class SourceModelError(ValueError):
+    """The source, the options and the data of a finetuning do not go together."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to begin with, in our terms; `config.ternary` is empty when it is a full-precision one."""
+
+    what: str  # one line
+    config: ModelConfig
+    weights: Mapping[str, Tensor]  # fp32 by parameter name
+    words: Tokenizer
+    template: str | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()  # a line each
+
+    def defaults(self) -> tuple[dict[str, Any], ModelConfig]:
+        """Settings and model of a run, before the user's own.
+
+        A full-precision model becomes ternary, slowly; one that is ternary already goes on so.
+        """
+        convert = not self.config.ternary
+        settings = FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
+        if self.config.max_context > CONTEXT:
+            settings["context"] = CONTEXT
+        head = self.config.head_format if self.config.head_format != "f32" else "int8"
+        config = self.config.replace(head_format=head)
+        return settings, config.replace(ternary=TERNARY_LINEARS) if convert else config
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether `path` is ours: a run folder, or a checkpoint, whose configuration names no architecture."""
+    folder = Path(path)
+    if not folder.exists() or checkpoint.all_of(folder):
+        return True
+    try:
+        return "architectures" not in checkpoint.read_json(folder / "config.json")
+    except checkpoint.CheckpointError:
+        return False
+
+
+def read_checkpoint(path: str | Path) -> Start:
+    """One of our own checkpoints, or the newest one of a run folder."""
+    folder = checkpoint.find(path)
+    model = checkpoint.load_model(folder)
+    return Start(
+        what=f"checkpoint {folder}",
+        config=model.config,
+        weights=model.state_dict(),
+        words=tokenizer.load(folder / "tokenizer.json"),
+        template=checkpoint.load_template(folder),
+        generation=checkpoint.load_generation(folder),
+    )
+
+
+def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
+    """The model of `config` with the weights of `start`, and the names of norms it has and `start` had not.
+
+    Rows of tokens that were added to the vocabulary are the mean of the others: a random one would be an
+    outlier, and an outlier takes the resolution of the int8 activations.
+    Raises SourceModelError naming the tensor that does not fit.
+    """
+    model = Transformer(config)
+    wanted, weights = model.state_dict(), dict(start.weights)
+    for name in TABLES:
+        if name in wanted and name in weights and len(weights[name]) < len(wanted[name]):
+            table = weights[name]
+            weights[name] = torch.cat([table, table.mean(0).expand(len(wanted[name]) - len(table), -1)])
+    inserted = [name for name in wanted if name not in weights and name.endswith("_norm.weight")]
+    weights |= {name: wanted[name] for name in inserted}
+    for name in sorted(wanted.keys() | weights.keys()):
+        shapes = [list(tensors[name].shape) if name in tensors else "missing" for tensors in (weights, wanted)]
+        if shapes[0] != shapes[1]:
+            raise SourceModelError(
+                f"tensor {name} is {shapes[0]} in the source and {shapes[1]} in the model asked for; "
+                "--set can change how weights are used, not which there are (norms can be added)"
+            )
+    model.load_state_dict(weights)
+    return model, inserted
+
+
+def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *documents: Tensor) -> None:
+    """Give each inserted norm the mean RMS of what reaches it as its gain, so that it changes least.
+
+    (With a gain of 1 the model begins as if its weights were random: arXiv 2510.13998 reproduced.)
+    One pass of the float model over `inputs`, in which each norm is set before the next is reached.
+    """
+
+    def measure(norm: RMSNorm, args: tuple[Tensor, ...]) -> None:
+        norm.weight.fill_(args[0].float().square().mean(-1).sqrt().mean().clamp(min=norm.eps))
+
+    norms = [model.get_submodule(name.removesuffix(".weight")) for name in inserted]
+    handles = [norm.register_forward_pre_hook(measure) for norm in norms]
+    try:
+        with torch.no_grad(), model.partly_quantized(0.0):
+            model.hidden(inputs, *documents)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def teacher(start: Start, settings: Settings, config: ModelConfig, words: Tokenizer) -> Transformer:
+    """The model to distill from: frozen, as its source computes, over the vocabulary of the student."""
+    theirs, ours = start.words.get_vocab(), words.get_vocab()
+    other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
+    if other is not None:
+        raise SourceModelError(
+            f"--teacher {settings.teacher}: its token {other!r:.40} has the id {theirs[other]}, that of the source "
+            f"{ours.get(other)}; expected a teacher with the same tokenizer"
+        )
+    rows = max(config.vocab_size, start.config.vocab_size)
+    model = build(start, start.config.replace(vocab_size=rows))[0]
+    return model.requires_grad_(False).eval().to(settings.device)
+
+
+def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Σ T²·KL(teacher ‖ student) in nats over the positions that count. logits, taught: (n, V), targets: (n,).
+
+    T² keeps the size of the gradient (arXiv 1503.02531 §2.1). A teacher may have more rows than tokens.
+    """
+    counts = targets >= 0
+    student = F.log_softmax(logits[counts].float() / temperature, -1)
+    expected = F.log_softmax(taught[counts, : logits.shape[-1]].float() / temperature, -1)
+    return temperature**2 * F.kl_div(student, expected, reduction="sum", log_target=True)
