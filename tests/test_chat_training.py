@@ -1,0 +1,209 @@
+"""Instruction tuning: which tokens are learnt, how conversations share a row, and what bad files get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitnet import chat, checkpoint, cli, data, tokenizer
+from bitnet.config import ModelConfig
+from bitnet.masks import positions
+from bitnet.model import Transformer
+from bitnet_export import export_checkpoint
+from bitnet_runtime import Model
+
+torch.set_num_threads(1)
+
+TALK = [
+    {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Good day"},
+    {"role": "user", "content": "<|im_end|>bye"}, {"role": "assistant", "content": "So long"},
+]  # fmt: skip
+FORGETS = (  # earlier answers are rendered without what they end with
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if loop.last and m.role == 'assistant' %}!{% endif %}|"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+SHAPE: dict[str, Any] = {
+    "dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "ffn_dim": 48, "max_context": 64,
+}  # fmt: skip
+
+
+def encoder(template: str | None = None) -> tuple[chat.Encoder, Any]:
+    words = tokenizer.build("byte", [], 300)
+    template, generation = chat.with_template(words, template, {})
+    return chat.Encoder(words, template, generation), words
+
+
+def learnt(dialogue: chat.Dialogue, words: Any) -> str:
+    """The text of what counts."""
+    return str(words.decode(dialogue.ids[dialogue.counts].tolist(), skip_special_tokens=False))
+
+
+def dialogues(n: int) -> tuple[chat.Dialogues, Any]:
+    encode, words = encoder()
+    talks = [[{"role": "user", "content": "q" * (1 + i % 5)}, {"role": "assistant", "content": "a" * (1 + i % 7) + "b"}]
+             for i in range(n)]  # fmt: skip
+    return chat.Dialogues([chat.Conversation(talk, str(i)) for i, talk in enumerate(talks)], encode, words), words
+
+
+# ---- labels ----
+
+
+def test_only_answers_and_their_end_are_learnt() -> None:
+    encode, words = encoder()
+    (found,) = encode.encode(chat.Conversation(TALK, "here"))
+    assert learnt(found, words) == "Good day<|im_end|>So long<|im_end|>"
+    end, start = (words.token_to_id(text) for text in (chat.END, chat.START))
+    assert found.ids[0] == tokenizer.END_ID and found.ids.tolist().count(start) == 4
+    assert found.ids.tolist().count(end) == 4  # what the user typed is text
+    assert found.ids[-1] == end and found.counts[-1]
+
+
+def test_a_template_that_rewrites_earlier_answers_gives_one_sequence_for_each() -> None:
+    encode, words = encoder(FORGETS)
+    first, second = encode.encode(chat.Conversation(TALK, "here"))
+    assert learnt(first, words) == "Good day!|" and learnt(second, words) == "So long!|"
+    assert words.decode(second.ids.tolist()).startswith("user:hi|assistant:Good day|user:")
+
+
+def test_a_template_that_does_not_continue_its_prompt() -> None:
+    encode, _ = encoder("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}#{% endif %}")
+    with pytest.raises(data.DataError, match="here: the chat template does not write answer 2 after the prompt"):
+        encode.encode(chat.Conversation(TALK, "here"))
+
+
+# ---- packing ----
+
+
+def test_packing_keeps_every_token_once() -> None:
+    found, _ = dialogues(23)
+    inputs, targets, documents = found.window(range(found.windows(60)), 60)
+    every = sorted(tuple(d.ids.tolist()) for d in found._all)
+    seen = []
+    for row in range(len(inputs)):
+        for number in range(int(documents[row].max()) + 1):
+            mine = documents[row] == number
+            ids, aims = inputs[row][mine].tolist(), targets[row][mine].tolist()
+            seen.append((*ids, aims[-1]))
+            pairs = zip(aims[:-1], ids[1:], strict=True)
+            assert all(aim in (data.IGNORED, following) for aim, following in pairs)
+        assert (targets[row][documents[row] == -1] == data.IGNORED).all()
+    assert sorted(seen) == every
+    assert int((targets != data.IGNORED).sum()) == sum(int(d.counts.sum()) for d in found._all)
+    assert len(inputs) < 23 / 1.5  # several share a row
+
+
+@pytest.mark.parametrize("changes", [{}, {"sliding_window": 5, "global_every": 2, "rope_local_theta": 100.0}])
+def test_packed_is_unpacked(changes: dict[str, Any]) -> None:
+    """Each conversation of a row has the logits that it has alone."""
+    found, words = dialogues(9)
+    torch.manual_seed(0)
+    # Float layers: behind a quantizer the last bit of a sum may move an activation over an edge (design §10).
+    config = ModelConfig(vocab_size=words.get_vocab_size(), **SHAPE, ternary=(), head_format="f32", **changes)
+    model = Transformer(config).double().eval()
+    inputs, _, documents = found.window(range(found.windows(60)), 60)
+    with torch.no_grad():
+        together = model(inputs, documents)
+        for row, number in ((r, n) for r in range(len(inputs)) for n in range(int(documents[r].max()) + 1)):
+            mine = documents[row] == number
+            alone = model(inputs[row][mine][None])[0]
+            assert torch.allclose(together[row][mine], alone, rtol=0, atol=1e-6)  # fp64 sums in another order
+    assert documents.max() == 1  # two share a row
+
+
+def test_positions_begin_anew() -> None:
+    documents = torch.tensor([[0, 0, 0, 1, 1, -1, -1], [0, 1, 2, 2, 2, 2, 2]])
+    assert positions(documents).tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 0, 0, 1, 2, 3, 4]]
+
+
+def test_batches_visit_every_row_once_an_epoch_and_do_not_depend_on_the_past() -> None:
+    found, _ = dialogues(23)
+    batches = chat.Batches(found, 4, 60, seed=1)
+    rows = [row for i in range(batches.rows) for row in batches[i][0].tolist()]  # four epochs
+    assert all(rows.count(row) % 4 == 0 for row in rows)
+    later = [t.tolist() for t in batches[7]]
+    assert [t.tolist() for t in chat.Batches(found, 4, 60, seed=1)[7]] == later
+
+
+def test_long_conversations_lose_their_end() -> None:
+    found, _ = dialogues(5)
+    longest = max(len(d.ids) for d in found._all)
+    assert found.too_long(longest - 1) == 0 and found.too_long(longest - 2) == 1
+    with pytest.raises(data.DataError, match="no answer lies within the first 3 tokens"):
+        chat.Batches(found, 1, 3, seed=0)
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "is not UTF-8"),
+        (b"3", 'expected an object with "messages"'),
+        (b'{"text": "x"}', 'expected an object with "messages"'),
+        (b'{"messages": []}', "a list that is not empty"),
+        (b'{"messages": [3]}', "a message is 3, expected"),
+        (b'{"messages": [{"role": "user"}]}', "a message is"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "the roles are user; expected an answer"),
+        (b'{"messages": [{"role": "assistant", "content": "x"}]}', "the roles are assistant; expected an answer"),
+    ],
+)  # fmt: skip
+def test_bad_lines_are_named(line: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.jsonl"
+    file.write_bytes(json.dumps({"messages": TALK}).encode() + b"\n\n" + line + b"\n")
+    with pytest.raises(data.DataError, match="line 3") as error:
+        list(chat.read([file]))
+    assert message in str(error.value)
+
+
+def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(data.DataError, match="is no .jsonl file"):
+        list(chat.read([tmp_path / "a.txt"]))
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
+    with pytest.raises(data.DataError, match="1 different conversations, expected at least 2"):
+        chat.split([*chat.read([tmp_path / "c.jsonl"])] * 2, 0.1)
+    monkeypatch.setattr(chat, "MAX_LINE", 50)
+    with pytest.raises(data.DataError, match="line 1 is longer than 50 bytes"):
+        list(chat.read([tmp_path / "c.jsonl"]))
+
+
+def test_half_a_character_in_a_message() -> None:
+    encode, _ = encoder()
+    talk = [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "x"}]
+    with pytest.raises(data.DataError, match="here: .*not valid Unicode"):
+        encode.encode(chat.Conversation(talk, "here"))
+
+
+def test_split_is_by_content() -> None:
+    talks = [chat.Conversation([{"role": "user", "content": str(i)}], str(i)) for i in range(40)]
+    train, held_out = chat.split(talks, 0.3)
+    assert len(train) + len(held_out) == 40 and 0 < len(held_out) < 25
+    assert chat.split(talks[::-1], 0.3)[1] == held_out
+    assert [len(side) for side in chat.split(talks[:2], 1e-6)] == [1, 1]
+
+
+# ---- from conversations to an engine that answers ----
+
+
+def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    talks = [[{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "yes"}] for i in range(30)]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    options = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
+    options += ["--steps", "60", "--batch", "4", "--threads", "1", "--lr", "0.01", "--tokenizer", "byte"]
+    folder = tmp_path / "run"
+    assert cli.main(["train", *options, "--chat", str(file), "--out", str(folder)]) == 0
+    capsys.readouterr()
+    assert cli.main(["eval", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nats_per_token"] < 0.5
+    assert checkpoint.load_template(folder) == chat.CHATML
+    export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)
+    with Model.load(tmp_path / "m.bitnet") as model:
+        result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)
+    assert (result.text, result.finish_reason) == ("yes", "stop")

@@ -1,0 +1,310 @@
+"""`bitnet finetune`: a full-precision model becomes ternary, ends in the engine, and can be distilled and resumed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+import hf_models
+from bitnet import checkpoint, cli, finetune, quant, runlog, schedule, tokenizer, train
+from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.model import Transformer
+from bitnet.settings import Settings
+from bitnet_export import PackedFile, export_checkpoint
+from bitnet_export.masters import read_start
+from bitnet_export.source import SourceError
+from bitnet_runtime import Model
+
+torch.set_num_threads(1)
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "head_dim": 16,
+}  # fmt: skip
+FAST = ["--threads", "1", "--steps", "8", "--batch", "4", "--context", "24", "--save-every", "4", "--precision", "fp32"]
+
+
+def full_precision(family: str) -> torch.nn.Module:
+    if family == "llama":
+        model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
+    hf_models.randomize(model, torch.float32, seed=1)
+    return model.eval()
+
+
+def save(model: torch.nn.Module, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.build("byte", [], 257).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
+    model = full_precision(request.param)
+    return model, save(model, tmp_path_factory.mktemp("source") / request.param)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, rng = tmp_path_factory.mktemp("text"), random.Random(0)
+    for i in range(8):
+        (folder / f"{i}.txt").write_text(" ".join(rng.choice(["red", "cat", "sees", "a"]) for _ in range(200)))
+    return str(folder)
+
+
+def run(*argv: object) -> int:
+    return cli.main([str(word) for word in argv])
+
+
+def losses(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in runlog.read(folder / "log.jsonl")]
+
+
+# ---- reading a source ----
+
+
+def test_without_quantizers_the_model_is_the_source(source: tuple[torch.nn.Module, Path]) -> None:
+    theirs, folder = source
+    start = read_start(str(folder))
+    assert start.config.ternary == () and "full-precision" in start.what
+    config = start.defaults()[1]
+    assert config.ternary == TERNARY_LINEARS and config.head_format == "int8"
+    model, inserted = finetune.build(start, config)
+    tokens = torch.randint(0, 300, (3, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        with model.partly_quantized(0.0):
+            found = model(tokens)
+        ternary = model(tokens)
+        untouched = Transformer(start.config)
+        untouched.load_state_dict(dict(start.weights))
+        plain = untouched(tokens)
+    assert not inserted
+    # fp32 sums of up to a hundred products in another order.
+    size = float(expected.abs().max())
+    assert torch.allclose(found, expected, rtol=0, atol=1e-5 * size)
+    assert torch.allclose(plain, expected, rtol=0, atol=1e-5 * size)
+    assert not torch.allclose(ternary, expected, rtol=0, atol=0.1 * size)
+    assert model.amount == 1.0
+
+
+def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: Path) -> None:
+    published = hf_models.bitnet_masters()
+    folder = published.save(tmp_path / "masters")
+    words = tokenizer.build("byte", [], 257)
+    words.save(str(folder / "tokenizer.json"))
+    start = read_start(str(folder))
+    settings, config = start.defaults()
+    assert start.config.ternary == TERNARY_LINEARS == config.ternary and "float masters" in start.what
+    assert settings["quantize_warmup"] == 0.0 and config.sub_norm
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert torch.equal(start.weights["layers.1.down.weight"], published.tensors[name].float())
+
+
+@pytest.mark.parametrize("make", [hf_models.bitnet_packed, hf_models.llama_packed, hf_models.trilm, hf_models.bonsai])
+def test_packed_or_ternary_weights_are_refused(make: Any, tmp_path: Path) -> None:
+    folder = make().save(tmp_path / "model")
+    with pytest.raises(SourceError, match="is ternary already: the float masters .* Take the revision with masters"):
+        read_start(str(folder))
+
+
+def test_other_sources_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(SourceError, match="whose weights are quantized; expected a checkpoint, or a Hugging Face"):
+        read_start(str(tmp_path / "m.gguf"))
+    with pytest.raises(checkpoint.CheckpointError, match="does not exist, expected a checkpoint"):
+        read_start(str(tmp_path / "nowhere"))
+    with pytest.raises(SourceError, match="without a head"):
+        folder = hf_models.embedding("qwen3").save(tmp_path / "embedding")
+        read_start(str(folder))
+    model = full_precision("llama")
+    model.save_pretrained(tmp_path / "silent")
+    with pytest.raises(SourceError, match="has no tokenizer.json"):
+        read_start(str(tmp_path / "silent"))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(SourceError, match=r"layers.1.up.weight holds NaN or infinity"):
+        read_start(str(save(model, tmp_path / "nan")))
+
+
+def test_options_that_do_not_fit_the_weights(source: tuple[torch.nn.Module, Path], text: str, tmp_path: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    arguments = ("finetune", source[1], "--data", text, "--out", tmp_path / "run", *FAST)
+    assert run(*arguments, "--set", "ffn_dim=40") == 1
+    assert "is [32, 48] in the source and [32, 40] in the model asked for" in capsys.readouterr().err
+    assert run("train", "--config", _toml(tmp_path, "distill = 0.5"), "--data", text, "--out", tmp_path / "other") == 1
+    assert "distill is an option of `bitnet finetune`" in capsys.readouterr().err
+    assert run(*arguments, "--quantize-warmup", "0.6") == 1
+    assert "quantize_warmup is 0.6, expected 0 to 0.5" in capsys.readouterr().err
+    assert run(*arguments, "--chat", "x.jsonl") == 1
+    assert "both --data and --chat are given" in capsys.readouterr().err
+
+
+def _toml(folder: Path, line: str) -> Path:
+    (folder / "c.toml").write_text(f"[train]\n{line}\n")
+    return folder / "c.toml"
+
+
+# ---- a whole road ----
+
+
+def test_from_a_folder_to_the_engine(source: tuple[torch.nn.Module, Path], text: str, tmp_path: Path) -> None:
+    """Finetuned, killed, resumed to the same bits, exported; the engine gives what torch gives."""
+    options = ("finetune", source[1], "--data", text, *FAST, "--distill", "0.5", "--lr", "0.002")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(*options, "--out", whole) == 0
+    update = train.update
+
+    def kill(self: train.Run) -> Any:
+        if self.state["step"] == 6:
+            raise KeyboardInterrupt
+        return update(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "update", kill)
+        assert run(*options, "--out", killed) == 130
+    assert run("finetune", source[1], "--out", killed, "--resume") == 0
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (killed / "step-000008" / name).read_bytes() == (whole / "step-000008" / name).read_bytes()
+    assert losses(killed) == losses(whole)
+
+    steps = [record for record in losses(whole) if "loss" in record]
+    assert [round(r["quantized"], 4) for r in steps] == [0.125, 0.375, 0.625, 0.875, 1, 1, 1, 1]
+    for r in steps:
+        # each term is logged as fp32, the loss is their sum in fp32
+        assert r["loss"] == pytest.approx(0.5 * r["cross_entropy"] + 0.5 * r["divergence"], rel=1e-6)
+    report = export_checkpoint(whole, tmp_path / "m.bitnet", tokens=512)
+    assert report is not None  # export_checkpoint compares engine and torch, and writes nothing otherwise
+    file = PackedFile.open(tmp_path / "m.bitnet")
+    assert file.configs[0].ternary == TERNARY_LINEARS
+    model = checkpoint.load_model(whole)
+    prompt = torch.randint(0, 257, (1, 6), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = torch.log_softmax(model(prompt), -1)[0, -1].numpy()
+    with Model.load(tmp_path / "m.bitnet") as engine:
+        session = engine.session()
+        session.append(prompt[0].tolist())
+        logits = np.array(session.logits, np.float64).reshape(-1)
+    found = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    assert np.abs(found - expected).max() < 0.03  # design §10: an activation may fall over a rounding edge
+
+
+def test_sub_norms_are_added_and_calibrated(source: tuple[torch.nn.Module, Path], text: str, tmp_path: Path) -> None:
+    start = read_start(str(source[1]))
+    config = start.defaults()[1].replace(sub_norm=True)
+    tokens = torch.randint(0, 300, (4, 24), generator=torch.Generator().manual_seed(0))
+    model, inserted = finetune.build(start, config)
+    assert sorted(inserted) == sorted(
+        f"layers.{i}.{kind}_sub_norm.weight" for i in range(2) for kind in ("attn", "ffn")
+    )
+    plain = finetune.build(start, start.config)[0]
+
+    def distance() -> float:
+        with torch.no_grad(), model.partly_quantized(0.0):
+            return float((torch.log_softmax(model(tokens), -1) - torch.log_softmax(plain(tokens), -1)).abs().mean())
+
+    before = distance()
+    finetune.calibrate(model, inserted, tokens)
+    assert distance() < 0.7 * before
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert run("finetune", source[1], "--data", text, *FAST, "--set", "sub_norm=true", "--out", tmp_path / "run") == 0
+    assert checkpoint.load_config(tmp_path / "run").sub_norm
+
+
+def test_distillation_lowers_the_divergence(source: tuple[torch.nn.Module, Path]) -> None:
+    start = read_start(str(source[1]))
+    model = finetune.build(start, start.defaults()[1])[0]
+    taught = finetune.teacher(start, Settings(device="cpu", source="x"), model.config, start.words)
+    tokens = torch.randint(0, 257, (4, 24), generator=torch.Generator().manual_seed(0))
+    targets = tokens.flatten()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    found = []
+    for _ in range(40):
+        with torch.no_grad():
+            expected = taught(tokens).flatten(0, 1)
+        loss = finetune.divergence(model(tokens).flatten(0, 1), expected, targets, 1.0) / targets.numel()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    assert found[-1] < 0.5 * found[0]
+    assert all(parameter.grad is None for parameter in taught.parameters())
+
+
+def test_a_teacher_with_another_tokenizer(source: tuple[torch.nn.Module, Path]) -> None:
+    start = read_start(str(source[1]))
+    other = tokenizer.build("char", ["xyz"], 300)
+    with pytest.raises(finetune.SourceModelError, match="expected a teacher with the same tokenizer"):
+        finetune.teacher(start, Settings(device="cpu", source="x"), start.config, other)
+
+
+def test_divergence_by_hand() -> None:
+    teacher, student = torch.tensor([[0.0, np.log(3.0)]]), torch.tensor([[0.0, 0.0]])
+    kl = 0.25 * np.log(0.25 / 0.5) + 0.75 * np.log(0.75 / 0.5)
+    both = torch.cat([student, student]), torch.cat([teacher, teacher * 9])
+    assert float(finetune.divergence(*both, torch.tensor([1, -100]), 1.0)) == pytest.approx(kl, rel=1e-6)
+    wide = torch.cat([teacher, torch.tensor([[5.0]])], dim=1)  # a row without a token
+    assert float(finetune.divergence(student, wide, torch.tensor([0]), 1.0)) == pytest.approx(kl, rel=1e-6)
+    halved = torch.softmax(teacher / 2, -1)
+    kl = float((halved * (halved.log() - np.log(0.5))).sum())
+    assert float(finetune.divergence(student, teacher, torch.tensor([0]), 2.0)) == pytest.approx(4 * kl, rel=1e-5)
+
+
+def test_from_our_own_full_precision_run(text: str, tmp_path: Path) -> None:
+    shape = ["dim=32", "n_layers=1", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48", "max_context=24"]
+    words = [word for option in [*shape, "ternary=[]", "head_format='f32'"] for word in ("--set", option)]
+    before = ["train", *words, *FAST, "--tokenizer", "byte", "--data", text, "--out", tmp_path / "float"]
+    assert run(*before) == 0
+    assert run("finetune", tmp_path / "float", *FAST, "--data", text, "--out", tmp_path / "ternary") == 0
+    assert checkpoint.load_config(tmp_path / "ternary").ternary == TERNARY_LINEARS
+    start = finetune.read_checkpoint(tmp_path / "ternary")
+    assert start.defaults()[0]["quantize_warmup"] == 0.0
+
+
+# ---- the warm-up of the quantizers ----
+
+
+def test_schedule_ends_half_way_at_the_latest() -> None:
+    settings = Settings(source="x", quantize_warmup=0.5)
+    assert [schedule.quantization(settings, p) for p in (0, 0.25, 0.5, 0.75, 1)] == [0, 0.5, 1, 1, 1]
+    assert schedule.quantization(Settings(), 0.0) == 1.0
+
+
+@pytest.mark.parametrize("amount", [0.0, 0.3, 1.0])
+def test_partly_quantized_product_by_hand(amount: float) -> None:
+    random_ = torch.Generator().manual_seed(0)
+    x, w, g = (torch.randn(n, k, generator=random_, dtype=torch.float64) for n, k in ((5, 16), (7, 16), (5, 7)))
+    x, w, g = x.float().requires_grad_(), w.float().requires_grad_(), g.float()
+    (q, s), (codes, gamma) = quant.activation_codes(x), quant.ternary_codes(w)
+    x_eff = x.detach() + amount * (q / s - x.detach())
+    w_eff = w.detach() + amount * (codes * gamma - w.detach())
+    (y,) = quant.ternary_linear(x, w, amount=amount)
+    y.backward(g)
+    close = {"rtol": 0, "atol": 1e-5}  # fp32 sums of 16 products of order 1
+    assert torch.allclose(y, x_eff @ w_eff.T, **close)
+    assert x.grad is not None and torch.allclose(x.grad, g @ w_eff, **close)
+    assert w.grad is not None and torch.allclose(w.grad, g.T @ x_eff, **close)
+
+
+def test_amount_comes_back_after_an_error() -> None:
+    model = Transformer(ModelConfig(vocab_size=9, dim=16, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=16,
+                                    ffn_dim=16, max_context=8))  # fmt: skip
+    with pytest.raises(ZeroDivisionError), model.partly_quantized(0.5):
+        assert model.layers[0].q.amount == 0.5
+        raise ZeroDivisionError
+    assert model.amount == model.layers[0].q.amount == 1.0
+
+
+def test_new_tokens_are_the_mean_of_the_others(source: tuple[torch.nn.Module, Path]) -> None:
+    start = read_start(str(source[1]))
+    model = finetune.build(start, start.config.replace(vocab_size=302))[0]
+    table = start.weights["embedding.weight"]
+    assert torch.equal(model.embedding.weight[:300], table)
+    assert torch.equal(model.embedding.weight[300:], table.mean(0).expand(2, -1))
