@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,22 @@ class Encoded(NamedTuple):
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the folder of `path`, renamed to it on success, removed on any failure."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
+    with renaming(path) as temporary:
+        yield temporary
+
+
+@contextmanager
+def renaming(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a file or folder, renamed to it on success, removed on any failure.
+
+    An OSError speaks of `path`, not of the temporary name.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -56,9 +73,14 @@ def replacing(path: Path) -> Iterator[Path]:
             raise OSError(
                 error.errno, f"no space left while writing {path}; free some or choose another folder, nothing was kept"
             ) from error
+        if error.filename is not None:
+            error.filename = str(error.filename).replace(str(temporary), str(path))
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -109,12 +131,7 @@ def write_sections(
     check: Callable[[Path], None] | None = None,
 ) -> None:
     """`write_packed` with the sections before DATA as they are, by kind; TENSORS is made here."""
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
-    with replacing(path) as temporary:
+    with replacing(Path(path)) as temporary:
         with open(temporary, "xb") as file:
             _write(file, stacks, source, front)
             file.flush()

@@ -88,10 +88,6 @@ def write_gguf(
     metadata = writer.metadata() | _vocabulary(file, config, vocabulary)
     entries = list(writer.entries())
     path = Path(out)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
     with replacing(path) as temporary:
         write_file(temporary, metadata, entries, progress)
     size = sum(entry.size for entry in entries)
