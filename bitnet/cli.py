@@ -111,7 +111,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"bitnet: error: {message}", file=sys.stderr)
+    from bitnet_export.commands import escape
+
+    print(f"bitnet: error: {escape(message)}", file=sys.stderr)  # it may quote a file: no escape sequences, one line
     return 1
 
 

@@ -45,6 +45,9 @@ class Encoded(NamedTuple):
             return cls(packed.F16, packed.SCALE_NONE, np.ascontiguousarray(values, "<f2"))
 
 
+_TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errno.EFBIG: "limit on the size of files"}
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the folder of `path`, renamed to it on success, removed on any failure."""
@@ -69,9 +72,10 @@ def renaming(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _TOO_MUCH:
+            what = _TOO_MUCH[error.errno]
             raise OSError(
-                error.errno, f"no space left while writing {path}; free some or choose another folder, nothing was kept"
+                error.errno, f"{what} while writing {path}; free some or choose another folder, nothing was kept"
             ) from error
         if error.filename is not None:
             error.filename = str(error.filename).replace(str(temporary), str(path))
@@ -79,13 +83,20 @@ def renaming(path: Path) -> Iterator[Path]:
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        elif temporary.exists():
+            temporary.unlink()
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def spare_source(source: Path, out: Path) -> None:
+    """Raises FileExistsError: writing `out` would replace the source, or a file in its folder."""
+    inside = source.is_dir() and out.parent.resolve().is_relative_to(source.resolve())
+    if out.is_file() and source.exists() and (inside or out.samefile(source)):
+        raise FileExistsError(f"{out} is {'in ' if inside else ''}the source and would be replaced; give another name")
 
 
 def write_packed(

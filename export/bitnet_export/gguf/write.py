@@ -25,7 +25,7 @@ from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, value_ro
 from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
 from bitnet_export.side_files import generation_of
-from bitnet_export.writer import replacing
+from bitnet_export.writer import replacing, spare_source
 
 from .blocks import KINDS, Kind
 from .output import Entry, Value, write_file
@@ -83,11 +83,12 @@ def write_gguf(
     for name, word, words in (("body", body, BODIES), ("head", head, HEADS)):
         if word not in words:
             raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
+    path = Path(out)
+    spare_source(Path(source), path)
     file, config = open_decoder(source)
     writer = _Writer(file, config, architecture(config), body, head, exact_scales)
     metadata = writer.metadata() | _vocabulary(file, config, vocabulary)
     entries = list(writer.entries())
-    path = Path(out)
     with replacing(path) as temporary:
         write_file(temporary, metadata, entries, progress)
     size = sum(entry.size for entry in entries)
