@@ -28,6 +28,7 @@ from bitnet_export.side_files import generation_of
 from bitnet_export.writer import replacing, spare_source
 
 from .blocks import KINDS, Kind
+from .families import LAYER, STACK
 from .output import Entry, Value, write_file
 
 BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
@@ -45,13 +46,6 @@ GRAPHS = (
     ))),
     Graph("qwen3", {**_RULES, **_TIED, "qk_norm": (True,), "qkv_bias": (False, True)}, _FREE),
 )  # fmt: skip
-
-_LAYER = {
-    "attn_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
-    "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "attn_sub_norm": "attn_sub_norm",
-    "ffn_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "ffn_sub_norm": "ffn_sub_norm",
-}  # fmt: skip
-_STACK = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ class _Writer:
             if role == "rope_frequencies":
                 continue
             layer = record.key.layer
-            name = _STACK[role] if layer == NONE else f"blk.{layer}.{_LAYER[role]}"
+            name = STACK[role] if layer == NONE else f"blk.{layer}.{LAYER[role]}"
             order = self._order(role, record.cols if record.key.part else record.rows)
             if record.key.part == 1:
                 yield self._vector(f"{name}.bias", self.file.values(record)[0][order])
