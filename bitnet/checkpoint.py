@@ -57,7 +57,12 @@ def all_of(run: Path) -> list[Path]:
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    return ModelConfig.from_dict(read_json(find(path) / "config.json"))
+    values = read_json(find(path) / "config.json")
+    if "architectures" in values:
+        raise CheckpointError(
+            f"{path} is a Hugging Face folder, expected a checkpoint; bitnet convert and bitnet finetune read those"
+        )
+    return ModelConfig.from_dict(values)
 
 
 def load_state(path: str | Path) -> dict[str, Any]:

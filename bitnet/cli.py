@@ -103,7 +103,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{EXTRAS.get(verb, "train")}]"')
     except OSError as error:
-        return _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+        return _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("bitnet"):
             raise  # a mistake of ours: its traceback is wanted
@@ -111,7 +111,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"bitnet: error: {message}", file=sys.stderr)
+    from bitnet_export.commands import escape
+
+    print(f"bitnet: error: {escape(message)}", file=sys.stderr)  # it may quote a file: no escape sequences, one line
     return 1
 
 

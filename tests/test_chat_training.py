@@ -163,7 +163,7 @@ def test_bad_lines_are_named(line: bytes, message: str, tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(data.DataError, match="is no .jsonl file"):
+    with pytest.raises(data.DataError, match=r"is no \.jsonl file"):
         list(chat.read([tmp_path / "a.txt"]))
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
     with pytest.raises(data.DataError, match="1 different conversations, expected at least 2"):
@@ -176,7 +176,7 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_half_a_character_in_a_message() -> None:
     encode, _ = encoder()
     talk = [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "x"}]
-    with pytest.raises(data.DataError, match="here: .*not valid Unicode"):
+    with pytest.raises(data.DataError, match=r"here: .*not valid Unicode"):
         encode.encode(chat.Conversation(talk, "here"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet_export import PackedFile, VerificationError, packed, random_model
 from bitnet_export.convert import open_source, pack_source
+from bitnet_export.outgoing import replacing_folder
 from bitnet_export.source import SourceError
 from bitnet_export.verify_source import verify_source
 from packed_source import flipped, source_of
@@ -113,3 +116,127 @@ def test_the_verb_out_and_back(tmp_path: Path, to: str, found: str, capsys: pyte
         if record.encoding in packed.TERNARY.values():
             assert np.array_equal(after.codes(record), before.codes(before.tensors[key]))
             assert np.array_equal(after.scales(record), before.scales(before.tensors[key]))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    """Exit code and the one line on stderr."""
+    code = main(["convert", *map(str, words)])
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and not captured.out
+    return code, captured.err
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    random_model(ODD.replace(activation="silu", dim=256, head_dim=64, n_heads=4, ffn_dim=512), tmp_path / "own", 5)
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--type F16", "--type is for --to gguf, not for packed files"),
+        ("--no-tokenizer", "--no-tokenizer is for --to gguf, not for packed files"),
+        ("--to hf --head f16", "--head is for packed files and --to gguf, not for --to hf"),
+        ("--to onnx --type F16", "--type is for --to gguf, not for --to onnx"),
+        ("--to gguf --form 2bit", "--form is for --to onnx, not for --to gguf"),
+        ("--to gguf --tokens 5", "--tokens is for packed files, not for --to gguf"),
+        ("--to hf --encoding 1.6", "--encoding is for packed files, not for --to hf"),
+        ("--to onnx --sparse off", "--sparse is for packed files, not for --to onnx"),
+    ],
+)
+def test_options_that_would_say_nothing_are_refused(
+    own: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    code, error = run(capsys, own, own.with_name("out"), *words.split())
+    assert code == 2 and said in error and not own.with_name("out").exists()
+
+
+def test_a_source_is_not_replaced(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gguf, link, folder = own.with_name("a.gguf"), own.with_name("link"), own.with_name("folder")
+    before = own.read_bytes()
+    link.symlink_to(own)
+    for source, out in ((own, own), (own, link), (link, own)):
+        assert "is the source and would be replaced" in run(capsys, source, out, "--to", "gguf")[1]
+    assert own.read_bytes() == before
+    assert main(["convert", str(own), str(gguf), "--to", "gguf"]) == 0
+    assert main(["convert", str(own), str(folder), "--to", "hf"]) == 0
+    capsys.readouterr()
+    for source, out in ((gguf, gguf), (folder, folder / "model.safetensors")):
+        before = out.read_bytes()
+        assert "the source and would be replaced; give another name" in run(capsys, source, out)[1]
+        assert out.read_bytes() == before
+    assert main(["convert", str(folder), str(folder / "model.bitnet"), "--tokens", "3"]) == 0  # a new file is welcome
+
+
+def test_pipes_are_neither_read_nor_replaced(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = own.with_name("pipe")
+    os.mkfifo(pipe)
+    assert "is a device or pipe" in run(capsys, pipe, own.with_name("out"))[1]
+    assert "is a device or pipe" in run(capsys, own, pipe, "--to", "gguf")[1]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("place", [".", "step-000004"])
+def test_what_training_wrote_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    (tmp_path / "step-000004").mkdir()
+    (tmp_path / "step-000004" / "state.json").write_text("{}")
+    assert "bitnet export makes a packed file of it" in run(capsys, tmp_path / place, tmp_path / "out")[1]
+
+
+def test_a_published_folder_is_not_exported(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = own.with_name("folder")
+    assert main(["convert", str(own), str(folder), "--to", "hf"]) == 0
+    capsys.readouterr()
+    assert main(["export", str(folder), str(own.with_name("out"))]) == 1
+    assert "is a Hugging Face folder, expected a checkpoint; bitnet convert reads those" in capsys.readouterr().err
+
+
+def test_what_a_file_says_reaches_no_terminal_unescaped(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = own.with_name("folder")
+    assert main(["convert", str(own), str(folder), "--to", "hf"]) == 0
+    capsys.readouterr()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"red\x1b[31m": 1}))
+    assert main(["convert", str(folder), str(own.with_name("out")), "--tokens", "8"]) == 0
+    assert r"config.json has red\x1b[31m = 1" in capsys.readouterr().err
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["a\n\x1b[31m"]}))
+    code, error = run(capsys, folder, own.with_name("out"))
+    assert code == 1 and "\x1b" not in error
+
+
+@pytest.mark.parametrize("to", ["hf", "onnx"])
+def test_a_folder_on_a_full_disk(
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    code, error = run(capsys, own, own.with_name("out"), "--to", to)
+    assert code == 1 and f"no space left while writing {own.with_name('out')}; free some" in error
+    assert os.listdir(own.parent) == ["own"]
+
+
+def test_errors_of_writing_name_what_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, replacing_folder(tmp_path / "out") as folder:
+        (folder / "none" / "x").write_text("")
+    assert caught.value.filename == str(tmp_path / "out" / "none" / "x")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("to", ["hf", "gguf", "onnx", None])
+def test_ctrl_c_leaves_nothing(
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, to: str | None
+) -> None:
+    def pressed(_: int) -> None:
+        raise KeyboardInterrupt
+
+    source = own
+    if to is None:
+        source = own.with_name("source")
+        assert main(["convert", str(own), str(source), "--to", "hf"]) == 0
+    before = sorted(os.listdir(own.parent))
+    monkeypatch.setattr("os.fsync", pressed)
+    assert main(["convert", str(source), str(own.with_name("out")), *(["--to", to] if to else [])]) == 130
+    assert sorted(os.listdir(own.parent)) == before

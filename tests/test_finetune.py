@@ -111,7 +111,7 @@ def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: P
 @pytest.mark.parametrize("make", [hf_models.bitnet_packed, hf_models.llama_packed, hf_models.trilm, hf_models.bonsai])
 def test_packed_or_ternary_weights_are_refused(make: Any, tmp_path: Path) -> None:
     folder = make().save(tmp_path / "model")
-    with pytest.raises(SourceError, match="is ternary already: the float masters .* Take the revision with masters"):
+    with pytest.raises(SourceError, match=r"is ternary already: the float masters .* Take the revision with masters"):
         read_start(str(folder))
 
 
@@ -126,7 +126,7 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
         read_start(str(folder))
     model = full_precision("llama")
     model.save_pretrained(tmp_path / "silent")
-    with pytest.raises(SourceError, match="has no tokenizer.json"):
+    with pytest.raises(SourceError, match="has no tokenizer"):
         read_start(str(tmp_path / "silent"))
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan

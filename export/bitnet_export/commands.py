@@ -1,14 +1,17 @@
-"""The verbs `bitnet export`, `convert`, `finetune` and `inspect`. Nothing heavy is imported before one runs."""
+"""The verbs `bitnet export`, `bitnet convert` and `bitnet inspect`. Nothing heavy is imported before one runs."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from . import finetune
 
 if TYPE_CHECKING:
     from .convert import Conversion
@@ -53,7 +56,7 @@ def register(verbs: Any) -> None:
     export.set_defaults(func=_export)
 
     _register_convert(verbs)
-    _register_finetune(verbs)
+    finetune.register(verbs)
 
     inspect = verbs.add_parser(
         "inspect",
@@ -80,53 +83,39 @@ def _register_convert(verbs: Any) -> None:
         choices=("hf", "gguf", "onnx"),
         help="write a Hugging Face folder, a GGUF file, or a folder with an ONNX graph [a packed file]",
     )
-    convert.add_argument("--tokens", type=_positive, default=512, metavar="N", help="tokens to compare [512]")
-    convert.add_argument(
-        "--encoding", choices=("2.0", "1.6"), default="2.0", help="bits a ternary weight of the packed file [2.0]"
-    )
+    convert.add_argument("--tokens", type=_positive, metavar="N", help="tokens to compare [512]")
+    convert.add_argument("--encoding", choices=("2.0", "1.6"), help="bits a ternary weight of the packed file [2.0]")
     convert.add_argument(
         "--sparse",
         choices=("on", "off"),
-        default="off",
         help="store up and down so that the engine reads only rows and columns that are not multiplied with 0; for "
         "models with relu² [off]",
     )
     convert.add_argument(
         "--head",
         choices=("int8", "f16", "f32"),
-        default="int8",
-        help="how embedding and head are stored, in GGUF int8 is Q8_0; the report says what int8 costs [int8]",
+        help="how embedding and head are stored, with --to gguf int8 is Q8_0; the report says what it costs [int8]",
     )
     kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
-    convert.add_argument("--type", choices=kinds, default="TQ2_0", help="with --to gguf [TQ2_0]")
+    convert.add_argument("--type", choices=kinds, help="with --to gguf: of the ternary weights [TQ2_0]")
     convert.add_argument("--no-tokenizer", action="store_true", help="with --to gguf: leave the tokenizer out")
-    convert.add_argument("--form", choices=("int8", "float", "2bit"), default="int8", help="with --to onnx [int8]")
+    convert.add_argument(
+        "--form", choices=("int8", "float", "2bit"), help="with --to onnx: of the ternary weights [int8]"
+    )
     convert.add_argument("--json", action="store_true", help="print the report as one JSON object")
     convert.set_defaults(func=_convert)
 
 
-def _register_finetune(verbs: Any) -> None:
-    from bitnet import settings
-
-    finetune = verbs.add_parser(
-        "finetune",
-        help="go on with a model that exists; a full-precision one becomes ternary",
-        description="Train a model that exists on your text or conversations, with everything that `bitnet train` "
-        "does. A full-precision model becomes ternary on the way: see bitnet/FINETUNING.md. Options come from the "
-        "source, then --config, then flags; --set sub_norm=true adds norms before o and down.",
-    )
-    finetune.add_argument("source", help="a Hugging Face folder with float weights, a checkpoint, or a run folder")
-    finetune.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
-    finetune.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    settings.add_flags(finetune, without=("source", "preset", "tokenizer"))
-    finetune.set_defaults(func=_finetune)
-
-
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _refuse(message: str) -> int:
+    """Wrong usage that argparse cannot see."""
+    print(f"bitnet: error: {message}", file=sys.stderr)
+    return 2
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -134,11 +123,7 @@ def _export(args: argparse.Namespace) -> int:
     from .repack import Repacked, repack
 
     if args.head and Path(args.checkpoint).is_file():
-        print(
-            "bitnet: error: --head goes with a checkpoint; a packed file no longer has what was trained",
-            file=sys.stderr,
-        )
-        return 2
+        return _refuse("--head goes with a checkpoint; a packed file no longer has what was trained")
     if sys.stderr.isatty():
         print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
     report: Report | Repacked
@@ -156,18 +141,23 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _finetune(args: argparse.Namespace) -> int:
-    import os
+_GOES_WITH = {
+    "tokens": (None,), "encoding": (None,), "sparse": (None,), "head": (None, "gguf"),
+    "type": ("gguf",), "no_tokenizer": ("gguf",), "form": ("onnx",),
+}  # fmt: skip
+"""For which --to an option of `bitnet convert` says something; None: a packed file is written."""
 
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as `bitnet train` has it
-    from bitnet.train import command
 
-    from .masters import read_start
-
-    return command(args, read_start)
+def _target(to: str | None) -> str:
+    return f"--to {to}" if to else "packed files"
 
 
 def _convert(args: argparse.Namespace) -> int:
+    given = {name: getattr(args, name) for name in _GOES_WITH if getattr(args, name)}
+    for name in given:
+        if args.to not in _GOES_WITH[name]:
+            targets = " and ".join(map(_target, _GOES_WITH[name]))
+            return _refuse(f"--{name.replace('_', '-')} is for {targets}, not for {_target(args.to)}")
     report: Conversion | Written | OnnxReport
     with _progress_line() as progress:
 
@@ -181,28 +171,21 @@ def _convert(args: argparse.Namespace) -> int:
         elif args.to == "gguf":
             from .gguf.write import write_gguf
 
-            head = {"int8": "Q8_0"}.get(args.head, args.head.upper())
+            body, head = args.type or "TQ2_0", {"f16": "F16", "f32": "F32"}.get(args.head, "Q8_0")
             report = write_gguf(
-                args.source, args.out, body=args.type, head=head, vocabulary=not args.no_tokenizer, progress=count
+                args.source, args.out, body=body, head=head, vocabulary=not args.no_tokenizer, progress=count
             )
         elif args.to == "onnx":
             from .to_onnx.write import write_onnx
 
             progress("writing the graph and comparing it with the engine")
-            report = write_onnx(args.source, args.out, form=args.form)
+            report = write_onnx(args.source, args.out, **given)
         else:
             from .convert import convert
 
-            report = convert(
-                args.source,
-                args.out,
-                encoding=args.encoding,
-                head=args.head,
-                sparse=args.sparse == "on",
-                tokens=args.tokens,
-                progress=progress,
-            )
-    print(f"converted  {args.source} to {args.out}", report, sep="\n", file=sys.stderr)
+            given["sparse"] = args.sparse == "on"
+            report = convert(args.source, args.out, progress=progress, **given)
+    print(f"converted  {args.source} to {args.out}", *map(escape, str(report).split("\n")), sep="\n", file=sys.stderr)
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0
@@ -215,7 +198,8 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
 
     def show(what: str) -> None:
         if shown:
-            print(f"\r\x1b[K{what[:100]}", end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # more would wrap, and a wrapped line is not cleared
+            print(f"\r\x1b[K{what[:width]}", end="", file=sys.stderr, flush=True)
 
     try:
         yield show

@@ -15,7 +15,7 @@ from . import packed
 from .foreign import PROBE, recognise
 from .packed import Spec
 from .source import Source, SourceError, encode
-from .writer import Encoded, write_packed
+from .writer import Encoded, spare_source, write_packed
 
 if TYPE_CHECKING:
     from .report import Checked
@@ -32,11 +32,15 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
     """
     path = Path(path)
     if path.is_dir():
+        if (path / "state.json").exists() or any(path.glob("step-*/state.json")):
+            raise SourceError(f"{path} was written by bitnet train; bitnet export makes a packed file of it")
         from .hf.read import open_folder
 
         with open_folder(path) as source:
             yield source
         return
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise SourceError(f"{path} is a device or pipe, expected a Hugging Face folder or a GGUF file")
     with open(path, "rb") as file:
         head = file.read(PROBE)
     if head.startswith(b"GGUF"):
@@ -91,6 +95,8 @@ def convert(
     """
     from .verify_source import verify_source
 
+    source, out = Path(source), Path(out)
+    spare_source(source, out)
     checks: list[Checked] = []
 
     def check(file: Path) -> None:

@@ -7,8 +7,8 @@ import re
 PROBE = 512  # bytes that `recognise` wants to see
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
-    (rb"GGUF", "a GGUF file (llama.cpp)"),
-    (rb"(?s).{4}\x00{4}\{", "a safetensors file"),
+    (rb"GGUF", "a GGUF file; bitnet convert makes a packed file of it"),
+    (rb"(?s).{4}\x00{4}\{", "a safetensors file; bitnet convert makes a packed file of the folder it is in"),
     (rb"PK\x03\x04", "a zip archive, such as a torch checkpoint"),
     (rb"\x80[\x02-\x05]", "a Python pickle"),
     (rb"\x1f\x8b", "a gzip archive; unpack it first"),
@@ -24,7 +24,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 
 
 def recognise(head: bytes) -> str | None:
-    """A phrase such as "a GGUF file (llama.cpp)" for the first bytes of a file, or None."""
+    """A phrase such as "a NumPy array" for the first bytes of a file, or None."""
     if not head:
         return "an empty file"
     for pattern, phrase in _SIGNATURES:

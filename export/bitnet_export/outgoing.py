@@ -1,12 +1,10 @@
-"""A packed file on its way into another format: what the writers of hf/ and gguf/ share."""
+"""A packed file on its way into another format: what the writers of hf/, gguf/ and to_onnx/ share."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from . import packed
 from .layout import PANEL, SCALE_GROUP_K
 from .packed import Record
 from .reader import PackedFile
+from .writer import renaming
 
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 
@@ -119,18 +118,12 @@ def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, renamed to it on success, removed with all in it on any failure."""
+    """A temporary folder beside `path`, as `renaming`; a folder that is there must be empty."""
     if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
         raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    temporary.mkdir()
-    try:
+    with renaming(path) as temporary:
+        temporary.mkdir()
         yield temporary
-        os.replace(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -81,7 +81,8 @@ class PackedFile:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise PackedFormatError(f"{path}: is {kind}, expected a packed model file")
+            hint = "; bitnet convert or bitnet export makes one of a model's folder" * stat.S_ISDIR(mode)
+            raise PackedFormatError(f"{path}: is {kind}, expected a packed model file{hint}")
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise PackedFormatError(f"{path}: is empty, expected a packed model file")

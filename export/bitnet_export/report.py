@@ -84,9 +84,11 @@ class HeadCost:
     def __str__(self) -> str:
         if self.stored == self.trained:
             return f"{self.stored}, as trained"
-        origin = "not as published" if self.trained == "published" else f"trained as {self.trained}"
+        if self.trained == "published" and self.stored in ("ternary", "f32"):  # f32 holds every published float
+            return f"{self.stored}, as published"
+        origin = "" if self.trained == "published" else f", trained as {self.trained}"
         return (
-            f"{self.stored}, {origin}: loss {self.loss:.6f} instead of {self.loss_trained:.6f}, "
+            f"{self.stored}{origin}: loss {self.loss:.6f} instead of {self.loss_trained:.6f}, "
             f"cost {self.cost:+.1e} ± {self.cost_error:.0e}"
         )
 

@@ -53,8 +53,9 @@ def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress
     file = PackedFile.open(path)
     config = file.configs[0]
     weights = _Weights(file)
+    tokens = max(tokens, SHORT)
     ids, origin = _tokens(source, config, PROMPTS * SHORT + tokens)
-    length = min(config.max_context, WINDOW, max(tokens, SHORT))
+    length = min(config.max_context, WINDOW, tokens)
     texts = [_windows(ids[: PROMPTS * SHORT], SHORT), _windows(ids[PROMPTS * SHORT :], length)]
     stored = config.head_format
     passes = [

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,26 +45,58 @@ class Encoded(NamedTuple):
             return cls(packed.F16, packed.SCALE_NONE, np.ascontiguousarray(values, "<f2"))
 
 
+_TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errno.EFBIG: "limit on the size of files"}
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the folder of `path`, renamed to it on success, removed on any failure."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
+    with renaming(path) as temporary:
+        yield temporary
+
+
+@contextmanager
+def renaming(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a file or folder, renamed to it on success, removed on any failure.
+
+    An OSError speaks of `path`, not of the temporary name.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _TOO_MUCH:
+            what = _TOO_MUCH[error.errno]
             raise OSError(
-                error.errno, f"no space left while writing {path}; free some or choose another folder, nothing was kept"
+                error.errno, f"{what} while writing {path}; free some or choose another folder, nothing was kept"
             ) from error
+        if error.filename is not None:
+            error.filename = str(error.filename).replace(str(temporary), str(path))
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif temporary.exists():
+            temporary.unlink()
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def spare_source(source: Path, out: Path) -> None:
+    """Raises FileExistsError: writing `out` would replace the source, or a file in its folder."""
+    inside = source.is_dir() and out.parent.resolve().is_relative_to(source.resolve())
+    if out.is_file() and source.exists() and (inside or out.samefile(source)):
+        raise FileExistsError(f"{out} is {'in ' if inside else ''}the source and would be replaced; give another name")
 
 
 def write_packed(
@@ -109,12 +142,7 @@ def write_sections(
     check: Callable[[Path], None] | None = None,
 ) -> None:
     """`write_packed` with the sections before DATA as they are, by kind; TENSORS is made here."""
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
-    with replacing(path) as temporary:
+    with replacing(Path(path)) as temporary:
         with open(temporary, "xb") as file:
             _write(file, stacks, source, front)
             file.flush()

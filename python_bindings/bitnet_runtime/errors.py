@@ -6,6 +6,7 @@ the builtin that fits, so `except ValueError` or `except OSError` work as a read
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from bitnet_runtime._native import ffi, lib
@@ -106,6 +107,6 @@ def check(status: int, detail: str = "") -> None:
 def check_open(status: int, detail: str, path: Path) -> None:
     """`check` for opening a file: adds the path, and what makes a packed file of a folder."""
     if status == lib.BN_ERR_NOT_REGULAR and path.is_dir():
-        verb = "export" if any(path.glob("**/state.json")) else "convert"
-        detail += f"; `bitnet {verb} {path} OUT` makes a packed file of a folder with a model"
+        verb = "export" if any([*path.glob("state.json"), *path.glob("step-*/state.json")]) else "convert"
+        detail += f"; `bitnet {verb} {shlex.quote(str(path))} OUT` makes a packed file of a folder with a model"
     check(status, f"{path}: {detail}" if detail else str(path))

@@ -8,6 +8,9 @@
  *         x += down( sub_norm( act(gate) · up ))                   gate, up of norm(x)
  *     logits = head( norm(x) )
  *
+ * Behind relu² most of act(gate) is 0: a matrix that is stored for it (lines.c) is read only where
+ * that matters, up where the gate is positive, down for the inputs that are not 0.
+ *
  * Some models have a norm of its own before each linear, or one more before each addition to x, or
  * no gate, or no head.
  *

@@ -69,13 +69,13 @@ typedef struct bn_workspace {
     int32_t *q_sum;      /* [B] Σq */
     int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, if the model has such scales */
     size_t group_sums_stride;
-    float *qkv;       /* [B][(H + 2G)·E] */
-    float *gate, *up; /* [B][F] */
-    float *y;         /* [B][D] a sublayer's output, when a norm comes before the addition */
-    float *angle;     /* [2][B][rope_dim] cos and sin of each row's position, by table */
-    int32_t *acc;     /* [threads][B][BN_CHUNK_ROWS] */
-    float *attend;    /* [threads][attend_stride] */
-    float *partial;   /* bn_partial_floats: results of chunks, when a context is split */
+    float *qkv;        /* [B][(H + 2G)·E] */
+    float *gate, *up;  /* [B][F] */
+    float *y;          /* [B][D] a sublayer's output, when a norm comes before the addition */
+    float *angle;      /* [2][B][rope_dim] cos and sin of each row's position, by table */
+    int32_t *acc;      /* [threads][B][BN_CHUNK_ROWS] */
+    float *attend;     /* [threads][attend_stride] */
+    float *partial;    /* bn_partial_floats: results of chunks, when a context is split */
     uint64_t *skipped; /* [threads] bytes of lines that were left out since the beginning */
     atomic_size_t *chunks_done; /* [G] how many are there */
     size_t attend_stride;

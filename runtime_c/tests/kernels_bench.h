@@ -97,6 +97,30 @@ static void call_grouped(bench *b) {
         .tokens = b->tokens});
     b->at += bytes;
 }
+/* One line of five, unevenly, of the next b->rows lines. */
+static void call_lines(bench *b, void (*multiply)(const bn_lines *)) {
+    uint32_t list[2048];
+    size_t n = 0;
+    for (; 5 * (n + 1) <= b->rows; n++)
+        list[n] = (uint32_t)(5 * n + n * n % 5);
+    const size_t line_bytes = b->cols / 4;
+    if (b->at + b->rows * line_bytes > BENCH_BYTES)
+        b->at = 0;
+    multiply(&(bn_lines){.acc = b->acc,
+                         .lines = b->weights + b->at,
+                         .line_bytes = line_bytes,
+                         .codes = b->cols,
+                         .list = list,
+                         .n = n / 4 * 4,
+                         .q = b->q});
+    b->at += b->rows * line_bytes;
+}
+static void call_rows(bench *b) {
+    call_lines(b, b->k->ternary_rows);
+}
+static void call_columns(bench *b) {
+    call_lines(b, b->k->ternary_columns);
+}
 static void call_int8(bench *b) {
     call_matmul(b, b->k->int8_matmul, BN_INT8_TILE_K, 2);
 }
@@ -195,6 +219,14 @@ static void bench_matmuls(bench *b, const bn_kernels *scalar) {
         }
 }
 
+/* The lines of one layer of 6912 neurons. */
+static void bench_lines(bench *b, const bn_kernels *scalar) {
+    b->rows = 6912, b->cols = 2560, b->tokens = 1, b->at = 0;
+    const double listed = (double)(b->rows / 20 * 4 * b->cols);
+    bench_line(b, scalar, "ternary_rows", call_rows, listed, listed / 4);
+    bench_line(b, scalar, "ternary_columns", call_columns, listed, listed / 4);
+}
+
 static void bench_floats(bench *b, const bn_kernels *scalar) {
     b->rows = 128, b->cols = 2560;
     for (size_t tokens = 1; tokens <= 16; tokens *= 4) {
@@ -247,6 +279,7 @@ static void bench_tier(const bn_kernels *tier, const bn_kernels *scalar) {
            macs / time_call(call_peak, &b, 0.05) * 1e-9,
            BENCH_BYTES / time_call(call_read, &b, 0.05) * 1e-9);
     bench_matmuls(&b, scalar);
+    bench_lines(&b, scalar);
     bench_floats(&b, scalar);
     free(b.weights), free(b.x), free(b.y), free(b.q), free(b.acc);
 }

@@ -41,13 +41,13 @@ FAMILIES = {
     "qwen3": Family("silu", qk_norm=True, scales=True),
 }
 
-_LAYER = {
+LAYER = {
     "attn_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
     "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "attn_sub_norm": "attn_sub_norm",
     "ffn_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "ffn_sub_norm": "ffn_sub_norm",
 }  # fmt: skip
-_LAYER |= {role + "_linear_norm": _LAYER[role] + "_norm_in" for role in TERNARY_LINEARS}
-_STACK = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
+LAYER |= {role + "_linear_norm": LAYER[role] + "_norm_in" for role in TERNARY_LINEARS}
+STACK = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
 
 _ACTIVATIONS = {
     "relu2": "relu2", "relu_sqr": "relu2", "silu": "silu", "swish": "silu", "relu": "relu",
@@ -252,7 +252,7 @@ class _Model:
     def _name(self, key: Key) -> str:
         part = "bias" if key.part else "weight"
         role = ROLES[key.role]
-        return f"{_STACK[role]}.{part}" if key.layer == NONE else f"blk.{key.layer}.{_LAYER[role]}.{part}"
+        return f"{STACK[role]}.{part}" if key.layer == NONE else f"blk.{key.layer}.{LAYER[role]}.{part}"
 
     @staticmethod
     def _scale_name(name: str) -> str:

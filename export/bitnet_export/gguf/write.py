@@ -25,9 +25,10 @@ from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, value_ro
 from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
 from bitnet_export.side_files import generation_of
-from bitnet_export.writer import replacing
+from bitnet_export.writer import replacing, spare_source
 
 from .blocks import KINDS, Kind
+from .families import LAYER, STACK
 from .output import Entry, Value, write_file
 
 BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
@@ -45,13 +46,6 @@ GRAPHS = (
     ))),
     Graph("qwen3", {**_RULES, **_TIED, "qk_norm": (True,), "qkv_bias": (False, True)}, _FREE),
 )  # fmt: skip
-
-_LAYER = {
-    "attn_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
-    "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "attn_sub_norm": "attn_sub_norm",
-    "ffn_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "ffn_sub_norm": "ffn_sub_norm",
-}  # fmt: skip
-_STACK = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
 
 
 @dataclass(frozen=True)
@@ -83,15 +77,12 @@ def write_gguf(
     for name, word, words in (("body", body, BODIES), ("head", head, HEADS)):
         if word not in words:
             raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
+    path = Path(out)
+    spare_source(Path(source), path)
     file, config = open_decoder(source)
     writer = _Writer(file, config, architecture(config), body, head, exact_scales)
     metadata = writer.metadata() | _vocabulary(file, config, vocabulary)
     entries = list(writer.entries())
-    path = Path(out)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
     with replacing(path) as temporary:
         write_file(temporary, metadata, entries, progress)
     size = sum(entry.size for entry in entries)
@@ -161,7 +152,7 @@ class _Writer:
             if role == "rope_frequencies":
                 continue
             layer = record.key.layer
-            name = _STACK[role] if layer == NONE else f"blk.{layer}.{_LAYER[role]}"
+            name = STACK[role] if layer == NONE else f"blk.{layer}.{LAYER[role]}"
             order = self._order(role, record.cols if record.key.part else record.rows)
             if record.key.part == 1:
                 yield self._vector(f"{name}.bias", self.file.values(record)[0][order])

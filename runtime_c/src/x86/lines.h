@@ -10,14 +10,14 @@
  * field where it lies in its byte), LINE_SUMS (registers of columns a pass has sums for, 2 or 4).
  */
 enum {
-    LINES_AHEAD = 64, /* entries: 40 KB at 2560 codes, which the second-level cache holds */
+    LINES_AHEAD = 64, /* entries: 40 KB at 2560 codes, in the second-level cache; 32 are slower by a
+                         third, 128 no faster */
     VEC_CODES = 4 * sizeof(bytes)
 };
 
 INLINE void prefetch_line(const bn_lines *m, size_t entry, size_t at) {
-    const size_t i = min_size(entry + LINES_AHEAD, m->n - 1);
-    if (at % BN_TILE_BYTES == 0)
-        _mm_prefetch((const char *)m->lines + m->list[i] * m->line_bytes + at, _MM_HINT_T1);
+    if (entry < m->n && at < m->codes / 4 && at % BN_TILE_BYTES == 0)
+        _mm_prefetch((const char *)m->lines + m->list[entry] * m->line_bytes + at, _MM_HINT_T1);
 }
 
 /* The activations that meet each field of a register of codes; none past the padding of q. */
@@ -41,7 +41,7 @@ static void ternary_rows(const bn_lines *m) {
             bytes x[4];
             activations(x, m->q + k, m->codes - k);
             for (size_t i = 0; i < n; i++) {
-                prefetch_line(m, first + i, k / 4);
+                prefetch_line(m, first + i + LINES_AHEAD, k / 4);
                 const bytes c = bytes_load(m->lines + m->list[first + i] * m->line_bytes + k / 4);
                 sums s = sums_dot(sum[i], bytes_and(c, three), x[0]);
                 s = sums_dot(s, bytes_and(bytes_shr(c, 2), three), x[1]);
@@ -82,7 +82,11 @@ INLINE void columns_pass(const bn_lines *m, size_t at, const int part) {
         bytes c[4];
         UNROLL
         for (size_t j = 0; j < 4; j++) {
-            prefetch_line(m, i + j, at);
+            const size_t ahead = i + j + LINES_AHEAD;
+            if (ahead < m->n)
+                prefetch_line(m, ahead, at);
+            else /* the list from its first, for the next pass */
+                prefetch_line(m, ahead - m->n, at + sizeof(bytes));
             c[j] = bytes_load(m->lines + m->list[i + j] * m->line_bytes + at);
         }
         UNROLL

@@ -55,8 +55,8 @@ INLINE sums sums_add(sums a, sums b) {
     return (sums)_mm256_add_epi32((__m256i)a, (__m256i)b);
 }
 INLINE int32_t sums_total(sums a) {
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)a),
-                              _mm256_extracti128_si256((__m256i)a, 1));
+    __m128i s =
+        _mm_add_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1));
     s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
     return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
 }
