@@ -196,7 +196,7 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = tmp_path / "talks.jsonl"
     file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
     options = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
-    options += ["--steps", "60", "--batch", "4", "--threads", "1", "--lr", "0.01", "--tokenizer", "byte"]
+    options += ["--steps", "40", "--batch", "4", "--threads", "1", "--lr", "0.01", "--tokenizer", "byte"]
     folder = tmp_path / "run"
     assert cli.main(["train", *options, "--chat", str(file), "--out", str(folder)]) == 0
     capsys.readouterr()
