@@ -31,7 +31,6 @@ from bitnet.model import Transformer
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings, resolve
 
-
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
 
