@@ -74,7 +74,8 @@ def smooth(values: Array, width: int) -> Array:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - width, 0)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    means: Array = (sums[ends] - sums[starts]) / (ends - starts)
+    return means
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:

@@ -24,7 +24,7 @@ class Log:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(tensorboard, purge_step=step + 1)  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(tensorboard, purge_step=step + 1)
         self.records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
         partial = file.with_suffix(".partial")
         partial.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
