@@ -36,7 +36,7 @@ class Panel:
 
 def number(value: Any) -> float:
     """NaN for what is no finite number."""
-    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else math.nan
+    return float(value) if type(value) in (int, float) and abs(value) < 1e100 else math.nan
 
 
 def series(records: Records, *path: str) -> tuple[Array, Array]:
@@ -99,7 +99,8 @@ def _losses(axes: Any, records: Records) -> bool:
     for at in skipped:
         axes.axvline(at, color="#d02020", lw=0.6, alpha=0.6, label="_" if at != skipped[0] else "skipped step")
     axes.set_ylabel("nats per token")
-    axes.legend(frameon=False, loc="upper right")
+    if len(losses) + len(validation) + len(skipped):
+        axes.legend(frameon=False, loc="upper right")
     return len(losses) + len(validation) > 0
 
 
