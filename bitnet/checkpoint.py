@@ -147,7 +147,8 @@ def save(
         for file in work.iterdir():
             _flush(file)
         _flush(work)
-        shutil.rmtree(final, ignore_errors=True)  # a checkpoint of the same step, written before a resume
+        if final.exists():  # a checkpoint of the same step, written before a resume
+            _remove(final)
         work.rename(final)
         _flush(run)
     except BaseException:
@@ -157,8 +158,19 @@ def save(
 
 
 def keep_newest(run: Path, n: int) -> None:
+    """Remove all checkpoints but the newest n, and what a killed run left of writing or removing one."""
     for old in all_of(run)[:-n]:
-        shutil.rmtree(old)
+        _remove(old)
+    for left in run.glob(".step-*.partial"):
+        shutil.rmtree(left)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Under another name first: a process may be killed at any file, and what has its own name is whole."""
+    work = checkpoint.with_name(f".{checkpoint.name}.old.partial")
+    shutil.rmtree(work, ignore_errors=True)
+    checkpoint.rename(work)
+    shutil.rmtree(work)
 
 
 def _moments(optimizer: torch.optim.Optimizer, model: Transformer) -> dict[str, Tensor]:

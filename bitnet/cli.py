@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from bitnet import settings
 
-EXTRAS = {"export": "export"}  # the verb that needs torch for another extra than [train]
+EXTRAS = {"export": "export", "tensorboard": "tensorboard"}  # of a verb or a package that has another than [train]
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,6 +72,18 @@ def register(verbs: Any) -> None:
     evaluate.add_argument("--json", action="store_true", help="print one JSON object")
     evaluate.set_defaults(func=_evaluate)
 
+    report = verbs.add_parser(
+        "report",
+        help="one page of figures about a training run",
+        description="Draw a run, finished or not: losses, ternary codes, scales and activations, layer by layer, "
+        "and text of the newest checkpoint. bitnet/TRAINING.md says how to read it.",
+    )
+    report.add_argument("run", help="a run folder of `bitnet train`")
+    report.add_argument("--out", metavar="", help="the page, .html or .png; none: report.html in the run folder")
+    report.add_argument("--prompt", default="", metavar="", help="what the sample of text begins with")
+    report.add_argument("--tokens", type=int, default=100, metavar="", help="of the sample; 0: no sample [100]")
+    report.set_defaults(func=_report)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Expected errors become one line."""
@@ -101,7 +113,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
-        return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{EXTRAS.get(verb, "train")}]"')
+        extra = EXTRAS.get(error.name or "") or EXTRAS.get(verb, "train")
+        return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{extra}]"')
     except OSError as error:
         return _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
@@ -137,5 +150,11 @@ def _train(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from bitnet.evaluate import command
+
+    return command(args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from bitnet.report import command
 
     return command(args)

@@ -47,6 +47,20 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a run is writing to this folder now. A run that starts in the same microsecond would be refused."""
+    try:
+        import fcntl
+
+        with (folder / "lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # Windows; no lock file, or one that may not be read
+        pass
+    return False
+
+
 def keep_freed_memory() -> None:
     """Ask glibc to reuse large blocks instead of returning them to the kernel.
 

@@ -1,16 +1,30 @@
-"""What a run leaves to look at: log.jsonl, one object per step or evaluation, and loss.png."""
+"""What a run leaves to look at: log.jsonl, one object per step or evaluation, and loss.png.
+
+Every record has step, tokens and seconds. One of a step has loss, lr and gradient_norm, some have
+layers (`bitnet.telemetry`), or it says in skipped why the step was not made; one of an evaluation
+has validation and zeros.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
 class Log:
-    """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n."""
+    """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n.
 
-    def __init__(self, file: Path, step: int) -> None:
+    tensorboard: a folder for the same numbers in TensorBoard's format; "": none.
+    """
+
+    def __init__(self, file: Path, step: int, tensorboard: str = "") -> None:
+        self._board: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(tensorboard, purge_step=step + 1)
         self.records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
         partial = file.with_suffix(".partial")
         partial.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
@@ -20,15 +34,37 @@ class Log:
     def write(self, record: dict[str, Any]) -> None:
         self.records.append(record)
         self._out.write(json.dumps(record) + "\n")
+        if self._board:
+            for name, value in scalars(record):
+                self._board.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         self._out.close()
+        if self._board:
+            self._board.close()
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The records of a log; a last line that was cut off is left out."""
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-    return [json.loads(line) for line in lines]
+    """The records of a log. Lines that are none, such as a last one that was cut off, are left out."""
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
+    return [record for line in lines if (record := _record(line))]
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) and type(record.get("step")) is int else {}
+
+
+def scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in a record with their paths, such as ("layers/zeros/q/0", 0.31)."""
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from scalars(inner, f"{name}/{key}" if name else str(key))
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield name, float(value)
 
 
 def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:

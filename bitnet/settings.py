@@ -26,6 +26,7 @@ CHOICES = {
     "schedule": ("constant", "cosine", "two_stage"),
     "precision": ("auto", "fp32", "bf16"),
     "device": ("auto", "cpu", "cuda"),
+    "on_bad_step": ("stop", "skip"),
 }
 
 
@@ -65,6 +66,8 @@ class Settings:
     warmdown: float = option(0.3, "share of the run in which the learning rate falls to zero")
     weight_decay: float = option(0.1, "of matrices, in the first half of the run; then 0")
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
+    spike: float = option(0.0, "nats by which a loss may exceed the median of the 20 before it; 0: any number")
+    on_bad_step: str = option("stop", "after NaN, infinity or a spike: stop, or skip the step (10 in a row stop, too)")
 
     source: str = option("", "a checkpoint or run folder, or a Hugging Face folder with float weights")
     quantize_warmup: float = option(
@@ -81,6 +84,8 @@ class Settings:
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
     save_every: int = option(500, "steps between checkpoints")
     keep: int = option(2, "checkpoints to keep")
+    layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
+    tensorboard: str = option("", "folder to write the log to for TensorBoard, too; none: log.jsonl alone")
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
@@ -90,8 +95,9 @@ class Settings:
             "validation": (1e-6, 0.5), "steps": (1, 1e9), "minutes": (0, 1e6), "batch": (1, 1e6),
             "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
             "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5), "distill": (0, 1),
-            "distill_temperature": (0.1, 100), "weight_decay": (0, 10), "clip": (0, 1e9), "threads": (0, 1024),
-            "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9), "keep": (1, 1e9),
+            "distill_temperature": (0.1, 100), "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
+            "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
+            "keep": (1, 1e9), "layers_every": (0, 1e9),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:

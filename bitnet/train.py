@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -25,13 +26,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from bitnet import chat, checkpoint, data, finetune, process, runlog, schedule, tokenizer
+from bitnet import chat, checkpoint, data, finetune, process, runlog, schedule, telemetry, tokenizer
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig
 from bitnet.evaluate import Result, check_vocabulary, evaluate
 from bitnet.model import Transformer
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings, resolve
+
+RECENT = 20  # losses that a spike is held against
+SKIPPED = 10  # bad steps in a row that no more data will cure
 
 
 class TrainingError(ValueError):
@@ -66,9 +70,16 @@ class Run:
         return {name: self.state[name] for name in ("step", "tokens", "seconds")}
 
     def save(self) -> None:
+        broken = [name for name, p in self.model.named_parameters() if not p.isfinite().all()]
+        if broken:
+            raise TrainingError(f"{broken[0]} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
         more = self.template, self.generation
         checkpoint.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
         checkpoint.keep_newest(self.folder, self.settings.keep)
+
+    def last_good(self) -> str:
+        saved = checkpoint.all_of(self.folder)
+        return f"{saved[-1]} is the last good checkpoint" if saved else "no checkpoint was saved"
 
     def evaluate(self, log: runlog.Log, limit: int = 0) -> Result:
         """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""
@@ -116,7 +127,7 @@ def train(
         if teacher is None:
             raise TrainingError("a run that is distilled goes on with its teacher: `bitnet finetune SRC --resume`")
         run.teacher = finetune.teacher(teacher, run.settings, run.model.config, run.words)
-    with contextlib.closing(runlog.Log(run.folder / "log.jsonl", run.state["step"])) as log:
+    with contextlib.closing(runlog.Log(run.folder / "log.jsonl", run.state["step"], settings.tensorboard)) as log:
         stopped_by = loop(run, log)
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
@@ -153,13 +164,14 @@ def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start:
         model = begin(start, config, batches, device)
     optimizer = torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.95), fused=True)
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
+    state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     if newest is not None:
         before = checkpoint.load_state(newest)
         if before["data"] != batches.tokens.digest:
             raise TrainingError(f"{newest} was trained on other text; start another run with --out")
         checkpoint.load_weights(model, newest)
         checkpoint.load_optimizer(optimizer, model, newest)
-        state = {name: before[name] for name in state}
+        state |= {name: before[name] for name in state.keys() & before.keys()}
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     say(
         f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
@@ -219,21 +231,23 @@ def loop(run: Run, log: runlog.Log) -> int:
     bar = tqdm(total=settings.steps, initial=state["step"], unit="step", disable=None, file=sys.stderr)
     with process.Interruption() as interruption, bar:
         while run.progress < 1 and not interruption.signal:
-            loss, norm = update(run)
-            if not math.isfinite(loss + norm):
-                kept = (
-                    f"{run.folder}/step-{last_saved:06d} is the last good checkpoint"
-                    if last_saved
-                    else "none was saved"
-                )
-                found = f"loss is {loss}, gradient norm {norm} at step {state['step'] + 1:,}"
-                raise TrainingError(f"{found}; lower --lr (now {settings.lr:g}); {kept}")
+            due = settings.layers_every and (state["step"] + 1) % settings.layers_every == 0
+            with telemetry.Probe(run.model) if due else contextlib.nullcontext() as probe:
+                loss, norm = update(run)
+            problem = bad_step(run, loss, norm)
+            if problem:
+                skip_or_stop(run, problem)
             state["step"] += 1
             state["tokens"] += settings.batch * settings.accumulate * run.batches.context
             state["seconds"] = time.monotonic() - started
             rate = run.optimizer.param_groups[0]["lr"]
-            log.write(run.now() | {"loss": loss, "lr": rate, "gradient_norm": norm} | run.terms)
             speed = f"{state['tokens'] / state['seconds']:,.0f} tokens/s"
+            if problem:
+                log.write(run.now() | {"skipped": problem})
+            else:
+                state |= {"recent": [*state["recent"], loss][-RECENT:], "skipped": 0}
+                layers = {"layers": probe.record()} if probe else {}
+                log.write(run.now() | {"loss": loss, "lr": rate, "gradient_norm": norm} | run.terms | layers)
             if settings.minutes:
                 bar.total = round(state["step"] / run.progress)
             bar.set_postfix_str(f"loss {loss:.3f}, {speed}", refresh=False)
@@ -247,6 +261,29 @@ def loop(run: Run, log: runlog.Log) -> int:
     if last_saved != state["step"]:
         run.save()
     return interruption.signal
+
+
+def bad_step(run: Run, loss: float, norm: float) -> str:
+    """Why the weights must not follow this gradient; "" when they may."""
+    if not math.isfinite(loss + norm):
+        return f"loss is {loss}, gradient norm {norm}"
+    limit, recent = run.settings.spike, run.state["recent"]
+    if limit and len(recent) == RECENT and loss > (usual := statistics.median(recent)) + limit:
+        return f"loss is {loss:.3f}, {loss - usual:.3f} above the median of {RECENT} steps"
+    return ""
+
+
+def skip_or_stop(run: Run, problem: str) -> None:
+    """Count a bad step, whose gradient `update` has not applied. Raises TrainingError unless it may be skipped."""
+    settings, state = run.settings, run.state
+    problem += f" at step {state['step'] + 1:,}"
+    state["skipped"] += 1
+    advice = f"lower --lr (now {settings.lr:g}); {run.last_good()}"
+    if settings.on_bad_step == "stop":
+        raise TrainingError(f"{problem}; {advice}")
+    if state["skipped"] >= SKIPPED:
+        raise TrainingError(f"{problem}, the {SKIPPED}th bad step in a row; {advice}")
+    say(f"{problem}; skipped")
 
 
 def update(run: Run) -> tuple[float, float]:
@@ -273,7 +310,7 @@ def update(run: Run) -> tuple[float, float]:
         for name in means if run.teacher else ():
             run.terms[name] += means[name].item()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
-    if math.isfinite(total + norm):
+    if not bad_step(run, total, norm):
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(settings, run.progress)
             group["weight_decay"] = schedule.weight_decay(settings, run.progress) if group["decays"] else 0.0

@@ -18,7 +18,7 @@ def bitnet(*argv: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for verb in ("train", "eval", "export", "inspect", "generate", "chat", "bench"):
+    for verb in ("train", "eval", "report", "export", "inspect", "generate", "chat", "bench"):
         assert f"\n    {verb} " in text
         assert cli.main([verb, "--help"]) == 0
 

@@ -61,6 +61,13 @@ def test_what_is_packed_is_what_was_read(model: Path, tmp_path: Path, head: str)
     assert (checked.head.cost == 0) == (head == "f32")  # of the published floats nothing else is exact
 
 
+def test_a_short_context_and_few_tokens(tmp_path: Path) -> None:
+    random_model(ODD.replace(max_context=4), tmp_path / "a", 5)
+    source, checks = source_of(tmp_path / "a"), []
+    pack_source(source, tmp_path / "b", check=lambda file: checks.append(verify_source(source, file, tokens=3)))
+    assert (checks[0].short.windows, checks[0].long.tokens) == (32, 8)
+
+
 @pytest.mark.parametrize("role", ["q", "down", "ffn_norm"])
 def test_a_difference_in_the_layers_is_found(tmp_path: Path, role: str) -> None:
     random_model(ODD, tmp_path / "a", 5)

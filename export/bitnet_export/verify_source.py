@@ -56,7 +56,7 @@ def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress
     tokens = max(tokens, SHORT)
     ids, origin = _tokens(source, config, PROMPTS * SHORT + tokens)
     length = min(config.max_context, WINDOW, tokens)
-    texts = [_windows(ids[: PROMPTS * SHORT], SHORT), _windows(ids[PROMPTS * SHORT :], length)]
+    texts = [_windows(ids[: PROMPTS * SHORT], min(SHORT, config.max_context)), _windows(ids[PROMPTS * SHORT :], length)]
     stored = config.head_format
     passes = [
         Pass(texts, torch.float32, stored),
@@ -155,7 +155,7 @@ class _Sums:
 def _prompt_logits(engine: Model, prompts: Windows) -> NDArray[np.float32]:
     """Of every token, (n, T, V)."""
     rows = []
-    with engine.session(n_ctx=SHORT) as session:
+    with engine.session(n_ctx=prompts.shape[1]) as session:
         for tokens in prompts.tolist():
             session.reset()
             rows.append(session.append(tokens, "all"))

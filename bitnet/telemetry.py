@@ -1,0 +1,94 @@
+"""What happens inside a ternary model while it learns, of every layer and role: "layers" in log.jsonl.
+
+    {"zeros": {"q": [of layer 0, of layer 1, ...], "k": ...}, "flips": ..., "near": ..., "gamma": ..., "absmax": ...}
+
+    zeros    share of the codes that are 0
+    flips    share of the codes that this one optimizer step changed
+    near     share of the weights within 0.05 γ of the threshold at 0.5 γ, whose codes the next steps may change
+    gamma    the scale γ; its mean where rows or groups have their own
+    absmax   largest |x| among the inputs of the step, before they are quantized
+
+Flips are those of one step, not of all since the last record: no codes are kept between records, so
+a resumed run writes what an uninterrupted one does, and figures of runs with other intervals compare.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from bitnet.bitlinear import BitLinear
+from bitnet.config import TERNARY_LINEARS
+from bitnet.model import Block, Transformer
+from bitnet.quant import expand_scale, ternary_codes
+
+Layers = dict[str, dict[str, list[float]]]  # quantity -> role -> value of each layer
+
+QUANTITIES = ("zeros", "flips", "near", "gamma", "absmax")
+NEAR = 0.05
+BEFORE = {"q": "attn_norm", "k": "attn_norm", "v": "attn_norm", "o": "attn_sub_norm"}
+BEFORE |= {"gate": "ffn_norm", "up": "ffn_norm", "down": "ffn_sub_norm"}
+"""The module of a block whose output a role multiplies; linear layers of one input are not called one by one."""
+
+
+class Probe:
+    """Watches a model during one optimizer step: enter it, make the step, leave it, ask for `record`.
+
+    While entered it holds one byte for each ternary weight, its code before the step.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        blocks = [block for block in model.layers if isinstance(block, Block)]
+        self.roles = {
+            role: [(block, layer) for block in blocks if isinstance(layer := getattr(block, role, None), BitLinear)]
+            for role in TERNARY_LINEARS
+        }
+
+    def __enter__(self) -> Self:
+        pairs = [pair for of_role in self.roles.values() for pair in of_role]
+        self.before = {layer: ternary_codes(layer.weight, layer.scope)[0] for _, layer in pairs}
+        inputs = {input_of(block, role): block for role, of_role in self.roles.items() for block, _ in of_role}
+        self.absmax: dict[nn.Module, Tensor] = {}
+        self.hooks = [module.register_forward_hook(self._watch) for module in inputs]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _watch(self, module: nn.Module, _: object, x: Tensor) -> None:
+        low, high = x.detach().float().aminmax()
+        largest = torch.maximum(-low, high)
+        before = self.absmax.get(module)
+        self.absmax[module] = largest if before is None else torch.maximum(before, largest)
+
+    @torch.no_grad()
+    def record(self) -> Layers:
+        """The quantities of the module's docstring, five significant digits. Empty without ternary layers."""
+        values: list[Tensor] = []  # read together at the end: on a GPU one wait instead of hundreds
+        for role, of_role in self.roles.items():
+            for block, layer in of_role:
+                values += [*weight_values(layer, self.before[layer]), self.absmax[input_of(block, role)]]
+        numbers = iter(torch.stack(values).tolist() if values else ())
+        layers: Layers = {name: {} for name in QUANTITIES} if values else {}
+        for role, of_role in self.roles.items():
+            for _ in of_role:
+                for name in QUANTITIES:
+                    layers[name].setdefault(role, []).append(float(f"{next(numbers):.5g}"))
+        return layers
+
+
+def input_of(block: Block, role: str) -> nn.Module:
+    """The module whose output is the input of a linear layer."""
+    module: nn.Module = getattr(block, f"{role}_linear_norm" if block.config.linear_norm else BEFORE[role])
+    return module
+
+
+def weight_values(layer: BitLinear, before: Tensor) -> tuple[Tensor, ...]:
+    """zeros, flips, near and gamma of one layer. before: its codes before the step, int8 (N, K)."""
+    codes, gamma = ternary_codes(layer.weight, layer.scope)
+    distance = (layer.weight.float().abs() / expand_scale(gamma, *codes.shape) - 0.5).abs()
+    chosen = codes == 0, codes != before, distance < NEAR
+    return *(where.sum() / where.numel() for where in chosen), gamma.mean()

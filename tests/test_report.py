@@ -1,0 +1,141 @@
+"""`bitnet report`: a page of a run that ended, goes on, was interrupted, or left damaged files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitnet import checkpoint, cli, process, runlog
+from bitnet.figures import PANELS, of_layers, series, smooth
+from bitnet.report import sample, summary
+
+torch.set_num_threads(1)
+
+MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("report"), random.Random(0)
+    (folder / "a.txt").write_text(" ".join(rng.choice(["the", "cat", "sees", "a", "house"]) for _ in range(9000)))
+    argv = ["train", "--data", str(folder / "a.txt"), "--out", str(folder / "<run> $x$"), "--tokenizer", "byte"]
+    argv += [w for option in (*MODEL, "max_context=32") for w in ("--set", option)]
+    argv += ["--threads", "1", "--steps", "20", "--batch", "4", "--eval-every", "10", "--layers-every", "5"]
+    assert cli.main(argv) == 0
+    return folder / "<run> $x$"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / finished.name))
+
+
+def report(*argv: object) -> int:
+    return cli.main(["report", *map(str, argv)])
+
+
+def page(run: Path, *more: object) -> str:
+    assert report(run, "--tokens", "0", *more) == 0
+    return (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_one_html_file_that_needs_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(run, "--prompt", "the <b>cat", "--tokens", "12") == 0
+    assert capsys.readouterr().out == f"{run}/report.html\n"
+    text = (run / "report.html").read_text(encoding="utf-8")
+    images = re.findall(r'src="([^"]*)"', text)
+    assert len(images) == len(PANELS) and len(set(images)) == len(images)  # ten figures, none like another
+    assert all(image.startswith("data:image/png;base64,iVBORw0KGgo") for image in images)
+    assert "http" not in text and "<script" not in text and "&lt;run&gt; $x$" in text and "<run>" not in text
+    assert re.search(r"<pre>the &lt;b&gt;cat.", text, re.DOTALL)  # the sample goes on after its prompt
+    facts = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td>", text))
+    assert (facts["state"], facts["steps"], facts["checkpoint"]) == ("finished", "20", "step-000020")
+    assert facts["tokens"].startswith("2,560 in") and "15,360 ternary weights" in facts["model"]
+    last = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()][-1]["validation"]
+    assert facts["validation loss"].startswith(f"{last['nats_per_token']:.4f} nats/token, {last['bits_per_byte']:.4f}")
+    assert not list(run.glob(".*.partial"))
+
+
+def test_png(run: Path, tmp_path: Path) -> None:
+    assert report(run, "--out", tmp_path / "page.png", "--tokens", "5") == 0
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_goes_on_and_one_that_was_interrupted(run: Path) -> None:
+    log = run / "log.jsonl"
+    log.write_text("\n".join(log.read_text().splitlines()[:7]) + '\n{"step": 8, "tok')
+    with process.locked(run):
+        text = page(run)
+        assert "<td>running</td>" in text and "<td>7</td>" in text
+    assert "<td>stopped before its end</td>" in page(run)
+    for saved in checkpoint.all_of(run):
+        shutil.rmtree(saved)
+    assert report(run) == 0
+    assert "[no sample: " in (text := (run / "report.html").read_text()) and "expected a checkpoint" in text
+
+
+STRANGE = [
+    {"step": 1}, {"step": 1, "loss": "x", "tokens": []}, {"step": 1, "tokens": 2, "loss": 10**400, "lr": None},
+    {"step": 30, "tokens": 9, "seconds": "x", "validation": 3, "layers": {"zeros": {"q": 1, "k": [], "v": ["x"]}}},
+    {"step": 30, "tokens": 9, "layers": {"zeros": {"q": [0.1] * 3, "o": [float("nan")]}, "flips": [1], "near": {}}},
+    {"step": 30, "tokens": 9, "layers": {"flips": {"q": [0.0, 0.0]}, "absmax": {"down": [1e299, -5]}}},
+    {"step": 30, "tokens": 9, "final": {}, "skipped": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_records_of_any_content_give_a_page(alone: bool, run: Path) -> None:
+    log = run / "log.jsonl"
+    log.write_text(("" if alone else log.read_text()) + "".join(json.dumps(record) + "\n" for record in STRANGE))
+    assert page(run).count("<figure>") == len(PANELS)
+
+
+@pytest.mark.parametrize("record", STRANGE)
+def test_records_of_any_content_can_be_drawn(record: dict[str, Any], run: Path) -> None:
+    from matplotlib.figure import Figure
+
+    for records in ([record], [*runlog.read(run / "log.jsonl"), record]):
+        assert summary(run, records)["steps"]
+        for panel in PANELS:
+            panel.draw(Figure().subplots(), records)
+
+
+@pytest.mark.parametrize("name", ["config.json", "state.json", "tokenizer.json", "model.safetensors"])
+def test_damaged_checkpoints_are_said_to_be(name: str, run: Path) -> None:
+    (run / "step-000020" / name).write_text("[]")
+    asked = argparse.Namespace(prompt="", tokens=3)
+    assert name in summary(run, runlog.read(run / "log.jsonl"))["checkpoint"] + sample(run, asked)
+
+
+def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "log.jsonl").write_text("{}\n")
+    for argv, message in (
+        ([tmp_path], "has no log.jsonl, expected a run folder of `bitnet train`"),
+        ([tmp_path / "empty"], "holds no step yet"),
+        ([run, "--out", "page.pdf"], "--out is page.pdf, expected a name that ends in .html or .png"),
+        ([run, "--tokens", "-1"], "--tokens is -1, expected 0 to 4096"),
+        ([run, "--tokens", "0", "--out", tmp_path / "no" / "page.html"], "No such file or directory"),
+    ):
+        assert report(*argv) == 1
+        errors = capsys.readouterr().err
+        assert message in errors and errors.count("\n") == 1
+
+
+def test_numbers_out_of_records() -> None:
+    records = [
+        {"step": i, "tokens": 10 * i, "layers": {"absmax": {"q": [i, 2], "k": [i, 2], "o": [1, i]}}} for i in (1, 2)
+    ]
+    tokens, roles = of_layers(records, "absmax")
+    assert tokens.tolist() == [10, 20] and list(roles) == ["q k", "o"] and roles["q k"].tolist() == [[1, 2], [2, 2]]
+    at, values = series([{"tokens": 1, "a": {"b": 2}}, {"tokens": 3}, {"a": {"b": 2}}], "a", "b")
+    assert (at.tolist(), values.tolist()) == ([1], [2])
+    assert smooth(values.repeat(3).cumsum(), 2).tolist() == [2, 3, 5]

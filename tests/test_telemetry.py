@@ -1,0 +1,321 @@
+"""What training records of each layer, what that costs, and what it does after a bad step."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bitnet import checkpoint, cli, runlog, train
+from bitnet.config import PRESETS, ModelConfig
+from bitnet.model import Transformer
+from bitnet.quant import embedding_rows
+from bitnet.settings import Settings
+from bitnet.telemetry import QUANTITIES, Probe
+
+torch.set_num_threads(1)
+
+SHAPE = {"vocab_size": 257, "dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "ffn_dim": 48}
+SHAPE |= {"max_context": 32}
+TINY = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
+TINY += [
+    "--tokenizer",
+    "byte",
+    "--threads",
+    "1",
+    "--steps",
+    "40",
+    "--batch",
+    "4",
+    "--eval-every",
+    "20",
+    "--save-every",
+    "20",
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file, rng = tmp_path_factory.mktemp("text") / "a.txt", random.Random(0)
+    file.write_text(" ".join(rng.choice(["the", "cat", "sees", "a", "red", "house"]) for _ in range(9000)))
+    return str(file)
+
+
+def learn(text: str, out: Path, *more: str) -> int:
+    return cli.main(["train", *TINY, "--data", text, "--out", str(out), *more])
+
+
+def bits(run: Path) -> list[bytes]:
+    return [(checkpoint.find(run) / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
+
+
+# ---- the numbers ----
+
+
+def test_numbers_worked_by_hand() -> None:
+    """W = 24 weights of 1 and 8 of 0 in each row: γ = 0.75, thresholds at 0.375, near is 0.3375 to 0.4125."""
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(**SHAPE))
+    w = model.layers[1].q.weight  # type: ignore[union-attr]
+    assert isinstance(w, Tensor)
+    row = torch.tensor([1.0] * 24 + [0.0] * 8)
+    tokens = torch.tensor([[5, 7, 9], [1, 2, 3]])
+    with torch.no_grad(), Probe(model) as probe:
+        model(tokens)
+        w.copy_(row.expand_as(w))
+    with torch.no_grad(), Probe(model) as probe:
+        model(tokens)
+        w[0, :4] = torch.tensor([-1.0, 0.0, 1.0, 1.0])  # two codes flip, and 1/1024 less of |W|: γ = 767/1024
+        w[0, 24] = 0.4  # a third flips, and is near: |0.4 / 0.7494 - 0.5| = 0.034
+    record = probe.record()
+    n = w.numel()
+    assert n == 1024 and tuple(record) == QUANTITIES
+    assert record["flips"]["q"] == [0.0, pytest.approx(3 / n, rel=1e-4)]  # five digits are kept
+    assert record["zeros"]["q"][1] == pytest.approx(256 / n, rel=1e-4)  # one more, one less
+    assert record["near"]["q"][1] == pytest.approx(1 / n, rel=1e-4)
+    assert record["gamma"]["q"][1] == pytest.approx((767 + 0.4) / n, rel=1e-4)
+    first = model.layers[0].attn_norm(embedding_rows(tokens, model.embedding.weight, "int8"))  # type: ignore[union-attr, operator]
+    largest = pytest.approx(first.abs().max().item(), rel=1e-4)
+    assert record["absmax"]["q"][0] == record["absmax"]["k"][0] == record["absmax"]["v"][0] == largest
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"linear_norm": True, "pre_norm": False, "sub_norm": False},
+        {"pre_norm": False, "sub_norm": False},
+        {"weight_scale": "row"},
+        {"weight_scale": "group", "ffn": "plain"},
+        {"ternary": ("q", "down")},
+    ],
+)
+def test_every_kind_of_model_is_watched(options: dict[str, Any]) -> None:
+    """absmax is that of what the quantizer gets; the largest over two forward passes of a step."""
+    torch.manual_seed(1)
+    model = Transformer(ModelConfig(**SHAPE | options))
+    seen: dict[str, list[float]] = {}
+    with Probe(model) as probe, watching_quantizers() as inputs:
+        for _ in range(2):
+            model(torch.randint(257, (2, 8)))
+    record = probe.record()
+    roles = [r for r in ("q", "k", "v", "o", "gate", "up", "down") if r in model.config.ternary]
+    roles = [r for r in roles if r != "gate" or model.config.ffn == "gated"]
+    assert all(list(record[name]) == roles for name in QUANTITIES)
+    for role in roles:
+        weights = [id(getattr(block, role).weight) for block in model.layers]
+        seen[role] = [float(f"{max(inputs[w]):.5g}") for w in weights]
+        assert record["flips"][role] == [0.0, 0.0]
+    assert record["absmax"] == seen
+
+
+def test_nothing_to_watch() -> None:
+    with Probe(Transformer(ModelConfig(**SHAPE | {"ternary": ()}))) as probe:
+        pass
+    assert probe.record() == {}
+
+
+class watching_quantizers:  # noqa: N801  (used as a function)
+    """Largest |x| of every product with a ternary weight, found where it is computed instead of by hooks."""
+
+    def __enter__(self) -> dict[int, list[float]]:
+        from bitnet import bitlinear
+
+        self.patch, inner = pytest.MonkeyPatch(), bitlinear.ternary_linear
+        found: dict[int, list[float]] = defaultdict(list)
+
+        def watch(x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float = 1.0) -> tuple[Tensor, ...]:
+            for w in weights:
+                found[id(w)].append(x.abs().max().item())
+            return inner(x, *weights, scope=scope, amount=amount)
+
+        self.patch.setattr(bitlinear, "ternary_linear", watch)
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+
+
+# ---- what it costs ----
+
+
+class Work(TorchDispatchMode):
+    """Counts the bytes that the operations below autograd read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.bytes += sum(t.numel() * t.element_size() for t in tree_leaves((args, out)) if isinstance(t, Tensor))
+        return out
+
+
+def test_a_record_costs_less_than_one_percent() -> None:
+    """Bytes touched: of a record every `layers_every` steps, against those of the steps between.
+
+    Products count as one read and write, though they do much more than that: the share of time is smaller.
+    """
+    torch.manual_seed(0)
+    model = Transformer(PRESETS["tiny"].replace(n_layers=2))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(2048, (8, 257))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+
+    with Work() as plain:
+        step()
+    with Work() as watched:
+        with Probe(model) as probe:
+            step()
+        probe.record()
+    assert plain.bytes < watched.bytes
+    assert (watched.bytes - plain.bytes) / Settings().layers_every < 0.01 * plain.bytes
+
+
+def test_watching_changes_no_bit(text: str, tmp_path: Path) -> None:
+    for every in (0, 1):
+        assert learn(text, tmp_path / str(every), "--layers-every", str(every), "--accumulate", "2") == 0
+    assert bits(tmp_path / "0") == bits(tmp_path / "1")
+    with_layers = [[r["step"] for r in runlog.read(tmp_path / e / "log.jsonl") if "layers" in r] for e in ("0", "1")]
+    assert with_layers == [[], list(range(1, 41))]
+
+
+# ---- TensorBoard ----
+
+
+def test_tensorboard_gets_the_log(text: str, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = str(tmp_path / "board")
+    assert learn(text, tmp_path / "run", "--tensorboard", board) == 0
+    assert learn(text, tmp_path / "run", "--resume", "--steps", "44") == 0  # remembers the folder, continues it
+    events = accumulator.EventAccumulator(board).Reload()
+    records = runlog.read(tmp_path / "run" / "log.jsonl")
+    losses = [(r["step"], r["loss"]) for r in records if "loss" in r]
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(s, pytest.approx(v, rel=1e-6)) for s, v in losses]
+    flips = [(r["step"], r["layers"]["flips"]["down"][1]) for r in records if "layers" in r]
+    found = [(e.step, e.value) for e in events.Scalars("layers/flips/down/1")]
+    assert len(flips) == 2 and found == [(s, pytest.approx(v, rel=1e-6)) for s, v in flips]  # events are fp32
+
+
+def test_tensorboard_that_is_not_there(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    for name in [n for n in sys.modules if n.partition(".")[0] == "tensorboard" or n == "torch.utils.tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert learn(text, tmp_path / "run", "--tensorboard", str(tmp_path / "board")) == 1
+    assert 'needs tensorboard: pip install "bitnet-edge[tensorboard]"' in capsys.readouterr().err
+
+
+# ---- bad steps ----
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, steps: range, how: float) -> None:
+    """Losses of these steps (counted from 1) times `how`."""
+    inner, calls = train.loss_terms, iter(range(1, 10_000))
+
+    def spoiled(run: train.Run, *batch: Tensor) -> dict[str, Tensor]:
+        factor = how if next(calls) in steps else 1.0
+        return {name: factor * term for name, term in inner(run, *batch).items()}
+
+    monkeypatch.setattr(train, "loss_terms", spoiled)
+
+
+@pytest.mark.parametrize(("how", "spike"), [(float("nan"), "0"), (float("inf"), "0"), (10.0, "5")])
+def test_a_bad_step_is_skipped(
+    how: float,
+    spike: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = []
+    inner = train.update
+
+    def update(run: train.Run) -> tuple[float, float]:
+        weights = [p.detach().clone() for p in run.model.parameters()]
+        result = inner(run)
+        before.append(all(map(torch.equal, weights, run.model.parameters())))
+        return result
+
+    monkeypatch.setattr(train, "update", update)
+    spoil(monkeypatch, range(25, 27), how)
+    assert learn(text, tmp_path / "run", "--on-bad-step", "skip", "--spike", spike) == 0
+    assert [i for i, unchanged in enumerate(before, start=1) if unchanged] == [25, 26]
+    records = runlog.read(tmp_path / "run" / "log.jsonl")
+    assert [r["step"] for r in records if "skipped" in r] == [25, 26]
+    assert [r["step"] for r in records if "loss" in r] == [s for s in range(1, 41) if s not in (25, 26)]
+    assert "NaN" not in (tmp_path / "run" / "log.jsonl").read_text()
+    assert "at step 25; skipped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "message"),
+    [
+        (range(25, 26), ["--spike", "5"], "above the median of 20 steps at step 25; lower --lr"),
+        (range(25, 99), ["--on-bad-step", "skip"], "at step 34, the 10th bad step in a row; lower --lr"),
+    ],
+)
+def test_a_bad_step_stops(
+    steps: range, more: list[str], message: str,
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    spoil(monkeypatch, steps, 10.0 if "--spike" in more else float("nan"))
+    assert learn(text, tmp_path / "run", *more) == 1
+    errors = capsys.readouterr().err
+    assert message in errors and "step-000020 is the last good checkpoint" in errors
+    assert [p.name for p in checkpoint.all_of(tmp_path / "run")] == ["step-000020"]
+
+
+def test_nan_weights_are_never_saved(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = train.update
+
+    def update(run: train.Run) -> tuple[float, float]:
+        result = inner(run)
+        if run.state["step"] == 39:  # after the last step, of which the loss was good
+            with torch.no_grad():
+                run.model.final_norm.weight[3] = float("nan")
+        return result
+
+    monkeypatch.setattr(train, "update", update)
+    assert learn(text, tmp_path / "run", "--eval-every", "1000") == 1
+    errors = capsys.readouterr().err
+    assert "final_norm.weight holds NaN or infinity, not saved" in errors
+    assert "step-000020 is the last good checkpoint" in errors
+    assert checkpoint.load_state(tmp_path / "run")["step"] == 20 and checkpoint.load_model(tmp_path / "run")
+
+
+# ---- a damaged log ----
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"step": 41, "lo', b"\0" * 300, b"[1]\n", b'{"step": "x"}\n', b"\xff\xfe\n", b"[" * 99_999]
+)
+def test_a_damaged_log_does_not_stop_a_resume(damage: bytes, text: str, tmp_path: Path) -> None:
+    assert learn(text, tmp_path / "run", "--steps", "2") == 0
+    file = tmp_path / "run" / "log.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + damage)
+    assert [json.dumps(r) for r in runlog.read(file)] == whole.decode().splitlines()
+    assert learn(text, tmp_path / "run", "--steps", "3", "--resume") == 0
+    assert [r["step"] for r in runlog.read(file)] == [1, 2, 3, 3]
