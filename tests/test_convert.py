@@ -196,7 +196,10 @@ def test_a_published_folder_is_not_exported(own: Path, capsys: pytest.CaptureFix
     assert main(["convert", str(own), str(folder), "--to", "hf"]) == 0
     capsys.readouterr()
     assert main(["export", str(folder), str(own.with_name("out"))]) == 1
-    assert "is a Hugging Face folder, expected a checkpoint; bitnet convert reads those" in capsys.readouterr().err
+    assert (
+        "is a Hugging Face folder, expected a checkpoint; bitnet convert and bitnet finetune read those"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_a_file_says_reaches_no_terminal_unescaped(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
