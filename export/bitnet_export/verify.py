@@ -152,7 +152,10 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
     if not (folder / "tokenizer.json").is_file():
         return np.random.default_rng(0).integers(0, vocab_size, n), "random tokens (the checkpoint has no tokenizer)"
     words = tokenizer.load(folder / "tokenizer.json")
-    first = tokenizer.separator(words, load_generation(folder))
+    try:
+        start = [tokenizer.separator(words, load_generation(folder))]
+    except ValueError:  # for training documents must not run together; here any text will do
+        start = []
     ids: list[int] = []
     used = []
     for name, texts in (
@@ -162,7 +165,7 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
         for text in texts():
             if len(ids) >= n:
                 break
-            ids += [first, *words.encode(text, add_special_tokens=False).ids]
+            ids += start + words.encode(text, add_special_tokens=False).ids
             used.append(name)
     return np.array(ids[:n]), " and ".join(dict.fromkeys(used))
 
