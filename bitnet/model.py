@@ -101,6 +101,16 @@ def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "last": lambda x: x[:, -1], "mean": lambda x: x.mean(1), "first": lambda x: x[:, 0],
+}  # fmt: skip
+
+
+def pooled(hidden_BTD: Tensor, pooling: str) -> Tensor:
+    """One vector of length 1 for each text, (B, D), of its hidden states."""
+    return F.normalize(POOLS[pooling](hidden_BTD), dim=-1)
+
+
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x²) + eps) · weight, over the last dimension."""
 
@@ -275,10 +285,9 @@ class Transformer(nn.Module):
     def embed(self, tokens_BT: Tensor, pooling: str = "") -> Tensor:
         """One vector of length 1 for each text, (B, D). pooling: "last", "mean" or "first"; "": the model's own."""
         pooling = pooling or self.config.pooling
-        pools = {"last": lambda x: x[:, -1], "mean": lambda x: x.mean(1), "first": lambda x: x[:, 0]}
-        if pooling not in pools:
-            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(pools)}")
-        return F.normalize(pools[pooling](self.hidden(tokens_BT)), dim=-1)
+        if pooling not in POOLS:
+            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLS)}")
+        return pooled(self.hidden(tokens_BT), pooling)
 
     def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the token after each position. Raises ValueError without a head."""

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 from . import packed
 from .foreign import PROBE, recognise
 from .packed import Spec
-from .source import Source, SourceError, encode
+from .source import Progress, Source, SourceError, encode
 from .writer import Encoded, spare_source, write_packed
 
 if TYPE_CHECKING:
     from .report import Checked
-
-Progress = Callable[[str], None]
-"""Gets a line that says what is being done."""
 
 
 @contextmanager

@@ -226,6 +226,11 @@ def group_scale_count(rows: int, cols: int) -> int:
     return panels * groups * PANEL
 
 
+def spread_scales(scales: NDArray[np.float32], cols: int) -> NDArray[np.float32]:
+    """One scale per group of 128 columns, (N, ceil(K/128)), for each column, (N, K)."""
+    return np.repeat(scales, SCALE_GROUP_K, axis=1)[:, :cols]
+
+
 def pack_group_scales(scales: NDArray[np.float32]) -> NDArray[np.float16]:
     """fp32 (N, ceil(K/128)) to fp16 in file order. Raises ValueError when fp16 cannot hold one exactly."""
     rows, groups = scales.shape

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 
 from . import packed
-from .layout import PANEL, SCALE_GROUP_K
+from .layout import PANEL, spread_scales
 from .packed import Record
 from .reader import PackedFile
 from .writer import renaming
@@ -110,8 +110,7 @@ def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]
         part = np.ascontiguousarray(panels[:, first // PANEL : -(-rows.stop // PANEL)]).reshape(-1)
         codes = unpack(part, rows.stop - first, record.cols)
         if record.scope == packed.SCALE_GROUP:
-            each = scales.reshape(record.rows, -1)[rows]
-            yield codes * np.repeat(each, SCALE_GROUP_K, axis=1)[:, : record.cols]
+            yield codes * spread_scales(scales.reshape(record.rows, -1)[rows], record.cols)
         else:
             yield codes * (scales[rows, None] if record.scope == packed.SCALE_ROW else scales)
 

@@ -125,7 +125,7 @@ class PackedFile:
             return np.frombuffer(raw, dtype).reshape(record.rows, record.cols).astype(np.float32)
         scales = self.scales(record).reshape(-1, 1)
         if record.scope == packed.SCALE_GROUP:
-            scales = np.repeat(scales.reshape(record.rows, -1), layout.SCALE_GROUP_K, axis=1)[:, : record.cols]
+            scales = layout.spread_scales(scales.reshape(record.rows, -1), record.cols)
         return self.codes(record) * scales
 
     @property

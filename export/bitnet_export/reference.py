@@ -54,7 +54,8 @@ class FrozenLinear(nn.Module):
 def hidden_states(source: Source, passes: Sequence[Pass], seen: Seen | None = None) -> list[list[Tensor]]:
     """Final normed hidden states by pass and texts, each (n, T, D). `seen` gets every tensor of the layers."""
     config = source.config
-    states = [[_embed(source, each, windows) for windows in each.texts] for each in passes]
+    table = source.load(Key(0, NONE, ROLE["embedding"], NONE, 0))
+    states = [[config.embedding_scale * _embed(table, each, windows) for windows in each.texts] for each in passes]
     for layer in range(config.n_layers):
         block = _block(source, layer, seen)
         for each, state in zip(passes, states, strict=True):
@@ -106,25 +107,17 @@ class _Head:
         return nn.functional.linear(x, stored_rows(self.weight, head_format).to(x.dtype))
 
 
-def pooled(hidden: Tensor, pooling: str) -> Tensor:
-    """One vector of length 1 a text, (n, D), of hidden states (n, T, D)."""
-    one = {"last": hidden[:, -1], "mean": hidden.mean(1), "first": hidden[:, 0]}[pooling]
-    return nn.functional.normalize(one, dim=-1)
-
-
-def _embed(source: Source, each: Pass, windows: Windows) -> Tensor:
-    table = source.load(Key(0, NONE, ROLE["embedding"], NONE, 0))
+def _embed(table: Stored, each: Pass, windows: Windows) -> Tensor:
     tokens, place = np.unique(windows, return_inverse=True)
     if isinstance(table, Ternary):
-        some = torch.from_numpy(dense(Ternary(table.codes[tokens], _rows_of(table.scales, tokens))))
-        x = some
+        x = torch.from_numpy(dense(Ternary(table.codes[tokens], _rows_of(table.scales, tokens))))
     else:
         some = torch.from_numpy(np.concatenate([table.rows(t, t + 1) for t in tokens.tolist()]))
         x = embedding_rows(torch.arange(len(tokens)), some, each.head_format)
     x = x.to(each.dtype)[torch.from_numpy(place.reshape(windows.shape))]
     if each.noise:
         x = x * (1 + each.noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
-    return source.config.embedding_scale * x
+    return x
 
 
 def _rows_of(scales: NDArray[np.float32], rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
@@ -134,7 +127,7 @@ def _rows_of(scales: NDArray[np.float32], rows: slice | NDArray[np.int64]) -> ND
 def dense(weight: Ternary) -> NDArray[np.float32]:
     """codes · scales, (N, K)."""
     if weight.scales.ndim == 2:
-        return weight.codes * np.repeat(weight.scales, layout.SCALE_GROUP_K, axis=1)[:, : weight.codes.shape[1]]
+        return weight.codes * layout.spread_scales(weight.scales, weight.codes.shape[1])
     return weight.codes * weight.scales[:, None]
 
 

@@ -22,6 +22,10 @@ from .writer import Encoded
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 
 
+Progress = Callable[[str], None]
+"""Gets a line that says what is being done."""
+
+
 class SourceError(ValueError):
     """A published model that is damaged, incomplete, or of a kind that cannot be converted."""
 

@@ -13,7 +13,7 @@ import difflib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,14 @@ import torch
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
+from bitnet.model import pooled
 
 from . import packed
 from .packed import Key
 from .reader import PackedFile
-from .reference import Pass, Windows, hidden_states, logits, pooled
+from .reference import Pass, Windows, hidden_states, logits
 from .report import Agreement, Checked, HeadCost, Scores
-from .source import Source, Ternary
+from .source import Progress, Source, Ternary
 from .source import Tensor as Stored
 from .verify import EXACT, LOSS, SHORT, VerificationError, check_limit, engine_scores
 
@@ -39,8 +40,6 @@ PROMPTS = 16
 WINDOW = 256  # tokens of a window of the long text
 NOISE = 1e-5
 REF32, REF64 = 0, 1  # of the passes
-
-Progress = Callable[[str], None]
 
 
 def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress = lambda _: None) -> Checked:
