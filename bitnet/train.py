@@ -18,75 +18,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from bitnet import chat, checkpoint, data, finetune, process, runlog, schedule, telemetry, tokenizer
-from bitnet.bitlinear import BitLinear
+from bitnet import checkpoint, data, finetune, process, runlog, schedule, telemetry
 from bitnet.config import ModelConfig
-from bitnet.evaluate import Result, check_vocabulary, evaluate
-from bitnet.model import Transformer
-from bitnet.quant import ternary_codes
+from bitnet.run import Run, TrainingError, describe, prepare, say
 from bitnet.settings import Settings, resolve
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
-
-
-class TrainingError(ValueError):
-    """The run cannot begin or go on."""
-
-
-@dataclasses.dataclass
-class Run:
-    """What a run is made of. `state` is what a checkpoint records besides model and optimizer."""
-
-    settings: Settings
-    folder: Path
-    words: Tokenizer
-    batches: data.Batches | chat.Batches
-    held_out: data.Tokens | chat.Dialogues
-    model: Transformer
-    optimizer: torch.optim.Optimizer
-    state: dict[str, Any]
-    template: str | None = None  # of a model that answers
-    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
-    teacher: Transformer | None = None
-    terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of the newest loss, and λ; for the log
-
-    @property
-    def progress(self) -> float:
-        """Below 1 while the budget of steps or minutes lasts."""
-        if self.settings.minutes:
-            return float(self.state["seconds"] / (60 * self.settings.minutes))
-        return float((self.state["step"] + 0.5) / self.settings.steps)
-
-    def now(self) -> dict[str, Any]:
-        return {name: self.state[name] for name in ("step", "tokens", "seconds")}
-
-    def save(self) -> None:
-        broken = [name for name, p in self.model.named_parameters() if not p.isfinite().all()]
-        if broken:
-            raise TrainingError(f"{broken[0]} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
-        more = self.template, self.generation
-        checkpoint.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
-        checkpoint.keep_newest(self.folder, self.settings.keep)
-
-    def last_good(self) -> str:
-        saved = checkpoint.all_of(self.folder)
-        return f"{saved[-1]} is the last good checkpoint" if saved else "no checkpoint was saved"
-
-    def evaluate(self, log: runlog.Log, limit: int = 0) -> Result:
-        """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""
-        result = evaluate(self.model, self.held_out, self.batches.context, self.settings.batch, limit)
-        record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
-        log.write(record if limit else record | {"final": True})
-        return result
 
 
 def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None = None) -> int:
@@ -141,87 +85,6 @@ def train(
         spent = f"{run.state['tokens']:,} tokens, {run.state['seconds']:.0f} s"
         print(f"{folder}: validation {describe(result)} after {spent}")
     return 0
-
-
-def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start: finetune.Start | None = None) -> Run:
-    """Text, tokenizer, token ids, model and optimizer, new or as `newest` or `start` has them."""
-    device = choose_device(settings.device)
-    settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
-    folder = settings.run_folder
-    folder.mkdir(parents=True, exist_ok=True)
-
-    words, template, generation, batches, held_out = read_data(settings, config, newest, start)
-    if newest is None and (start or settings.chat):  # a template may have brought tokens
-        config = config.replace(vocab_size=max(config.vocab_size, words.get_vocab_size()))
-    if newest is None and not start and not Path(settings.tokenizer).is_file():
-        config = config.replace(vocab_size=words.get_vocab_size())
-    check_vocabulary(words, config, start.what if start else settings.tokenizer)
-
-    torch.manual_seed(settings.seed)
-    if start is None or newest is not None:
-        model = Transformer(config).to(device)
-    else:
-        model = begin(start, config, batches, device)
-    optimizer = torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.95), fused=True)
-    state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
-    state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
-    if newest is not None:
-        before = checkpoint.load_state(newest)
-        if before["data"] != batches.tokens.digest:
-            raise TrainingError(f"{newest} was trained on other text; start another run with --out")
-        checkpoint.load_weights(model, newest)
-        checkpoint.load_optimizer(optimizer, model, newest)
-        state |= {name: before[name] for name in state.keys() & before.keys()}
-    state |= {"settings": settings.to_dict(), "model": config.to_dict()}
-    say(
-        f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
-        f"{batches.tokens.n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
-        f"{settings.precision} on {device}, from step {state['step']:,}"
-    )
-    return Run(settings, folder, words, batches, held_out, model, optimizer, state, template, generation)
-
-
-def read_data(
-    settings: Settings, config: ModelConfig, newest: Path | None, start: finetune.Start | None
-) -> tuple[Tokenizer, str | None, dict[str, Any], data.Batches | chat.Batches, data.Tokens | chat.Dialogues]:
-    """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
-    texts: tuple[list[str], list[str]] = [], []
-    talks: tuple[list[chat.Conversation], list[chat.Conversation]] = [], []
-    if settings.chat:
-        talks = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)
-        texts = [m["content"] for talk in talks[0] for m in talk.messages], []
-    else:
-        texts = data.split(data.documents(data.files_of(settings.data)), settings.validation)
-    words = start.words if start and newest is None else choose_tokenizer(settings, config, texts[0], newest)
-    template, generation = (start.template, start.generation) if start else (None, {})
-    if newest is not None:
-        template, generation = checkpoint.load_template(newest), checkpoint.load_generation(newest)
-    context = settings.context or config.max_context
-    if settings.chat:
-        template, generation = chat.with_template(words, template, generation)
-        encoder = chat.Encoder(words, template, generation)
-        dialogues, others = (chat.Dialogues(side, encoder, words) for side in talks)
-        if cut := dialogues.too_long(context):
-            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
-        return words, template, generation, chat.Batches(dialogues, settings.batch, context, settings.seed), others
-    first = tokenizer.separator(words, generation)
-    tokens, held_out = (
-        data.tokenize(side, words, settings.run_folder, name, first)
-        for side, name in zip(texts, ("train", "validation"), strict=True)
-    )
-    return words, template, generation, data.Batches(tokens, settings.batch, context, settings.seed), held_out
-
-
-def begin(start: finetune.Start, config: ModelConfig, batches: data.Batches | chat.Batches, device: str) -> Transformer:
-    """The model that a finetuning begins with; norms that were added are calibrated on the first batch."""
-    model, inserted = finetune.build(start, config)
-    model = model.to(device)
-    if inserted:
-        inputs, _, *documents = (t.to(device) for t in batches[0])
-        finetune.calibrate(model, inserted, inputs, *documents)
-    for line in (start.what, *start.assumptions, *[f"added {len(inserted)} norms, calibrated"][: len(inserted)]):
-        say(line)
-    return model
 
 
 def loop(run: Run, log: runlog.Log) -> int:
@@ -328,53 +191,3 @@ def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *documents: Tensor) ->
         temperature = run.settings.distill_temperature
         terms["divergence"] = finetune.divergence(logits_NV, taught_NV, targets_N, temperature)
     return terms
-
-
-def parameter_groups(model: Transformer) -> list[dict[str, Any]]:
-    """Weight decay is for the matrices of the layers, not for gains, biases and embeddings."""
-    named = list(model.named_parameters())
-    decays = [p for name, p in named if p.dim() == 2 and name.startswith("layers.")]
-    others = [p for name, p in named if p.dim() != 2 or not name.startswith("layers.")]
-    return [{"params": decays, "decays": True}, {"params": others, "decays": False}]
-
-
-def choose_tokenizer(settings: Settings, config: ModelConfig, texts: list[str], newest: Path | None) -> Tokenizer:
-    """That of the checkpoint, of the file named, or a new one."""
-    if newest is not None:
-        return tokenizer.load(newest / "tokenizer.json")
-    if Path(settings.tokenizer).is_file():
-        return tokenizer.load(settings.tokenizer)
-    return tokenizer.build(settings.tokenizer, texts, config.vocab_size)
-
-
-def choose_device(wanted: str) -> str:
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("--device cuda, but torch finds no CUDA device; use --device cpu")
-    return wanted
-
-
-def choose_precision(wanted: str, device: str) -> str:
-    """bf16 where there are instructions for it; elsewhere it would be slower than fp32, not faster."""
-    if wanted != "auto":
-        return wanted
-    if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return "bf16" if probe is not None and probe() else "fp32"
-
-
-def zero_fraction(model: Transformer) -> float:
-    """Share of the ternary weights that are 0."""
-    layers = [m for m in model.modules() if isinstance(m, BitLinear)]
-    zeros = sum(int((ternary_codes(m.weight, m.scope)[0] == 0).sum()) for m in layers)
-    return zeros / max(1, sum(m.weight.numel() for m in layers))
-
-
-def describe(result: Result) -> str:
-    return f"{result.nats_per_token:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte"
-
-
-def say(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)
