@@ -90,13 +90,15 @@ def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start:
         model = Transformer(config).to(device)
     else:
         model = begin(start, config, batches, device)
-    optimizer = optimizers.build(model)
+    optimizer = optimizers.build(model, settings)
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     if newest is not None:
         before = checkpoint.load_state(newest)
         if before["data"] != batches.tokens.digest:
             raise TrainingError(f"{newest} was trained on other text; start another run with --out")
+        if (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
+            raise TrainingError(f"{newest} holds the moments of {kept}; go on without --optimizer {settings.optimizer}")
         checkpoint.load_weights(model, newest)
         checkpoint.load_optimizer(optimizer, model, newest)
         state |= {name: before[name] for name in state.keys() & before.keys()}

@@ -23,6 +23,7 @@ from typing import Any, Self
 from bitnet.config import PRESETS, ModelConfig
 
 CHOICES = {
+    "optimizer": ("adamw", "muon"),
     "schedule": ("constant", "cosine", "two_stage"),
     "precision": ("auto", "fp32", "bf16"),
     "device": ("auto", "cpu", "cuda"),
@@ -58,6 +59,7 @@ class Settings:
     context: int = option(0, "tokens in a sequence; 0: the model's max_context")
     seed: int = option(0, "of initial weights and of the order of the data")
 
+    optimizer: str = option("adamw", "adamw, or muon for the matrices of the layers and adamw for the rest")
     lr: float = option(3e-3, "peak learning rate; ternary weights want 5 to 10 times that of float ones")
     schedule: str = option(
         "constant", "constant: then down to 0 over --warmdown; cosine; two_stage: of the BitNet paper"

@@ -129,6 +129,22 @@ def test_resume_is_bit_for_bit(finished: Path, text: str, tmp_path: Path) -> Non
     assert losses(folder) == losses(finished)
 
 
+def test_muon(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It learns, resumes bit for bit from half-way, and is not mixed with the moments of another optimizer."""
+    folder = tmp_path / "muon"
+    command = ("train", "--data", text, "--out", str(folder))
+    assert run(*command, *TINY, "--optimizer", "muon") == 0
+    whole, last = losses(folder), (folder / "step-000020" / "optimizer.safetensors").read_bytes()
+    assert whole[-1]["validation"]["nats_per_token"] < whole[0]["loss"] - 0.5
+    names = load_file(folder / "step-000020" / "optimizer.safetensors").keys()
+    assert "layers.0.q.weight.momentum_buffer" in names and "embedding.weight.exp_avg" in names
+    shutil.rmtree(folder / "step-000020")
+    assert run(*command, "--resume", "--optimizer", "adamw") == 1
+    assert "holds the moments of muon; go on without --optimizer adamw" in capsys.readouterr().err
+    assert run(*command, "--resume") == 0
+    assert losses(folder) == whole and (folder / "step-000020" / "optimizer.safetensors").read_bytes() == last
+
+
 def test_resume_of_a_finished_run_only_evaluates(finished: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = losses(finished)
     assert run("train", "--data", text, "--out", str(finished), "--resume", "--json") == 0
