@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn import functional as F
 
 from bitnet import checkpoint, tokenizer
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model import RMSNorm, Transformer
-from bitnet.settings import FINETUNE_SETTINGS, Settings
+from bitnet.settings import FINETUNE_SETTINGS
 
 TABLES = ("embedding.weight", "head.weight")
 CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
@@ -123,28 +122,3 @@ def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *document
     finally:
         for handle in handles:
             handle.remove()
-
-
-def teacher(start: Start, settings: Settings, config: ModelConfig, words: Tokenizer) -> Transformer:
-    """The model to distill from: frozen, as its source computes, over the vocabulary of the student."""
-    theirs, ours = start.words.get_vocab(), words.get_vocab()
-    other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
-    if other is not None:
-        raise SourceModelError(
-            f"--teacher {settings.teacher}: its token {other!r:.40} has the id {theirs[other]}, that of the source "
-            f"{ours.get(other)}; expected a teacher with the same tokenizer"
-        )
-    rows = max(config.vocab_size, start.config.vocab_size)
-    model = build(start, start.config.replace(vocab_size=rows))[0]
-    return model.requires_grad_(False).eval().to(settings.device)
-
-
-def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Σ T²·KL(teacher ‖ student) in nats over the positions that count. logits, taught: (n, V), targets: (n,).
-
-    T² keeps the size of the gradient (arXiv 1503.02531 §2.1). A teacher may have more rows than tokens.
-    """
-    counts = targets >= 0
-    student = F.log_softmax(logits[counts].float() / temperature, -1)
-    expected = F.log_softmax(taught[counts, : logits.shape[-1]].float() / temperature, -1)
-    return temperature**2 * F.kl_div(student, expected, reduction="sum", log_target=True)

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from bitnet import chat, checkpoint, data, finetune, optimizers, runlog, tokenizer
+from bitnet import chat, checkpoint, data, distill, finetune, optimizers, runlog, tokenizer
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig
 from bitnet.evaluate import Result, check_vocabulary, evaluate
@@ -38,7 +38,7 @@ class Run:
     state: dict[str, Any]
     template: str | None = None  # of a model that answers
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
-    teacher: Transformer | None = None
+    distillation: distill.Distillation | None = None
     terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of the newest loss, and λ; for the log
 
     @property

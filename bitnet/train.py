@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from bitnet import checkpoint, data, finetune, process, runlog, schedule, telemetry
+from bitnet import checkpoint, data, distill, finetune, process, runlog, schedule, telemetry
 from bitnet.config import ModelConfig
 from bitnet.run import Run, TrainingError, describe, prepare, say
 from bitnet.settings import Settings, resolve
@@ -70,7 +70,7 @@ def train(
     if settings.distill:
         if teacher is None:
             raise TrainingError("a run that is distilled goes on with its teacher: `bitnet finetune SRC --resume`")
-        run.teacher = finetune.teacher(teacher, run.settings, run.model.config, run.words)
+        run.distillation = distill.Distillation(teacher, run.settings, run.model.config, run.words)
     with contextlib.closing(runlog.Log(run.folder / "log.jsonl", run.state["step"], settings.tensorboard)) as log:
         stopped_by = loop(run, log)
         if stopped_by:
@@ -154,24 +154,22 @@ def update(run: Run) -> tuple[float, float]:
     settings, model, optimizer = run.settings, run.model, run.optimizer
     device = torch.device(settings.device)
     optimizer.zero_grad(set_to_none=True)
-    first, total = run.state["step"] * settings.accumulate, 0.0
+    first = run.state["step"] * settings.accumulate
     batches = [run.batches[first + i] for i in range(settings.accumulate)]
     counted = sum(int((targets != data.IGNORED).sum()) for _, targets, *_ in batches)
-    amount = schedule.quantization(settings, run.progress)
-    shares = {"cross_entropy": 1 - settings.distill} | ({"divergence": settings.distill} if run.teacher else {})
-    run.terms = {"quantized": amount} if settings.quantize_warmup else {}
-    run.terms |= dict.fromkeys(shares, 0.0) if run.teacher else {}
+    amount, weights = schedule.quantization(settings, run.progress), distill.weights(settings)
+    means = dict.fromkeys(weights, 0.0)
     for batch in batches:
         on_device = [tensor.to(device) for tensor in batch]
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
         with model.partly_quantized(amount), autocast:
-            terms = loss_terms(run, *on_device)
-        means = {name: term / counted for name, term in terms.items()}
-        loss = torch.stack([share * means[name] for name, share in shares.items()]).sum()
-        loss.backward()
-        total += loss.item()
-        for name in means if run.teacher else ():
-            run.terms[name] += means[name].item()
+            terms = {name: term / counted for name, term in loss_terms(run, *on_device).items()}
+        torch.stack([weights[name] * term for name, term in terms.items()]).sum().backward()
+        for name, term in terms.items():
+            means[name] += term.item()
+    total = sum(weights[name] * mean for name, mean in means.items())
+    run.terms = {"quantized": amount} if settings.quantize_warmup else {}
+    run.terms |= means if run.distillation else {}
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
     if not bad_step(run, total, norm):
         for group in optimizer.param_groups:
@@ -182,12 +180,9 @@ def update(run: Run) -> tuple[float, float]:
 
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *documents: Tensor) -> dict[str, Tensor]:
-    """Sums over the targets that count, in nats: cross-entropy, and with a teacher the divergence from it."""
+    """Sums over the targets that count, in nats: cross-entropy, and with a teacher what is learnt from it."""
     logits_NV, targets_N = run.model(inputs, *documents).flatten(0, 1), targets.flatten()
     terms = {"cross_entropy": F.cross_entropy(logits_NV, targets_N, reduction="sum")}
-    if run.teacher is not None:
-        with torch.no_grad():
-            taught_NV = run.teacher(inputs, *documents).flatten(0, 1)
-        temperature = run.settings.distill_temperature
-        terms["divergence"] = finetune.divergence(logits_NV, taught_NV, targets_N, temperature)
+    if run.distillation:
+        terms |= run.distillation.terms(logits_NV, targets_N, inputs, *documents)
     return terms

@@ -218,45 +218,6 @@ def test_sub_norms_are_added_and_calibrated(source: tuple[torch.nn.Module, Path]
     assert checkpoint.load_config(tmp_path / "run").sub_norm
 
 
-def test_distillation_lowers_the_divergence(source: tuple[torch.nn.Module, Path]) -> None:
-    start = read_start(str(source[1]))
-    model = finetune.build(start, start.defaults()[1])[0]
-    taught = finetune.teacher(start, Settings(device="cpu", source="x"), model.config, start.words)
-    tokens = torch.randint(0, 257, (4, 24), generator=torch.Generator().manual_seed(0))
-    targets = tokens.flatten()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    found = []
-    for _ in range(40):
-        with torch.no_grad():
-            expected = taught(tokens).flatten(0, 1)
-        loss = finetune.divergence(model(tokens).flatten(0, 1), expected, targets, 1.0) / targets.numel()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    assert found[-1] < 0.5 * found[0]
-    assert all(parameter.grad is None for parameter in taught.parameters())
-
-
-def test_a_teacher_with_another_tokenizer(source: tuple[torch.nn.Module, Path]) -> None:
-    start = read_start(str(source[1]))
-    other = tokenizer.build("char", ["xyz"], 300)
-    with pytest.raises(finetune.SourceModelError, match="expected a teacher with the same tokenizer"):
-        finetune.teacher(start, Settings(device="cpu", source="x"), start.config, other)
-
-
-def test_divergence_by_hand() -> None:
-    teacher, student = torch.tensor([[0.0, np.log(3.0)]]), torch.tensor([[0.0, 0.0]])
-    kl = 0.25 * np.log(0.25 / 0.5) + 0.75 * np.log(0.75 / 0.5)
-    both = torch.cat([student, student]), torch.cat([teacher, teacher * 9])
-    assert float(finetune.divergence(*both, torch.tensor([1, -100]), 1.0)) == pytest.approx(kl, rel=1e-6)
-    wide = torch.cat([teacher, torch.tensor([[5.0]])], dim=1)  # a row without a token
-    assert float(finetune.divergence(student, wide, torch.tensor([0]), 1.0)) == pytest.approx(kl, rel=1e-6)
-    halved = torch.softmax(teacher / 2, -1)
-    kl = float((halved * (halved.log() - np.log(0.5))).sum())
-    assert float(finetune.divergence(student, teacher, torch.tensor([0]), 2.0)) == pytest.approx(4 * kl, rel=1e-5)
-
-
 def test_from_our_own_full_precision_run(text: str, tmp_path: Path) -> None:
     shape = ["dim=32", "n_layers=1", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48", "max_context=24"]
     words = [word for option in [*shape, "ternary=[]", "head_format='f32'"] for word in ("--set", option)]
