@@ -1,28 +1,43 @@
 """Distillation: a student learns from what a frozen teacher computes of the same tokens.
 
-Facts and figures: bitnet/FINETUNING.md.
+Terms of the loss besides the cross-entropy, each per position that counts:
+
+    divergence   T²·KL(teacher ‖ student) of the next token's probabilities, in nats
+    relations    of one layer: how much of the similarities between the teacher's queries, between its keys and
+                 between its values the student's lack. 0: none; 1: it might as well attend to all tokens alike
+
+Relations are those of MiniLMv2 (arXiv 2012.15828) on normalised vectors, as in BitNet Distillation
+(arXiv 2510.13998). Facts and figures: bitnet/FINETUNING.md.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bitnet.config import ModelConfig
 from bitnet.finetune import SourceModelError, Start, build
+from bitnet.masks import attention_mask, window_mask
+from bitnet.model import Transformer
 from bitnet.settings import Settings
+
+KEPT = 0.95  # of a running mean at a step: it remembers about 20
+LEARNT = 0.01  # below this the weight of `relations` grows no further: there is little left to learn
+HIDDEN = -1e4  # a similarity whose softmax is exactly 0 in fp32
 
 
 class Distillation:
-    """The teacher of a run, and the loss terms that come from it.
+    """The teacher of a run, and the terms of the loss that come from it.
 
-    The teacher is frozen and computes as its source does. Raises SourceModelError when its tokens are not those
-    of the student, whose configuration and tokenizer are `config` and `words`.
+    The teacher is frozen and computes as its source does. words: the tokenizer of the student.
+    Raises SourceModelError when the teacher has other tokens or too few layers.
     """
 
-    def __init__(self, start: Start, settings: Settings, config: ModelConfig, words: Tokenizer) -> None:
+    def __init__(self, start: Start, settings: Settings, student: Transformer, words: Tokenizer) -> None:
         theirs, ours = start.words.get_vocab(), words.get_vocab()
         other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
         if other is not None:
@@ -30,21 +45,69 @@ class Distillation:
                 f"--teacher {settings.teacher}: its token {other!r:.40} has the id {theirs[other]}, that of the source "
                 f"{ours.get(other)}; expected a teacher with the same tokenizer"
             )
-        rows = max(config.vocab_size, start.config.vocab_size)
+        rows = max(student.config.vocab_size, start.config.vocab_size)
         model = build(start, start.config.replace(vocab_size=rows))[0]
         self.teacher = model.requires_grad_(False).eval().to(settings.device)
-        self.temperature = settings.distill_temperature
+        self.settings = settings
+        self.watched: list[Watched] = []
+        if settings.distill_relations:
+            layers = min(student.config.n_layers, start.config.n_layers)
+            place = settings.distill_layer or max(1, student.config.n_layers // 3)
+            if place > layers:
+                raise SourceModelError(
+                    f"--distill-layer {place}, but student and teacher have {student.config.n_layers} and "
+                    f"{start.config.n_layers} layers; expected 1, the last, to {layers}"
+                )
+            self.watched = [Watched(model.layers[-place]) for model in (student, self.teacher)]
+            queries = math.gcd(student.config.n_heads, start.config.n_heads)
+            keys = math.gcd(student.config.n_kv_heads, start.config.n_kv_heads)
+            self.heads = queries, keys, keys
 
-    def terms(self, logits_NV: Tensor, targets_N: Tensor, inputs: Tensor, *documents: Tensor) -> dict[str, Tensor]:
-        """Sums over the targets that count, by name. logits_NV: what the student has just made of `inputs`."""
+    def terms(self, logits_NV: Tensor, targets: Tensor, inputs: Tensor, *documents: Tensor) -> dict[str, Tensor]:
+        """Sums over the targets that count. logits_NV: what the student has just made of `inputs` (B, T)."""
+        terms = {}
         with torch.no_grad():
             taught_NV = self.teacher(inputs, *documents).flatten(0, 1)
-        return {"divergence": divergence(logits_NV, taught_NV, targets_N, self.temperature)}
+        if self.settings.distill:
+            temperature = self.settings.distill_temperature
+            terms["divergence"] = divergence(logits_NV, taught_NV, targets.flatten(), temperature)
+        if self.watched:
+            ours, theirs = (watched.seen for watched in self.watched)
+            triples = zip(ours, theirs, self.heads, strict=True)
+            parts = [relations(*triple, targets >= 0, *documents) for triple in triples]
+            terms["relations"] = (targets >= 0).sum() * torch.stack(parts).mean()
+        return terms
 
 
-def weights(settings: Settings) -> dict[str, float]:
-    """What each term of the loss is multiplied by."""
-    return {"cross_entropy": 1 - settings.distill} | ({"divergence": settings.distill} if settings.distill else {})
+class Watched:
+    """Queries, keys and values of a layer in its newest forward pass: `seen`, (B, T, heads·E) each."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.seen: tuple[Tensor, ...] = ()
+        block.get_submodule("qkv").register_forward_hook(self._see)
+
+    def _see(self, _: nn.Module, __: object, qkv: tuple[Tensor, ...]) -> None:
+        self.seen = qkv
+
+
+def weights(settings: Settings, sizes: Mapping[str, float]) -> dict[str, float]:
+    """What each term of the loss is multiplied by.
+
+    sizes: running means of the terms (`running_means`); empty before the first step, which only measures.
+    The divergence needs no balance: its gradient is a difference of probabilities, as that of the
+    cross-entropy is. That of the relations has another unit, so their share is one of measured size.
+    """
+    share = settings.distill_relations
+    weights = {"cross_entropy": 1 - (settings.distill + share)}
+    if settings.distill:
+        weights["divergence"] = settings.distill
+    if share:
+        weights["relations"] = share * sizes["cross_entropy"] / max(sizes["relations"], LEARNT) if sizes else 0.0
+    return weights
+
+
+def running_means(sizes: Mapping[str, float], terms: Mapping[str, float]) -> dict[str, float]:
+    return {name: KEPT * sizes.get(name, term) + (1 - KEPT) * term for name, term in terms.items()}
 
 
 def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -56,3 +119,26 @@ def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: flo
     student = F.log_softmax(logits[counts].float() / temperature, -1)
     expected = F.log_softmax(taught[counts, : logits.shape[-1]].float() / temperature, -1)
     return temperature**2 * F.kl_div(student, expected, reduction="sum", log_target=True)
+
+
+def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, *documents: Tensor) -> Tensor:
+    """ΣKL(teacher ‖ student) / ΣKL(teacher ‖ uniform) over the positions that count and the relation heads.
+
+    A relation is the softmax over the tokens that a position sees of the cosines between its vector and theirs.
+    ours, theirs: queries, keys or values, (B, T, W) of any two widths, cut into `heads` parts.
+    """
+    with torch.autocast(ours.device.type, enabled=False):  # cosines rounded to bf16 would differ by more than is learnt
+        n_tokens = ours.shape[1]
+        mask = attention_mask(n_tokens, 0, documents[0] if documents else None, ours)
+        visible = window_mask(n_tokens, n_tokens, ours) if mask is None else mask
+        student, teacher = (log_relations(x, heads, visible) for x in (ours, theirs))
+        missed = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+        known = (teacher.exp() * teacher).sum(-1) + visible.sum(-1).log()
+        counts = counts_BT[:, None]
+        return (missed * counts).sum() / (known * counts).sum().clamp(min=1e-9)
+
+
+def log_relations(x_BTW: Tensor, heads: int, visible: Tensor) -> Tensor:
+    """Logarithms of the relations, (B, heads, T, T)."""
+    x_BRTE = F.normalize(x_BTW.float().unflatten(-1, (heads, -1)).transpose(1, 2), dim=-1)
+    return (x_BRTE @ x_BRTE.mT).masked_fill(~visible, HIDDEN).log_softmax(-1)

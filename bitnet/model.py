@@ -148,6 +148,7 @@ class Block(nn.Module):
         self.q = linear("q", d, queries, config.qkv_bias)
         self.k = linear("k", d, keys, config.qkv_bias)
         self.v = linear("v", d, keys, config.qkv_bias)
+        self.qkv = nn.Identity()  # the three of a forward pass, for hooks
         self.q_norm = norm(e, config.qk_norm)
         self.k_norm = norm(e, config.qk_norm)
         self.attn_sub_norm = norm(queries, config.sub_norm)
@@ -186,7 +187,8 @@ class Block(nn.Module):
 
     def attention(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         e, window, n_tokens = self.config.head_dim, self.config.sliding_window, x_BTD.shape[1]
-        q, k, v = (y.unflatten(-1, (-1, e)).transpose(1, 2) for y in self.project(x_BTD, "q", "k", "v"))
+        qkv = self.qkv(self.project(x_BTD, "q", "k", "v"))
+        q, k, v = (y.unflatten(-1, (-1, e)).transpose(1, 2) for y in qkv)
         q_BHTE = rotate(self.q_norm(q), cos, sin)
         k_BGTE = rotate(self.k_norm(k), cos, sin)
         mask = attention_mask(n_tokens, window, documents_BT, q_BHTE)

@@ -39,7 +39,7 @@ class Run:
     template: str | None = None  # of a model that answers
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     distillation: distill.Distillation | None = None
-    terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of the newest loss, and λ; for the log
+    terms: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the newest loss, and λ; for the log
 
     @property
     def progress(self) -> float:
@@ -93,6 +93,7 @@ def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start:
     optimizer = optimizers.build(model, settings)
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
+    state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
     if newest is not None:
         before = checkpoint.load_state(newest)
         if before["data"] != batches.tokens.digest:

@@ -37,7 +37,9 @@ def option(default: Any, text: str) -> Any:
     return field(**factory, metadata={"help": text})
 
 
-CONVERSION = ("source", "quantize_warmup", "distill", "teacher", "distill_temperature")
+CONVERSION = (
+    "source", "quantize_warmup", "distill", "distill_temperature", "distill_relations", "distill_layer", "teacher",
+)  # fmt: skip
 """Options of `bitnet finetune` alone."""
 
 
@@ -76,8 +78,12 @@ class Settings:
         0.0, "share of the run, at most half, in which weights and activations go over from float to quantized"
     )
     distill: float = option(0.0, "share of the loss, 0 to 1, that is the divergence from a teacher's probabilities")
-    teacher: str = option("", "whom to distill from, as SRC with the same tokenizer; none: the source itself")
     distill_temperature: float = option(1.0, "by which logits are divided before they are compared")
+    distill_relations: float = option(
+        0.0, "share of the loss, 0 to 1, that is how a layer relates the tokens otherwise than a teacher's does"
+    )
+    distill_layer: int = option(0, "that layer, counted from the last, which is 1; 0: a third of the way from it")
+    teacher: str = option("", "whom to distill from, as SRC with the same tokenizer; none: the source itself")
 
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
@@ -97,7 +103,8 @@ class Settings:
             "validation": (1e-6, 0.5), "steps": (1, 1e9), "minutes": (0, 1e6), "batch": (1, 1e6),
             "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
             "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5), "distill": (0, 1),
-            "distill_temperature": (0.1, 100), "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
+            "distill_temperature": (0.1, 100), "distill_relations": (0, 1), "distill_layer": (0, 1e4),
+            "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
             "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
             "keep": (1, 1e9), "layers_every": (0, 1e9),
         }  # fmt: skip
@@ -106,9 +113,20 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {low:g} to {high:g}")
         if self.chat and self.data:
             raise ValueError("both --data and --chat are given; a run learns from text or from conversations")
+        if self.distill + self.distill_relations > 1:
+            raise ValueError(
+                f"distill {self.distill:g} and distill_relations {self.distill_relations:g} are shares of one loss, "
+                "expected at most 1 together"
+            )
+        if self.teacher and not self.distilled:
+            raise ValueError("teacher is given and nothing to learn from it; add --distill or --distill-relations")
         for f in dataclasses.fields(self):
             if f.name in CONVERSION and not self.source and getattr(self, f.name) != f.default:
                 raise ValueError(f"{f.name} is an option of `bitnet finetune`, which begins with a model")
+
+    @property
+    def distilled(self) -> bool:
+        return self.distill + self.distill_relations > 0
 
     @property
     def run_folder(self) -> Path:

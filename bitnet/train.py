@@ -50,7 +50,7 @@ def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
             )
         newest = saved[-1] if saved else None
         settings, config = resolve(args, checkpoint.load_state(newest) if newest else None, base)
-        other = read(settings.teacher) if read and settings.teacher and settings.distill else start
+        other = read(settings.teacher) if read and settings.teacher else start
         return train(settings, config, newest, as_json=args.json, start=start, teacher=other)
 
 
@@ -67,10 +67,10 @@ def train(
         torch.set_num_threads(settings.threads)
     process.keep_freed_memory()
     run = prepare(settings, config, newest, start)
-    if settings.distill:
+    if settings.distilled:
         if teacher is None:
             raise TrainingError("a run that is distilled goes on with its teacher: `bitnet finetune SRC --resume`")
-        run.distillation = distill.Distillation(teacher, run.settings, run.model.config, run.words)
+        run.distillation = distill.Distillation(teacher, run.settings, run.model, run.words)
     with contextlib.closing(runlog.Log(run.folder / "log.jsonl", run.state["step"], settings.tensorboard)) as log:
         stopped_by = loop(run, log)
         if stopped_by:
@@ -157,7 +157,8 @@ def update(run: Run) -> tuple[float, float]:
     first = run.state["step"] * settings.accumulate
     batches = [run.batches[first + i] for i in range(settings.accumulate)]
     counted = sum(int((targets != data.IGNORED).sum()) for _, targets, *_ in batches)
-    amount, weights = schedule.quantization(settings, run.progress), distill.weights(settings)
+    amount = schedule.quantization(settings, run.progress)
+    weights = distill.weights(settings, run.state["sizes"])
     means = dict.fromkeys(weights, 0.0)
     for batch in batches:
         on_device = [tensor.to(device) for tensor in batch]
@@ -169,13 +170,15 @@ def update(run: Run) -> tuple[float, float]:
             means[name] += term.item()
     total = sum(weights[name] * mean for name, mean in means.items())
     run.terms = {"quantized": amount} if settings.quantize_warmup else {}
-    run.terms |= means if run.distillation else {}
+    run.terms |= means | {"weights": weights} if run.distillation else {}
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
     if not bad_step(run, total, norm):
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(settings, run.progress)
             group["weight_decay"] = schedule.weight_decay(settings, run.progress) if group["decays"] else 0.0
         optimizer.step()
+        if settings.distill_relations:
+            run.state["sizes"] = distill.running_means(run.state["sizes"], means)
     return total, norm
 
 
@@ -184,5 +187,5 @@ def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *documents: Tensor) ->
     logits_NV, targets_N = run.model(inputs, *documents).flatten(0, 1), targets.flatten()
     terms = {"cross_entropy": F.cross_entropy(logits_NV, targets_N, reduction="sum")}
     if run.distillation:
-        terms |= run.distillation.terms(logits_NV, targets_N, inputs, *documents)
+        terms |= run.distillation.terms(logits_NV, targets, inputs, *documents)
     return terms

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from bitnet import distill, finetune, tokenizer
+from bitnet import checkpoint, cli, distill, finetune, runlog, tokenizer, train
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet.settings import Settings
@@ -35,7 +37,7 @@ def student(source: finetune.Start) -> Transformer:
 
 def distillation(source: finetune.Start, model: Transformer, **options: Any) -> distill.Distillation:
     settings = Settings(device="cpu", source="x", **options)
-    return distill.Distillation(source, settings, model.config, source.words)
+    return distill.Distillation(source, settings, model, source.words)
 
 
 def tokens(rows: int = 4, length: int = 24) -> Tensor:
@@ -49,17 +51,17 @@ def test_a_teacher_with_another_tokenizer() -> None:
     source = start()
     other = tokenizer.build("char", ["xyz"], 300)
     with pytest.raises(finetune.SourceModelError, match="expected a teacher with the same tokenizer"):
-        distill.Distillation(source, Settings(device="cpu", source="x"), source.config, other)
+        distill.Distillation(source, Settings(device="cpu", source="x"), student(source), other)
 
 
 def test_distillation_lowers_the_divergence() -> None:
     source = start()
     model, inputs = student(source), tokens()
-    distilled = distillation(source, model)
+    distilled = distillation(source, model, distill=1.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     found = []
     for _ in range(40):
-        terms = distilled.terms(model(inputs).flatten(0, 1), inputs.flatten(), inputs)
+        terms = distilled.terms(model(inputs).flatten(0, 1), inputs, inputs)
         loss = terms["divergence"] / inputs.numel()
         optimizer.zero_grad()
         loss.backward()
@@ -83,3 +85,250 @@ def test_divergence_by_hand() -> None:
     halved = torch.softmax(teacher / 2, -1)
     kl = float((halved * (halved.log() - math.log(0.5))).sum())
     assert float(distill.divergence(learner, teacher, torch.tensor([0]), 2.0)) == pytest.approx(4 * kl, rel=1e-5)
+
+
+# ---- relations ----
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def all_of(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[:2], dtype=torch.bool)
+
+
+def test_relations_by_hand() -> None:
+    """Two tokens: the first sees itself alone, the second both, with cosines 0 and 1 (teacher), 0.6 and 1 (student)."""
+    theirs, ours = torch.tensor([[[0.0, 2.0], [3.0, 0.0]]]), torch.tensor([[[3.0, 4.0], [7.0, 0.0]]])
+    teacher, learner = 1 / (1 + math.e), 1 / (1 + math.exp(0.4))  # what the second gives to the first
+    missed = teacher * math.log(teacher / learner) + (1 - teacher) * math.log((1 - teacher) / (1 - learner))
+    known = teacher * math.log(teacher) + (1 - teacher) * math.log(1 - teacher) + math.log(2)
+    # fp32 logarithms of numbers of order 1, whose sum is 0.03
+    assert float(distill.relations(ours, theirs, 1, all_of(ours))) == pytest.approx(missed / known, rel=1e-5)
+    uniform = torch.ones(1, 2, 2)
+    assert float(distill.relations(uniform, theirs, 1, all_of(ours))) == pytest.approx(1, rel=1e-5)
+    second_alone = torch.tensor([[False, True]])
+    assert float(distill.relations(ours, theirs, 1, second_alone)) == pytest.approx(missed / known, rel=1e-5)
+    assert float(distill.relations(ours, theirs, 1, ~second_alone)) == 0  # nothing to know about itself
+
+
+def test_relations_know_neither_length_nor_rotation_nor_width() -> None:
+    ours, theirs = random(2, 12, 32, seed=0), random(2, 12, 48, seed=1)
+    found = distill.relations(ours, theirs, 2, all_of(ours))
+    turn = torch.linalg.qr(random(16, 16, seed=2))[0]
+    turned = (ours.unflatten(-1, (2, 16)) @ turn).flatten(2) * random(2, 12, 1, seed=3).abs()
+    # fp32 sums of 16 products of order 1, in logarithms of order 1
+    assert torch.allclose(distill.relations(turned, theirs, 2, all_of(ours)), found, rtol=1e-4)
+    padded = torch.cat([ours.unflatten(-1, (2, 16)), torch.zeros(2, 12, 2, 5)], dim=-1).flatten(2)
+    assert torch.allclose(distill.relations(padded, theirs, 2, all_of(ours)), found, rtol=1e-4)
+    assert float(distill.relations(theirs, theirs, 2, all_of(ours))) == 0
+    assert not torch.allclose(distill.relations(ours, theirs, 4, all_of(ours)), found, rtol=0.01)
+
+
+def test_relations_see_no_later_token_and_no_other_document() -> None:
+    ours, theirs, documents = (
+        random(1, 8, 16, seed=0),
+        random(1, 8, 16, seed=1),
+        torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2]]),
+    )
+    first = torch.arange(8)[None] < 3
+
+    def found(x: Tensor, counts: Tensor, *documents: Tensor) -> float:
+        return float(distill.relations(x, theirs, 2, counts, *documents))
+
+    later = ours.clone()
+    later[:, 3:] = random(1, 5, 16, seed=2)
+    assert found(later, first) == found(ours, first)
+    assert found(later, all_of(ours)) != found(ours, all_of(ours))
+    # Two documents of a row are as two rows; sums of the same numbers in another order.
+    together = found(ours, all_of(ours), documents)
+    rows = [distill.relations(ours[:, a:b], theirs[:, a:b], 2, all_of(ours[:, a:b])) for a, b in ((0, 3), (3, 7))]
+    assert min(map(float, rows)) < together < max(map(float, rows))
+    earlier = ours.clone()
+    earlier[:, :3] = random(1, 3, 16, seed=2)
+    assert found(earlier, ~first, documents) == found(ours, ~first, documents)
+    alone = torch.arange(8)[None] == 7
+    assert found(ours, alone, documents) == 0
+
+
+def test_relations_are_the_same_under_bf16() -> None:
+    ours, theirs = random(1, 8, 16, seed=0), random(1, 8, 16, seed=1)
+    expected = distill.relations(ours, theirs, 2, all_of(ours))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(distill.relations(ours, theirs, 2, all_of(ours)), expected)
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_layers": 3, "n_heads": 4, "head_dim": 12, "n_kv_heads": 2}])
+def test_terms_of_a_teacher(changes: dict[str, Any]) -> None:
+    """Of the source itself and of a model with other layers, heads and widths; gradients reach the student alone."""
+    source, teacher = start(), start(seed=0 if not changes else 1, **changes)
+    model, inputs = student(source), tokens()
+    targets = inputs.clone()
+    targets[:, :5] = -100
+    distilled = distillation(teacher, model, distill=0.5, distill_relations=0.5, distill_layer=1)
+    terms = distilled.terms(model(inputs).flatten(0, 1), targets, inputs)
+    assert sorted(terms) == ["divergence", "relations"]
+    assert 0.05 < terms["relations"].item() / int((targets >= 0).sum()) < 5
+    terms["relations"].backward()
+    above = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert {"layers.1.q.weight", "layers.1.k.weight", "layers.1.v.weight", "layers.0.down.weight"} <= above
+    assert not above & {"layers.1.o.weight", "layers.1.up.weight", "final_norm.weight"}
+    assert all(p.grad is None for p in distilled.teacher.parameters())
+    with model.partly_quantized(0.0):
+        same = distilled.terms(model(inputs).flatten(0, 1), targets, inputs)
+    if not changes:  # the student is the teacher: fp32 in another order
+        assert same["relations"].item() < 1e-4
+        assert same["divergence"].item() < 1e-4
+
+
+def test_layer_is_counted_from_the_end() -> None:
+    source, teacher = start(), start(seed=1, n_layers=4)
+    model = student(source)
+    for place in (1, 2):
+        student_, teacher_ = distillation(teacher, model, distill_relations=0.1, distill_layer=place).watched
+        inputs = tokens()
+        model(inputs)
+        seen = student_.seen
+        assert seen[0].shape == (4, 24, 32) and seen[1].shape == seen[2].shape == (4, 24, 16)
+        assert bool(model.layers[2 - place].qkv._forward_hooks)
+        assert teacher_.seen == ()
+    with pytest.raises(
+        finetune.SourceModelError, match="student and teacher have 2 and 4 layers; expected 1, the last"
+    ):
+        distillation(teacher, model, distill_relations=0.1, distill_layer=3)
+
+
+# ---- balance ----
+
+
+def test_relations_have_the_share_asked_for() -> None:
+    settings = Settings(source="x", distill=0.3, distill_relations=0.2)
+    assert distill.weights(settings, {}) == {"cross_entropy": 0.5, "divergence": 0.3, "relations": 0.0}
+    found = distill.weights(settings, {"cross_entropy": 4.0, "divergence": 1.0, "relations": 0.5})
+    assert found == {"cross_entropy": 0.5, "divergence": 0.3, "relations": 0.2 * 4.0 / 0.5}
+    learnt = distill.weights(settings, {"cross_entropy": 4.0, "divergence": 1.0, "relations": 0.0})
+    assert learnt["relations"] == 0.2 * 4.0 / 0.01
+    assert distill.weights(Settings(), {}) == {"cross_entropy": 1.0}
+
+
+def test_running_means() -> None:
+    sizes: dict[str, float] = {}
+    for value in [2.0, *[4.0] * 200]:
+        sizes = distill.running_means(sizes, {"relations": value})
+        if len(sizes) == 1 and value == 2.0:
+            assert sizes["relations"] == 2.0
+    assert sizes["relations"] == pytest.approx(4 - 2 * 0.95**200, rel=1e-9)  # fp64, 200 roundings
+
+
+# ---- runs ----
+
+FAST = ["--threads", "1", "--steps", "8", "--batch", "4", "--context", "24", "--save-every", "4", "--eval-every", "8"]
+RELATIONS = ["--distill", "0.3", "--distill-relations", "0.2", "--distill-layer", "1"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A full-precision run and its text."""
+    folder = tmp_path_factory.mktemp("a source")
+    words = ["red", "cat", "sees", "a", "house"]
+    (folder / "text.txt").write_text(" ".join(words[i * i % 7 % 5] for i in range(3000)))
+    shape = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value!r}")]
+    data = ["--data", str(folder / "text.txt"), "--tokenizer", "byte"]
+    assert cli.main(["train", *shape, *data, *FAST, "--out", str(folder / "run")]) == 0
+    return folder / "run", folder / "text.txt"
+
+
+def convert(source: tuple[Path, Path], out: Path, *more: str) -> int:
+    return cli.main(["finetune", str(source[0]), "--data", str(source[1]), *FAST, "--out", str(out), *more])
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    records = runlog.read(folder / "log.jsonl")
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in records if "loss" in r]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_balanced_run_is_resumed_to_the_same_bits(
+    source: tuple[Path, Path], tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*RELATIONS, "--precision", precision, "--lr", "0.002", "--accumulate", "2"]
+    assert convert(source, tmp_path / "whole", *options) == 0
+    update = train.update
+
+    def kill(run: Any) -> Any:
+        if run.state["step"] == 6:
+            raise KeyboardInterrupt
+        return update(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "update", kill)
+        assert convert(source, tmp_path / "killed", *options) == 130
+    assert checkpoint.load_state(tmp_path / "killed")["step"] == 4
+    assert cli.main(["finetune", str(source[0]), "--out", str(tmp_path / "killed"), "--resume"]) == 0
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        whole, killed = (tmp_path / run / "step-000008" / name for run in ("whole", "killed"))
+        assert whole.read_bytes() == killed.read_bytes()
+    found = steps(tmp_path / "whole")
+    assert found == steps(tmp_path / "killed")
+
+    sizes: dict[str, float] = {}
+    for record in found:
+        names, weights = ("cross_entropy", "divergence", "relations"), record["weights"]
+        assert record["loss"] == sum(weights[name] * record[name] for name in names)
+        assert weights == distill.weights(Settings(source="x", distill=0.3, distill_relations=0.2), sizes)
+        sizes = distill.running_means(sizes, {name: record[name] for name in names})
+    assert checkpoint.load_state(tmp_path / "whole")["sizes"] == sizes
+    last = found[-1]
+    share = last["weights"]["relations"] * last["relations"] / last["cross_entropy"]
+    assert 0.1 < share < 0.4  # 0.2 of the running means, which lag behind while λ rises
+
+
+def test_accumulated_terms_are_those_of_one_batch(source: tuple[Path, Path], tmp_path: Path) -> None:
+    """The same rows in one forward pass and in two."""
+    options = [*RELATIONS, "--precision", "fp32", "--steps", "2"]
+    assert convert(source, tmp_path / "one", *options) == 0
+    assert convert(source, tmp_path / "two", *options, "--batch", "2", "--accumulate", "2") == 0
+    one, two = (steps(tmp_path / name)[0] for name in ("one", "two"))
+    for name in ("cross_entropy", "divergence"):
+        assert one[name] == pytest.approx(two[name], rel=1e-5)  # fp32 sums in another order
+    # Quotients of sums over half of the rows each; of a few words each.
+    assert one["relations"] == pytest.approx(two["relations"], rel=0.1)
+
+
+def test_conversations(source: tuple[Path, Path], tmp_path: Path) -> None:
+    """Documents in a row, positions that do not count, and two tokens that the teacher does not have."""
+    talk = [{"role": "user", "content": "a cat?"}, {"role": "assistant", "content": "a red cat"}]
+    lines = [{"messages": [*talk, {"role": "user", "content": f"{i}?"}, talk[1]]} for i in range(40)]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--chat", str(tmp_path / "talks.jsonl"), *FAST, "--context", "64", *RELATIONS]
+    assert cli.main(["finetune", str(source[0]), *words, "--out", str(tmp_path / "run")]) == 0
+    found = steps(tmp_path / "run")
+    assert all(0 < r["relations"] < 5 for r in found[1:])
+
+
+def test_a_bad_step_leaves_the_running_means(source: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
+    terms = distill.Distillation.terms
+
+    def broken(self: distill.Distillation, *args: Tensor) -> dict[str, Tensor]:
+        found = terms(self, *args)
+        calls.append(0)
+        return found | {"relations": found["relations"] * (math.nan if len(calls) == 3 else 1)}
+
+    calls: list[int] = []
+    monkeypatch.setattr(distill.Distillation, "terms", broken)
+    assert convert(source, tmp_path / "run", *RELATIONS, "--on-bad-step", "skip") == 0
+    assert [r["step"] for r in runlog.read(tmp_path / "run" / "log.jsonl") if "skipped" in r] == [3]
+    assert all(math.isfinite(size) for size in checkpoint.load_state(tmp_path / "run")["sizes"].values())
+
+
+def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, message in [
+        (["--distill", "0.7", "--distill-relations", "0.5"], "are shares of one loss, expected at most 1 together"),
+        (["--distill-relations", "0.5", "--distill-layer", "9"], "have 2 and 2 layers; expected 1, the last, to 2"),
+        (["--distill-layer", "-1"], "distill_layer is -1, expected 0 to 10000"),
+        (["--teacher", str(source[0])], "nothing to learn from it; add --distill or --distill-relations"),
+        (["--distill", "0.5", "--teacher", str(tmp_path)], "has no config.json; expected a Hugging Face folder"),
+    ]:
+        assert convert(source, tmp_path / "run", *options) == 1
+        assert message in capsys.readouterr().err
