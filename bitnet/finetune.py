@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bitnet import checkpoint, tokenizer
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet.model import RMSNorm, Transformer
+from bitnet.layers import RMSNorm
+from bitnet.model import Transformer
 from bitnet.settings import FINETUNE_SETTINGS
 
 TABLES = ("embedding.weight", "head.weight")

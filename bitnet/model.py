@@ -20,15 +20,9 @@ from torch.nn import functional as F
 
 from bitnet.bitlinear import BitLinear, project
 from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.layers import ACTIVATIONS, RMSNorm, gated, rotate
 from bitnet.masks import attention_mask, positions
 from bitnet.quant import embedding_rows, output_logits
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu2": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 def unsupported(config: ModelConfig) -> list[str]:
@@ -94,13 +88,6 @@ def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tenso
     return cos.to(like), sin.to(like)
 
 
-def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + rope_dim/2) of a head; dimensions past rope_dim stay."""
-    half = cos.shape[-1]
-    a, b, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
-
-
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "last": lambda x: x[:, -1], "mean": lambda x: x.mean(1), "first": lambda x: x[:, 0],
 }  # fmt: skip
@@ -109,19 +96,6 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 def pooled(hidden_BTD: Tensor, pooling: str) -> Tensor:
     """One vector of length 1 for each text, (B, D), of its hidden states."""
     return F.normalize(POOLS[pooling](hidden_BTD), dim=-1)
-
-
-class RMSNorm(nn.Module):
-    """y = x / sqrt(mean(x²) + eps) · weight, over the last dimension."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype)  # attention gives bf16 under autocast
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Block(nn.Module):
@@ -169,9 +143,9 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         scale = self.config.residual_scale
-        x_BTD = x_BTD + scale * self.attn_post_norm(self.attention(self.attn_norm(x_BTD), cos, sin, documents_BT))
-        x_BTD = x_BTD + scale * self.ffn_post_norm(self.feed_forward(self.ffn_norm(x_BTD)))
-        return x_BTD
+        y_BTD = self.attn_post_norm(self.attention(self.attn_norm(x_BTD), cos, sin, documents_BT))
+        x_BTD = torch.add(x_BTD, y_BTD, alpha=scale)
+        return torch.add(x_BTD, self.ffn_post_norm(self.feed_forward(self.ffn_norm(x_BTD))), alpha=scale)
 
     def own_norm(self, role: str, x: Tensor) -> Tensor:
         """The norm that linear layer `role` has for itself, with `linear_norm`."""
@@ -192,21 +166,22 @@ class Block(nn.Module):
         q_BHTE = rotate(self.q_norm(q), cos, sin)
         k_BGTE = rotate(self.k_norm(k), cos, sin)
         mask = attention_mask(n_tokens, window, documents_BT, q_BHTE)
-        y_BHTE = F.scaled_dot_product_attention(
-            q_BHTE, k_BGTE, v, mask, is_causal=mask is None, scale=self.config.attention_scale, enable_gqa=True
-        )
+        scale, causal = self.config.attention_scale, mask is None
+        with torch.autocast("cpu", enabled=False):  # fp32 is faster on CPUs up to 512 tokens, and needs no casts
+            y_BHTE = F.scaled_dot_product_attention(
+                q_BHTE, k_BGTE, v.to(q_BHTE), mask, is_causal=causal, scale=scale, enable_gqa=True
+            )
         y_BTHE = self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2))
         out_BTD: Tensor = self.o(self.own_norm("o", y_BTHE))
         return out_BTD
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
-        activation = ACTIVATIONS[self.config.activation]
         if self.config.ffn == "gated":
             gate_BTF, up_BTF = self.project(x_BTD, "gate", "up")
-            h_BTF = activation(gate_BTF) * up_BTF
+            h_BTF = gated(self.config.activation, gate_BTF, up_BTF)
         else:
             (up_BTF,) = self.project(x_BTD, "up")
-            h_BTF = activation(up_BTF)
+            h_BTF = ACTIVATIONS[self.config.activation](up_BTF)
         out_BTD: Tensor = self.down(self.own_norm("down", self.ffn_sub_norm(h_BTF)))
         return out_BTD
 

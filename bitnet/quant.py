@@ -52,7 +52,7 @@ def expand_scale(gamma: Tensor, n: int, k: int) -> Tensor:
 def ternary_codes(w: Tensor, scope: str = "tensor") -> tuple[Tensor, Tensor]:
     """T = clamp(round(W/γ), -1, 1) as int8 (N, K), and γ."""
     gamma = weight_scale(w, scope)
-    codes = (w.detach().float() / expand_scale(gamma, *w.shape)).round().clamp(-1, 1).to(torch.int8)
+    codes = (w.detach().float() / expand_scale(gamma, *w.shape)).round_().clamp_(-1, 1).to(torch.int8)
     return codes, gamma
 
 
@@ -63,7 +63,7 @@ def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     x = x.detach().float()
     s = 127.0 / x.abs().amax(dim=-1, keepdim=True).clamp(min=EPS)
-    return (x * s).round().clamp(-127, 127).to(torch.int8), s
+    return (x * s).round_().clamp_(-127, 127).to(torch.int8), s
 
 
 def row_codes(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def row_codes(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     w = w.detach().float()
     sigma = w.abs().amax(dim=1).clamp(min=EPS) / 127.0
-    return (w / sigma[:, None]).round().clamp(-127, 127).to(torch.int8), sigma
+    return (w / sigma[:, None]).round_().clamp_(-127, 127).to(torch.int8), sigma
 
 
 def stored_rows(w: Tensor, storage: str) -> Tensor:
@@ -147,14 +147,13 @@ class _QuantizedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, s, *flat = ctx.saved_tensors
-        x_q = (q / s).to(ctx.dtype)
+        x_q = q.float().div_(s).to(ctx.dtype)
         grad_x, grad_ws = None, []
         for grad, codes, scale in zip(grads, flat[::2], flat[1::2], strict=True):
             g = grad.flatten(0, -2).to(ctx.dtype)
             w_q = (codes * expand_scale(scale, *codes.shape)).to(ctx.dtype)
             grad_ws.append((g.T @ x_q).to(ctx.w_dtype))
-            part = g @ w_q
-            grad_x = part if grad_x is None else grad_x.add_(part)
+            grad_x = g @ w_q if grad_x is None else grad_x.addmm_(g, w_q)
         assert grad_x is not None
         return grad_x.to(ctx.x_dtype).view(ctx.x_shape), None, *grad_ws
 

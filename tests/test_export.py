@@ -26,7 +26,8 @@ from bitnet import checkpoint, data, quant, tokenizer
 from bitnet.bitlinear import project
 from bitnet.cli import main
 from bitnet.config import ModelConfig
-from bitnet.model import ACTIVATIONS, Transformer, rope_frequencies, rope_tables
+from bitnet.layers import ACTIVATIONS
+from bitnet.model import Transformer, rope_frequencies, rope_tables
 from bitnet_export import (
     PackedFile,
     VerificationError,

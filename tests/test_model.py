@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from bitnet.config import PRESETS, ModelConfig
-from bitnet.model import Transformer, rope_frequencies, rotate, unsupported
+from bitnet.layers import rotate
+from bitnet.model import Transformer, rope_frequencies, unsupported
 
 Array = NDArray[np.float64]
 

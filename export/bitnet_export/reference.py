@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bitnet.model import Block, RMSNorm, rope_tables
+from bitnet.layers import RMSNorm
+from bitnet.model import Block, rope_tables
 from bitnet.quant import activation_codes, embedding_rows, integer_product, row_codes, stored_rows
 
 from . import layout, packed

@@ -1,0 +1,109 @@
+"""What lies between the linear layers: norm, rotation, gate.
+
+On a CPU these cost as much as the products do, because each reads and writes whole activations. So
+their backward passes are written out: fewer passes over memory, and only inputs are saved for them.
+The values of the forward passes are those of the plain formulas, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class _Normalized(torch.autograd.Function):
+    """x·r·w with r = 1/sqrt(mean(x²) + eps). Backward, per token: r·(g·w − x̂·mean(g·w·x̂)), x̂ = x·r."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        r = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, r)
+        return (x * r).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, r = ctx.saved_tensors
+        x_hat = x * r
+        product = grad * x_hat
+        mean = (product @ weight).unsqueeze(-1).div_(weight.numel())
+        grad_x = (grad * weight).sub_(x_hat.mul_(mean)).mul_(r)
+        return grad_x, product.flatten(0, -2).sum(0), None
+
+
+class _Rotated(torch.autograd.Function):
+    """Backward of a rotation is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    y = x * F.pad(torch.cat([cos, cos], dim=-1), (0, x.shape[-1] - 2 * half), value=1.0)
+    y[..., :half] -= x[..., half : 2 * half] * sin
+    y[..., half : 2 * half] += x[..., :half] * sin
+    return y
+
+
+class _SquaredReluGate(torch.autograd.Function):
+    """relu(gate)² · up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.relu(gate).square_().mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        positive = F.relu(gate)
+        once = grad * positive
+        return (once * up).mul_(2), positive.mul_(once)
+
+
+_normalized: Callable[[Tensor, Tensor, float], Tensor] = _Normalized.apply
+_rotated: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotated.apply
+_squared_relu_gate: Callable[[Tensor, Tensor], Tensor] = _SquaredReluGate.apply
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu2": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    """activation(gate) · up, element by element."""
+    return _squared_relu_gate(gate, up) if activation == "relu2" else ACTIVATIONS[activation](gate) * up
+
+
+def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + rope_dim/2) of a head; dimensions past rope_dim stay."""
+    return _rotated(x_BHTE, cos, sin)
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x²) + eps) · weight, over the last dimension."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)  # on a GPU attention gives bf16 under autocast
+        if x.device.type == "cpu":
+            return _normalized(x, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel
