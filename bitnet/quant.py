@@ -22,6 +22,7 @@ Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # weights (N, K) -> int8 
 
 EPS = 1e-5
 GROUP = 128  # inputs that share a scale when the scope is "group"
+EXACT = 1040  # int8 products whose sum fp32 holds: 1040·127·127 < 2²⁴
 
 
 def weight_scale(w: Tensor, scope: str = "tensor") -> Tensor:
@@ -93,20 +94,29 @@ def integer_sum(q: Tensor, codes: Tensor) -> Tensor:
 
     q: int8 (M, K), codes: int8 (N, K). Returns fp32 (M, N).
     """
-    if q.device.type == "cpu" and int8_matmul_is_exact():
+    if _has_int8_product(q, codes):
         return torch._int_mm(q, codes.T).float()
     with torch.autocast(q.device.type, enabled=False):
-        exact_in_fp32 = q.shape[1] * 127 * int(codes.abs().max()) < 1 << 24
-        wide = torch.float32 if exact_in_fp32 else torch.float64
-        return F.linear(q.to(wide), codes.to(wide)).float()
+        pairs = zip(q.split(EXACT, dim=1), codes.split(EXACT, dim=1), strict=True)
+        parts = [F.linear(a.float(), b.float()) for a, b in pairs]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64).float()
 
 
-@functools.cache
-def int8_matmul_is_exact() -> bool:
+def _int8_product_is_exact() -> bool:
     """Whether this CPU's int8 product adds without saturating (x86 before VNNI may not): tried on the extremes."""
     extremes = torch.tensor([127, -127], dtype=torch.int8)[:, None].expand(2, 256).contiguous()
     product = torch._int_mm(extremes, extremes.T)
     return product.tolist() == [[256 * 127 * 127, -256 * 127 * 127], [-256 * 127 * 127, 256 * 127 * 127]]
+
+
+CPU_INT8_IS_EXACT = _int8_product_is_exact()
+
+
+def _has_int8_product(q: Tensor, codes: Tensor) -> bool:
+    """Whether torch multiplies these as int8, exactly. The CUDA library asks for these sizes."""
+    if q.device.type == "cuda":
+        return q.shape[0] > 16 and q.shape[1] % 8 == 0 and codes.shape[0] % 8 == 0
+    return q.device.type == "cpu" and CPU_INT8_IS_EXACT
 
 
 def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:

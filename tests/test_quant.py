@@ -157,7 +157,7 @@ def test_integer_sum_is_exact(
     shape: tuple[int, int, int], peak: int, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(quant, "int8_matmul_is_exact", lambda: False)
+        monkeypatch.setattr(quant, "CPU_INT8_IS_EXACT", False)
     m, k, n = shape
     q = torch.randint(-127, 128, (m, k), dtype=torch.int8)
     codes = torch.randint(-peak, peak + 1, (n, k), dtype=torch.int8)
