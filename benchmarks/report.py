@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,15 +56,21 @@ def _commit() -> str:
     return commit.stdout.strip() + ("+" if changed else "")
 
 
-def write(folder: Path, name: str, results: Mapping[str, Any], text: str, panels: Sequence[Panel]) -> None:
-    """NAME.json, NAME.md and NAME.png in a folder. results["origin"] is what `origin` returned."""
+def write(
+    folder: Path, name: str, results: Mapping[str, Any], text: str, picture: Sequence[Panel] | Callable[[Path], None]
+) -> None:
+    """NAME.json, NAME.md and NAME.png in a folder. results["origin"] is what `origin` returned.
+
+    picture: panels of a bar chart, or what draws another into a file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
     (folder / f"{name}.md").write_text(f"{text}\n\n{_footer(results['origin'])}\n\n![{name}]({name}.png)\n")
+    if callable(picture):
+        return picture(folder / f"{name}.png")
     origin = results["origin"]
-    chart(
-        folder / f"{name}.png", panels, f"{name}: {origin['cpu']}, {origin['cores']} cores, commit {origin['commit']}"
-    )
+    title = f"{name}: {origin['cpu']}, {origin['cores']} cores, commit {origin['commit']}"
+    chart(folder / f"{name}.png", picture, title)
 
 
 def _footer(origin: Mapping[str, Any]) -> str:

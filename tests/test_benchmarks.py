@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import math
+import random
 import struct
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bitnet import cli
 from bitnet.config import ModelConfig
 from bitnet_runtime import machine
 
@@ -89,3 +91,40 @@ def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "| batch 3 |" in (tmp_path / "small.md").read_text()
     assert math.isfinite(json.loads((tmp_path / "small.json").read_text())["first_token_ms"])
     assert is_picture(tmp_path / "small.png")
+
+
+@pytest.mark.parametrize("name", ["qat_gap", "recipe"])
+def test_training(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its quick form, here rather than in processes of their own; a second start finds every run made."""
+    rng, words = random.Random(0), []
+    for folder in (tmp_path / "text", tmp_path / "runs"):
+        folder.mkdir()
+    for i in range(20):
+        words = [rng.choice(["the", "cat", "dog", "sees", "a", "red", "house", "and", "runs"]) for _ in range(300)]
+        (tmp_path / "text" / f"{i}.txt").write_text(" ".join(words), encoding="utf-8")
+    benchmark, runs = (importlib.import_module(part) for part in (name, "training_runs"))
+    calls = []
+
+    def here(*words: str) -> Any:
+        calls.append(words[0])
+        capsys.readouterr()  # of the benchmark itself
+        assert cli.main(words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    class InTurn:
+        def submit(self, function: Any, *arguments: Any) -> Any:
+            outcome = function(*arguments)
+            return argparse.Namespace(result=lambda: outcome)
+
+    monkeypatch.setattr(runs, "bitnet", here)
+    monkeypatch.setattr(runs, "ThreadPoolExecutor", lambda jobs: InTurn())
+    where = ["--data", str(tmp_path / "text"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert benchmark.main(["--quick", *where]) == 0
+    first, results = calls.copy(), json.loads((tmp_path / f"{name}.json").read_text())
+    assert benchmark.main(["--quick", *where]) == 0
+    assert first.count("train") == len(results["rows"]) + (1 if name == "qat_gap" else 3)  # the tokens, two seeds
+    assert calls[len(first) :].count("train") == 0
+    assert json.loads((tmp_path / f"{name}.json").read_text())["rows"] == results["rows"]
+    assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(tmp_path / f"{name}.png")

@@ -1,0 +1,216 @@
+"""How far a ternary model is from full precision: same data, same tokens, same architecture, each
+with its own best learning rate.
+
+    python benchmarks/qat_gap.py --jobs 2            # 1 and 3 million parameters: hours on two cores
+    python benchmarks/qat_gap.py --quick             # that it runs: seconds, and the figures mean nothing
+
+Beside the two: ternary at 1.5 times the width, and full precision (fp16) in the bytes that the ternary
+model takes. Every run is one of `bitnet train`, kept in --runs; started again, the script goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import report
+import training_runs
+from training_runs import Outcome, Runs
+
+from bitnet.config import ModelConfig
+
+FULL = {"ternary": [], "head_format": "f32"}
+SIZES: dict[str, ModelConfig] = {
+    "1m": ModelConfig(
+        vocab_size=1024, dim=128, n_layers=5, n_heads=2, n_kv_heads=1, head_dim=64, ffn_dim=352, max_context=256,
+    ),
+    "3m": ModelConfig(
+        vocab_size=1024, dim=256, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=704, max_context=256,
+    ),
+    "10m": ModelConfig(
+        vocab_size=4096, dim=384, n_layers=6, n_heads=6, n_kv_heads=2, head_dim=64, ffn_dim=1056, max_context=256,
+    ),
+    "quick": ModelConfig(
+        vocab_size=300, dim=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, max_context=32,
+    ),
+}  # fmt: skip
+TOKENS = {"1m": 2_000_000, "3m": 2_000_000, "10m": 10_000_000, "quick": 512}
+RATES = {"full": 4e-3, "ternary": 8e-3}  # where the search begins
+NAMES = {
+    "full": "full precision", "ternary": "ternary", "wide": "ternary, width × 1.5",
+    "bytes": "full precision, same bytes",
+}  # fmt: skip
+COLORS = {"full": "#9aa7b4", "ternary": "#1f4e79", "wide": "#4f8fc0", "bytes": "#d98032"}
+
+
+def model_bytes(config: ModelConfig) -> int:
+    """2 bits a ternary weight and 1 byte for each number in a table, or 2 bytes for every number."""
+    table = config.vocab_size * config.dim
+    if config.ternary:
+        return config.ternary_weights // 4 + table
+    return 2 * (config.replace(ternary=["q", "k", "v", "o", "gate", "up", "down"]).ternary_weights + table)
+
+
+def scaled(config: ModelConfig, dim: int) -> ModelConfig:
+    """The model at another width, heads as wide as they were where that divides, else in the same number."""
+    factor = dim / config.dim
+    heads = max(1, round(config.n_heads * factor))
+    groups = max(1, round(config.n_kv_heads * factor))
+    while heads % groups:
+        groups -= 1
+    head_dim = dim // heads // 2 * 2
+    return config.replace(
+        dim=dim, n_heads=heads, n_kv_heads=groups, head_dim=head_dim, ffn_dim=round(config.ffn_dim * factor)
+    )
+
+
+def variants(config: ModelConfig) -> dict[str, ModelConfig]:
+    full = config.replace(**FULL)
+    narrow = max(
+        (scaled(full, dim) for dim in range(8, config.dim, 8) if model_bytes(scaled(full, dim)) <= model_bytes(config)),
+        key=lambda c: c.dim,
+        default=full,
+    )
+    return {"full": full, "ternary": config, "wide": scaled(config, config.dim * 3 // 2), "bytes": narrow}
+
+
+def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each variant of a size."""
+    config, tokens = SIZES[size], args.tokens or TOKENS[size]
+    batch = 4 if args.quick else 8
+    steps = -(-tokens // (batch * config.max_context))
+    options: dict[str, Any] = {
+        "steps": steps, "batch": batch, "eval-every": max(1, steps // 10), "save-every": max(1, steps // 4), "keep": 1,
+        "layers-every": 0,
+    }  # fmt: skip
+    runs = Runs(args.runs / size, args.jobs, {"data": args.data} if args.data else {})
+    runs.prepare(config)
+    rows, models = [], variants(config)
+    rates: dict[str, float] = {}
+    for name, model in models.items():
+        kind = "ternary" if model.ternary else "full"
+        rates[name], tried = training_runs.best_rate(runs, name, model, options, RATES[kind], search=not args.quick)
+        rest = {
+            f"{name}-lr{rates[name]:g}-seed{seed}": (model, options | {"lr": rates[name], "seed": seed})
+            for seed in range(1, args.seeds)
+        }
+        outcomes = [tried[rates[name]], *runs.all(rest).values()]
+        mean, deviation = training_runs.spread(outcomes)
+        row = {
+            "size": size, "variant": name, "parameters": parameters(model), "bytes": model_bytes(model),
+            "tokens": steps * batch * config.max_context, "lr": rates[name], "loss": mean, "deviation": deviation,
+            "losses": [outcome.loss for outcome in outcomes], "bits_per_byte": outcomes[0].bits_per_byte,
+            "tried": {f"{rate:g}": outcome.loss for rate, outcome in sorted(tried.items())},
+            "curve": average([outcome.curve for outcome in outcomes]),
+        }  # fmt: skip
+        row["gap"] = mean / rows[0]["loss"] - 1 if rows else 0.0
+        rows.append(row | (exported(outcomes[0]) if model.ternary else {}))
+    return rows
+
+
+def parameters(config: ModelConfig) -> int:
+    """Matrices and tables; gains are a thousandth of them."""
+    return config.replace(ternary=["q", "k", "v", "o", "gate", "up", "down"]).ternary_weights + (
+        config.vocab_size * config.dim
+    )
+
+
+def average(curves: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
+    return [(points[0][0], sum(loss for _, loss in points) / len(points)) for points in zip(*curves, strict=True)]
+
+
+def exported(outcome: Outcome) -> dict[str, Any]:
+    """What `bitnet export` says of a run: bytes of the file, and how far the engine's loss is from torch's."""
+    file = outcome.folder / "model.bitnet"
+    found = training_runs.bitnet("export", str(outcome.folder), str(file), "--json")
+    text, head = found["long"], found["head"]
+    return {
+        "file_bytes": found["file_bytes"], "engine_difference": text["loss_engine"] - text["loss_torch"],
+        "head_cost": head["cost"], "compared_tokens": text["tokens"],
+    }  # fmt: skip
+
+
+def markdown(results: dict[str, Any]) -> str:
+    head = ["size", "model", "parameters", "MB", "best lr", "nats/token", "±", "bits/byte", "gap", "engine − torch"]
+    rows = [
+        [
+            row["size"], NAMES[row["variant"]], f"{row['parameters']:,}", row["bytes"] / 1e6, f"{row['lr']:g}",
+            f"{row['loss']:.4f}", f"{row['deviation']:.4f}", f"{row['bits_per_byte']:.4f}", f"{row['gap']:+.1%}",
+            f"{row['engine_difference']:+.0e}" if "engine_difference" in row else "",
+        ]
+        for row in results["rows"]
+    ]  # fmt: skip
+    rates = "\n".join(
+        f"- {row['size']}, {NAMES[row['variant']]}: "
+        + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
+        for row in results["rows"]
+    )
+    seeds, tokens = len(results["rows"][0]["losses"]), {row["size"]: row["tokens"] for row in results["rows"]}
+    return (
+        "# Ternary against full precision\n\n"
+        f"Loss on the whole validation text after {', '.join(f'{n:,} tokens ({size})' for size, n in tokens.items())}, "
+        f"mean and deviation of {seeds} seeds at the best learning rate. Gap: against full precision at the same "
+        "architecture. MB: 2 bits a ternary weight and int8 tables, or fp16.\n\n"
+        f"{report.table(head, rows)}\n\nLoss of seed 0 by learning rate:\n\n{rates}"
+    )
+
+
+def draw(file: Path, results: dict[str, Any]) -> None:
+    """For each size the loss against tokens, and against the bytes of the model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    sizes = list(dict.fromkeys(row["size"] for row in results["rows"]))
+    figure, axes = plt.subplots(
+        len(sizes), 2, figsize=(11, 3.8 * len(sizes)), squeeze=False, width_ratios=(3, 2), layout="constrained"
+    )
+    for (left, right), size in zip(axes, sizes, strict=True):
+        for row in (row for row in results["rows"] if row["size"] == size):
+            name, color = row["variant"], COLORS[row["variant"]]
+            tokens, losses = zip(*row["curve"], strict=True)
+            left.plot([t / 1e6 for t in tokens], losses, marker="o", ms=3, color=color, label=NAMES[name])
+            right.errorbar(row["bytes"] / 1e6, row["loss"], row["deviation"], marker="o", color=color, capsize=3)
+            right.annotate(
+                NAMES[name], (row["bytes"] / 1e6, row["loss"]), (6, 4), textcoords="offset points", fontsize=8
+            )
+        left.set(xlabel="million tokens", ylabel="nats per token", title=size)
+        right.set(xlabel="MB of the model", xscale="log", title="at the end")
+        right.margins(x=0.35, y=0.2)
+        left.legend(frameon=False, fontsize=8)
+        for axis in (left, right):
+            axis.grid(alpha=0.2)
+            axis.spines[["top", "right"]].set_visible(False)
+    origin = results["origin"]
+    figure.suptitle(f"qat_gap: commit {origin['commit']}, {origin['cpu']}", fontsize=9, color="gray")
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", nargs="+", choices=[*SIZES], default=["1m", "3m"], help="models [1m 3m]")
+    parser.add_argument("--data", nargs="+", help="text, as for bitnet train; none: Python's standard library")
+    parser.add_argument("--tokens", type=int, default=0, help="of a run [2 million; 10m: 10 million]")
+    parser.add_argument("--seeds", type=int, default=3, help="at the best learning rate [3]")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each [1]")
+    parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "qat_gap", help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
+    parser.add_argument("--quick", action="store_true", help="one tiny size, one seed, one learning rate")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.size, args.seeds = ["quick"], 1
+    words = "benchmarks/qat_gap.py " + " ".join(sys.argv[1:] if argv is None else argv)
+    results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}"), "rows": []}
+    for size in args.size:
+        results["rows"] += measure(size, args)
+        report.write(args.out, "qat_gap", results, markdown(results), lambda file: draw(file, results))
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

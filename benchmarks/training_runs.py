@@ -1,0 +1,129 @@
+"""Training runs of a benchmark: ordinary runs of `bitnet train`, each in a folder of its own.
+
+A run that was interrupted goes on when the benchmark is started again; one that is finished is
+read. What identifies a run is its folder's name and the command in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitnet import runlog
+from bitnet.config import ModelConfig
+
+Options = Mapping[str, Any]  # of `bitnet train`, by flag
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run came to. curve: (tokens, validation loss in nats a token)."""
+
+    folder: Path
+    loss: float
+    bits_per_byte: float
+    curve: list[tuple[int, float]]
+    seconds: float
+
+
+class Runs:
+    """Makes runs, at most `jobs` at a time, one thread each. Every run learns from the same token ids."""
+
+    def __init__(self, folder: Path, jobs: int, common: Options) -> None:
+        self.folder, self.common = folder.resolve(), dict(common)
+        self.pool = ThreadPoolExecutor(jobs)
+        self.shared: dict[int, Path] = {}  # vocabulary -> tokenizer.json
+
+    def start(self, name: str, config: ModelConfig, options: Options) -> Callable[[], Outcome]:
+        """Queue a run; what is returned waits for its outcome."""
+        return self.pool.submit(self._run, name, config, options).result
+
+    def all(self, runs: Mapping[str, tuple[ModelConfig, Options]]) -> dict[str, Outcome]:
+        """Runs side by side."""
+        waiting = {name: self.start(name, *run) for name, run in runs.items()}
+        return {name: wait() for name, wait in waiting.items()}
+
+    def prepare(self, config: ModelConfig) -> None:
+        """The tokenizer of all runs with this vocabulary, and the token ids: those of a run of one step."""
+        first = self.folder / f"tokens-{config.vocab_size}"
+        self.shared[config.vocab_size] = first / "step-000001" / "tokenizer.json"
+        if not self.shared[config.vocab_size].exists():
+            _train(first, config, self.common | {"steps": 1, "eval-tokens": 1})
+
+    def _run(self, name: str, config: ModelConfig, options: Options) -> Outcome:
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        words = self.shared[config.vocab_size]
+        for ids in words.parent.parent.glob("*.bin"):
+            if not (folder / ids.name).exists():
+                os.link(ids, folder / ids.name)
+        outcome = read(folder)
+        if outcome is None:
+            _train(folder, config, self.common | {"tokenizer": words} | options)
+            outcome = read(folder)
+            assert outcome is not None
+            print(f"{name}: {outcome.loss:.4f} nats/token, {outcome.seconds:.0f} s", file=sys.stderr)
+        return outcome
+
+
+def read(folder: Path) -> Outcome | None:
+    """The outcome of a run, None when it is not finished."""
+    records = runlog.read(folder / "log.jsonl")
+    if not records or not records[-1].get("final"):
+        return None
+    last = records[-1]["validation"]
+    curve = [(r["tokens"], r["validation"]["nats_per_token"]) for r in records if "validation" in r]
+    return Outcome(folder, last["nats_per_token"], last["bits_per_byte"], curve, records[-1]["seconds"])
+
+
+def _train(folder: Path, config: ModelConfig, options: Options) -> None:
+    """`bitnet train`, with the model in a file as a user would give it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_dict().items())
+    (folder / "run.toml").write_text("[model]\n" + model)
+    words = ["train", "--resume", "--json", "--config", folder / "run.toml", "--out", folder, "--threads", 1]
+    for flag, value in options.items():
+        words += [f"--{flag}", *(value if isinstance(value, list) else [value])]
+    bitnet(*map(str, words))
+
+
+def bitnet(*words: str) -> Any:
+    """A `bitnet` command in a process of its own: what it prints with --json. Raises RuntimeError with its error."""
+    done = subprocess.run([sys.executable, "-m", "bitnet", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"bitnet {' '.join(words)} failed: {done.stderr[-1000:]}")
+    return json.loads(done.stdout)
+
+
+def best_rate(
+    runs: Runs, name: str, config: ModelConfig, options: Options, start: float, search: bool = True
+) -> tuple[float, dict[float, Outcome]]:
+    """The learning rate with the lowest loss for seed 0 among start · 2ⁿ: both its neighbours were tried and lose."""
+
+    def at(*rates: float) -> dict[float, Outcome]:
+        names = {f"{name}-lr{rate:g}-seed0": rate for rate in rates}
+        found = runs.all({key: (config, options | {"lr": rate, "seed": 0}) for key, rate in names.items()})
+        return {names[key]: outcome for key, outcome in found.items()}
+
+    tried = at(start, start / 2, 2 * start) if search else at(start)
+    while search:
+        best = min(tried, key=lambda rate: tried[rate].loss)
+        missing = [rate for rate in (best / 2, 2 * best) if rate not in tried]
+        if not missing:
+            break
+        tried |= at(*missing)
+    return min(tried, key=lambda rate: tried[rate].loss), tried
+
+
+def spread(outcomes: list[Outcome]) -> tuple[float, float]:
+    """Mean and standard deviation of final losses."""
+    losses = [outcome.loss for outcome in outcomes]
+    return statistics.mean(losses), statistics.stdev(losses) if len(losses) > 1 else 0.0
