@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from bitnet import settings
 
-EXTRAS = {"export": "export", "tensorboard": "tensorboard"}  # of a verb or a package that has another than [train]
+EXTRAS = {"export": "export", "tensorboard": "tensorboard", "lm_eval": "eval"}
+"""Of a verb or a package that has another than [train]."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,11 +41,13 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser, and that of each verb."""
     import bitnet_export.commands as export_commands
     import bitnet_runtime.commands as runtime_commands
+    from bitnet import eval_verb
 
     parser = Parser(prog="bitnet", description="Train a ternary transformer, pack it into one file, run it fast.")
     parser.add_argument("--version", action="version", version=f"bitnet-edge {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     register(verbs)
+    eval_verb.register(verbs)
     export_commands.register(verbs)
     runtime_commands.register(verbs)
     return parser, verbs.choices
@@ -62,15 +65,6 @@ def register(verbs: Any) -> None:
     train.add_argument("--json", action="store_true", help="print the result as one JSON object")
     settings.add_flags(train, without=settings.CONVERSION)
     train.set_defaults(func=_train)
-
-    evaluate = verbs.add_parser(
-        "eval", help="measure a checkpoint on text", description="Loss of a checkpoint on text."
-    )
-    evaluate.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest)")
-    evaluate.add_argument("--data", nargs="+", metavar="", help="text; without: the validation text of the run")
-    evaluate.add_argument("--tokens", type=int, default=0, metavar="", help="at most this many; 0: all [0]")
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
-    evaluate.set_defaults(func=_evaluate)
 
     report = verbs.add_parser(
         "report",
@@ -113,8 +107,9 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(error.name or "") or EXTRAS.get(verb, "train")
-        return _fail(f'`bitnet {verb}` needs {error.name}: pip install "bitnet-edge[{extra}]"')
+        missing = (error.name or "").partition(".")[0]
+        extra = EXTRAS.get(missing) or EXTRAS.get(verb, "train")
+        return _fail(f'`bitnet {verb}` needs {missing}: pip install "bitnet-edge[{extra}]"')
     except OSError as error:
         return _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
@@ -144,12 +139,6 @@ def _train(args: argparse.Namespace) -> int:
     # which on a machine that is busy with something else makes a step ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from bitnet.train import command
-
-    return command(args)
-
-
-def _evaluate(args: argparse.Namespace) -> int:
-    from bitnet.evaluate import command
 
     return command(args)
 

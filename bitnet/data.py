@@ -3,6 +3,7 @@
 A document is a file, or a line of a .jsonl file. Its content decides by hash whether it is for
 training or for validation, so equal texts never lie on both sides, and the split is the same
 on every machine. Every document begins with the end token, which separates it from the last.
+torch is imported when a batch is made: a packed file is measured on text without it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from bitnet.tokenizer import END_ID
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = (".txt", ".py", ".md", ".jsonl")
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
@@ -136,6 +138,8 @@ class Tokens:
 
     def window(self, indices: Sequence[int], context: int, shift: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64 (len(indices), context) each."""
+        import torch
+
         rows = [self.ids[shift + i * context : shift + (i + 1) * context + 1].astype(np.int64) for i in indices]
         block = torch.from_numpy(np.stack(rows))
         return block[:, :-1], block[:, 1:]
@@ -186,9 +190,11 @@ class Batches:
                 f"the training text has {len(tokens.ids):,} tokens, one batch of {batch} × {context} needs {need:,}; "
                 "add data, or lower --batch or --context"
             )
-        self._epoch, self._order = -1, torch.empty(0)
+        self._epoch = -1
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        import torch
+
         epoch, place = divmod(i, self.per_epoch)
         if epoch != self._epoch:
             random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)

@@ -1,22 +1,29 @@
-"""Loss of a model on text: nats per token, bits per byte, perplexity."""
+"""Loss of a model on text: nats per token, bits per byte, perplexity.
+
+A checkpoint is measured in torch, a packed file in the engine, on the same windows of the same
+tokens. torch is imported for a checkpoint alone.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import tempfile
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch.nn import functional as F
 
-from bitnet import chat, checkpoint, data, tokenizer
+from bitnet import data
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer
-from bitnet.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bitnet import chat
+    from bitnet.model import Transformer
+    from bitnet_runtime import Model, Session
 
 
 @dataclass(frozen=True)
@@ -26,10 +33,80 @@ class Result:
     perplexity: float  # per token
     tokens: int  # predicted
 
+    @classmethod
+    def of(cls, total: float, counted: int, bytes_per_token: float) -> Result:
+        """total: nats of `counted` tokens."""
+        nats = total / counted
+        return cls(nats, nats / math.log(2) / bytes_per_token, math.exp(min(nats, 700.0)), counted)
 
-@torch.no_grad()
+
+# ---- windows ----
+
+
+@dataclass(frozen=True)
+class Overlapping:
+    """Windows of text of which one begins every `stride` tokens, and of which only what is new counts.
+
+    So every token that counts, after the first window, has at least context − stride tokens before it.
+    With stride = context the windows of `data.Tokens`.
+    """
+
+    text: data.Tokens
+    stride: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.text.n_tokens
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.text.bytes_per_token
+
+    def windows(self, context: int) -> int:
+        """How many windows of `context` inputs, each with its next token, there are."""
+        return max(0, (self.n_tokens - 1 - context) // self.stride + 1)
+
+    def new(self, index: int, context: int) -> int:
+        """How many of the window's targets count, the last ones."""
+        return self.stride if index else context
+
+    def row(self, index: int, context: int) -> NDArray[np.int64]:
+        """The window's inputs and their next token: (context + 1,)."""
+        first = index * self.stride
+        return self.text.ids[first : first + context + 1].astype(np.int64)
+
+    def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (IGNORED where another window counts them), int64 (len(indices), context) each."""
+        import torch
+
+        block = torch.from_numpy(np.stack([self.row(i, context) for i in indices]))
+        targets = block[:, 1:].clone()
+        for target, i in zip(targets, indices, strict=True):
+            target[: context - self.new(i, context)] = data.IGNORED
+        return block[:, :-1], targets
+
+
+def chosen_windows(n: int, wanted: int) -> list[int]:
+    """`wanted` of n windows, evenly spaced; 0: all."""
+    wanted = min(n, wanted) or n
+    return [i * n // wanted for i in range(wanted)]
+
+
+def _too_short(n_tokens: int, context: int) -> data.DataError:
+    return data.DataError(
+        f"the text has {n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
+    )
+
+
+# ---- in torch ----
+
+
 def evaluate(
-    model: Transformer, tokens: data.Tokens | chat.Dialogues, context: int, batch: int = 16, limit: int = 0
+    model: Transformer,
+    tokens: data.Tokens | chat.Dialogues | Overlapping,
+    context: int,
+    batch: int = 16,
+    limit: int = 0,
 ) -> Result:
     """Mean loss of text, or of the answers in conversations, over windows of `context` tokens.
 
@@ -37,22 +114,23 @@ def evaluate(
 
     Always in fp32 and outside autocast: the loss that the engine will have.
     """
+    import torch
+    from torch.nn import functional as F
+
     device = model.embedding.weight.device
     n = tokens.windows(context)
     if n < 1:
-        raise data.DataError(
-            f"the text has {tokens.n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
-        )
-    wanted = min(n, max(1, limit // context)) if limit else n
-    chosen = [i * n // wanted for i in range(wanted)]
+        raise _too_short(tokens.n_tokens, context)
+    each = tokens.stride if isinstance(tokens, Overlapping) else context
+    chosen = chosen_windows(n, max(1, limit // each) if limit else 0)
     total, counted = 0.0, 0
-    for start in range(0, wanted, batch):
-        inputs, targets, *documents = (t.to(device) for t in tokens.window(chosen[start : start + batch], context))
-        logits = model(inputs, *documents).flatten(0, 1)
-        total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
-        counted += int((targets != data.IGNORED).sum())
-    nats = total / counted
-    return Result(nats, nats / math.log(2) / tokens.bytes_per_token, math.exp(min(nats, 700.0)), counted)
+    with torch.no_grad():
+        for start in range(0, len(chosen), batch):
+            inputs, targets, *documents = (t.to(device) for t in tokens.window(chosen[start : start + batch], context))
+            logits = model(inputs, *documents).flatten(0, 1)
+            total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
+            counted += int((targets != data.IGNORED).sum())
+    return Result.of(total, counted, tokens.bytes_per_token)
 
 
 def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None:
@@ -64,30 +142,38 @@ def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None
         )
 
 
-def command(args: argparse.Namespace) -> int:
-    """`bitnet eval`."""
-    folder = checkpoint.find(args.checkpoint)
-    model = checkpoint.load_model(folder)
-    words = tokenizer.load(folder / "tokenizer.json")
-    check_vocabulary(words, model.config, str(folder))
-    settings = Settings.from_dict(checkpoint.load_state(folder)["settings"])
-    generation = checkpoint.load_generation(folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        tokens: data.Tokens | chat.Dialogues
-        if settings.chat and not args.data:
-            encoder = chat.Encoder(words, checkpoint.load_template(folder) or chat.CHATML, generation)
-            held_out = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)[1]
-            tokens = chat.Dialogues(held_out, encoder, words)
-        else:
-            texts = list(data.documents(data.files_of(args.data or settings.data)))
-            if not args.data:
-                texts = data.split(texts, settings.validation)[1]
-            tokens = data.tokenize(texts, words, Path(scratch), "text", tokenizer.separator(words, generation))
-        context = settings.context or model.config.max_context
-        result = evaluate(model, tokens, context, settings.batch, args.tokens)
-    if args.json:
-        print(json.dumps({"checkpoint": str(folder)} | asdict(result)))
-    else:
-        print(f"{result.nats_per_token:.4f} nats/token  {result.bits_per_byte:.4f} bits/byte  "
-              f"perplexity {result.perplexity:.2f}  ({result.tokens:,} tokens, {folder})")  # fmt: skip
-    return 0
+# ---- in the engine ----
+
+
+def log_probabilities(logits: NDArray[np.float32], targets: Sequence[int]) -> NDArray[np.float64]:
+    """Natural log of the probability of targets[i] under row i of (n, vocab_size) logits, summed in fp64: (n,)."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(1, keepdims=True)
+    found: NDArray[np.float64] = rows[np.arange(len(rows)), np.asarray(targets)] - np.log(np.exp(rows).sum(1))
+    return found
+
+
+def evaluate_packed(model: Model, text: Overlapping, context: int, limit: int = 0) -> Result:
+    """`evaluate` of a packed file: the same windows, computed by the engine."""
+    model.require_head()
+    n = text.windows(context)
+    if n < 1:
+        raise _too_short(text.n_tokens, context)
+    total, counted = 0.0, 0
+    with model.session(n_ctx=context) as session:
+        for i in chosen_windows(n, max(1, limit // text.stride) if limit else 0):
+            new = text.new(i, context)
+            total -= _score(session, text.row(i, context).tolist(), new)
+            counted += new
+    return Result.of(total, counted, text.bytes_per_token)
+
+
+def _score(session: Session, row: list[int], new: int) -> float:
+    """Log-probability of the last `new` tokens of a row, of which the very last does not fit the session."""
+    before = len(row) - new
+    session.reset()
+    session.feed(row[:before])
+    middle = session.score(row[before:-1]) if new > 1 else []
+    logits = session.logits
+    assert logits is not None  # they follow from what was appended
+    return math.fsum(middle) + float(log_probabilities(logits[None], row[-1:])[0])

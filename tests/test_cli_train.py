@@ -28,7 +28,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "the following arguments are required: VERB"),
         (["trian"], "did you mean 'train'?"),
-        (["eval"], "the following arguments are required: checkpoint"),
+        (["eval"], "the following arguments are required: SRC"),
         (["eval", "x", "--jsn"], "unknown option '--jsn', did you mean '--json'?"),
         (["eval", "x", "--tok=3"], "unknown option '--tok', did you mean '--tokens'?"),
         (["eval", "x", "y"], "unknown option 'y'"),
@@ -52,7 +52,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(("verb", "extra"), [("train", "train"), ("eval", "train"), ("export", "export")])
 def test_a_missing_extra_is_named(verb: str, extra: str) -> None:
-    arguments = {"train": [], "eval": ["x"], "export": ["x", "y"]}[verb]
+    arguments = {"train": [], "eval": ["."], "export": ["x", "y"]}[verb]
     code = f"import sys; sys.modules['torch'] = None; from bitnet.cli import main; sys.exit(main({[verb, *arguments]}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1

@@ -73,6 +73,20 @@ class ChatTemplate:
         special_tokens: variables of the template such as eos_token, and the texts of these tokens.
         What the messages say stays plain text, even where it spells a special token.
         """
+        text = self.render(
+            messages, special_tokens, add_generation_prompt=add_generation_prompt, change=tokenizer.shield
+        )
+        return tokenizer.encode(text, add_bos=False, shielded=True)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        special_tokens: Mapping[str, str],
+        *,
+        add_generation_prompt: bool = True,
+        change: Callable[[str], str] = str,
+    ) -> str:
+        """The same as text. change: what is done to every text of a message before."""
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
         for message in messages:
@@ -81,14 +95,13 @@ class ChatTemplate:
                     f'messages has {message!r:.100}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
         try:
-            shielded = [_map_text(_as_templates_expect(message), tokenizer.shield) for message in messages]
-            size = len(json.dumps(shielded, default=str))
+            changed = [_map_text(_as_templates_expect(message), change) for message in messages]
+            size = len(json.dumps(changed, default=str))
         except (RecursionError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
         more: dict[str, Any] = {"tools": None, "documents": None}  # as apply_chat_template has it
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
-        text = self._render(size, **more, messages=shielded)
-        return tokenizer.encode(text, add_bos=False, shielded=True)
+        return self._render(size, **more, messages=changed)
 
     def _render(self, size: int, messages: list[Any], **variables: Any) -> str:
         with self._lock:

@@ -135,7 +135,7 @@ class Stream:
     def _begin(self) -> None:
         """Compute the prompt."""
         begin = time.perf_counter()
-        self._computed = _extend(self._session, self._prompt)
+        self._computed = extend(self._session, self._prompt)
         self._session.seed(self._seed)
         self._prompt_seconds = time.perf_counter() - begin
 
@@ -233,7 +233,7 @@ class Lookup:
         return []
 
 
-def _extend(session: Session, prompt: Sequence[int]) -> int:
+def extend(session: Session, prompt: Sequence[int]) -> int:
     """Make the session hold the prompt and its logits; returns how many tokens were computed.
 
     What it already holds of the prompt's beginning is kept: the bits are the same.

@@ -238,6 +238,13 @@ class Model:
         """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token."""
         return self._template.encode(messages, self._tokenizer, self._special_tokens)
 
+    def render_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The same prompt as text, or without `add_generation_prompt` the messages alone; special tokens written out.
+
+        What a message says becomes a special token when the text is parsed with special tokens.
+        """
+        return self._template.render(messages, self._special_tokens, add_generation_prompt=add_generation_prompt)
+
     # ---- tokens ----
 
     def session(self, n_ctx: int | None = None) -> Session:
@@ -268,8 +275,13 @@ class Model:
         return self.info.threads
 
     @property
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer as the `tokenizers` library writes it; empty when the file has none."""
+        return self._section(lib.BN_SECTION_TOKENIZER)
+
+    @property
     def has_tokenizer(self) -> bool:
-        return bool(self._section(lib.BN_SECTION_TOKENIZER))
+        return bool(self.tokenizer_json)
 
     @property
     def has_template(self) -> bool:

@@ -1,0 +1,188 @@
+"""The verb `bitnet eval`: a checkpoint or a packed file, measured on text or on tasks.
+
+Nothing heavy is imported before it runs. Only here may training reach bitnet_export, for the
+temporary file of a checkpoint that the engine is to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bitnet import chat
+    from bitnet.evaluate import Overlapping
+    from bitnet_runtime import Model
+
+FOR_TEXT = ("data", "tokens", "context", "stride", "samples")
+FOR_TASKS = ("fewshot", "limit", "chat")
+
+
+def register(verbs: Any) -> None:
+    """Add the verb to the subparsers of the `bitnet` command."""
+    evaluate = verbs.add_parser(
+        "eval",
+        help="measure a model on text or on tasks",
+        description="Loss of a model on text, or its answers to tasks of lm-evaluation-harness. A checkpoint is "
+        "measured in PyTorch, a packed file in the engine, with the same result. bitnet/EVALUATION.md says how to "
+        "read the figures.",
+    )
+    evaluate.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
+    evaluate.add_argument("--kv-type", choices=("f32", "f16", "int8"), help="numbers in the engine's cache [f32]")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
+    text = evaluate.add_argument_group("text")
+    text.add_argument("--data", nargs="+", metavar="", help="what to measure; none: the validation text of the run")
+    text.add_argument("--tokens", type=int, default=0, metavar="", help="at most this many; 0: all [0]")
+    text.add_argument("--context", type=int, default=0, metavar="", help="tokens of a window; 0: as trained [0]")
+    text.add_argument(
+        "--stride", type=int, default=0, metavar="", help="tokens from window to window; 0: the context, no overlap [0]"
+    )
+    text.add_argument("--samples", type=int, default=0, metavar="", help="texts of the model to print [0]")
+    text.add_argument("--prompt", metavar="", help="what the samples begin with; none: a document's beginning")
+    tasks = evaluate.add_argument_group("tasks", 'need pip install "bitnet-edge[eval]"')
+    tasks.add_argument("--tasks", metavar="", help="names of the harness, or .yaml files, with commas between")
+    tasks.add_argument("--fewshot", type=int, metavar="", help="solved examples before each question; none: by task")
+    tasks.add_argument("--limit", type=int, default=0, metavar="", help="questions of each task, the first; 0: all [0]")
+    tasks.add_argument("--chat", action="store_true", help="ask through the chat template")
+    evaluate.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """`bitnet eval`."""
+    source = Path(args.source)
+    if not source.exists():
+        raise FileNotFoundError(f"{source} does not exist, expected a checkpoint or a run folder, or a packed file")
+    is_packed = not source.is_dir()
+    _check(args, is_packed or bool(args.tasks or args.samples))
+    shown = ""
+    figures: dict[str, Any] = {}
+    if not is_packed and not args.tasks:
+        figures = of_checkpoint(args)
+        shown = line(figures)
+    if is_packed or args.tasks or args.samples:
+        with _in_engine(source, args.kv_type or "f32") as model:
+            if args.tasks:
+                from bitnet.harness import report
+
+                figures, shown = report(model, args.tasks.split(","), args.fewshot, args.limit, args.chat)
+            elif is_packed:
+                figures = of_packed(model, args)
+                shown = line(figures)
+            if args.samples:
+                figures["samples"] = samples(model, args.prompt or "", args.samples)
+    for i, text in enumerate(figures.get("samples", [])):
+        shown += f"\n\n--- sample {i} ---\n{text}"
+    print(json.dumps({"source": args.source} | figures) if args.json else shown)
+    return 0
+
+
+def _check(args: argparse.Namespace, engine: bool) -> None:
+    """Raises ValueError: a number below 0, or an option that would say nothing."""
+    for name in ("tokens", "context", "stride", "samples", "fewshot", "limit"):
+        if (getattr(args, name) or 0) < 0:
+            raise ValueError(f"--{name} is {getattr(args, name)}, expected 0 or more")
+    rules = [(FOR_TEXT, not args.tasks, "is for text, not for --tasks"), (FOR_TASKS, args.tasks, "goes with --tasks")]
+    rules += [(("prompt",), args.samples, "goes with --samples"), (("kv_type",), engine, "is for packed files")]
+    for names, useful, reason in rules:
+        for name in names:
+            if getattr(args, name) not in (None, 0, False) and not useful:
+                raise ValueError(f"--{name.replace('_', '-')} {reason}")
+
+
+@contextmanager
+def _in_engine(source: Path, kv_type: str) -> Iterator[Model]:
+    """A packed file, or a checkpoint by way of a temporary one."""
+    from bitnet_runtime import Model
+
+    with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:
+        file = source
+        if source.is_dir():
+            from bitnet.checkpoint import find
+            from bitnet_export.pack import pack_checkpoint
+
+            file = Path(folder) / "model.bitnet"
+            pack_checkpoint(find(source), file)
+        with Model.load(file, kv_type=kv_type) as model:
+            print(model, file=sys.stderr)
+            yield model
+
+
+def samples(model: Model, prompt: str, n: int) -> list[str]:
+    """Texts that begin with the prompt, the same ones each time."""
+    return [prompt + model.generate(prompt, seed=i).text for i in range(n)]
+
+
+def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a packed file."""
+    from bitnet import data, tokenizer
+    from bitnet.evaluate import Overlapping, evaluate_packed
+
+    if not args.data:
+        raise ValueError(f"{args.source} does not know what it was trained on; give the text with --data")
+    if not model.has_tokenizer:
+        raise ValueError(f"{args.source} has no tokenizer, so text cannot be measured")
+    words = tokenizer.parse(model.tokenizer_json.decode(), args.source)
+    first = tokenizer.separator(words, model.metadata.get("generation") or {})
+    context, stride = _window(args, model.n_ctx, model.n_ctx)
+    with tempfile.TemporaryDirectory() as scratch:
+        text = data.tokenize(list(data.documents(data.files_of(args.data))), words, Path(scratch), "text", first)
+        result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
+    return asdict(result) | {"context": context, "stride": stride}
+
+
+def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a checkpoint."""
+    from bitnet import chat, checkpoint, data, tokenizer
+    from bitnet.evaluate import Overlapping, check_vocabulary, evaluate
+    from bitnet.settings import Settings
+
+    folder = checkpoint.find(args.source)
+    model = checkpoint.load_model(folder)
+    words = tokenizer.load(folder / "tokenizer.json")
+    check_vocabulary(words, model.config, str(folder))
+    settings = Settings.from_dict(checkpoint.load_state(folder)["settings"])
+    generation = checkpoint.load_generation(folder)
+    context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
+    with tempfile.TemporaryDirectory() as scratch:
+        tokens: Overlapping | chat.Dialogues
+        if settings.chat and not args.data:
+            if args.stride:
+                raise ValueError("--stride is for text; of conversations each is measured from its beginning")
+            encoder = chat.Encoder(words, checkpoint.load_template(folder) or chat.CHATML, generation)
+            held_out = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)[1]
+            tokens = chat.Dialogues(held_out, encoder, words)
+        else:
+            texts = list(data.documents(data.files_of(args.data or settings.data)))
+            first = tokenizer.separator(words, generation)
+            text = data.tokenize(
+                texts if args.data else data.split(texts, settings.validation)[1], words, Path(scratch), "text", first
+            )
+            tokens = Overlapping(text, stride)
+        result = evaluate(model, tokens, context, settings.batch, args.tokens)
+    return asdict(result) | {"context": context, "stride": stride, "checkpoint": folder.name}
+
+
+def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
+    """Context and stride. usual: the context where none is given; most: that of the model."""
+    context = args.context or usual
+    if context > most:
+        raise ValueError(f"--context is {context}, the model has at most {most}")
+    stride = args.stride or context
+    if stride > context:
+        raise ValueError(f"--stride is {stride}, expected at most the context, {context}; tokens would be left out")
+    return context, stride
+
+
+def line(figures: dict[str, Any]) -> str:
+    return (
+        f"{figures['nats_per_token']:.4f} nats/token  {figures['bits_per_byte']:.4f} bits/byte  "
+        f"perplexity {figures['perplexity']:.2f}  ({figures['tokens']:,} tokens, "
+        f"context {figures['context']:,}, stride {figures['stride']:,})"
+    )

@@ -1,0 +1,274 @@
+"""Tasks of lm-evaluation-harness, answered by the engine: `bitnet eval MODEL --tasks …`.
+
+    python -m bitnet.harness run --model bitnet --model_args path=model.bitnet --tasks arc_easy
+
+is the harness's own command, which then knows this model class. Texts are encoded, split and cut
+as by the harness's class for transformers (`HFLM`), so that figures can be compared. The order of
+the work is another: requests are sorted by their tokens, and what one shares with the one before,
+a context or the solved examples of a task, is computed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from bitnet.evaluate import log_probabilities
+from bitnet_runtime import Model, Session
+from bitnet_runtime.generation import extend, generate_batch
+
+MAX_LOGITS = 1 << 22  # numbers that are held at a time: 16 MB, and twice as much in fp64
+
+Scored = tuple[tuple[str, str] | None, list[int], list[int]]
+"""The texts of a request, the tokens of its context, and those of its continuation."""
+
+
+@register_model("bitnet")
+class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
+    """A packed model as the harness wants it.
+
+    path: a packed file, or an open Model. max_length: tokens of context, None: the model's.
+    batch_size: answers that are generated together. threads, isa, kv_type: as in Model.load.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | Model,
+        *,
+        max_length: int | None = None,
+        batch_size: int | str = 8,
+        threads: int | None = None,
+        isa: str | None = None,
+        kv_type: str = "f32",
+        max_batch_size: int | None = None,  # the harness passes it always
+        device: str | None = None,
+    ) -> None:
+        super().__init__()
+        if device not in (None, "cpu"):
+            raise ValueError(f"device is {device!r}, expected cpu: the engine runs there")
+        if not isinstance(path, Model):
+            path = Model.load(str(path), n_ctx=max_length, threads=threads, isa=isa, kv_type=kv_type)
+        self.model = path
+        self.model.require_head()
+        if not self.model.has_tokenizer:
+            raise ValueError(f"{self.model.path.name} has no tokenizer, so it cannot be asked anything")
+        self.batch_size = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) else 8  # "auto", too
+        self._block = max(1, MAX_LOGITS // self.model.vocab_size)
+
+    # ---- what the model is ----
+
+    @property
+    def max_length(self) -> int:
+        return self.model.n_ctx
+
+    @property
+    def max_gen_toks(self) -> int:
+        """Of an answer, where the task does not say; a small context is shared between question and answer."""
+        return min(256, self.max_length // 2)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text. Raises ValueError: the file names none."""
+        named = self._named("eos_token")
+        ends = [*named, *sorted(self.model.end_tokens)]
+        if not ends:
+            raise ValueError(
+                f"{self.model.path.name} names no end token, so a text cannot be scored from its beginning"
+            )
+        return ends[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without context: the start token, else the end token."""
+        if self.model.bos_token is not None:
+            return self.model.bos_token
+        named = self._named("bos_token")
+        return named[0] if named else self.eot_token_id
+
+    def _named(self, name: str) -> list[int]:
+        """The id of a special token that the file names, if it is one token."""
+        words = (self.model.metadata.get("generation") or {}).get("special_tokens") or {}
+        ids = self.tok_encode(words[name], add_special_tokens=False) if isinstance(words.get(name), str) else []
+        return ids if len(ids) == 1 else []
+
+    @property
+    def tokenizer_name(self) -> str:
+        return f"bitnet-{hashlib.sha256(self.model.tokenizer_json).hexdigest()[:16]}"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return self.model.tokenize(string, add_bos=add_special_tokens is not False, parse_special=True)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The prompt as text; without `add_generation_prompt` the last message is left open, to be gone on with."""
+        text = self.model.render_template(chat_history, add_generation_prompt=add_generation_prompt)
+        if add_generation_prompt:
+            return text
+        last = chat_history[-1]["content"]
+        content = last if last in text else last.strip()  # templates may trim
+        if content not in text:
+            raise ValueError(f"the chat template does not show the message {content!r:.80} as it is")
+        return text[: text.rindex(content) + len(content)]
+
+    # ---- scores ----
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Scored], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        """Of each continuation its log-probability, and whether each of its tokens is the likeliest."""
+        answers: dict[int, tuple[float, bool]] = {}
+        order = sorted(range(len(requests)), key=lambda i: requests[i][1] + requests[i][2])
+        with self.model.session() as session:
+            for i in tqdm(order, desc="Scoring", disable=disable_tqdm or None):
+                texts, context, continuation = requests[i]
+                answers[i] = self._score(session, context, continuation)
+                if texts is not None:  # a whole request, no window of one
+                    self.cache_hook.add_partial("loglikelihood", texts, answers[i])
+        return [answers[i] for i in range(len(requests))]
+
+    def _score(self, session: Session, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        """What does not fit is cut from the left. The last token is predicted and need not fit."""
+        if not 1 <= len(continuation) <= self.max_length:
+            raise ValueError(
+                f"a continuation has {len(continuation)} tokens, expected 1 to {self.max_length}, the model's context"
+            )
+        tokens = (context + continuation)[-(self.max_length + 1) :]
+        extend(session, tokens[: -len(continuation)])
+        logits = session.logits
+        assert logits is not None
+        score, greedy = _judge(logits[None], continuation[:1])
+        for start in range(0, len(continuation) - 1, self._block):
+            stop = min(start + self._block, len(continuation) - 1)
+            rows = session.append(continuation[start:stop], "all")
+            more, likeliest = _judge(rows, continuation[start + 1 : stop + 1])
+            score, greedy = score + more, greedy and likeliest
+        return score, greedy
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of whole texts, each token scored once, windows as the harness cuts them."""
+        windows: list[Scored] = []
+        owners: list[int] = []
+        for i, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1):
+                windows.append((None, *make_disjoint_window(window)))
+                owners.append(i)
+        totals = [0.0] * len(requests)
+        for i, (score, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            totals[i] += score
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    # ---- answers ----
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Answers, several computed together; a request that samples draws from its place in the list as seed."""
+        prompts = [self._prompt(*request.args) for request in requests]
+        order = sorted(range(len(requests)), key=lambda i: prompts[i][0])
+        answers: dict[int, str] = {}
+        with self.model.session() as session, tqdm(total=len(order), disable=disable_tqdm or None) as progress:
+            for start in range(0, len(order), self.batch_size):
+                batch = order[start : start + self.batch_size]
+                with contextlib.ExitStack() as stack:
+                    streams = []
+                    for i in batch:
+                        tokens, sampling = prompts[i]
+                        extend(session, tokens)
+                        own = stack.enter_context(session.fork())
+                        streams.append(self.model.stream(tokens, session=own, seed=i, **sampling))
+                    for i, result in zip(batch, generate_batch(streams), strict=True):
+                        answers[i] = result.text
+                        self.cache_hook.add_partial("generate_until", requests[i].args, result.text)
+                progress.update(len(batch))
+        return [answers[i] for i in range(len(requests))]
+
+    def _prompt(self, context: str, options: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """Tokens, cut from the left so that the answer has room, and options of `Model.stream`.
+
+        What the task does not say of sampling the file says, or the table of `bitnet_runtime.defaults`.
+        """
+        sampling: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), self.max_gen_toks))
+        most = sampling.pop("max_gen_toks")
+        if not 1 <= most < self.max_length:
+            raise ValueError(
+                f"a task wants answers of {most} tokens, expected 1 to {self.max_length - 1}: question and answer "
+                f"share the model's context of {self.max_length}"
+            )
+        if not sampling.pop("do_sample"):
+            sampling["temperature"] = 0.0
+        sampling["stop"] = tuple(text for text in sampling.pop("until") if text)
+        tokens = self.tok_encode(context) or [self.prefix_token_id]
+        return tokens[-(self.max_length - most) :], sampling | {"max_tokens": most}
+
+
+def _judge(rows: Any, targets: Sequence[int]) -> tuple[float, bool]:
+    """Log-probability of targets under rows of logits, and whether each is its row's likeliest token."""
+    return float(log_probabilities(rows, targets).sum()), bool((rows.argmax(1) == targets).all())
+
+
+# ---- the verb ----
+
+
+def report(
+    model: Model, names: Sequence[str], fewshot: int | None, limit: int, chat: bool
+) -> tuple[dict[str, Any], str]:
+    """What `bitnet eval --tasks` prints: the harness's figures by task, and its table of them.
+
+    names: of tasks or groups, or .yaml files that define one. Raises ValueError: there is no such task.
+    """
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import make_table
+
+    files = [Path(name) for name in names if name.endswith(".yaml")]
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} does not exist, expected a file that defines a task")
+    if chat and not model.has_template:
+        raise ValueError(f"{model.path.name} has no chat template; leave --chat out")
+    with contextlib.redirect_stdout(sys.stderr):  # what the harness says meanwhile is no result
+        manager = TaskManager(include_defaults=len(files) < len(names))  # reading its 14,000 takes seconds
+        check_names(names, manager.all_tasks)
+        try:
+            found = simple_evaluate(
+                EngineLM(model),
+                tasks=list(names),
+                num_fewshot=fewshot,
+                limit=limit or None,
+                apply_chat_template=chat,
+                task_manager=manager,
+                log_samples=False,
+            )
+        except (KeyError, jinja2.TemplateError) as error:  # in what the file of a task says
+            raise ValueError(f"a task of {', '.join(names)} is not well defined: {error}") from error
+    assert found is not None  # one process
+    table = make_table(found) + (f"\n{make_table(found, 'groups')}" if found.get("groups") else "")
+    kept = ("results", "groups", "n-shot", "n-samples", "versions")
+    return {name: found[name] for name in kept if name in found}, table
+
+
+def check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ValueError: a name that is no file's and not known, with the nearest that are."""
+    for name in names:
+        if not name.endswith(".yaml") and name not in known:
+            near = difflib.get_close_matches(name, known, 3)
+            hint = f", did you mean {' or '.join(near)}?" if near else "; `lm_eval ls tasks` lists them"
+            raise ValueError(f"the harness has no task {name!r}{hint}")
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
