@@ -14,7 +14,7 @@ class BitLinear(nn.Linear):
     `amount` is that of `bitnet.quant`: below 1 only while a float model is being converted.
     """
 
-    amount = 1.0
+    amount: float | Tensor = 1.0
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False, scope: str = "tensor") -> None:
         super().__init__(in_features, out_features, bias)

@@ -29,7 +29,8 @@ class _Normalized(torch.autograd.Function):
         x, weight, r = ctx.saved_tensors
         x_hat = x * r
         product = grad * x_hat
-        mean = (product @ weight).unsqueeze(-1).div_(weight.numel())
+        with torch.autocast(x.device.type, enabled=False):  # compiled, the backward pass is traced under autocast
+            mean = (product @ weight).unsqueeze(-1).div_(weight.numel())
         grad_x = (grad * weight).sub_(x_hat.mul_(mean)).mul_(r)
         return grad_x, product.flatten(0, -2).sum(0), None
 

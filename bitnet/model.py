@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bitnet.bitlinear import BitLinear, project
 from bitnet.config import TERNARY_LINEARS, ModelConfig
@@ -194,9 +195,11 @@ class Transformer(nn.Module):
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     documents: int (B, T), when a row holds several texts: equal numbers in a row for the tokens of one. A
     token sees its own text only, at the positions it would have alone.
+    recompute: keep only the input of each layer for the backward pass, and compute the layer there again.
     """
 
-    amount = 1.0
+    amount: float | Tensor = 1.0
+    recompute = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -230,12 +233,16 @@ class Transformer(nn.Module):
 
     @contextlib.contextmanager
     def partly_quantized(self, amount: float) -> Iterator[None]:
-        """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one."""
+        """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one.
+
+        With `recompute` the backward pass has to be inside, too.
+        """
+        value = 1.0 if amount == 1 else torch.tensor(amount, device=self.embedding.weight.device)
         parts: list[Transformer | BitLinear] = [self]
         parts += [module for module in self.modules() if isinstance(module, BitLinear)]
         try:
             for part in parts:
-                part.amount = amount
+                part.amount = value
             yield
         finally:
             for part in parts:
@@ -255,7 +262,11 @@ class Transformer(nn.Module):
             places = positions(documents_BT)[:, None]  # the same for all heads
             tables = {of_layer: (cos[places], sin[places]) for of_layer, (cos, sin) in tables.items()}
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
-            x_BTD = layer(x_BTD, *tables[of_layer], documents_BT)
+            inputs = x_BTD, *tables[of_layer], documents_BT
+            if self.recompute and torch.is_grad_enabled():
+                x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BTD = layer(*inputs)
         normed_BTD: Tensor = self.final_norm(x_BTD)
         return normed_BTD
 

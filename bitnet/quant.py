@@ -172,8 +172,8 @@ class _Partly(torch.autograd.Function):
     """v + λ·(v_q − v) with the straight-through estimator: v itself at λ = 0, v_q at λ = 1, bit for bit."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, v_q: Tensor, amount: float) -> Tensor:
-        return torch.lerp(v, v_q.to(v.dtype), amount)
+    def forward(ctx: Any, v: Tensor, v_q: Tensor, amount: float | Tensor) -> Tensor:
+        return torch.lerp(v, v_q.to(v.dtype), amount.to(v.dtype) if isinstance(amount, Tensor) else amount)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -181,12 +181,12 @@ class _Partly(torch.autograd.Function):
 
 
 _integer_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
-_partly: Callable[[Tensor, Tensor, float], Tensor] = _Partly.apply
+_partly: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _Partly.apply
 
 
-def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: float) -> tuple[Tensor, ...]:
+def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: float | Tensor) -> tuple[Tensor, ...]:
     """`_QuantizedLinear`; below an amount of 1 a float product of what is between x and x_q, W and W_q."""
-    if amount == 1.0:
+    if isinstance(amount, float) and amount == 1.0:
         return _integer_linear(x, quantize, *weights)
     dtype = torch.promote_types(x.dtype, torch.float32)
     q, s = activation_codes(x)
@@ -199,22 +199,25 @@ def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: 
     return tuple(F.linear(x, w).to(dtype) for w in between)
 
 
-# `amount` is the λ of a conversion (bitnet/FINETUNING.md): every quantizer Q computes v + λ·(Q(v) − v).
+# `amount` is the λ of a conversion (bitnet/FINETUNING.md): every quantizer Q computes v + λ·(Q(v) − v). As a
+# tensor () it may change without compiling anew, and is not taken for 1.
 
 
-def ternary_linear(x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float = 1.0) -> tuple[Tensor, ...]:
+def ternary_linear(
+    x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float | Tensor = 1.0
+) -> tuple[Tensor, ...]:
     """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ. x: (..., K), W_i: (N_i, K); y_i: (..., N_i)."""
     return _quantized_linear(x, functools.partial(ternary_codes, scope=scope), *weights, amount=amount)
 
 
-def output_logits(x: Tensor, w: Tensor, storage: str, amount: float = 1.0) -> Tensor:
+def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0) -> Tensor:
     """The head: x · Wᵀ with W as stored; with "int8" rows the activations are int8 too. x: (..., K), w: (N, K)."""
     if storage == "int8":
         return _quantized_linear(x, row_codes, w, amount=amount)[0]
     return F.linear(x, _partly(w, stored_rows(w, storage), amount))
 
 
-def embedding_rows(tokens: Tensor, w: Tensor, storage: str, amount: float = 1.0) -> Tensor:
+def embedding_rows(tokens: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0) -> Tensor:
     """The embedding rows of token ids, as stored. tokens: (...), w: (N, K). Returns (..., K)."""
     rows = F.embedding(tokens.flatten(), w)
     return _partly(rows, stored_rows(rows, storage), amount).reshape(*tokens.shape, -1)
