@@ -93,11 +93,14 @@ def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert is_picture(tmp_path / "small.png")
 
 
-@pytest.mark.parametrize("name", ["qat_gap", "recipe"])
+@pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0)])
 def test_training(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In its quick form, here rather than in processes of their own; a second start finds every run made."""
+    """In its quick form, here rather than in processes of their own; a second start finds every run made.
+
+    more: runs than there are rows, for the token ids and for seeds.
+    """
     rng, words = random.Random(0), []
     for folder in (tmp_path / "text", tmp_path / "runs"):
         folder.mkdir()
@@ -124,7 +127,7 @@ def test_training(
     assert benchmark.main(["--quick", *where]) == 0
     first, results = calls.copy(), json.loads((tmp_path / f"{name}.json").read_text())
     assert benchmark.main(["--quick", *where]) == 0
-    assert first.count("train") == len(results["rows"]) + (1 if name == "qat_gap" else 3)  # the tokens, two seeds
-    assert calls[len(first) :].count("train") == 0
+    assert first.count("train") + first.count("finetune") == len(results["rows"]) + more
+    assert {"train", "finetune"}.isdisjoint(calls[len(first) :])
     assert json.loads((tmp_path / f"{name}.json").read_text())["rows"] == results["rows"]
     assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(tmp_path / f"{name}.png")

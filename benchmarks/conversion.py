@@ -1,0 +1,169 @@
+"""Ternary from a trained full-precision model against ternary from random weights, after the same
+number of further tokens.
+
+    python benchmarks/conversion.py           # 1 million parameters: two hours on one core
+    python benchmarks/conversion.py --quick   # that it runs: seconds, and the figures mean nothing
+
+Every run is one of `bitnet train` or `bitnet finetune`, one after another, kept in --runs; started
+again, the script goes on. Each variant has the learning rate that was best for its first seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import report
+import training_runs
+from training_runs import Outcome
+
+Words = dict[str, Any]  # options of a verb, by name
+
+SHAPE: Words = {
+    "vocab_size": 1024, "dim": 128, "n_layers": 5, "n_heads": 2, "n_kv_heads": 1, "head_dim": 64, "ffn_dim": 352,
+    "max_context": 256,
+}  # fmt: skip
+QUICK: Words = SHAPE | {"vocab_size": 300, "dim": 32, "n_layers": 2, "head_dim": 16, "ffn_dim": 48, "max_context": 32}
+FULL: Words = {"ternary": [], "head_format": "'f32'"}
+
+
+class Variant(NamedTuple):
+    name: str
+    options: Words
+    rates: tuple[float, ...]  # learning rates to try
+    color: str
+    model: Words = {}  # noqa: RUF012  (never changed)
+
+
+VARIANTS = {
+    "scratch": Variant("from random weights", {}, (4e-3, 8e-3), "#d98032"),
+    "direct": Variant("converted at once", {"quantize-warmup": 0}, (1.5e-3, 3e-3), "#9aa7b4"),
+    "ce": Variant("converted over λ", {}, (1.5e-3, 3e-3), "#4f8fc0"),
+    "logits": Variant("and divergence", {"distill": 0.5}, (1.5e-3, 3e-3), "#1f4e79"),
+    "relations": Variant("and relations", {"distill": 0.5, "distill-relations": 0.1}, (1.5e-3, 3e-3), "#3f7d58"),
+    "full": Variant("stays full precision", {"quantize-warmup": 0}, (1.5e-3, 3e-3), "#000000", FULL),
+}
+
+
+def run(folder: Path, verb: list[Any], options: Words, model: Words) -> Outcome:
+    """The outcome of a run, which is made or continued unless it is there."""
+    outcome = training_runs.read(folder)
+    if outcome is None:
+        words = [*verb, "--resume", "--json", "--out", folder]
+        words += [word for name, value in options.items() for word in (f"--{name}", value)]
+        words += [word for name, value in model.items() for word in ("--set", f"{name}={value}")]
+        training_runs.bitnet(*map(str, words))
+        outcome = training_runs.read(folder)
+        assert outcome is not None
+        print(f"{folder.name}: {outcome.loss:.4f} nats/token, {outcome.seconds:.0f} s", file=sys.stderr)
+    return outcome
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for the teacher, then one for each variant."""
+    shape = QUICK if args.quick else SHAPE
+    tokens = args.batch * shape["max_context"]  # of a step
+    common = {"threads": 1, "batch": args.batch, "layers-every": 0, "eval-tokens": 16_384}
+    common |= {"data": args.data} if args.data else {}
+
+    def budget(steps: int) -> Words:
+        return common | {"steps": steps, "eval-every": max(1, steps // 4), "save-every": max(1, steps // 2)}
+
+    source = args.runs / f"teacher-{args.teacher_steps}"
+    teacher = run(source, ["train"], budget(args.teacher_steps) | {"lr": 3e-3}, shape | FULL)
+    rows = [row("teacher", args.teacher_steps * tokens, 3e-3, [teacher], {})]
+    for key, variant in VARIANTS.items():
+
+        def at(rate: float, seed: int, key: str = key, variant: Variant = variant) -> Outcome:
+            verb, model = (["train"], shape) if key == "scratch" else (["finetune", source], variant.model)
+            options = budget(args.steps) | variant.options | {"lr": rate, "seed": seed}
+            return run(args.runs / f"{key}-lr{rate:g}-seed{seed}", verb, options, model)
+
+        tried = {rate: at(rate, 0) for rate in variant.rates[: 1 if args.quick else None]}
+        best = min(tried, key=lambda rate: tried[rate].loss)
+        outcomes = [tried[best], *(at(best, seed) for seed in range(1, args.seeds))]
+        rows.append(row(key, args.steps * tokens, best, outcomes, tried))
+    return rows
+
+
+def row(key: str, tokens: int, rate: float, outcomes: list[Outcome], tried: dict[float, Outcome]) -> dict[str, Any]:
+    mean, deviation = training_runs.spread(outcomes)
+    curves = zip(*(outcome.curve for outcome in outcomes), strict=True)
+    return {
+        "variant": key, "tokens": tokens, "lr": rate, "loss": mean, "deviation": deviation,
+        "losses": [outcome.loss for outcome in outcomes], "seconds": outcomes[0].seconds,
+        "tried": {f"{rate:g}": outcome.loss for rate, outcome in tried.items()},
+        "curve": [(points[0][0], sum(loss for _, loss in points) / len(points)) for points in curves],
+    }  # fmt: skip
+
+
+def markdown(results: dict[str, Any]) -> str:
+    teacher, *rows = results["rows"]
+    scratch = rows[0]["loss"]
+    cells = [
+        [
+            VARIANTS[row["variant"]].name, f"{row['lr']:g}", f"{row['loss']:.4f}", f"{row['deviation']:.4f}",
+            f"{row['loss'] - scratch:+.4f}", ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items()),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    head = ["", "learning rate", "nats/token", "deviation", "against random weights", "seed 0 by learning rate"]
+    return (
+        "# Conversion against training from scratch\n\n"
+        f"Loss on the whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation of "
+        f"{len(rows[0]['losses'])} seeds. What is converted, a full-precision model, had seen {teacher['tokens']:,} "
+        f"before, to {teacher['loss']:.4f} nats/token, and is the teacher.\n\n{report.table(head, cells)}"
+    )
+
+
+def draw(file: Path, results: dict[str, Any]) -> None:
+    """Loss against further tokens."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    teacher, *rows = results["rows"]
+    for row in rows:
+        variant, (tokens, losses) = VARIANTS[row["variant"]], zip(*row["curve"], strict=True)
+        axis.plot(tokens, losses, marker="o", ms=3, color=variant.color, label=f"{variant.name}: {row['loss']:.3f}")
+        axis.errorbar(tokens[-1], losses[-1], row["deviation"], color=variant.color, capsize=3)
+    axis.axhline(teacher["loss"], color="black", ls=":", lw=0.8, label=f"the source: {teacher['loss']:.3f}")
+    low, high = min(row["loss"] for row in rows), rows[0]["loss"]
+    axis.set_ylim(low - 0.1 * (high - low), high + (high - low))  # models that are not yet ternary begin far above
+    axis.set(xlabel="further tokens", ylabel="nats per token")
+    axis.grid(alpha=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    origin = results["origin"]
+    axis.set_title(f"conversion: commit {origin['commit']}, {origin['cpu']}", fontsize=9, color="gray")
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="text, as for bitnet train; none: Python's standard library")
+    parser.add_argument("--steps", type=int, default=200, help="of a conversion, 8 × 256 tokens each [200]")
+    parser.add_argument("--teacher-steps", type=int, default=1600, help="of the model to convert [1600]")
+    parser.add_argument("--seeds", type=int, default=3, help="at the best learning rate [3]")
+    parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "conversion", help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, one seed, one learning rate")
+    args = parser.parse_args(argv)
+    args.batch = 8
+    if args.quick:
+        args.batch, args.steps, args.teacher_steps, args.seeds = 2, 4, 4, 1
+        args.data = args.data or str(Path(__file__).parent / "*.py")
+    words = "benchmarks/conversion.py " + " ".join(sys.argv[1:] if argv is None else argv)
+    results = {"origin": report.origin(f"python {words.strip()}"), "rows": measure(args)}
+    report.write(args.out, "conversion", results, markdown(results), lambda file: draw(file, results))
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
