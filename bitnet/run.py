@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from bitnet import chat, checkpoint, data, distill, finetune, optimizers, runlog, tokenizer
+from bitnet import chat, checkpoint, compiler, data, distill, finetune, optimizers, runlog, tokenizer
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig
 from bitnet.evaluate import Result, check_vocabulary, evaluate
@@ -65,7 +65,8 @@ class Run:
 
     def evaluate(self, log: runlog.Log, limit: int = 0) -> Result:
         """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""
-        result = evaluate(self.model, self.held_out, self.batches.context, self.settings.batch, limit)
+        with compiler.eagerly():
+            result = evaluate(self.model, self.held_out, self.batches.context, self.settings.batch, limit)
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         log.write(record if limit else record | {"final": True})
         return result
@@ -90,6 +91,9 @@ def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start:
         model = Transformer(config).to(device)
     else:
         model = begin(start, config, batches, device)
+    model.recompute = settings.recompute
+    if settings.compile:
+        compiler.compile_layers(model)
     optimizer = optimizers.build(model, settings)
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since

@@ -88,6 +88,8 @@ class Settings:
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     threads: int = option(0, "CPU threads; 0: as many as torch finds")
+    compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see TRAINING.md")
+    recompute: bool = option(False, "compute activations again in the backward pass: a third more time, less memory")
     eval_every: int = option(200, "steps between evaluations")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
     save_every: int = option(500, "steps between checkpoints")
@@ -207,6 +209,9 @@ def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) ->
             continue
         default = getattr(defaults, f.name)
         text = f.metadata["help"] + (f" [{default}]" if default not in ("", []) else "")
+        if isinstance(default, bool):
+            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=f.metadata["help"])
+            continue
         kind: dict[str, Any] = {"nargs": "+"} if isinstance(default, list) else {"type": type(default)}
         if f.name in CHOICES:
             kind["choices"] = CHOICES[f.name]

@@ -14,11 +14,13 @@ a resumed run writes what an uninterrupted one does, and figures of runs with ot
 
 from __future__ import annotations
 
+import contextlib
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from bitnet import compiler
 from bitnet.bitlinear import BitLinear
 from bitnet.config import TERNARY_LINEARS
 from bitnet.model import Block, Transformer
@@ -51,12 +53,14 @@ class Probe:
         self.before = {layer: ternary_codes(layer.weight, layer.scope)[0] for _, layer in pairs}
         inputs = {input_of(block, role): block for role, of_role in self.roles.items() for block, _ in of_role}
         self.absmax: dict[nn.Module, Tensor] = {}
-        self.hooks = [module.register_forward_hook(self._watch) for module in inputs]
+        self.watching = contextlib.ExitStack()
+        self.watching.enter_context(compiler.eagerly())  # which calls hooks
+        for module in inputs:
+            self.watching.callback(module.register_forward_hook(self._watch).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+        self.watching.close()
 
     def _watch(self, module: nn.Module, _: object, x: Tensor) -> None:
         low, high = x.detach().float().aminmax()

@@ -163,9 +163,10 @@ def update(run: Run) -> tuple[float, float]:
     for batch in batches:
         on_device = [tensor.to(device) for tensor in batch]
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
-        with model.partly_quantized(amount), autocast:
-            terms = {name: term / counted for name, term in loss_terms(run, *on_device).items()}
-        torch.stack([weights[name] * term for name, term in terms.items()]).sum().backward()
+        with model.partly_quantized(amount):  # with --recompute the backward pass quantizes, too
+            with autocast:
+                terms = {name: term / counted for name, term in loss_terms(run, *on_device).items()}
+            torch.stack([weights[name] * term for name, term in terms.items()]).sum().backward()
         for name, term in terms.items():
             means[name] += term.item()
     total = sum(weights[name] * mean for name, mean in means.items())
