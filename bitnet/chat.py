@@ -233,7 +233,7 @@ class Dialogues:
 
 
 class Batches:
-    """Batch i, a pure function of the seed and i; an epoch visits every row once in random order."""
+    """Sequence n, a pure function of the seed and n; an epoch visits every row once in random order."""
 
     def __init__(self, dialogues: Dialogues, batch: int, context: int, seed: int) -> None:
         self.tokens, self.batch, self.context, self.seed = dialogues, batch, context, seed
@@ -242,7 +242,12 @@ class Batches:
             raise DataError(f"no answer lies within the first {context} tokens of its conversation; raise --context")
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        places = [divmod(n, self.rows) for n in range(i * self.batch, (i + 1) * self.batch)]
+        """Batch i."""
+        return self.sequences(i * self.batch, (i + 1) * self.batch)
+
+    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """Inputs, targets and documents of the sequences from `first` to before `last`."""
+        places = [divmod(n, self.rows) for n in range(first, last)]
         orders = {epoch: self._order(epoch) for epoch in {epoch for epoch, _ in places}}
         return self.tokens.window([int(orders[epoch][place]) for epoch, place in places], self.context)
 

@@ -11,6 +11,10 @@
 
 A checkpoint is written under another name, flushed to disk, and renamed: under its own name
 it is always whole.
+
+It is the same whatever number of processes wrote it, and any number can read it. Of a sharded model
+(`bitnet.parallel`) each process writes its own rows, which the first then puts together, tensor by
+tensor; each reads tensor by tensor and keeps its rows. None ever holds the whole.
 """
 
 from __future__ import annotations
@@ -19,14 +23,16 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from bitnet import parallel
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 
@@ -94,30 +100,37 @@ def load_model(path: str | Path) -> Transformer:
 
 
 def load_weights(model: Transformer, folder: Path) -> None:
-    found, expected = _read_tensors(folder / "model.safetensors"), model.state_dict()
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
+    """Those of a checkpoint, into a model that may be sharded."""
+    expected, seen = model.state_dict(), set()
+    for name, tensor in _read_tensors(folder / "model.safetensors"):
         if name not in expected:
             raise CheckpointError(f"{folder}: tensor {name} is there, config.json does not call for it")
-        if found[name].shape != expected[name].shape:
+        if tensor.shape != expected[name].shape:
             raise CheckpointError(
-                f"{folder}: tensor {name} is {_shape(found[name])}, config.json calls for {_shape(expected[name])}"
+                f"{folder}: tensor {name} is {_shape(tensor)}, config.json calls for {_shape(expected[name])}"
             )
-        if not found[name].isfinite().all():
+        if not tensor.isfinite().all():
             raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
-    model.load_state_dict(found)
+        expected[name].copy_(parallel.like(tensor, expected[name]))
+        seen.add(name)
+    for name in sorted(expected.keys() - seen):
+        raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: Transformer, folder: Path) -> None:
-    """Restore the moments written by `save`."""
-    tensors = _read_tensors(folder / "optimizer.safetensors")
+    """Restore the moments written by `save`, of a model that may be sharded."""
     parameters = dict(model.named_parameters())
-    for name, tensor in tensors.items():
-        parameter, _, key = name.rpartition(".")
-        if parameter not in parameters:
-            raise CheckpointError(f"{folder}: optimizer state for {parameter}, which the model does not have")
-        optimizer.state[parameters[parameter]][key] = tensor
+    for name, tensor in _read_tensors(folder / "optimizer.safetensors"):
+        owner, _, key = name.rpartition(".")
+        if owner not in parameters:
+            raise CheckpointError(f"{folder}: optimizer state for {owner}, which the model does not have")
+        parameter = parameters[owner]
+        if tensor.numel() == 1 and tensor.shape != parameter.shape:  # AdamW's count of steps
+            optimizer.state[parameter][key] = tensor.reshape(()).to(parameter.device)
+        elif tensor.shape == parameter.shape:
+            optimizer.state[parameter][key] = parallel.like(tensor, parameter)
+        else:
+            raise CheckpointError(f"{folder}: {name} is {_shape(tensor)}, its parameter {_shape(parameter)}")
 
 
 def save(
@@ -129,14 +142,17 @@ def save(
     template: str | None = None,
     generation: dict[str, Any] | None = None,
 ) -> Path:
-    """Write `run/step-<state["step"]>` in one atomic move; returns it."""
+    """Write `run/step-<state["step"]>` in one atomic move; returns it. All processes of a run call it."""
     final = run / f"step-{state['step']:06d}"
     work = run / f".{final.name}.partial"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    if parallel.is_first():
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
     try:
-        save_file({name: t.contiguous() for name, t in model.state_dict().items()}, work / "model.safetensors")
-        save_file(_moments(optimizer, model), work / "optimizer.safetensors")
+        _write_tensors(model.state_dict(), work / "model.safetensors")
+        _write_tensors(_moments(optimizer, model), work / "optimizer.safetensors")
+        if not parallel.is_first():
+            return final
         (work / "config.json").write_text(model.config.to_json() + "\n", encoding="utf-8")
         (work / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         (work / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
@@ -155,6 +171,30 @@ def save(
         shutil.rmtree(work, ignore_errors=True)
         raise
     return final
+
+
+def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """A safetensors file. The first process writes it; of sharded tensors every process its part."""
+    if not any(map(parallel.is_sharded, tensors.values())):
+        if parallel.is_first():
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+        return
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+    shards = file.with_suffix(".shards")
+    # of one element: of a tensor without dimensions the consolidation would write 0, whatever its value
+    tensors = {name: tensor if tensor.dim() else tensor.reshape(1) for name, tensor in tensors.items()}
+    parallel.wait_for_first()  # it may still be clearing the folder
+    try:
+        writer = HuggingFaceStorageWriter(str(shards), save_distributed=True, enable_consolidation=True)
+        save_distributed(tensors, storage_writer=writer)
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from None
+    if parallel.is_first():
+        (shards / "model-00001-of-00001.safetensors").rename(file)
+        shutil.rmtree(shards)
 
 
 def keep_newest(run: Path, n: int) -> None:
@@ -181,9 +221,12 @@ def _moments(optimizer: torch.optim.Optimizer, model: Transformer) -> dict[str, 
     }
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """One after the other, from a file that is mapped."""
     try:
-        return load_file(file)
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (it is no dict)
+                yield name, tensors.get_tensor(name)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
     except SafetensorError as error:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from bitnet import settings
 
-EXTRAS = {"export": "export", "tensorboard": "tensorboard", "lm_eval": "eval"}
+EXTRAS = {"export": "export", "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets"}
 """Of a verb or a package that has another than [train]."""
 
 

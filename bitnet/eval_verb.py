@@ -132,7 +132,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     first = tokenizer.separator(words, model.metadata.get("generation") or {})
     context, stride = _window(args, model.n_ctx, model.n_ctx)
     with tempfile.TemporaryDirectory() as scratch:
-        text = data.tokenize(list(data.documents(data.files_of(args.data))), words, Path(scratch), "text", first)
+        text = data.tokenize(data.Documents(args.data), words, Path(scratch), "text", first)
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
     return asdict(result) | {"context": context, "stride": stride}
 
@@ -159,7 +159,7 @@ def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
             held_out = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)[1]
             tokens = chat.Dialogues(held_out, encoder, words)
         else:
-            texts = list(data.documents(data.files_of(args.data or settings.data)))
+            texts = data.Documents(args.data or settings.data)
             first = tokenizer.separator(words, generation)
             text = data.tokenize(
                 texts if args.data else data.split(texts, settings.validation)[1], words, Path(scratch), "text", first

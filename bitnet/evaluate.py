@@ -117,6 +117,8 @@ def evaluate(
     import torch
     from torch.nn import functional as F
 
+    from bitnet import parallel
+
     device = model.embedding.weight.device
     n = tokens.windows(context)
     if n < 1:
@@ -125,12 +127,15 @@ def evaluate(
     chosen = chosen_windows(n, max(1, limit // each) if limit else 0)
     total, counted = 0.0, 0
     with torch.no_grad():
-        for start in range(0, len(chosen), batch):
-            inputs, targets, *documents = (t.to(device) for t in tokens.window(chosen[start : start + batch], context))
+        for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
+            rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)
+            inputs, targets, *documents = (t.to(device) for t in rows)
             logits = model(inputs, *documents).flatten(0, 1)
-            total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
-            counted += int((targets != data.IGNORED).sum())
-    return Result.of(total, counted, tokens.bytes_per_token)
+            if counts:
+                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
+                counted += int((targets != data.IGNORED).sum())
+    total, n_counted = parallel.total([total, counted])
+    return Result.of(total, int(n_counted), tokens.bytes_per_token)
 
 
 def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from tqdm import tqdm
 
-from bitnet import chat, checkpoint, compiler, data, distill, finetune, optimizers, runlog, tokenizer
+from bitnet import chat, checkpoint, compiler, data, distill, finetune, optimizers, parallel, runlog, tokenizer
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig
 from bitnet.evaluate import Result, check_vocabulary, evaluate
@@ -33,7 +36,9 @@ class Run:
     words: Tokenizer
     batches: data.Batches | chat.Batches
     held_out: data.Tokens | chat.Dialogues
+    sequences: int  # in an optimizer step, of all processes together
     model: Transformer
+    forward: nn.Module  # what a step calls: the model, or DDP around it
     optimizer: torch.optim.Optimizer
     state: dict[str, Any]
     template: str | None = None  # of a model that answers
@@ -52,12 +57,21 @@ class Run:
         return {name: self.state[name] for name in ("step", "tokens", "seconds")}
 
     def save(self) -> None:
-        broken = [name for name, p in self.model.named_parameters() if not p.isfinite().all()]
-        if broken:
-            raise TrainingError(f"{broken[0]} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
+        parameters = dict(self.model.named_parameters())
+        broken = parallel.largest([float(not parallel.kept(p).isfinite().all()) for p in parameters.values()])
+        if any(broken):
+            name = list(parameters)[broken.index(1)]
+            raise TrainingError(f"{name} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
         more = self.template, self.generation
         checkpoint.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
-        checkpoint.keep_newest(self.folder, self.settings.keep)
+        if parallel.is_first():
+            checkpoint.keep_newest(self.folder, self.settings.keep)
+
+    def open_log(self) -> runlog.Log:
+        """Going on after the steps that were made."""
+        if not parallel.is_first():
+            return runlog.Silent()
+        return runlog.Log(self.folder / "log.jsonl", self.state["step"], self.settings.tensorboard)
 
     def last_good(self) -> str:
         saved = checkpoint.all_of(self.folder)
@@ -75,6 +89,8 @@ class Run:
 def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start: finetune.Start | None = None) -> Run:
     """Text, tokenizer, token ids, model and optimizer, new or as `newest` or `start` has them."""
     device = choose_device(settings.device)
+    if device == "cuda" and parallel.launched():
+        parallel.take_gpu()
     settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
     folder = settings.run_folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,11 +102,8 @@ def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start:
         config = config.replace(vocab_size=words.get_vocab_size())
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
-    torch.manual_seed(settings.seed)
-    if start is None or newest is not None:
-        model = Transformer(config).to(device)
-    else:
-        model = begin(start, config, batches, device)
+    sequences = sequences_of_step(settings, batches.context)
+    model, forward = build_model(settings, config, None if newest else start, batches)
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)
@@ -113,37 +126,43 @@ def prepare(settings: Settings, config: ModelConfig, newest: Path | None, start:
         f"{batches.tokens.n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
-    return Run(settings, folder, words, batches, held_out, model, optimizer, state, template, generation)
+    parts = words, batches, held_out, sequences, model, forward, optimizer
+    return Run(settings, folder, *parts, state, template, generation)
 
 
 def read_data(
     settings: Settings, config: ModelConfig, newest: Path | None, start: finetune.Start | None
 ) -> tuple[Tokenizer, str | None, dict[str, Any], data.Batches | chat.Batches, data.Tokens | chat.Dialogues]:
     """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
-    texts: tuple[list[str], list[str]] = [], []
-    talks: tuple[list[chat.Conversation], list[chat.Conversation]] = [], []
-    if settings.chat:
-        talks = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)
-        texts = [m["content"] for talk in talks[0] for m in talk.messages], []
-    else:
-        texts = data.split(data.documents(data.files_of(settings.data)), settings.validation)
-    words = start.words if start and newest is None else choose_tokenizer(settings, config, texts[0], newest)
     template, generation = (start.template, start.generation) if start else (None, {})
     if newest is not None:
         template, generation = checkpoint.load_template(newest), checkpoint.load_generation(newest)
     context = settings.context or config.max_context
+
+    def choose(texts: Iterable[str]) -> Tokenizer:
+        return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
+
     if settings.chat:
+        talks = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)
+        words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
+        words.encode_special_tokens = True  # which does not go from one process to another
         template, generation = chat.with_template(words, template, generation)
         encoder = chat.Encoder(words, template, generation)
         dialogues, others = (chat.Dialogues(side, encoder, words) for side in talks)
         if cut := dialogues.too_long(context):
             say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
         return words, template, generation, chat.Batches(dialogues, settings.batch, context, settings.seed), others
-    first = tokenizer.separator(words, generation)
-    tokens, held_out = (
-        data.tokenize(side, words, settings.run_folder, name, first)
-        for side, name in zip(texts, ("train", "validation"), strict=True)
-    )
+
+    def read() -> tuple[Tokenizer, data.Tokens, data.Tokens]:
+        sides = data.split(data.Documents(settings.data), settings.validation)
+        words = choose(sides[0])
+        first, folder = tokenizer.separator(words, generation), settings.run_folder
+        train = data.tokenize(sides[0], words, folder, "train", first)
+        held_out = data.tokenize(sides[1], words, folder, "validation", first)
+        return words, train, held_out
+
+    words, tokens, held_out = parallel.from_first(read)  # the others map the files
+    words.encode_special_tokens = True
     return words, template, generation, data.Batches(tokens, settings.batch, context, settings.seed), held_out
 
 
@@ -159,7 +178,7 @@ def begin(start: finetune.Start, config: ModelConfig, batches: data.Batches | ch
     return model
 
 
-def choose_tokenizer(settings: Settings, config: ModelConfig, texts: list[str], newest: Path | None) -> Tokenizer:
+def choose_tokenizer(settings: Settings, config: ModelConfig, texts: Iterable[str], newest: Path | None) -> Tokenizer:
     """That of the checkpoint, of the file named, or a new one."""
     if newest is not None:
         return tokenizer.load(newest / "tokenizer.json")
@@ -176,6 +195,36 @@ def choose_device(wanted: str) -> str:
     return wanted
 
 
+def sequences_of_step(settings: Settings, context: int) -> int:
+    """How many an optimizer step has. Raises TrainingError when they cannot be dealt out to the processes."""
+    tokens, processes = settings.batch_tokens or settings.batch * settings.accumulate * context, parallel.size()
+    if tokens % (context * processes):
+        what = "--batch-tokens" if settings.batch_tokens else "--batch or --accumulate"
+        raise TrainingError(
+            f"an optimizer step has {tokens:,} tokens, expected a multiple of {context * processes:,}: "
+            f"sequences of {context:,} tokens, dealt out to {processes} processes; change {what}"
+        )
+    return tokens // context
+
+
+def build_model(
+    settings: Settings, config: ModelConfig, start: finetune.Start | None, batches: data.Batches | chat.Batches
+) -> tuple[Transformer, nn.Module]:
+    """The model at the start of a run, and what a training step calls. The seed gives the same in every process."""
+    sharded = parallel.launched() and settings.parallel == "fsdp"
+    torch.manual_seed(settings.seed)
+    with torch.device("meta") if sharded and not parallel.is_first() else contextlib.nullcontext():
+        if start and (parallel.is_first() or not sharded):
+            model = begin(start, config, batches, "cpu" if sharded else settings.device)
+        else:
+            model = Transformer(config)
+    if sharded:
+        parallel.shard(model, settings.device)
+        return model, model
+    model = model.to(settings.device)
+    return model, parallel.replicated(model, settings.device) if parallel.launched() else model
+
+
 def choose_precision(wanted: str, device: str) -> str:
     """bf16 where there are instructions for it; elsewhere it would be slower than fp32, not faster."""
     if wanted != "auto":
@@ -189,7 +238,7 @@ def choose_precision(wanted: str, device: str) -> str:
 def zero_fraction(model: Transformer) -> float:
     """Share of the ternary weights that are 0."""
     layers = [m for m in model.modules() if isinstance(m, BitLinear)]
-    zeros = sum(int((ternary_codes(m.weight, m.scope)[0] == 0).sum()) for m in layers)
+    zeros = sum(int((ternary_codes(parallel.whole(m.weight), m.scope)[0] == 0).sum()) for m in layers)
     return zeros / max(1, sum(m.weight.numel() for m in layers))
 
 
@@ -198,4 +247,5 @@ def describe(result: Result) -> str:
 
 
 def say(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)
+    if parallel.is_first():
+        tqdm.write(line, file=sys.stderr)

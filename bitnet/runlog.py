@@ -44,6 +44,19 @@ class Log:
             self._board.close()
 
 
+class Silent(Log):
+    """That of the processes of a run which leave the log to the first one."""
+
+    def __init__(self) -> None:
+        self.records = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def read(file: Path) -> list[dict[str, Any]]:
     """The records of a log. Lines that are none, such as a last one that was cut off, are left out."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []

@@ -28,6 +28,7 @@ CHOICES = {
     "precision": ("auto", "fp32", "bf16"),
     "device": ("auto", "cpu", "cuda"),
     "on_bad_step": ("stop", "skip"),
+    "parallel": ("auto", "ddp", "fsdp"),
 }
 
 
@@ -56,8 +57,9 @@ class Settings:
 
     steps: int = option(1000, "optimizer steps")
     minutes: float = option(0.0, "train this long instead of a number of steps; the schedule follows the clock")
-    batch: int = option(16, "sequences in a forward pass")
-    accumulate: int = option(1, "forward passes in an optimizer step")
+    batch: int = option(16, "sequences in a forward pass of one process, at most")
+    accumulate: int = option(1, "forward passes in an optimizer step; several processes share them")
+    batch_tokens: int = option(0, "tokens in an optimizer step, instead of --accumulate; 0: as that says")
     context: int = option(0, "tokens in a sequence; 0: the model's max_context")
     seed: int = option(0, "of initial weights and of the order of the data")
 
@@ -87,6 +89,7 @@ class Settings:
 
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
+    parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
     threads: int = option(0, "CPU threads; 0: as many as torch finds")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see TRAINING.md")
     recompute: bool = option(False, "compute activations again in the backward pass: a third more time, less memory")
@@ -108,7 +111,7 @@ class Settings:
             "distill_temperature": (0.1, 100), "distill_relations": (0, 1), "distill_layer": (0, 1e4),
             "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
             "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
-            "keep": (1, 1e9), "layers_every": (0, 1e9),
+            "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:

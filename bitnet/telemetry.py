@@ -20,7 +20,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from bitnet import compiler
+from bitnet import compiler, parallel
 from bitnet.bitlinear import BitLinear
 from bitnet.config import TERNARY_LINEARS
 from bitnet.model import Block, Transformer
@@ -38,7 +38,8 @@ BEFORE |= {"gate": "ffn_norm", "up": "ffn_norm", "down": "ffn_sub_norm"}
 class Probe:
     """Watches a model during one optimizer step: enter it, make the step, leave it, ask for `record`.
 
-    While entered it holds one byte for each ternary weight, its code before the step.
+    While entered it holds one byte for each ternary weight, its code before the step. Of several processes
+    each holds those of its rows; all of them have to watch, and to ask.
     """
 
     def __init__(self, model: Transformer) -> None:
@@ -50,7 +51,7 @@ class Probe:
 
     def __enter__(self) -> Self:
         pairs = [pair for of_role in self.roles.values() for pair in of_role]
-        self.before = {layer: ternary_codes(layer.weight, layer.scope)[0] for _, layer in pairs}
+        self.before = {layer: parallel.own_rows(codes_of(layer)[1]).clone() for _, layer in pairs}
         inputs = {input_of(block, role): block for role, of_role in self.roles.items() for block, _ in of_role}
         self.absmax: dict[nn.Module, Tensor] = {}
         self.watching = contextlib.ExitStack()
@@ -72,15 +73,17 @@ class Probe:
     def record(self) -> Layers:
         """The quantities of the module's docstring, five significant digits. Empty without ternary layers."""
         values: list[Tensor] = []  # read together at the end: on a GPU one wait instead of hundreds
-        for role, of_role in self.roles.items():
-            for block, layer in of_role:
-                values += [*weight_values(layer, self.before[layer]), self.absmax[input_of(block, role)]]
-        numbers = iter(torch.stack(values).tolist() if values else ())
+        places = [(role, block, layer) for role, of_role in self.roles.items() for block, layer in of_role]
+        for role, block, layer in places:
+            values += [*weight_values(layer, self.before[layer]), self.absmax[input_of(block, role)]]
+        numbers = torch.stack([value.double() for value in values]).tolist() if values else []
+        counts = parallel.total([n for i, n in enumerate(numbers) if i % 5 < 3])
+        absmax = parallel.largest(numbers[4::5])
         layers: Layers = {name: {} for name in QUANTITIES} if values else {}
-        for role, of_role in self.roles.items():
-            for _ in of_role:
-                for name in QUANTITIES:
-                    layers[name].setdefault(role, []).append(float(f"{next(numbers):.5g}"))
+        for i, (role, _, layer) in enumerate(places):
+            shares = [count / layer.weight.numel() for count in counts[3 * i : 3 * i + 3]]
+            for name, value in zip(QUANTITIES, (*shares, numbers[5 * i + 3], absmax[i]), strict=True):
+                layers[name].setdefault(role, []).append(float(f"{value:.5g}"))
         return layers
 
 
@@ -90,9 +93,15 @@ def input_of(block: Block, role: str) -> nn.Module:
     return module
 
 
+def codes_of(layer: BitLinear) -> tuple[Tensor, Tensor, Tensor]:
+    """The whole weight of a layer, its codes and γ."""
+    weight = parallel.whole(layer.weight)
+    return weight, *ternary_codes(weight, layer.scope)
+
+
 def weight_values(layer: BitLinear, before: Tensor) -> tuple[Tensor, ...]:
-    """zeros, flips, near and gamma of one layer. before: its codes before the step, int8 (N, K)."""
-    codes, gamma = ternary_codes(layer.weight, layer.scope)
-    distance = (layer.weight.float().abs() / expand_scale(gamma, *codes.shape) - 0.5).abs()
-    chosen = codes == 0, codes != before, distance < NEAR
-    return *(where.sum() / where.numel() for where in chosen), gamma.mean()
+    """How many of this process's codes are 0, flipped, or near; the mean γ. before: those codes before the step."""
+    weight, codes, gamma = codes_of(layer)
+    distance = (weight.float().abs() / expand_scale(gamma, *codes.shape) - 0.5).abs()
+    codes, distance = parallel.own_rows(codes), parallel.own_rows(distance)
+    return (codes == 0).sum(), (codes != before).sum(), (distance < NEAR).sum(), gamma.mean()

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from bitnet import checkpoint, data, distill, finetune, process, runlog, schedule, telemetry
+from bitnet import checkpoint, data, distill, finetune, parallel, process, runlog, schedule, telemetry
 from bitnet.config import ModelConfig
 from bitnet.run import Run, TrainingError, describe, prepare, say
 from bitnet.settings import Settings, resolve
@@ -38,11 +38,16 @@ def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
 
     Returns 0, or 130 / 143 after saving on Ctrl-C / SIGTERM.
     """
+    with parallel.joined():
+        return _command(args, read)
+
+
+def _command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
     start = read(args.source) if read else None
     base = start.defaults() if start else None
     folder = resolve(args, base=base)[0].run_folder
     folder.mkdir(parents=True, exist_ok=True)
-    with process.locked(folder):
+    with process.locked(folder) if parallel.is_first() else contextlib.nullcontext():
         saved = checkpoint.all_of(folder)
         if saved and not args.resume:
             raise TrainingError(
@@ -71,12 +76,14 @@ def train(
         if teacher is None:
             raise TrainingError("a run that is distilled goes on with its teacher: `bitnet finetune SRC --resume`")
         run.distillation = distill.Distillation(teacher, run.settings, run.model, run.words)
-    with contextlib.closing(runlog.Log(run.folder / "log.jsonl", run.state["step"], settings.tensorboard)) as log:
+    with contextlib.closing(run.open_log()) as log:
         stopped_by = loop(run, log)
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
             return 128 + stopped_by
         result = run.evaluate(log)
+    if not parallel.is_first():
+        return 0
     runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {describe(result)}")
     folder = checkpoint.find(run.folder)
     if as_json:
@@ -91,9 +98,10 @@ def loop(run: Run, log: runlog.Log) -> int:
     """Steps, evaluations and checkpoints until the budget is spent. Returns the signal that stopped it, or 0."""
     settings, state = run.settings, run.state
     started, last_saved = time.monotonic() - state["seconds"], state["step"]
-    bar = tqdm(total=settings.steps, initial=state["step"], unit="step", disable=None, file=sys.stderr)
+    silent = None if parallel.is_first() else True  # None: where stderr is no terminal
+    bar = tqdm(total=settings.steps, initial=state["step"], unit="step", disable=silent, file=sys.stderr)
     with process.Interruption() as interruption, bar:
-        while run.progress < 1 and not interruption.signal:
+        while run.progress < 1 and not _agreed(interruption):
             due = settings.layers_every and (state["step"] + 1) % settings.layers_every == 0
             with telemetry.Probe(run.model) if due else contextlib.nullcontext() as probe:
                 loss, norm = update(run)
@@ -101,8 +109,8 @@ def loop(run: Run, log: runlog.Log) -> int:
             if problem:
                 skip_or_stop(run, problem)
             state["step"] += 1
-            state["tokens"] += settings.batch * settings.accumulate * run.batches.context
-            state["seconds"] = time.monotonic() - started
+            state["tokens"] += run.sequences * run.batches.context
+            (state["seconds"],) = parallel.largest([time.monotonic() - started])
             rate = run.optimizer.param_groups[0]["lr"]
             speed = f"{state['tokens'] / state['seconds']:,.0f} tokens/s"
             if problem:
@@ -123,7 +131,12 @@ def loop(run: Run, log: runlog.Log) -> int:
                 last_saved = state["step"]
     if last_saved != state["step"]:
         run.save()
-    return interruption.signal
+    return _agreed(interruption)
+
+
+def _agreed(interruption: process.Interruption) -> int:
+    """The signal that reached any of the processes, or 0."""
+    return int(parallel.largest([interruption.signal])[0])
 
 
 def bad_step(run: Run, loss: float, norm: float) -> str:
@@ -154,25 +167,29 @@ def update(run: Run) -> tuple[float, float]:
     settings, model, optimizer = run.settings, run.model, run.optimizer
     device = torch.device(settings.device)
     optimizer.zero_grad(set_to_none=True)
-    first = run.state["step"] * settings.accumulate
-    batches = [run.batches[first + i] for i in range(settings.accumulate)]
-    counted = sum(int((targets != data.IGNORED).sum()) for _, targets, *_ in batches)
+    first, last = parallel.share(run.state["step"] * run.sequences, (run.state["step"] + 1) * run.sequences)
+    starts = range(first, last, settings.batch)
+    batches = [run.batches.sequences(start, min(start + settings.batch, last)) for start in starts]
+    (counted,) = parallel.total([sum(int((targets != data.IGNORED).sum()) for _, targets, *_ in batches)])
     amount = schedule.quantization(settings, run.progress)
     weights = distill.weights(settings, run.state["sizes"])
     means = dict.fromkeys(weights, 0.0)
-    for batch in batches:
+    for i, batch in enumerate(batches, start=1):
         on_device = [tensor.to(device) for tensor in batch]
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
-        with model.partly_quantized(amount):  # with --recompute the backward pass quantizes, too
+        # With --recompute the backward pass quantizes, too.
+        with parallel.gradients_kept(run.forward, keep=i < len(batches)), model.partly_quantized(amount):
             with autocast:
                 terms = {name: term / counted for name, term in loss_terms(run, *on_device).items()}
-            torch.stack([weights[name] * term for name, term in terms.items()]).sum().backward()
+            loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+            (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
         for name, term in terms.items():
             means[name] += term.item()
+    means = dict(zip(means, parallel.total(list(means.values())), strict=True))
     total = sum(weights[name] * mean for name, mean in means.items())
     run.terms = {"quantized": amount} if settings.quantize_warmup else {}
     run.terms |= means | {"weights": weights} if run.distillation else {}
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf).item()
+    norm = parallel.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)).item()
     if not bad_step(run, total, norm):
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(settings, run.progress)
@@ -185,7 +202,7 @@ def update(run: Run) -> tuple[float, float]:
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *documents: Tensor) -> dict[str, Tensor]:
     """Sums over the targets that count, in nats: cross-entropy, and with a teacher what is learnt from it."""
-    logits_NV, targets_N = run.model(inputs, *documents).flatten(0, 1), targets.flatten()
+    logits_NV, targets_N = run.forward(inputs, *documents).flatten(0, 1), targets.flatten()
     terms = {"cross_entropy": F.cross_entropy(logits_NV, targets_N, reduction="sum")}
     if run.distillation:
         terms |= run.distillation.terms(logits_NV, targets, inputs, *documents)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +115,8 @@ def test_default_is_the_standard_library() -> None:
             r'a.jsonl, line 2: expected an object with a string "text"',
         ),
         ({"a.jsonl": "{"}, "a.jsonl", "a.jsonl, line 1: not JSON"),
+        ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl, line 1: not JSON"),
+        ({"a.jsonl": '{"text": "\\ud800"}'}, "a.jsonl", "a.jsonl, line 1: .*half of a surrogate pair"),
     ],
 )
 def test_bad_sources(tmp_path: Path, files: dict[str, str], source: str, message: str) -> None:
@@ -123,21 +129,97 @@ def test_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"ab\xff")
     with pytest.raises(data.DataError, match=r"a\.txt is not UTF-8 \(byte 2\)"):
         list(data.documents([tmp_path / "a.txt"]))
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}')
+    with pytest.raises(data.DataError, match=r"b\.jsonl is not UTF-8 \(byte 24\)"):
+        list(data.documents([tmp_path / "b.jsonl"]))
+
+
+# ---- the datasets library ----
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two splits, in Parquet files."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "a set"
+    folder.mkdir()
+    for name, texts in (("train", ["one", "two", ""]), ("test", ["three", None])):
+        datasets.Dataset.from_dict({"text": texts, "n": [1] * len(texts)}).to_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+def test_a_dataset_is_a_source(dataset: Path, tmp_path: Path) -> None:
+    train, held_out = data.split(data.Documents([f"hf:{dataset}"]), 0.3)
+    assert sorted([*train, *held_out]) in (["one", "two"], ["", "one", "two"])
+    write(tmp_path, {"b.txt": "a file"})
+    assert list(data.Documents([f"hf:{dataset}:train", str(tmp_path / "b.txt")])) == ["a file", "one", "two", ""]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf:", "'hf:', expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT"),
+        ("hf:a:b:c:d", "expected hf:NAME"),
+        ("hf:{}:dev", "cannot be read: .*dev"),
+        ("hf:{}/none", "cannot be read"),
+        ("hf:{}:other:train", "cannot be read: .*other"),
+    ],
+)
+def test_bad_datasets(dataset: Path, source: str, message: str) -> None:
+    with pytest.raises(data.DataError, match=message):
+        list(data.Documents([source.format(dataset)]))
+
+
+def test_the_column_of_a_dataset(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(data.DataError, match="row 2: expected an object with a string"):
+        list(data.Documents([f"hf:{dataset}:test"]))
+    write(tmp_path, {"other/train.jsonl": '{"words": "a", "n": 1}'})
+    with pytest.raises(data.DataError, match="has the columns words, n, expected one named text"):
+        data.Documents([f"hf:{tmp_path}/other"])
 
 
 def test_split_leaks_nothing_and_does_not_depend_on_order() -> None:
     texts = [f"text {i}" for i in range(2000)]
-    train, held_out = data.split([*texts, *texts[:500]], 0.1)
+    train, held_out = map(list, data.split([*texts, *texts[:500]], 0.1))
     assert not set(train) & set(held_out) and sorted(train + held_out) == sorted(texts)
     assert 140 < len(held_out) < 260
-    again = data.split(reversed(texts), 0.1)
+    again = data.split(texts[::-1], 0.1)
     assert (set(again[0]), set(again[1])) == (set(train), set(held_out))
 
 
 def test_split_of_one_text_cuts_it() -> None:
     text = "".join(map(str, range(1000)))
-    train, held_out = data.split([text], 0.1)
-    assert train[0] + held_out[0] == text and len(held_out[0]) == pytest.approx(len(text) * 0.1, abs=1)
+    for texts in (["short", text, "other"], ["é" + text]):
+        train, held_out = data.split(texts, 1e-6)
+        (end,) = held_out
+        assert text.endswith(end) and len(end) == 1
+        assert [*train] == [t.removesuffix(end) if len(t) > 5 else t for t in texts]
+        for side in (train, held_out):
+            assert side.n_bytes == sum(len(t.encode()) for t in side)
+            assert side.digests == [hashlib.sha256(t.encode()).digest() for t in side]
+
+
+def test_sides_are_read_anew_and_notice_a_change() -> None:
+    texts = [f"text {i}" for i in range(100)]
+    train, _ = data.split(texts, 0.1)
+    assert list(train) == list(train) and len(list(train)) == len(train.digests) > 80
+    texts.append("one more")
+    with pytest.raises(data.DataError, match="the data was changed while it was read"):
+        list(train)
+
+
+def test_no_text_stays_in_memory(tmp_path: Path) -> None:
+    """Twenty megabytes, a tenth of which would be noticed. (Neither numpy nor the tokenizer is asked to count.)"""
+    with (tmp_path / "a.jsonl").open("w") as out:
+        for i in range(2000):
+            out.write(json.dumps({"text": f"{i} " + "sound and fury " * 700}) + "\n")
+    tracemalloc.start()
+    train, held_out = data.split(data.Documents([str(tmp_path / "a.jsonl")]), 0.1)
+    count = sum(1 for side in (train, held_out) for _ in side)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 2000 and train.n_bytes + held_out.n_bytes > 20e6 and peak < 2e6
 
 
 def test_no_text() -> None:
@@ -157,6 +239,16 @@ def test_tokenize_writes_once_and_maps(tmp_path: Path) -> None:
     assert data.tokenize(TEXTS, MADE["bpe"], tmp_path, "train").digest == tokens.digest
     assert file.stat().st_mtime_ns == before
     assert data.tokenize(TEXTS, MADE["byte"], tmp_path, "train").digest != tokens.digest
+    sent = pickle.dumps(tokens)
+    assert len(sent) < 500 and pickle.loads(sent).ids.tolist() == tokens.ids.tolist()
+
+
+def test_sides_have_the_digest_of_their_texts(tmp_path: Path) -> None:
+    """So a run that was begun when texts were kept in lists goes on."""
+    for validation in (0.5, 1e-6):
+        for side in data.split([f"{i} {text}" for i in range(9) for text in TEXTS], validation):
+            digest = data.tokenize(side, MADE["bpe"], tmp_path, "a").digest
+            assert digest == data.tokenize(list(side), MADE["bpe"], tmp_path, "b").digest
 
 
 def counting(n: int) -> data.Tokens:
@@ -165,15 +257,23 @@ def counting(n: int) -> data.Tokens:
 
 def test_batches_visit_every_window_once_an_epoch() -> None:
     batches = data.Batches(counting(1000), batch=4, context=10, seed=1)
-    assert batches.per_epoch == 24
-    for epoch in range(2):
-        starts = []
-        for i in range(24):
-            inputs, targets = batches[epoch * 24 + i]
-            assert inputs.shape == targets.shape == (4, 10) and inputs.dtype == torch.int64
-            assert (targets == inputs + 1).all()
-            starts += inputs[:, 0].tolist()
-        assert len(set(starts)) == 96 and len({s % 10 for s in starts}) == 1
+    assert batches.per_epoch == 98
+    starts = []
+    for i in range(49):
+        inputs, targets = batches[i]
+        assert inputs.shape == targets.shape == (4, 10) and inputs.dtype == torch.int64
+        assert (targets == inputs + 1).all()
+        starts += inputs[:, 0].tolist()
+    for epoch in (starts[:98], starts[98:]):
+        assert len(set(epoch)) == 98 and len({s % 10 for s in epoch}) == 1
+
+
+@given(cuts=st.lists(st.integers(0, 300), max_size=8))
+def test_sequences_do_not_depend_on_how_they_are_cut(cuts: list[int]) -> None:
+    batches, edges = data.Batches(counting(1000), 4, 10, seed=1), sorted({0, 300, *cuts})
+    pieces = [batches.sequences(first, last) for first, last in itertools.pairwise(edges)]
+    for part, whole in zip(zip(*pieces, strict=True), batches.sequences(0, 300), strict=True):
+        assert torch.cat(part).equal(whole)
 
 
 def test_a_batch_is_a_function_of_seed_and_index() -> None:
@@ -185,7 +285,7 @@ def test_a_batch_is_a_function_of_seed_and_index() -> None:
 
 
 def test_too_little_text_for_a_batch() -> None:
-    assert data.Batches(counting(51), 4, 10, 0).per_epoch == 1
+    assert data.Batches(counting(51), 4, 10, 0).per_epoch == 4
     with pytest.raises(data.DataError, match="has 50 tokens, one batch of 4 × 10 needs 51"):
         data.Batches(counting(50), 4, 10, 0)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,10 +158,11 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
         start = []
     ids: list[int] = []
     used = []
-    for name, texts in (
-        ("validation text", lambda: _validation_texts(folder)),
-        ("the standard library's source", lambda: data.documents(data.files_of([]))),
-    ):
+    sources: dict[str, Callable[[], Iterable[str]]] = {
+        "validation text": lambda: _validation_texts(folder),
+        "the standard library's source": lambda: data.Documents([]),
+    }
+    for name, texts in sources.items():
         for text in texts():
             if len(ids) >= n:
                 break
@@ -170,7 +171,7 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
     return np.array(ids[:n]), " and ".join(dict.fromkeys(used))
 
 
-def _validation_texts(folder: Path) -> Sequence[str]:
+def _validation_texts(folder: Path) -> Iterable[str]:
     """What the run held out of its data, as far as the data is still there."""
     from bitnet import chat, data
     from bitnet.checkpoint import load_state
@@ -182,8 +183,8 @@ def _validation_texts(folder: Path) -> Sequence[str]:
         if settings.get("chat"):
             held_out = chat.split(chat.read(data.files_of(settings["chat"])), settings["validation"])[1]
             return ["\n".join(message["content"] for message in each.messages) for each in held_out]
-        return data.split(data.documents(data.files_of(settings["data"])), settings["validation"])[1]
-    except (data.DataError, KeyError):
+        return data.split(data.Documents(settings["data"]), settings["validation"])[1]
+    except (data.DataError, KeyError, ModuleNotFoundError):
         return []
 
 
