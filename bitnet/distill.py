@@ -58,7 +58,9 @@ class Distillation:
                     f"--distill-layer {place}, but student and teacher have {student.config.n_layers} and "
                     f"{start.config.n_layers} layers; expected 1, the last, to {layers}"
                 )
-            self.watched = [Watched(model.layers[-place]) for model in (student, self.teacher)]
+            for model in (student, self.teacher):
+                self.watched.append(Watched())
+                model.layers[-place].register_module("qkv", self.watched[-1])
             queries = math.gcd(student.config.n_heads, start.config.n_heads)
             keys = math.gcd(student.config.n_kv_heads, start.config.n_kv_heads)
             self.heads = queries, keys, keys
@@ -79,15 +81,19 @@ class Distillation:
         return terms
 
 
-class Watched:
-    """Queries, keys and values of a layer in its newest forward pass: `seen`, (B, T, heads·E) each."""
+class Watched(nn.Module):
+    """Takes the place of `Block.qkv` and keeps what passes: `seen`, (B, T, heads·E) each.
 
-    def __init__(self, block: nn.Module) -> None:
+    (A hook would do that too, but compiled layers leave out those that others like them do not have.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self.seen: tuple[Tensor, ...] = ()
-        block.get_submodule("qkv").register_forward_hook(self._see)
 
-    def _see(self, _: nn.Module, __: object, qkv: tuple[Tensor, ...]) -> None:
+    def forward(self, qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         self.seen = qkv
+        return qkv
 
 
 def weights(settings: Settings, sizes: Mapping[str, float]) -> dict[str, float]:

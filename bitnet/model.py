@@ -123,7 +123,7 @@ class Block(nn.Module):
         self.q = linear("q", d, queries, config.qkv_bias)
         self.k = linear("k", d, keys, config.qkv_bias)
         self.v = linear("v", d, keys, config.qkv_bias)
-        self.qkv = nn.Identity()  # the three of a forward pass, for hooks
+        self.qkv = nn.Identity()  # the three of them pass here, for whoever watches (`bitnet.distill`)
         self.q_norm = norm(e, config.qk_norm)
         self.k_norm = norm(e, config.qk_norm)
         self.attn_sub_norm = norm(queries, config.sub_norm)

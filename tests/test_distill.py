@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitnet import checkpoint, cli, distill, finetune, runlog, tokenizer, train
+from bitnet import checkpoint, cli, compiler, distill, finetune, runlog, tokenizer, train
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet.settings import Settings
@@ -191,12 +191,26 @@ def test_layer_is_counted_from_the_end() -> None:
         model(inputs)
         seen = student_.seen
         assert seen[0].shape == (4, 24, 32) and seen[1].shape == seen[2].shape == (4, 24, 16)
-        assert bool(model.layers[2 - place].qkv._forward_hooks)
-        assert teacher_.seen == ()
+        assert model.layers[2 - place].qkv is student_ and teacher_.seen == ()
     with pytest.raises(
         finetune.SourceModelError, match="student and teacher have 2 and 4 layers; expected 1, the last"
     ):
         distillation(teacher, model, distill_relations=0.1, distill_layer=3)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_compiled_layers_are_watched(before: bool) -> None:
+    """The graph is one for all layers alike, and may have been made for them before one is watched."""
+    source = start()
+    plain, compiled, inputs, found = student(source), student(source), tokens(), []
+    compiler.compile_layers(compiled, backend="eager")
+    if before:
+        compiled(inputs)
+    for model in (plain, compiled):
+        distilled = distillation(source, model, distill_relations=0.5)
+        distilled.terms(model(inputs).flatten(0, 1), inputs, inputs)["relations"].backward()
+        found.append(model.layers[1].q.weight.grad)
+    assert torch.equal(*found) and found[0].any()
 
 
 # ---- balance ----
@@ -305,6 +319,13 @@ def test_conversations(source: tuple[Path, Path], tmp_path: Path) -> None:
     assert cli.main(["finetune", str(source[0]), *words, "--out", str(tmp_path / "run")]) == 0
     found = steps(tmp_path / "run")
     assert all(0 < r["relations"] < 5 for r in found[1:])
+
+
+def test_layers_that_are_computed_twice(source: tuple[Path, Path], tmp_path: Path) -> None:
+    """--recompute changes no bit."""
+    assert convert(source, tmp_path / "once", *RELATIONS) == 0
+    assert convert(source, tmp_path / "twice", *RELATIONS, "--recompute") == 0
+    assert steps(tmp_path / "once") == steps(tmp_path / "twice")
 
 
 def test_a_bad_step_leaves_the_running_means(source: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
