@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
+from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
 from tqdm import tqdm
 
 from bitnet.evaluate import log_probabilities
@@ -52,12 +53,10 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         threads: int | None = None,
         isa: str | None = None,
         kv_type: str = "f32",
-        max_batch_size: int | None = None,  # the harness passes it always
-        device: str | None = None,
+        max_batch_size: int | None = None,  # the harness's command gives these two to every class,
+        device: str | None = None,  # a GPU where nobody said so; the engine runs on the CPU
     ) -> None:
         super().__init__()
-        if device not in (None, "cpu"):
-            raise ValueError(f"device is {device!r}, expected cpu: the engine runs there")
         if not isinstance(path, Model):
             path = Model.load(str(path), n_ctx=max_length, threads=threads, isa=isa, kv_type=kv_type)
         self.model = path
@@ -228,35 +227,38 @@ def report(
 
     names: of tasks or groups, or .yaml files that define one. Raises ValueError: there is no such task.
     """
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-    from lm_eval.utils import make_table
-
     files = [Path(name) for name in names if name.endswith(".yaml")]
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(f"{file} does not exist, expected a file that defines a task")
     if chat and not model.has_template:
         raise ValueError(f"{model.path.name} has no chat template; leave --chat out")
     with contextlib.redirect_stdout(sys.stderr):  # what the harness says meanwhile is no result
         manager = TaskManager(include_defaults=len(files) < len(names))  # reading its 14,000 takes seconds
         check_names(names, manager.all_tasks)
-        try:
-            found = simple_evaluate(
-                EngineLM(model),
-                tasks=list(names),
-                num_fewshot=fewshot,
-                limit=limit or None,
-                apply_chat_template=chat,
-                task_manager=manager,
-                log_samples=False,
-            )
-        except (KeyError, jinja2.TemplateError) as error:  # in what the file of a task says
-            raise ValueError(f"a task of {', '.join(names)} is not well defined: {error}") from error
+        for file in files:
+            _check_file(file, manager)
+        found = simple_evaluate(
+            EngineLM(model),
+            tasks=list(names),
+            num_fewshot=fewshot,
+            limit=limit or None,
+            apply_chat_template=chat,
+            task_manager=manager,
+            log_samples=False,
+        )
     assert found is not None  # one process
     table = make_table(found) + (f"\n{make_table(found, 'groups')}" if found.get("groups") else "")
     kept = ("results", "groups", "n-shot", "n-samples", "versions")
     return {name: found[name] for name in kept if name in found}, table
+
+
+def _check_file(file: Path, manager: TaskManager) -> None:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist, expected a file that defines a task")
+    try:
+        manager.load([str(file)])
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of YAML, and whatever a missing or wrong entry leads to
+        raise ValueError(f"{file} does not define a task: {type(error).__name__}: {error}") from error
 
 
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
