@@ -34,7 +34,7 @@ class Distillation:
     """The teacher of a run, and the terms of the loss that come from it.
 
     The teacher is frozen and computes as its source does. words: the tokenizer of the student.
-    Raises SourceModelError when the teacher has other tokens or too few layers.
+    Raises SourceModelError when the teacher has other tokens, a shorter context or too few layers.
     """
 
     def __init__(self, start: Start, settings: Settings, student: Transformer, words: Tokenizer) -> None:
@@ -44,6 +44,12 @@ class Distillation:
             raise SourceModelError(
                 f"--teacher {settings.teacher}: its token {other!r:.40} has the id {theirs[other]}, that of the source "
                 f"{ours.get(other)}; expected a teacher with the same tokenizer"
+            )
+        context = settings.context or student.config.max_context
+        if context > start.config.max_context:
+            raise SourceModelError(
+                f"--teacher {settings.teacher} takes {start.config.max_context:,} tokens, a sequence has {context:,}; "
+                "lower --context"
             )
         rows = max(student.config.vocab_size, start.config.vocab_size)
         model = build(start, start.config.replace(vocab_size=rows))[0]
@@ -141,7 +147,7 @@ def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, *docu
         missed = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
         known = (teacher.exp() * teacher).sum(-1) + visible.sum(-1).log()
         counts = counts_BT[:, None]
-        return (missed * counts).sum() / (known * counts).sum().clamp(min=1e-9)
+        return (missed * counts).sum() / (known * counts).sum().clamp(min=1e-5)  # less is rounding
 
 
 def log_relations(x_BTW: Tensor, heads: int, visible: Tensor) -> Tensor:

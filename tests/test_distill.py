@@ -54,6 +54,12 @@ def test_a_teacher_with_another_tokenizer() -> None:
         distill.Distillation(source, Settings(device="cpu", source="x"), student(source), other)
 
 
+def test_a_teacher_with_a_shorter_context() -> None:
+    with pytest.raises(finetune.SourceModelError, match="takes 32 tokens, a sequence has 64; lower --context"):
+        distillation(start(max_context=32), student(start()), distill=0.5)
+    distillation(start(max_context=32), student(start()), distill=0.5, context=32)
+
+
 def test_distillation_lowers_the_divergence() -> None:
     source = start()
     model, inputs = student(source), tokens()
@@ -111,6 +117,7 @@ def test_relations_by_hand() -> None:
     second_alone = torch.tensor([[False, True]])
     assert float(distill.relations(ours, theirs, 1, second_alone)) == pytest.approx(missed / known, rel=1e-5)
     assert float(distill.relations(ours, theirs, 1, ~second_alone)) == 0  # nothing to know about itself
+    assert float(distill.relations(ours, theirs, 1, all_of(ours) & False)) == 0
 
 
 def test_relations_know_neither_length_nor_rotation_nor_width() -> None:
