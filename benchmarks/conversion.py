@@ -5,12 +5,14 @@ number of further tokens.
     python benchmarks/conversion.py --quick   # that it runs: seconds, and the figures mean nothing
 
 Every run is one of `bitnet train` or `bitnet finetune`, one after another, kept in --runs; started
-again, the script goes on. Each variant has the learning rate that was best for its first seed.
+again, the script goes on. Each variant has the learning rate that was best for its first seed; the
+best of those converted and the one from scratch are made for more seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,8 @@ from typing import Any, NamedTuple
 import report
 import training_runs
 from training_runs import Outcome
+
+from bitnet import checkpoint
 
 Words = dict[str, Any]  # options of a verb, by name
 
@@ -45,12 +49,17 @@ VARIANTS = {
     "relations": Variant("and relations", {"distill": 0.5, "distill-relations": 0.1}, (1.5e-3, 3e-3), "#3f7d58"),
     "full": Variant("stays full precision", {"quantize-warmup": 0}, (1.5e-3, 3e-3), "#000000", FULL),
 }
+CONVERTED = ("direct", "ce", "logits", "relations")
 
 
-def run(folder: Path, verb: list[Any], options: Words, model: Words) -> Outcome:
-    """The outcome of a run, which is made or continued unless it is there."""
+def run(folder: Path, verb: list[Any], options: Words, model: Words, ids: Path | None = None) -> Outcome:
+    """The outcome of a run, which is made or continued unless it is there. ids: a run that has the same token ids."""
     outcome = training_runs.read(folder)
     if outcome is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ids.glob("*.bin") if ids else ():
+            if not (folder / file.name).exists():
+                os.link(file, folder / file.name)
         words = [*verb, "--resume", "--json", "--out", folder]
         words += [word for name, value in options.items() for word in (f"--{name}", value)]
         words += [word for name, value in model.items() for word in ("--set", f"{name}={value}")]
@@ -65,7 +74,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for the teacher, then one for each variant."""
     shape = QUICK if args.quick else SHAPE
     tokens = args.batch * shape["max_context"]  # of a step
-    common = {"threads": 1, "batch": args.batch, "layers-every": 0, "eval-tokens": 16_384}
+    common = {"threads": 1, "batch": args.batch, "layers-every": 0, "eval-tokens": 8192}
     common |= {"data": args.data} if args.data else {}
 
     def budget(steps: int) -> Words:
@@ -74,28 +83,34 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     source = args.runs / f"teacher-{args.teacher_steps}"
     teacher = run(source, ["train"], budget(args.teacher_steps) | {"lr": 3e-3}, shape | FULL)
     rows = [row("teacher", args.teacher_steps * tokens, 3e-3, [teacher], {})]
-    for key, variant in VARIANTS.items():
 
-        def at(rate: float, seed: int, key: str = key, variant: Variant = variant) -> Outcome:
-            verb, model = (["train"], shape) if key == "scratch" else (["finetune", source], variant.model)
-            options = budget(args.steps) | variant.options | {"lr": rate, "seed": seed}
-            return run(args.runs / f"{key}-lr{rate:g}-seed{seed}", verb, options, model)
+    def at(key: str, rate: float, seed: int) -> Outcome:
+        verb, model = ["finetune", source], VARIANTS[key].model
+        if key == "scratch":
+            verb, model = ["train", "--tokenizer", checkpoint.find(source) / "tokenizer.json"], shape
+        options = budget(args.steps) | VARIANTS[key].options | {"lr": rate, "seed": seed}
+        return run(args.runs / f"{key}-{args.steps}-lr{rate:g}-seed{seed}", verb, options, model, source)
 
-        tried = {rate: at(rate, 0) for rate in variant.rates[: 1 if args.quick else None]}
-        best = min(tried, key=lambda rate: tried[rate].loss)
-        outcomes = [tried[best], *(at(best, seed) for seed in range(1, args.seeds))]
-        rows.append(row(key, args.steps * tokens, best, outcomes, tried))
+    tried = {
+        key: {rate: at(key, rate, 0) for rate in variant.rates[: 1 if args.quick else None]}
+        for key, variant in VARIANTS.items()
+    }
+    rates = {key: min(found, key=lambda rate, of=found: of[rate].loss) for key, found in tried.items()}
+    best = min(CONVERTED, key=lambda key: tried[key][rates[key]].loss)
+    for key, rate in rates.items():
+        seeds = range(1, args.seeds if key in ("scratch", best) else 1)
+        outcomes = [tried[key][rate], *(at(key, rate, seed) for seed in seeds)]
+        rows.append(row(key, args.steps * tokens, rate, outcomes, tried[key]))
     return rows
 
 
 def row(key: str, tokens: int, rate: float, outcomes: list[Outcome], tried: dict[float, Outcome]) -> dict[str, Any]:
     mean, deviation = training_runs.spread(outcomes)
-    curves = zip(*(outcome.curve for outcome in outcomes), strict=True)
     return {
         "variant": key, "tokens": tokens, "lr": rate, "loss": mean, "deviation": deviation,
         "losses": [outcome.loss for outcome in outcomes], "seconds": outcomes[0].seconds,
         "tried": {f"{rate:g}": outcome.loss for rate, outcome in tried.items()},
-        "curve": [(points[0][0], sum(loss for _, loss in points) / len(points)) for points in curves],
+        "curve": outcomes[0].curve,
     }  # fmt: skip
 
 
@@ -104,17 +119,26 @@ def markdown(results: dict[str, Any]) -> str:
     scratch = rows[0]["loss"]
     cells = [
         [
-            VARIANTS[row["variant"]].name, f"{row['lr']:g}", f"{row['loss']:.4f}", f"{row['deviation']:.4f}",
+            VARIANTS[row["variant"]].name, f"{row['lr']:g}", len(row["losses"]), f"{row['loss']:.4f}",
+            f"{row['deviation']:.4f}" if len(row["losses"]) > 1 else "",
             f"{row['loss'] - scratch:+.4f}", ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items()),
         ]
         for row in rows
     ]  # fmt: skip
-    head = ["", "learning rate", "nats/token", "deviation", "against random weights", "seed 0 by learning rate"]
+    head = [
+        "",
+        "learning rate",
+        "seeds",
+        "nats/token",
+        "deviation",
+        "against random weights",
+        "seed 0 by learning rate",
+    ]
     return (
         "# Conversion against training from scratch\n\n"
-        f"Loss on the whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation of "
-        f"{len(rows[0]['losses'])} seeds. What is converted, a full-precision model, had seen {teacher['tokens']:,} "
-        f"before, to {teacher['loss']:.4f} nats/token, and is the teacher.\n\n{report.table(head, cells)}"
+        f"Loss on the whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation over seeds. "
+        f"What is converted, a full-precision model, had seen {teacher['tokens']:,} tokens before, to "
+        f"{teacher['loss']:.4f} nats/token, and is the teacher.\n\n{report.table(head, cells)}"
     )
 
 
@@ -147,9 +171,9 @@ def draw(file: Path, results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="text, as for bitnet train; none: Python's standard library")
-    parser.add_argument("--steps", type=int, default=200, help="of a conversion, 8 × 256 tokens each [200]")
+    parser.add_argument("--steps", type=int, default=320, help="of a conversion, 8 × 256 tokens each [320]")
     parser.add_argument("--teacher-steps", type=int, default=1600, help="of the model to convert [1600]")
-    parser.add_argument("--seeds", type=int, default=3, help="at the best learning rate [3]")
+    parser.add_argument("--seeds", type=int, default=3, help="of the comparison [3]")
     parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "conversion", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one seed, one learning rate")
