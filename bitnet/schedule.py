@@ -1,8 +1,8 @@
-"""How learning rate and weight decay move with the progress of a run, 0 at its start and 1 at its end.
+"""How learning rate, weight decay and quantization move with the progress of a run, 0 at its start and 1 at its end.
 
 The defaults (constant, linear warm-down over the last 30 %, decay of weights only in the first
-half) are what works best for small ternary models; two_stage is that of the BitNet b1.58
-Training Tips, for large ones.
+half, quantizers that come in until the warm-down) are what works best for small ternary models
+(TRAINING.md); two_stage is that of the BitNet b1.58 Training Tips, for large ones.
 """
 
 from __future__ import annotations
