@@ -82,9 +82,9 @@ class Settings:
     distill: float = option(0.0, "share of the loss, 0 to 1, that is the divergence from a teacher's probabilities")
     distill_temperature: float = option(1.0, "by which logits are divided before they are compared")
     distill_relations: float = option(
-        0.0, "share of the loss, 0 to 1, that is how a layer relates the tokens otherwise than a teacher's does"
+        0.0, "share of the loss, 0 to 1, that is the distance from how a layer of the teacher relates the tokens"
     )
-    distill_layer: int = option(0, "that layer, counted from the last, which is 1; 0: a third of the way from it")
+    distill_layer: int = option(0, "that layer, counted from the last, which is 1; 0: a third of the way to the first")
     teacher: str = option("", "whom to distill from, as SRC with the same tokenizer; none: the source itself")
 
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
