@@ -108,8 +108,8 @@ class Settings:
             "validation": (1e-6, 0.5), "steps": (1, 1e9), "minutes": (0, 1e6), "batch": (1, 1e6),
             "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
             "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5 if self.source else 0.9),
-            "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1), "distill_layer": (0, 1e4),
-            "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
+            "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
+            "distill_layer": (0, 1e4), "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
             "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
             "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
         }  # fmt: skip
