@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bitnet.data import IGNORED, DataError
+from bitnet.corpus import DataError
+from bitnet.data import IGNORED
 from bitnet.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError

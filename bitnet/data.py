@@ -1,22 +1,13 @@
-"""Text to token ids on disk, and batches from them.
+"""Token ids on disk, and batches of them.
 
-A document is a file, or a line of a .jsonl file. Its content decides by hash whether it is for
-training or for validation, so equal texts never lie on both sides, and the split is the same
-on every machine. Every document begins with the end token, which separates it from the last.
+Every document begins with the end token, which separates it from the last.
 torch is imported when a batch is made: a packed file is measured on text without it.
-
-Texts are read anew each time they are needed, so that a corpus may be larger than the memory: what
-stays there is about 100 bytes a document.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import itertools
-import json
 import os
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,199 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from bitnet import corpus
+from bitnet.corpus import DataError
 from bitnet.tokenizer import END_ID
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUFFIXES = (".txt", ".py", ".md", ".jsonl")
-HUB = "hf:"  # a source that begins so is read by the `datasets` library
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
-"""Folders of the standard library that are others' packages, tests, or generated tables."""
-
 IGNORED = -100
 """A target that does not count: what `cross_entropy` leaves out."""
-
-
-class DataError(ValueError):
-    """The data cannot be read, or is too little."""
-
-
-# ---- documents ----
-
-
-def files_of(sources: Sequence[str]) -> list[Path]:
-    """The files that paths, folders and globs name, each once; no source: Python's standard library."""
-    if not sources:
-        root = Path(sysconfig.get_path("stdlib"))
-        return [f for f in _walk(root) if f.suffix == ".py" and not LEFT_OUT & set(f.relative_to(root).parts)]
-    files: dict[Path, None] = {}
-    for source in sources:
-        matches = (
-            [Path(source)] if Path(source).exists() else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
-        )
-        if not matches:
-            raise DataError(f"no file, folder or glob matches {source!r}")
-        found = [file for match in matches for file in (_walk(match) if match.is_dir() else [match])]
-        known = [file for file in found if file.suffix in SUFFIXES]
-        if not known:
-            raise DataError(f"{source!r} holds no text, expected files ending in {', '.join(SUFFIXES)}")
-        files |= dict.fromkeys(known)
-    return list(files)
-
-
-class Documents:
-    """The texts that sources name: files, folders, globs, or hf:NAME, hf:NAME:SPLIT, hf:NAME:CONFIG:SPLIT.
-
-    Each iteration reads them from disk. NAME is a dataset of the Hugging Face hub or a folder with one, SPLIT is
-    train where none is named, and the texts are the column "text".
-    """
-
-    def __init__(self, sources: Sequence[str]) -> None:
-        hub = [source for source in sources if source.startswith(HUB)]
-        paths = [source for source in sources if source not in hub]
-        self._files = files_of(paths) if paths or not hub else []
-        self._datasets = {source: _dataset(source) for source in hub}
-
-    def __iter__(self) -> Iterator[str]:
-        yield from documents(self._files)
-        for source, rows in self._datasets.items():
-            for number, row in enumerate(rows, start=1):
-                yield _text_of(row, f"{source}, row {number}")
-
-
-def documents(files: Iterable[Path]) -> Iterator[str]:
-    """The texts of files; of a .jsonl file the "text" of each line."""
-    for file in files:
-        if file.suffix == ".jsonl":
-            yield from _lines(file)
-        else:
-            yield _decoded(file.read_bytes(), file, 0)
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Some of the documents of a source, in its order."""
-
-    source: Iterable[str]
-    chosen: bytes | bytearray  # 1 for each document of the source that belongs here, 0 for each other
-    digests: list[bytes]  # SHA-256 of those that do
-    n_bytes: int
-    cut: tuple[int, slice] = (-1, slice(None))  # a document of which only this part belongs here
-
-    def __iter__(self) -> Iterator[str]:
-        at, part = self.cut
-        for i, (text, chosen) in enumerate(itertools.zip_longest(self.source, self.chosen)):
-            if text is None or chosen is None:
-                raise DataError("the data was changed while it was read; start again")
-            if chosen:
-                yield text[part] if i == at else text
-
-
-def split(source: Iterable[str], validation: float) -> tuple[Texts, Texts]:
-    """Training and validation texts, equal ones dropped. `validation` is the share of the latter.
-
-    source: gives the same texts each time it is iterated.
-    When one side would stay empty (a single book, say) the longest text is cut once, near its end.
-    """
-    chosen: tuple[bytearray, bytearray] = bytearray(), bytearray()
-    digests: tuple[list[bytes], list[bytes]] = [], []
-    n_bytes, seen, longest, at = [0, 0], set(), "", 0
-    for i, text in enumerate(source):
-        digest = hashlib.sha256(encoded := text.encode()).digest()
-        side = int.from_bytes(digest[:8]) < validation * 2**64
-        new = bool(text) and digest not in seen
-        chosen[side].append(new)
-        chosen[not side].append(False)
-        if new:
-            seen.add(digest)
-            digests[side].append(digest)
-            n_bytes[side] += len(encoded)
-            longest, at = (text, i) if len(text) > len(longest) else (longest, at)
-    if not seen:
-        raise DataError("the data holds no text")
-    train, held_out = (Texts(source, *of_side) for of_side in zip(chosen, digests, n_bytes, strict=True))
-    if train.digests and held_out.digests:
-        return train, held_out
-    return _cut(train if train.digests else held_out, longest, at, validation)
-
-
-def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts, Texts]:
-    """All of `texts` without the end of one of them, which is document `at` of the source; that end."""
-    place = int(len(longest) * (1 - validation))
-    parts = slice(place), slice(place, None)
-    first, last = (longest[part].encode() for part in parts)
-    digests, before = list(texts.digests), sum(texts.chosen[:at])
-    digests[before] = hashlib.sha256(first).digest()
-    only = bytes(i == at for i in range(len(texts.chosen)))
-    return (
-        Texts(texts.source, texts.chosen, digests, texts.n_bytes - len(last), (at, parts[0])),
-        Texts(texts.source, only, [hashlib.sha256(last).digest()], len(last), (at, parts[1])),
-    )
-
-
-def _all_of(source: Iterable[str]) -> Texts:
-    """Every text, as it is."""
-    digests, n_bytes = [], 0
-    for text in source:
-        digests.append(hashlib.sha256(encoded := text.encode()).digest())
-        n_bytes += len(encoded)
-    return Texts(source, b"\1" * len(digests), digests, n_bytes)
-
-
-def _dataset(source: str) -> Iterable[Any]:
-    name, *more = source.removeprefix(HUB).split(":")
-    *config, part = more or ["train"]
-    if not name or not part or len(config) > 1:
-        raise DataError(f"{source!r}, expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT")
-    import datasets
-
-    try:
-        rows = datasets.load_dataset(name, *config, split=part)
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{source!r} cannot be read: {error}") from None
-    if "text" not in rows.column_names:
-        raise DataError(f"{source!r} has the columns {', '.join(rows.column_names)}, expected one named text")
-    return rows.select_columns("text")  # type: ignore[no-any-return]
-
-
-def _walk(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
-
-
-def _lines(file: Path) -> Iterator[str]:
-    with file.open("rb") as lines:
-        start = 0
-        for number, line in enumerate(lines, start=1):
-            text = _decoded(line, file, start)
-            start += len(line)
-            if text.strip():
-                yield _text_of_line(text, f"{file}, line {number}")
-
-
-def _decoded(text: bytes, file: Path, start: int) -> str:
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 (byte {start + error.start}); convert it or leave it out") from None
-
-
-def _text_of_line(line: str, where: str) -> str:
-    try:
-        return _text_of(json.loads(line), where)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from None
-
-
-def _text_of(record: Any, where: str) -> str:
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise DataError(f'{where}: expected an object with a string "text"')
-    text: str = record["text"]
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can spell it
-        raise DataError(f'{where}: "text" holds half of a surrogate pair, which is no character') from None
-    return text
 
 
 # ---- token ids ----
@@ -271,7 +78,7 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str
 
     texts: gives the same texts each time it is iterated. first: the token before every document.
     """
-    of = texts if isinstance(texts, Texts) else _all_of(texts)
+    of = texts if isinstance(texts, corpus.Texts) else corpus.every(texts)
     recipe = hashlib.sha256(tokenizer.to_str().encode())
     if first != END_ID:
         recipe.update(str(first).encode())

@@ -121,7 +121,7 @@ def samples(model: Model, prompt: str, n: int) -> list[str]:
 
 def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a packed file."""
-    from bitnet import data, tokenizer
+    from bitnet import corpus, data, tokenizer
     from bitnet.evaluate import Overlapping, evaluate_packed
 
     if not args.data:
@@ -132,14 +132,14 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     first = tokenizer.separator(words, model.metadata.get("generation") or {})
     context, stride = _window(args, model.n_ctx, model.n_ctx)
     with tempfile.TemporaryDirectory() as scratch:
-        text = data.tokenize(data.Documents(args.data), words, Path(scratch), "text", first)
+        text = data.tokenize(corpus.Documents(args.data), words, Path(scratch), "text", first)
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
     return asdict(result) | {"context": context, "stride": stride}
 
 
 def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a checkpoint."""
-    from bitnet import chat, checkpoint, data, tokenizer
+    from bitnet import chat, checkpoint, corpus, data, tokenizer
     from bitnet.evaluate import Overlapping, check_vocabulary, evaluate
     from bitnet.settings import Settings
 
@@ -156,13 +156,13 @@ def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
             if args.stride:
                 raise ValueError("--stride is for text; of conversations each is measured from its beginning")
             encoder = chat.Encoder(words, checkpoint.load_template(folder) or chat.CHATML, generation)
-            held_out = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)[1]
+            held_out = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation)[1]
             tokens = chat.Dialogues(held_out, encoder, words)
         else:
-            texts = data.Documents(args.data or settings.data)
+            texts = corpus.Documents(args.data or settings.data)
             first = tokenizer.separator(words, generation)
             text = data.tokenize(
-                texts if args.data else data.split(texts, settings.validation)[1], words, Path(scratch), "text", first
+                texts if args.data else corpus.split(texts, settings.validation)[1], words, Path(scratch), "text", first
             )
             tokens = Overlapping(text, stride)
         result = evaluate(model, tokens, context, settings.batch, args.tokens)

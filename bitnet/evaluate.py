@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bitnet import data
+from bitnet import corpus, data
 from bitnet.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def chosen_windows(n: int, wanted: int) -> list[int]:
     return [i * n // wanted for i in range(wanted)]
 
 
-def _too_short(n_tokens: int, context: int) -> data.DataError:
-    return data.DataError(
+def _too_short(n_tokens: int, context: int) -> corpus.DataError:
+    return corpus.DataError(
         f"the text has {n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
     )
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
-from bitnet import chat, checkpoint, compiler, data, distill, finetune, optimizers, parallel, runlog, tokenizer
+from bitnet import chat, checkpoint, compiler, corpus, data, distill, finetune, optimizers, parallel, runlog, tokenizer
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig
 from bitnet.evaluate import Result, check_vocabulary, evaluate
@@ -143,7 +143,7 @@ def read_data(
         return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
 
     if settings.chat:
-        talks = chat.split(chat.read(data.files_of(settings.chat)), settings.validation)
+        talks = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation)
         words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
         words.encode_special_tokens = True  # which does not go from one process to another
         template, generation = chat.with_template(words, template, generation)
@@ -154,7 +154,7 @@ def read_data(
         return words, template, generation, chat.Batches(dialogues, settings.batch, context, settings.seed), others
 
     def read() -> tuple[Tokenizer, data.Tokens, data.Tokens]:
-        sides = data.split(data.Documents(settings.data), settings.validation)
+        sides = corpus.split(corpus.Documents(settings.data), settings.validation)
         words = choose(sides[0])
         first, folder = tokenizer.separator(words, generation), settings.run_folder
         train = data.tokenize(sides[0], words, folder, "train", first)
@@ -219,6 +219,12 @@ def build_model(
         else:
             model = Transformer(config)
     if sharded:
+        rows = min(len(weight) for weight in optimizers.of_layers(model)[0])
+        if settings.optimizer == "muon" and rows < parallel.size():
+            raise TrainingError(
+                f"--optimizer muon cannot share a matrix of {rows} rows among {parallel.size()} processes; "
+                "take fewer of them, --parallel ddp, or --optimizer adamw"
+            )
         parallel.shard(model, settings.device)
         return model, model
     model = model.to(settings.device)

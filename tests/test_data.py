@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from bitnet import data, tokenizer
+from bitnet import corpus, data, tokenizer
 
 TEXTS = ["def main(argv):\n    return 0  # nothing\n" * 20, "Grüße, 世界 🌍\r\n\tpassé 1234567\n" * 20]
 MADE = {kind: tokenizer.build(kind, TEXTS, 300) for kind in tokenizer.KINDS}
@@ -88,18 +88,18 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 def test_files_folders_and_globs(tmp_path: Path) -> None:
     write(tmp_path, {"b.txt": "b", "a.md": "a", "sub/c.py": "c", "sub/d.bin": "d", "e.jsonl": '{"text": "e"}\n\n'})
-    assert list(data.documents(data.files_of([str(tmp_path)]))) == ["a", "b", "e", "c"]
-    assert list(data.documents(data.files_of([f"{tmp_path}/**/*.py", f"{tmp_path}/b.txt", str(tmp_path)]))) == [
+    assert list(corpus.documents(corpus.files_of([str(tmp_path)]))) == ["a", "b", "e", "c"]
+    assert list(corpus.documents(corpus.files_of([f"{tmp_path}/**/*.py", f"{tmp_path}/b.txt", str(tmp_path)]))) == [
         "c", "b", "a", "e",
     ]  # fmt: skip
 
 
 def test_default_is_the_standard_library() -> None:
-    files = data.files_of([])
-    assert len(files) > 300 and files == sorted(files) == data.files_of([])
+    files = corpus.files_of([])
+    assert len(files) > 300 and files == sorted(files) == corpus.files_of([])
     names = {part for file in files for part in file.parts[-2:]}
     assert "argparse.py" in names and not names & {"site-packages", "test", "tests", "encodings"}
-    texts = list(data.documents(files))
+    texts = list(corpus.documents(files))
     assert sum(map(len, texts)) > 5_000_000
 
 
@@ -121,17 +121,17 @@ def test_default_is_the_standard_library() -> None:
 )
 def test_bad_sources(tmp_path: Path, files: dict[str, str], source: str, message: str) -> None:
     write(tmp_path, files)
-    with pytest.raises(data.DataError, match=message):
-        list(data.documents(data.files_of([str(tmp_path / source)])))
+    with pytest.raises(corpus.DataError, match=message):
+        list(corpus.documents(corpus.files_of([str(tmp_path / source)])))
 
 
 def test_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"ab\xff")
-    with pytest.raises(data.DataError, match=r"a\.txt is not UTF-8 \(byte 2\)"):
-        list(data.documents([tmp_path / "a.txt"]))
+    with pytest.raises(corpus.DataError, match=r"a\.txt is not UTF-8 \(byte 2\)"):
+        list(corpus.documents([tmp_path / "a.txt"]))
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}')
-    with pytest.raises(data.DataError, match=r"b\.jsonl is not UTF-8 \(byte 24\)"):
-        list(data.documents([tmp_path / "b.jsonl"]))
+    with pytest.raises(corpus.DataError, match=r"b\.jsonl is not UTF-8 \(byte 24\)"):
+        list(corpus.documents([tmp_path / "b.jsonl"]))
 
 
 # ---- the datasets library ----
@@ -150,10 +150,10 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_dataset_is_a_source(dataset: Path, tmp_path: Path) -> None:
-    train, held_out = data.split(data.Documents([f"hf:{dataset}"]), 0.3)
+    train, held_out = corpus.split(corpus.Documents([f"hf:{dataset}"]), 0.3)
     assert sorted([*train, *held_out]) in (["one", "two"], ["", "one", "two"])
     write(tmp_path, {"b.txt": "a file"})
-    assert list(data.Documents([f"hf:{dataset}:train", str(tmp_path / "b.txt")])) == ["a file", "one", "two", ""]
+    assert list(corpus.Documents([f"hf:{dataset}:train", str(tmp_path / "b.txt")])) == ["a file", "one", "two", ""]
 
 
 @pytest.mark.parametrize(
@@ -167,31 +167,31 @@ def test_a_dataset_is_a_source(dataset: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_datasets(dataset: Path, source: str, message: str) -> None:
-    with pytest.raises(data.DataError, match=message):
-        list(data.Documents([source.format(dataset)]))
+    with pytest.raises(corpus.DataError, match=message):
+        list(corpus.Documents([source.format(dataset)]))
 
 
 def test_the_column_of_a_dataset(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(data.DataError, match="row 2: expected an object with a string"):
-        list(data.Documents([f"hf:{dataset}:test"]))
+    with pytest.raises(corpus.DataError, match="row 2: expected an object with a string"):
+        list(corpus.Documents([f"hf:{dataset}:test"]))
     write(tmp_path, {"other/train.jsonl": '{"words": "a", "n": 1}'})
-    with pytest.raises(data.DataError, match="has the columns words, n, expected one named text"):
-        data.Documents([f"hf:{tmp_path}/other"])
+    with pytest.raises(corpus.DataError, match="has the columns words, n, expected one named text"):
+        corpus.Documents([f"hf:{tmp_path}/other"])
 
 
 def test_split_leaks_nothing_and_does_not_depend_on_order() -> None:
     texts = [f"text {i}" for i in range(2000)]
-    train, held_out = map(list, data.split([*texts, *texts[:500]], 0.1))
+    train, held_out = map(list, corpus.split([*texts, *texts[:500]], 0.1))
     assert not set(train) & set(held_out) and sorted(train + held_out) == sorted(texts)
     assert 140 < len(held_out) < 260
-    again = data.split(texts[::-1], 0.1)
+    again = corpus.split(texts[::-1], 0.1)
     assert (set(again[0]), set(again[1])) == (set(train), set(held_out))
 
 
 def test_split_of_one_text_cuts_it() -> None:
     text = "".join(map(str, range(1000)))
     for texts in (["short", text, "other"], ["é" + text]):
-        train, held_out = data.split(texts, 1e-6)
+        train, held_out = corpus.split(texts, 1e-6)
         (end,) = held_out
         assert text.endswith(end) and len(end) == 1
         assert [*train] == [t.removesuffix(end) if len(t) > 5 else t for t in texts]
@@ -202,10 +202,10 @@ def test_split_of_one_text_cuts_it() -> None:
 
 def test_sides_are_read_anew_and_notice_a_change() -> None:
     texts = [f"text {i}" for i in range(100)]
-    train, _ = data.split(texts, 0.1)
+    train, _ = corpus.split(texts, 0.1)
     assert list(train) == list(train) and len(list(train)) == len(train.digests) > 80
     texts.append("one more")
-    with pytest.raises(data.DataError, match="the data was changed while it was read"):
+    with pytest.raises(corpus.DataError, match="the data was changed while it was read"):
         list(train)
 
 
@@ -215,7 +215,7 @@ def test_no_text_stays_in_memory(tmp_path: Path) -> None:
         for i in range(2000):
             out.write(json.dumps({"text": f"{i} " + "sound and fury " * 700}) + "\n")
     tracemalloc.start()
-    train, held_out = data.split(data.Documents([str(tmp_path / "a.jsonl")]), 0.1)
+    train, held_out = corpus.split(corpus.Documents([str(tmp_path / "a.jsonl")]), 0.1)
     count = sum(1 for side in (train, held_out) for _ in side)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -223,8 +223,8 @@ def test_no_text_stays_in_memory(tmp_path: Path) -> None:
 
 
 def test_no_text() -> None:
-    with pytest.raises(data.DataError, match="the data holds no text"):
-        data.split(["", ""], 0.1)
+    with pytest.raises(corpus.DataError, match="the data holds no text"):
+        corpus.split(["", ""], 0.1)
 
 
 # ---- token files and batches ----
@@ -246,7 +246,7 @@ def test_tokenize_writes_once_and_maps(tmp_path: Path) -> None:
 def test_sides_have_the_digest_of_their_texts(tmp_path: Path) -> None:
     """So a run that was begun when texts were kept in lists goes on."""
     for validation in (0.5, 1e-6):
-        for side in data.split([f"{i} {text}" for i in range(9) for text in TEXTS], validation):
+        for side in corpus.split([f"{i} {text}" for i in range(9) for text in TEXTS], validation):
             digest = data.tokenize(side, MADE["bpe"], tmp_path, "a").digest
             assert digest == data.tokenize(list(side), MADE["bpe"], tmp_path, "b").digest
 
@@ -286,11 +286,11 @@ def test_a_batch_is_a_function_of_seed_and_index() -> None:
 
 def test_too_little_text_for_a_batch() -> None:
     assert data.Batches(counting(51), 4, 10, 0).per_epoch == 4
-    with pytest.raises(data.DataError, match="has 50 tokens, one batch of 4 × 10 needs 51"):
+    with pytest.raises(corpus.DataError, match="has 50 tokens, one batch of 4 × 10 needs 51"):
         data.Batches(counting(50), 4, 10, 0)
 
 
 def test_jsonl_lines_are_documents(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"line\u2028{i}"}, ensure_ascii=False) for i in range(5)]
     write(tmp_path, {"a.jsonl": "\r\n".join(lines)})
-    assert list(data.documents([tmp_path / "a.jsonl"])) == [f"line\u2028{i}" for i in range(5)]
+    assert list(corpus.documents([tmp_path / "a.jsonl"])) == [f"line\u2028{i}" for i in range(5)]

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import packed_files
-from bitnet import checkpoint, data, quant, tokenizer
+from bitnet import checkpoint, corpus, data, quant, tokenizer
 from bitnet.bitlinear import project
 from bitnet.cli import main
 from bitnet.config import ModelConfig
@@ -73,7 +73,7 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     if steps:
         run.mkdir(parents=True, exist_ok=True)
-        tokens = data.tokenize(list(data.documents(data.files_of(TEXT))), words, run, "text")
+        tokens = data.tokenize(list(corpus.documents(corpus.files_of(TEXT))), words, run, "text")
         batches = data.Batches(tokens, 16, 64, seed)
         for step in range(steps):
             model.loss(*batches[step]).backward()

@@ -146,7 +146,7 @@ def _stored(
 def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64], str]:
     """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
     then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
-    from bitnet import data, tokenizer
+    from bitnet import corpus, tokenizer
     from bitnet.checkpoint import load_generation
 
     if not (folder / "tokenizer.json").is_file():
@@ -160,7 +160,7 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
     used = []
     sources: dict[str, Callable[[], Iterable[str]]] = {
         "validation text": lambda: _validation_texts(folder),
-        "the standard library's source": lambda: data.Documents([]),
+        "the standard library's source": lambda: corpus.Documents([]),
     }
     for name, texts in sources.items():
         for text in texts():
@@ -173,7 +173,7 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
 
 def _validation_texts(folder: Path) -> Iterable[str]:
     """What the run held out of its data, as far as the data is still there."""
-    from bitnet import chat, data
+    from bitnet import chat, corpus
     from bitnet.checkpoint import load_state
 
     if not (folder / "state.json").is_file():
@@ -181,10 +181,10 @@ def _validation_texts(folder: Path) -> Iterable[str]:
     settings = load_state(folder).get("settings", {})
     try:
         if settings.get("chat"):
-            held_out = chat.split(chat.read(data.files_of(settings["chat"])), settings["validation"])[1]
+            held_out = chat.split(chat.read(corpus.files_of(settings["chat"])), settings["validation"])[1]
             return ["\n".join(message["content"] for message in each.messages) for each in held_out]
-        return data.split(data.Documents(settings["data"]), settings["validation"])[1]
-    except (data.DataError, KeyError, ModuleNotFoundError):
+        return corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
+    except (corpus.DataError, KeyError, ModuleNotFoundError):
         return []
 
 

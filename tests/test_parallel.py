@@ -1,0 +1,390 @@
+"""Two processes on one CPU, joined by gloo: the run of one process, however it is shared, stopped or broken.
+
+Most are forked with the variables that torchrun sets, which takes milliseconds; one test runs torchrun itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bitnet import checkpoint, cli, optimizers, parallel, runlog, train
+from bitnet.model import Transformer
+from bitnet.settings import Settings
+
+torch.set_num_threads(1)
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(
+    ["bitnet.train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "matplotlib.pyplot"]
+)
+
+MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
+TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
+TINY += [
+    "--optimizer",
+    "adamw",
+    "--tokenizer",
+    "byte",
+    "--threads",
+    "1",
+    "--precision",
+    "fp32",
+    "--batch",
+    "2",
+    "--batch-tokens",
+    "256",
+]
+TINY += ["--steps", "8", "--save-every", "4", "--eval-every", "4", "--layers-every", "3"]
+FLOAT = ["--set", "ternary=[]", "--set", "head_format=f32"]
+
+# Sums of gradients are taken in another order, so they differ in their last bits. A float model keeps that small. In
+# a ternary one it can move a code to the next value, which changes a token's log-probability by about 3e-3, up or down.
+FLOAT_TOLERANCE, TERNARY_TOLERANCE = 1e-5, 2e-3
+# Muon adds in bf16, so that another order moves an update by 2 %: in the first steps, which go far, by this.
+MUON_TOLERANCE = 0.03
+
+Process = multiprocessing.process.BaseProcess
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, rng = tmp_path_factory.mktemp("text"), random.Random(0)
+    for i in range(20):
+        words = " ".join(rng.choice(["the", "cat", "sees", "a", "red", "house"]) for _ in range(200))
+        (folder / f"{i}.txt").write_text(words)
+    return str(folder)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def in_group(rank: int, port: int, errors: Path, work: Callable[..., Any], *args: Any) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    torch.set_num_threads(1)
+    sys.exit(work(*args))
+
+
+def start(folder: Path, work: Callable[..., Any], *args: Any) -> list[Process]:
+    """Two processes that do `work`; what they write to stderr is in `folder`/errors."""
+    folder.mkdir(exist_ok=True)
+    port = free_port()
+    pair = [processes.Process(target=in_group, args=(i, port, folder / "errors", work, *args)) for i in range(2)]
+    for each in pair:
+        each.start()
+    return pair
+
+
+def finish(pair: list[Process]) -> list[int | None]:
+    """Their exit codes. None of them waits for ever."""
+    deadline = time.monotonic() + 120
+    try:
+        for each in pair:
+            each.join(max(0.0, deadline - time.monotonic()))
+        return [each.exitcode for each in pair]
+    finally:
+        for each in pair:
+            each.kill()
+
+
+def run_pair(run: Path, *argv: str, work: Callable[[list[str]], int] = cli.main) -> tuple[list[int | None], str]:
+    """Exit codes and stderr of `bitnet train` in two processes."""
+    codes = finish(start(run, work, ["train", "--out", str(run), *argv]))
+    return codes, (run / "errors").read_text()
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    return [record for record in runlog.read(run / "log.jsonl") if "loss" in record]
+
+
+def assert_same_curve(run: Path, whole: Path, tolerance: float, first: int = 0) -> None:
+    found, expected = steps(run)[first:], steps(whole)[first:]
+    assert [(r["step"], r["tokens"]) for r in found] == [(r["step"], r["tokens"]) for r in expected]
+    for a, b in zip(found, expected, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=tolerance)
+    last, other = (runlog.read(r / "log.jsonl")[-1] for r in (run, whole))
+    assert last["final"] and last["validation"]["tokens"] == other["validation"]["tokens"]
+    assert last["validation"]["nats_per_token"] == pytest.approx(other["validation"]["nats_per_token"], abs=tolerance)
+
+
+# ---- the same run ----
+
+
+@pytest.fixture(scope="module")
+def runs(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same training by one process, and by two in both ways."""
+    folder = tmp_path_factory.mktemp("runs")
+    for kind, more in (("", []), (" of floats", FLOAT)):
+        assert cli.main(["train", *TINY, *more, "--data", text, "--out", str(folder / f"one{kind}")]) == 0
+        for way in ("ddp", "fsdp"):
+            codes, errors = run_pair(folder / f"{way}{kind}", *TINY, *more, "--data", text, "--parallel", way)
+            assert codes == [0, 0], errors
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_does(way: str, runs: dict[str, Path]) -> None:
+    assert_same_curve(runs[f"{way} of floats"], runs["one of floats"], FLOAT_TOLERANCE)
+    assert_same_curve(runs[way], runs["one"], TERNARY_TOLERANCE)
+    errors = (runs[way] / "errors").read_text()
+    assert errors.count("from step 0") == errors.count("step 4:") == 1 and "Warning" not in errors
+
+
+def test_muon_of_sharded_matrices(text: str, tmp_path: Path) -> None:
+    argv = [*TINY, "--data", text, "--optimizer", "muon", "--steps", "4", "--layers-every", "0"]
+    assert cli.main(["train", *argv, "--out", str(tmp_path / "one")]) == 0
+    codes, errors = run_pair(tmp_path / "two", *argv, "--parallel", "fsdp")
+    assert codes == [0, 0], errors
+    assert_same_curve(tmp_path / "two", tmp_path / "one", MUON_TOLERANCE)
+    losses = [record["loss"] for record in steps(tmp_path / "two")]
+    assert losses[-1] < losses[0] - 10 * MUON_TOLERANCE
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_telemetry_is_of_the_whole_model(way: str, runs: dict[str, Path]) -> None:
+    found, expected = (steps(runs[name])[2]["layers"] for name in (way, "one"))
+    for quantity, of_roles in expected.items():
+        for role, values in of_roles.items():
+            assert found[quantity][role] == pytest.approx(values, rel=0.01, abs=2e-3)  # a code or two of 512 may differ
+
+
+def test_a_checkpoint_does_not_say_who_wrote_it(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    names = {name: {file.name for file in checkpoint.find(run).iterdir()} for name, run in runs.items()}
+    assert len(set(map(frozenset, names.values()))) == 1
+    for way in ("ddp", "fsdp"):
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            found, expected = (load_file(checkpoint.find(runs[name]) / file) for name in (way, "one"))
+            assert {k: t.numel() for k, t in found.items()} == {k: t.numel() for k, t in expected.items()}
+        assert checkpoint.load_state(runs[way])["settings"]["parallel"] == way
+    assert cli.main(["eval", str(runs["fsdp"]), "--json"]) == 0
+    nats = json.loads(capsys.readouterr().out)["nats_per_token"]
+    final = runlog.read(runs["fsdp"] / "log.jsonl")[-1]["validation"]["nats_per_token"]
+    assert nats == pytest.approx(final, rel=1e-12)  # the same sums of windows, added in another order, in fp64
+
+
+# ---- resume ----
+
+
+def begun(run: Path, copy: Path) -> Path:
+    """A run as it was after four of its steps."""
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("step-000008", "errors", "loss.png"))
+    return copy
+
+
+@pytest.mark.parametrize(("before", "way"), [("one", "fsdp"), ("fsdp", "ddp")])
+def test_two_processes_go_on_from_any_checkpoint(
+    before: str, way: str, runs: dict[str, Path], text: str, tmp_path: Path
+) -> None:
+    run = begun(runs[f"{before} of floats"], tmp_path / "run")
+    codes, errors = run_pair(run, "--data", text, "--resume", "--parallel", way)
+    assert codes == [0, 0] and "from step 4" in errors
+    assert_same_curve(run, runs["one of floats"], FLOAT_TOLERANCE)
+
+
+def test_one_process_goes_on_from_two(runs: dict[str, Path], text: str, tmp_path: Path) -> None:
+    run = begun(runs["fsdp of floats"], tmp_path / "run")
+    assert cli.main(["train", "--out", str(run), "--data", text, "--resume"]) == 0
+    assert_same_curve(run, runs["one of floats"], FLOAT_TOLERANCE)
+
+
+def load_and_save(folder: Path, out: Path) -> int:
+    with parallel.joined():
+        with torch.device("cpu" if parallel.is_first() else "meta"):
+            model = Transformer(checkpoint.load_config(folder))
+        parallel.shard(model, "cpu")
+        optimizer = optimizers.build(model, Settings())
+        checkpoint.load_weights(model, folder)
+        checkpoint.load_optimizer(optimizer, model, folder)
+        kept = [parallel.kept(p).numel() for p in model.parameters()]
+        assert sum(kept) < 0.6 * sum(p.numel() for p in model.parameters())
+        moments = [t for of in optimizer.state.values() for t in of.values() if t.dim()]
+        assert sum(parallel.kept(t).numel() for t in moments) == 2 * sum(kept)
+        checkpoint.save(out, model, "{}", optimizer, checkpoint.load_state(folder))
+    return 0
+
+
+def test_shards_lose_no_bit(runs: dict[str, Path], tmp_path: Path) -> None:
+    folder = checkpoint.find(runs["one"])
+    assert finish(start(tmp_path, load_and_save, folder, tmp_path)) == [0, 0], (tmp_path / "errors").read_text()
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        found, expected = load_file(tmp_path / folder.name / file), load_file(folder / file)
+        assert found.keys() == expected.keys()
+        assert all(found[name].reshape(t.shape).equal(t) for name, t in expected.items())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["errors", folder.name]
+
+
+# ---- conversations, a clock ----
+
+
+def test_the_loss_counts_every_answer_once(tmp_path: Path) -> None:
+    """Of rows with very different numbers of targets: the mean over all, not that of the processes' means."""
+    lines = []
+    for i in range(40):
+        answer = "yes " * (1 if i % 2 else 15)
+        talk = [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": answer}]
+        lines.append(json.dumps({"messages": talk}))
+    file = tmp_path / "talks.jsonl"
+    file.write_text("\n".join(lines))
+    argv = [*TINY, *FLOAT, "--set", "max_context=96", "--set", "vocab_size=270", "--batch-tokens", "384"]
+    argv += ["--chat", str(file), "--steps", "4"]
+    assert cli.main(["train", *argv, "--out", str(tmp_path / "one")]) == 0
+    codes, errors = run_pair(tmp_path / "two", *argv)
+    assert codes == [0, 0], errors
+    assert_same_curve(tmp_path / "two", tmp_path / "one", FLOAT_TOLERANCE)
+
+
+def test_processes_agree_when_time_is_up(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--minutes", "0.02")
+    assert codes == [0, 0], errors
+    assert checkpoint.load_state(tmp_path / "run")["seconds"] >= 1.2
+
+
+# ---- stopping and failing ----
+
+
+def steps_made(run: Path) -> int:
+    file = run / "log.jsonl"
+    return len(runlog.read(file)) if file.exists() else 0
+
+
+def wait_for_steps(run: Path, n: int, alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while steps_made(run) < n:
+        assert alive() and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def endless(text: str, tmp_path: Path) -> Iterator[tuple[list[Process], Path]]:
+    run = tmp_path / "run"
+    argv = ["train", "--out", str(run), *TINY, "--data", text, "--steps", "1000000", "--save-every", "1000000"]
+    pair = start(run, cli.main, argv)
+    try:
+        wait_for_steps(run, 3, lambda: all(each.is_alive() for each in pair))
+        yield pair, run
+    finally:
+        finish(pair)
+
+
+def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path]) -> None:
+    pair, run = endless
+    assert pair[1].pid
+    os.kill(pair[1].pid, signal.SIGTERM)
+    assert finish(pair) == [143, 143]
+    assert (run / "errors").read_text().count("stopped and saved at step") == 1
+    assert checkpoint.load_state(run)["step"] >= 3 and checkpoint.load_model(run)
+
+
+def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], Path]) -> None:
+    pair, run = endless
+    pair[1].kill()
+    assert finish(pair) == [1, -signal.SIGKILL]
+    errors = re.findall("bitnet: error: .*", (run / "errors").read_text())
+    assert errors == ["bitnet: error: another process of this run ended without a word; perhaps memory ran out"]
+
+
+def poisoned(argv: list[str]) -> int:
+    """A run whose second process finds a NaN in its part of the sixth step."""
+    loss_terms = train.loss_terms
+
+    def poison(run: train.Run, *batch: Any) -> Any:
+        bad = parallel.rank() == 1 and run.state["step"] == 5
+        return {name: term * (float("nan") if bad else 1) for name, term in loss_terms(run, *batch).items()}
+
+    train.loss_terms = poison
+    return cli.main(argv)
+
+
+def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
+    argv = [*TINY, "--data", text, "--save-every", "2", "--parallel", "fsdp"]
+    codes, errors = run_pair(tmp_path / "run", *argv, work=poisoned)
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "loss is nan" in errors and "at step 6" in errors and "step-000004 is the last good checkpoint" in errors
+
+
+def test_nan_in_one_process_can_be_skipped(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--on-bad-step", "skip", work=poisoned)
+    assert codes == [0, 0] and errors.count("at step 6; skipped") == 1
+    assert len(steps(tmp_path / "run")) == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["--batch-tokens", "160"],
+            "an optimizer step has 160 tokens, expected a multiple of 64: sequences of 32 tokens, dealt out to "
+            "2 processes; change --batch-tokens",
+        ),
+        (["--data", "nowhere"], "no file, folder or glob matches 'nowhere'"),
+    ],
+)
+def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, *argv)
+    assert codes == [1, 1]
+    assert re.findall("bitnet: error: .*", errors) == [f"bitnet: error: {message}"] and "Traceback" not in errors
+
+
+def test_tokens_of_a_step_are_whole_sequences(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *TINY, "--data", text, "--batch-tokens", "100", "--out", str(tmp_path / "run")]) == 1
+    assert "an optimizer step has 100 tokens, expected a multiple of 32" in capsys.readouterr().err
+
+
+def test_shares_are_the_whole() -> None:
+    for n in range(20):
+        for size in (1, 2, 3, 7):
+            edges = []
+            for rank in range(size):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(parallel, "rank", lambda rank=rank: rank)
+                    patch.setattr(parallel, "size", lambda size=size: size)
+                    edges.append(parallel.share(5, 5 + n))
+            assert edges[0][0] == 5 and edges[-1][1] == 5 + n
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+            assert max(b - a for a, b in edges) - min(b - a for a, b in edges) <= 1
+
+
+# ---- torchrun ----
+
+
+def test_torchrun_and_sigterm(text: str, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    argv = [*TINY, "--data", text, "--out", str(run), "--steps", "1000000", "--parallel", "fsdp"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *torchrun, "-m", "bitnet", "train", *argv], stderr=errors, start_new_session=True
+        )
+        try:
+            wait_for_steps(run, 3, lambda: process.poll() is None)
+            process.terminate()
+            process.wait(60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    said = (tmp_path / "errors").read_text()
+    assert process.returncode != 0 and said.count("stopped and saved at step") == 1 and "bitnet: error" not in said
+    step = checkpoint.load_state(run)["step"]
+    assert step >= 3 and f"saved at step {step:,}" in said
