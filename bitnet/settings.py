@@ -38,9 +38,7 @@ def option(default: Any, text: str) -> Any:
     return field(**factory, metadata={"help": text})
 
 
-CONVERSION = (
-    "source", "quantize_warmup", "distill", "distill_temperature", "distill_relations", "distill_layer", "teacher",
-)  # fmt: skip
+CONVERSION = ("source", "distill", "distill_temperature", "distill_relations", "distill_layer", "teacher")
 """Options of `bitnet finetune` alone."""
 
 
@@ -65,28 +63,28 @@ class Settings:
     context: int = option(0, "tokens in a sequence; 0: the model's max_context")
     seed: int = option(0, "of initial weights and of the order of the data")
 
-    optimizer: str = option("adamw", "adamw, or muon for the matrices of the layers and adamw for the rest")
-    lr: float = option(3e-3, "peak learning rate; ternary weights want 5 to 10 times that of float ones")
+    optimizer: str = option("muon", "adamw, or muon for the matrices of the layers and adamw for the rest")
+    lr: float = option(4e-3, "peak learning rate")
     schedule: str = option(
         "constant", "constant: then down to 0 over --warmdown; cosine; two_stage: of the BitNet paper"
     )
     warmup: float = option(0.02, "share of the run in which the learning rate rises")
     warmdown: float = option(0.3, "share of the run in which the learning rate falls to zero")
     weight_decay: float = option(0.1, "of matrices, in the first half of the run; then 0")
+    quantize_warmup: float = option(
+        0.7, "share of the run in which weights and activations go over from float to quantized; finetune: 0.5 at most"
+    )
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
     spike: float = option(0.0, "nats by which a loss may exceed the median of the 20 before it; 0: any number")
     on_bad_step: str = option("stop", "after NaN, infinity or a spike: stop, or skip the step (10 in a row stop, too)")
 
     source: str = option("", "a checkpoint or run folder, or a Hugging Face folder with float weights")
-    quantize_warmup: float = option(
-        0.0, "share of the run, at most half, in which weights and activations go over from float to quantized"
-    )
     distill: float = option(0.0, "share of the loss, 0 to 1, that is the divergence from a teacher's probabilities")
     distill_temperature: float = option(1.0, "by which logits are divided before they are compared")
     distill_relations: float = option(
-        0.0, "share of the loss, 0 to 1, that is how a layer relates the tokens otherwise than a teacher's does"
+        0.0, "share of the loss, 0 to 1, that is the distance from how a layer of the teacher relates the tokens"
     )
-    distill_layer: int = option(0, "that layer, counted from the last, which is 1; 0: a third of the way from it")
+    distill_layer: int = option(0, "that layer, counted from the last, which is 1; 0: a third of the way to the first")
     teacher: str = option("", "whom to distill from, as SRC with the same tokenizer; none: the source itself")
 
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
@@ -109,9 +107,9 @@ class Settings:
         ranges: dict[str, tuple[float, float]] = {
             "validation": (1e-6, 0.5), "steps": (1, 1e9), "minutes": (0, 1e6), "batch": (1, 1e6),
             "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
-            "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5), "distill": (0, 1),
-            "distill_temperature": (0.1, 100), "distill_relations": (0, 1), "distill_layer": (0, 1e4),
-            "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
+            "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5 if self.source else 0.9),
+            "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
+            "distill_layer": (0, 1e4), "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
             "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
             "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
         }  # fmt: skip
@@ -157,14 +155,17 @@ class Settings:
 
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
-    "tiny": {"lr": 4e-3, "batch": 8, "steps": 1500},
-    "mini-gpt": {"lr": 4e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
-    "bitnet-2b4t": {"lr": 1.2e-3, "schedule": "two_stage", "batch": 1, "accumulate": 256, "steps": 100_000},
-}
+    "tiny": {"lr": 8e-3, "batch": 8, "steps": 1500},
+    "mini-gpt": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
+    "bitnet-2b4t": {  # as published
+        "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,
+        "accumulate": 256, "steps": 100_000,
+    },
+}  # fmt: skip
 """How the training options of a preset differ from the defaults."""
 
 
-FINETUNE_SETTINGS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.0}
+FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.0}
 """How those of `bitnet finetune` do: what it begins with should not be forgotten."""
 
 
