@@ -195,6 +195,7 @@ def update(run: Run) -> tuple[float, float]:
             group["lr"] = schedule.learning_rate(settings, run.progress)
             group["weight_decay"] = schedule.weight_decay(settings, run.progress) if group["decays"] else 0.0
         optimizer.step()
+        run.state["quantized"] = amount
         if settings.distill_relations:
             run.state["sizes"] = distill.running_means(run.state["sizes"], means)
     return total, norm

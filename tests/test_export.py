@@ -216,6 +216,14 @@ def test_the_same_checkpoint_gives_the_same_bytes(
     assert PackedFile.open(tmp_path / "a").metadata["provenance"]["date"] == "2023-11-14"
 
 
+@pytest.mark.parametrize(("recorded", "said"), [(1.0, False), (0.4, True), ("x", False), (None, False)])
+def test_a_run_that_did_not_end_is_said_so(recorded: Any, said: bool, untrained: Path, tmp_path: Path) -> None:
+    state = json.loads((untrained / "state.json").read_text())
+    (untrained / "state.json").write_text(json.dumps(state | {"quantized": recorded}))
+    report = str(export_checkpoint(untrained, tmp_path / "a", tokens=64))
+    assert ("saved when quantizers counted 40 %" in report) == said
+
+
 def test_export_of_1_6_bits_is_the_other_file_repacked(
     untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ class Report:
     """What `bitnet export` prints."""
 
     checkpoint: str
+    quantized: float  # how much of every quantizer counted when it was saved; below 1 the run was not at its end
     parameters: int
     file_bytes: int
     fp16_bytes: int
@@ -140,8 +141,13 @@ class Report:
     def __str__(self) -> str:
         zeros = " ".join(f"{100 * z:.1f}" for z in self.zero_fraction)
         long, short = self.long, self.short
+        unfinished = (
+            f"unfinished saved when quantizers counted {100 * self.quantized:.0f} %, of which the file has 100 %: "
+            "let the run end, with bitnet train --resume"
+        )
         return "\n".join(
             [
+                *([unfinished] if self.quantized < 1 else []),
                 f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight; "
                 f"fp16 has {self.fp16_bytes / 1e6:.2f} MB, {self.fp16_bytes / self.file_bytes:.1f} times as much",
                 f"zeros      {zeros} % of the ternary weights, by layer",

@@ -74,6 +74,7 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     return Report(
         checkpoint=folder.name,
+        quantized=amount if isinstance(amount := _state(folder).get("quantized"), float) else 1.0,
         text=source,
         short=short,
         long=long,
@@ -174,11 +175,10 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
 def _validation_texts(folder: Path) -> Iterable[str]:
     """What the run held out of its data, as far as the data is still there."""
     from bitnet import chat, corpus
-    from bitnet.checkpoint import load_state
 
-    if not (folder / "state.json").is_file():
+    settings = _state(folder).get("settings")
+    if settings is None:
         return []
-    settings = load_state(folder).get("settings", {})
     try:
         if settings.get("chat"):
             held_out = chat.split(chat.read(corpus.files_of(settings["chat"])), settings["validation"])[1]
@@ -186,6 +186,13 @@ def _validation_texts(folder: Path) -> Iterable[str]:
         return corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
     except (corpus.DataError, KeyError, ModuleNotFoundError):
         return []
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """What the run that wrote a checkpoint recorded; a checkpoint from elsewhere need not have it."""
+    from bitnet.checkpoint import load_state
+
+    return load_state(folder) if (folder / "state.json").is_file() else {}
 
 
 def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
