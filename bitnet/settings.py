@@ -92,7 +92,7 @@ class Settings:
     parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
     threads: int = option(0, "CPU threads; 0: as many as torch finds")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see TRAINING.md")
-    recompute: bool = option(False, "compute activations again in the backward pass: a third more time, less memory")
+    recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
     eval_every: int = option(200, "steps between evaluations")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
     save_every: int = option(500, "steps between checkpoints")
