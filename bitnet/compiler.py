@@ -1,6 +1,6 @@
 """`--compile`: the layers of a model compiled by torch, one graph for all that are alike.
 
-Layer by layer and not the whole model: it takes a time that does not grow with depth, and is as fast.
+Layer by layer and not the whole model: that takes a time which does not grow with depth, and was no slower.
 Compiled kernels sum in another order, so a norm or γ may differ in its last bit, and rarely an int8 code with it.
 Whatever is compared with the exported file is therefore computed `eagerly`.
 """
@@ -38,4 +38,5 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
 
 def eagerly() -> contextlib.AbstractContextManager[None]:
     """Inside, compiled layers run as they are written, and hooks on their modules are called."""
-    return torch.compiler.set_stance("force_eager")
+    stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
