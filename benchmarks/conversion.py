@@ -1,12 +1,12 @@
 """Ternary from a trained full-precision model against ternary from random weights, after the same
 number of further tokens.
 
-    python benchmarks/conversion.py           # 1 million parameters: two hours on one core
+    python benchmarks/conversion.py           # 1 million parameters: an hour on one core
     python benchmarks/conversion.py --quick   # that it runs: seconds, and the figures mean nothing
 
 Every run is one of `bitnet train` or `bitnet finetune`, one after another, kept in --runs; started
-again, the script goes on. Each variant has the learning rate that was best for its first seed; the
-best of those converted and the one from scratch are made for more seeds.
+again, the script goes on. The best of those converted and the one from scratch are made for more
+seeds. With --search each variant has the learning rate that was best for its first seed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ FULL: Words = {"ternary": [], "head_format": "'f32'"}
 class Variant(NamedTuple):
     name: str
     options: Words
-    rates: tuple[float, ...]  # learning rates to try
+    rate: float  # learning rate
     color: str
     model: Words = {}  # noqa: RUF012  (never changed)
 
 
 VARIANTS = {
-    "scratch": Variant("from random weights", {}, (4e-3, 8e-3), "#d98032"),
-    "direct": Variant("converted at once", {"quantize-warmup": 0}, (1.5e-3, 3e-3), "#9aa7b4"),
-    "ce": Variant("converted over λ", {}, (1.5e-3, 3e-3), "#4f8fc0"),
-    "logits": Variant("and divergence", {"distill": 0.5}, (1.5e-3, 3e-3), "#1f4e79"),
-    "relations": Variant("and relations", {"distill": 0.5, "distill-relations": 0.1}, (1.5e-3, 3e-3), "#3f7d58"),
-    "full": Variant("stays full precision", {"quantize-warmup": 0}, (1.5e-3, 3e-3), "#000000", FULL),
+    "scratch": Variant("from random weights", {}, 8e-3, "#d98032"),
+    "direct": Variant("converted at once", {"quantize-warmup": 0}, 1.5e-3, "#9aa7b4"),
+    "ce": Variant("converted over λ", {}, 1.5e-3, "#4f8fc0"),
+    "logits": Variant("and divergence", {"distill": 0.5}, 1.5e-3, "#1f4e79"),
+    "relations": Variant("and relations", {"distill": 0.5, "distill-relations": 0.1}, 1.5e-3, "#3f7d58"),
+    "full": Variant("stays full precision", {"quantize-warmup": 0}, 1.5e-3, "#000000", FULL),
 }
 CONVERTED = ("direct", "ce", "logits", "relations")
 
@@ -81,7 +81,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         return common | {"steps": steps, "eval-every": max(1, steps // 4), "save-every": max(1, steps // 2)}
 
     source = args.runs / f"teacher-{args.teacher_steps}"
-    teacher = run(source, ["train"], budget(args.teacher_steps) | {"lr": 3e-3}, shape | FULL)
+    teacher = run(source, ["train"], budget(args.teacher_steps) | {"optimizer": "adamw", "lr": 3e-3}, shape | FULL)
     rows = [row("teacher", args.teacher_steps * tokens, 3e-3, [teacher], {})]
 
     def at(key: str, rate: float, seed: int) -> Outcome:
@@ -91,12 +91,14 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         options = budget(args.steps) | VARIANTS[key].options | {"lr": rate, "seed": seed}
         return run(args.runs / f"{key}-{args.steps}-lr{rate:g}-seed{seed}", verb, options, model, source)
 
+    factors = (0.5, 1, 2) if args.search else (1,)
     tried = {
-        key: {rate: at(key, rate, 0) for rate in variant.rates[: 1 if args.quick else None]}
-        for key, variant in VARIANTS.items()
+        key: {rate: at(key, rate, 0) for rate in (factor * VARIANTS[key].rate for factor in factors)}
+        for key in VARIANTS
+        if key in args.variants
     }
     rates = {key: min(found, key=lambda rate, of=found: of[rate].loss) for key, found in tried.items()}
-    best = min(CONVERTED, key=lambda key: tried[key][rates[key]].loss)
+    best = min((key for key in tried if key in CONVERTED), key=lambda key: tried[key][rates[key]].loss)
     for key, rate in rates.items():
         seeds = range(1, args.seeds if key in ("scratch", best) else 1)
         outcomes = [tried[key][rate], *(at(key, rate, seed) for seed in seeds)]
@@ -121,7 +123,8 @@ def markdown(results: dict[str, Any]) -> str:
         [
             VARIANTS[row["variant"]].name, f"{row['lr']:g}", len(row["losses"]), f"{row['loss']:.4f}",
             f"{row['deviation']:.4f}" if len(row["losses"]) > 1 else "",
-            f"{row['loss'] - scratch:+.4f}", ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items()),
+            f"{row['loss'] - scratch:+.4f}",
+            ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items() if len(row["tried"]) > 1),
         ]
         for row in rows
     ]  # fmt: skip
@@ -173,12 +176,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", help="text, as for bitnet train; none: Python's standard library")
     parser.add_argument("--steps", type=int, default=320, help="of a conversion, 8 × 256 tokens each [320]")
     parser.add_argument("--teacher-steps", type=int, default=1600, help="of the model to convert [1600]")
+    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS], help="which [all]")
+    parser.add_argument("--search", action="store_true", help="try half and twice each learning rate, too")
     parser.add_argument("--seeds", type=int, default=3, help="of the comparison [3]")
     parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "conversion", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one seed, one learning rate")
     args = parser.parse_args(argv)
     args.batch = 8
+    if not {"scratch"} < {*args.variants} or not {*CONVERTED} & {*args.variants}:
+        parser.error(f"--variants: expected scratch and at least one of {', '.join(CONVERTED)}")
     if args.quick:
         args.batch, args.steps, args.teacher_steps, args.seeds = 2, 4, 4, 1
         args.data = args.data or str(Path(__file__).parent / "*.py")
