@@ -23,13 +23,15 @@ from training_runs import Runs
 from bitnet.config import ModelConfig
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "AdamW in place of Muon": {"optimizer": "adamw"},
+    "AdamW in place of Muon, at half the rate": {"optimizer": "adamw", "lr": 0.5},
+    "quantized from the first step": {"quantize-warmup": 0.0},
+    "quantizers in over 35 %": {"quantize-warmup": 0.35},
     "learning rate × 2": {"lr": 2.0},
     "learning rate ÷ 2": {"lr": 0.5},
     "cosine": {"schedule": "cosine"},
     "two stages": {"schedule": "two_stage"},
     "warm-down over 15 %": {"warmdown": 0.15},
-    "warm-down over 60 %": {"warmdown": 0.6},
+    "warm-down over 50 %": {"warmdown": 0.5},
     "no weight decay": {"weight-decay": 0.0},
     "batch ÷ 2, twice the steps": {"batch": 0.5},
     "batch × 2, half the steps": {"batch": 2.0},
@@ -42,7 +44,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no clipping of the gradient": {"clip": 0.0},
 }
 """Options of `bitnet train`, and of the model; lr and batch are factors of the defaults'."""
-BATCH, RATE = 8, 4e-3
+BATCH, RATE = 8, 8e-3
 
 
 def run_of(change: dict[str, Any], seed: int, config: ModelConfig, tokens: int) -> tuple[ModelConfig, dict[str, Any]]:

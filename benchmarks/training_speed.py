@@ -1,7 +1,8 @@
 """What a training step costs, ternary against full precision: time, and memory kept for the backward pass.
 
-Both models take their steps in turn, in one process, so that what else the machine does meets both.
-The step is that of `bitnet train`: forward, loss, backward, clipping, AdamW.
+The models take their steps in turn, in one process, so that what else the machine does meets both.
+The step is that of `bitnet train`: forward, loss, backward, clipping, optimizer. A ternary model is
+measured as it is at the end of a run, and while its quantizers come in (λ = 0.5), when products are float.
 
     python benchmarks/training_speed.py
     python benchmarks/training_speed.py --width 256 --compile
@@ -28,7 +29,7 @@ from bitnet.config import ModelConfig
 from bitnet.model import Transformer, rope_tables
 from bitnet.settings import Settings
 
-KINDS = ("full precision", "ternary")
+KINDS = ("full precision", "ternary", "coming in")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -39,7 +40,7 @@ def config_of(width: int, kind: str, context: int) -> ModelConfig:
         vocab_size=2048, dim=width, n_layers=4, n_heads=heads, n_kv_heads=max(1, heads // 2), head_dim=64,
         ffn_dim=-(-8 * width // 3 // 32) * 32, max_context=context,
     )  # fmt: skip
-    return model if kind == "ternary" else model.replace(ternary=(), head_format="f32")
+    return model.replace(ternary=(), head_format="f32") if kind == "full precision" else model
 
 
 def flops_per_token(config: ModelConfig) -> int:
@@ -49,8 +50,9 @@ def flops_per_token(config: ModelConfig) -> int:
     return 6 * (config.n_layers * of_layer + d * config.vocab_size)
 
 
-def stepper(config: ModelConfig, args: argparse.Namespace, precision: str, compiled: bool) -> Callable[[], None]:
+def stepper(kind: str, width: int, args: argparse.Namespace, precision: str, compiled: bool) -> Callable[[], None]:
     """A function that makes one optimizer step on random tokens."""
+    config = config_of(width, kind, args.context)
     torch.manual_seed(0)
     model = Transformer(config).to(args.device)
     model.recompute = args.recompute
@@ -61,9 +63,10 @@ def stepper(config: ModelConfig, args: argparse.Namespace, precision: str, compi
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(args.device, torch.bfloat16, enabled=precision == "bf16"):
-            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
+        with model.partly_quantized(0.5 if kind == "coming in" else 1.0):
+            with torch.autocast(args.device, torch.bfloat16, enabled=precision == "bf16"):
+                loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -124,8 +127,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         peak = peak_flops(precision, args.device)
         for width, compiled in itertools.product(args.width, [False, True] if args.compile else [False]):
             torch._dynamo.reset()  # which keeps only a few graphs of one layer
-            configs = {kind: config_of(width, kind, args.context) for kind in KINDS}
-            steps = {kind: stepper(config, args, precision, compiled) for kind, config in configs.items()}
+            configs = {kind: config_of(width, kind, args.context) for kind in KINDS[:2]}
+            steps = {kind: stepper(kind, width, args, precision, compiled) for kind in KINDS}
             start = {kind: seconds(step, args.device) for kind, step in steps.items()}
             times: dict[str, list[float]] = {kind: [] for kind in KINDS}
             for _ in range(args.repeat):
@@ -137,8 +140,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "width": width, "precision": precision, "compiled": compiled,
                 "tok_s": {kind: tokens / t for kind, t in middle.items()},
                 "cost": middle["ternary"] / middle["full precision"],
-                "share_of_peak": {kind: flops_per_token(configs[kind]) * tokens / t / peak
-                                  for kind, t in middle.items()},
+                "cost_coming_in": middle["coming in"] / middle["full precision"],
+                "share_of_peak": {kind: flops_per_token(config) * tokens / middle[kind] / peak
+                                  for kind, config in configs.items()},
                 "peak_gflops": peak / 1e9, "first_step_s": start, "seconds": times,
                 "saved_bytes": {kind: block_bytes(config, args, precision) for kind, config in configs.items()},
             })  # fmt: skip
@@ -147,11 +151,12 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    head = ["width", "precision", "full precision, tok/s", "ternary, tok/s", "cost of a step",
+    head = ["width", "precision", "full precision, tok/s", "ternary, tok/s", "cost of a step", "coming in",
             "share of peak", "ternary", "bytes kept, full precision", "ternary"]  # fmt: skip
     table = [
         [row["width"], row["precision"] + (", compiled" if row["compiled"] else ""),
-         *row["tok_s"].values(), f"{row['cost']:.2f} ×", *(f"{s:.0%}" for s in row["share_of_peak"].values()),
+         *(row["tok_s"][kind] for kind in KINDS[:2]), f"{row['cost']:.2f} ×", f"{row['cost_coming_in']:.2f} ×",
+         *(f"{s:.0%}" for s in row["share_of_peak"].values()),
          *(f"{b:,.0f}" for b in row["saved_bytes"].values())]
         for row in results["rows"]
     ]  # fmt: skip
@@ -159,9 +164,9 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join([
         "# A training step, ternary against full precision", "", report.table(head, table), "",
         f"{o['batch']} sequences of {o['context']} tokens, {o['threads']} threads on {o['device']}, four layers; "
-        f"medians of {o['repeat']} steps, both models in turn{', recomputing' if o['recompute'] else ''}. "
-        "Cost: time of a ternary step over that of the other. Share of peak: products with weights, "
-        "over the rate at which torch multiplies square matrices in that precision. "
+        f"medians of {o['repeat']} steps, all models in turn{', recomputing' if o['recompute'] else ''}. "
+        "Cost: time of a ternary step over that of full precision; coming in: at λ = 0.5. "
+        "Share of peak: products with weights, over the rate at which torch multiplies square matrices in that precision. "
         "Bytes kept: by one layer, for a token, until the backward pass, when it is not compiled.",
     ])  # fmt: skip
 
@@ -172,7 +177,7 @@ def panels(results: dict[str, Any]) -> list[report.Panel]:
     return [
         report.Panel("tokens a second", labels, {kind: [r["tok_s"][kind] for r in rows] for kind in KINDS}),
         report.Panel(
-            "bytes a layer keeps for a token", labels, {kind: [r["saved_bytes"][kind] for r in rows] for kind in KINDS}
+            "bytes a layer keeps for a token", labels, {k: [r["saved_bytes"][k] for r in rows] for k in KINDS[:2]}
         ),
     ]
 
