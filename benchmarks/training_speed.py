@@ -166,7 +166,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"{o['batch']} sequences of {o['context']} tokens, {o['threads']} threads on {o['device']}, four layers; "
         f"medians of {o['repeat']} steps, all models in turn{', recomputing' if o['recompute'] else ''}. "
         "Cost: time of a ternary step over that of full precision; coming in: at λ = 0.5. "
-        "Share of peak: products with weights, over the rate at which torch multiplies square matrices in that precision. "
+        "Share of peak: products with weights, over the rate of torch's product of square matrices in that precision. "
         "Bytes kept: by one layer, for a token, until the backward pass, when it is not compiled.",
     ])  # fmt: skip
 
