@@ -36,7 +36,7 @@ def student(source: finetune.Start) -> Transformer:
 
 
 def distillation(source: finetune.Start, model: Transformer, **options: Any) -> distill.Distillation:
-    settings = Settings(device="cpu", source="x", **options)
+    settings = Settings(device="cpu", source="x", quantize_warmup=0.5, **options)
     return distill.Distillation(source, settings, model, source.words)
 
 
@@ -51,7 +51,7 @@ def test_a_teacher_with_another_tokenizer() -> None:
     source = start()
     other = tokenizer.build("char", ["xyz"], 300)
     with pytest.raises(finetune.SourceModelError, match="expected a teacher with the same tokenizer"):
-        distill.Distillation(source, Settings(device="cpu", source="x"), student(source), other)
+        distill.Distillation(source, Settings(device="cpu", source="x", quantize_warmup=0.5), student(source), other)
 
 
 def test_a_teacher_with_a_shorter_context() -> None:
@@ -224,7 +224,7 @@ def test_compiled_layers_are_watched(before: bool) -> None:
 
 
 def test_relations_have_the_share_asked_for() -> None:
-    settings = Settings(source="x", distill=0.3, distill_relations=0.2)
+    settings = Settings(source="x", quantize_warmup=0.5, distill=0.3, distill_relations=0.2)
     assert distill.weights(settings, {}) == {"cross_entropy": 0.5, "divergence": 0.3, "relations": 0.0}
     found = distill.weights(settings, {"cross_entropy": 4.0, "divergence": 1.0, "relations": 0.5})
     assert found == {"cross_entropy": 0.5, "divergence": 0.3, "relations": 0.2 * 4.0 / 0.5}
@@ -297,7 +297,9 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
     for record in found:
         names, weights = ("cross_entropy", "divergence", "relations"), record["weights"]
         assert record["loss"] == sum(weights[name] * record[name] for name in names)
-        assert weights == distill.weights(Settings(source="x", distill=0.3, distill_relations=0.2), sizes)
+        assert weights == distill.weights(
+            Settings(source="x", quantize_warmup=0.5, distill=0.3, distill_relations=0.2), sizes
+        )
         sizes = distill.running_means(sizes, {name: record[name] for name in names})
     assert checkpoint.load_state(tmp_path / "whole")["sizes"] == sizes
     last = found[-1]
