@@ -112,7 +112,7 @@ def row(key: str, tokens: int, rate: float, outcomes: list[Outcome], tried: dict
         "variant": key, "tokens": tokens, "lr": rate, "loss": mean, "deviation": deviation,
         "losses": [outcome.loss for outcome in outcomes], "seconds": outcomes[0].seconds,
         "tried": {f"{rate:g}": outcome.loss for rate, outcome in tried.items()},
-        "curve": outcomes[0].curve,
+        "curve": [*dict(outcomes[0].curve).items()],  # at the end two losses, of a part and of all: the last
     }  # fmt: skip
 
 
@@ -122,26 +122,21 @@ def markdown(results: dict[str, Any]) -> str:
     cells = [
         [
             VARIANTS[row["variant"]].name, f"{row['lr']:g}", len(row["losses"]), f"{row['loss']:.4f}",
-            f"{row['deviation']:.4f}" if len(row["losses"]) > 1 else "",
-            f"{row['loss'] - scratch:+.4f}",
-            ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items() if len(row["tried"]) > 1),
+            f"{row['deviation']:.4f}" if len(row["losses"]) > 1 else "", f"{row['loss'] - scratch:+.4f}",
         ]
         for row in rows
     ]  # fmt: skip
-    head = [
-        "",
-        "learning rate",
-        "seeds",
-        "nats/token",
-        "deviation",
-        "against random weights",
-        "seed 0 by learning rate",
-    ]
+    head = ["", "learning rate", "seeds", "nats/token", "deviation", "against random weights"]
+    rates = "\n".join(
+        f"- {VARIANTS[row['variant']].name}: " + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
+        for row in rows
+    )
     return (
         "# Conversion against training from scratch\n\n"
         f"Loss on the whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation over seeds. "
         f"What is converted, a full-precision model, had seen {teacher['tokens']:,} tokens before, to "
-        f"{teacher['loss']:.4f} nats/token, and is the teacher.\n\n{report.table(head, cells)}"
+        f"{teacher['loss']:.4f} nats/token, and is the teacher.\n\n{report.table(head, cells)}\n\n"
+        f"Loss of seed 0 by learning rate:\n\n{rates}"
     )
 
 
@@ -157,9 +152,9 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     for row in rows:
         variant, (tokens, losses) = VARIANTS[row["variant"]], zip(*row["curve"], strict=True)
         axis.plot(tokens, losses, marker="o", ms=3, color=variant.color, label=f"{variant.name}: {row['loss']:.3f}")
-        axis.errorbar(tokens[-1], losses[-1], row["deviation"], color=variant.color, capsize=3)
+        axis.errorbar(tokens[-1], row["loss"], row["deviation"], color=variant.color, capsize=3)
     axis.axhline(teacher["loss"], color="black", ls=":", lw=0.8, label=f"the source: {teacher['loss']:.3f}")
-    low, high = min(row["loss"] for row in rows), rows[0]["loss"]
+    low, high = min(row["loss"] for row in results["rows"]), rows[0]["loss"]
     axis.set_ylim(low - 0.1 * (high - low), high + (high - low))  # models that are not yet ternary begin far above
     axis.set(xlabel="further tokens", ylabel="nats per token")
     axis.grid(alpha=0.2)
