@@ -38,28 +38,15 @@ processes.set_forkserver_preload(
 
 MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
 TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
-TINY += [
-    "--optimizer",
-    "adamw",
-    "--tokenizer",
-    "byte",
-    "--threads",
-    "1",
-    "--precision",
-    "fp32",
-    "--batch",
-    "2",
-    "--batch-tokens",
-    "256",
-]
-TINY += ["--steps", "8", "--save-every", "4", "--eval-every", "4", "--layers-every", "3"]
-FLOAT = ["--set", "ternary=[]", "--set", "head_format=f32"]
+TINY += ["--quantize-warmup", "0", "--tokenizer", "byte", "--threads", "1", "--precision", "fp32"]
+TINY += ["--batch", "2", "--batch-tokens", "256"]
+TINY += ["--steps", "8", "--save-every", "4", "--eval-every", "4", "--layers-every", "1"]
+FLOAT = ["--set", "ternary=[]", "--set", "head_format=f32", "--optimizer", "adamw"]
 
-# Sums of gradients are taken in another order, so they differ in their last bits. A float model keeps that small. In
-# a ternary one it can move a code to the next value, which changes a token's log-probability by about 3e-3, up or down.
-FLOAT_TOLERANCE, TERNARY_TOLERANCE = 1e-5, 2e-3
-# Muon adds in bf16, so that another order moves an update by 2 %: in the first steps, which go far, by this.
-MUON_TOLERANCE = 0.03
+# Sums of gradients are taken in another order, so they differ in their last bits. With AdamW a float model keeps that
+# small. Muon adds in bf16: there another order moves an update by 2 %, and with it codes, and the loss by this much
+# while it falls fast. Before the first update there is nothing of the kind, ternary or not.
+FLOAT_TOLERANCE, TERNARY_TOLERANCE, FIRST_TOLERANCE = 1e-5, 0.03, 1e-6
 
 Process = multiprocessing.process.BaseProcess
 
@@ -123,7 +110,7 @@ def assert_same_curve(run: Path, whole: Path, tolerance: float, first: int = 0) 
     found, expected = steps(run)[first:], steps(whole)[first:]
     assert [(r["step"], r["tokens"]) for r in found] == [(r["step"], r["tokens"]) for r in expected]
     for a, b in zip(found, expected, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], abs=tolerance)
+        assert a["loss"] == pytest.approx(b["loss"], abs=tolerance if a["step"] > 1 else FIRST_TOLERANCE)
     last, other = (runlog.read(r / "log.jsonl")[-1] for r in (run, whole))
     assert last["final"] and last["validation"]["tokens"] == other["validation"]["tokens"]
     assert last["validation"]["nats_per_token"] == pytest.approx(other["validation"]["nats_per_token"], abs=tolerance)
@@ -138,36 +125,31 @@ def runs(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
     folder = tmp_path_factory.mktemp("runs")
     for kind, more in (("", []), (" of floats", FLOAT)):
         assert cli.main(["train", *TINY, *more, "--data", text, "--out", str(folder / f"one{kind}")]) == 0
-        for way in ("ddp", "fsdp"):
+        for way in ("ddp", "fsdp") if not kind else ("fsdp",):
             codes, errors = run_pair(folder / f"{way}{kind}", *TINY, *more, "--data", text, "--parallel", way)
             assert codes == [0, 0], errors
     return {path.name: path for path in folder.iterdir()}
 
 
+def test_a_sharded_float_model_learns_what_a_whole_one_does(runs: dict[str, Path]) -> None:
+    assert_same_curve(runs["fsdp of floats"], runs["one of floats"], FLOAT_TOLERANCE)
+
+
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_two_processes_learn_what_one_does(way: str, runs: dict[str, Path]) -> None:
-    assert_same_curve(runs[f"{way} of floats"], runs["one of floats"], FLOAT_TOLERANCE)
     assert_same_curve(runs[way], runs["one"], TERNARY_TOLERANCE)
+    losses = [record["loss"] for record in steps(runs[way])]
+    assert losses[-1] < losses[0] - 10 * TERNARY_TOLERANCE
     errors = (runs[way] / "errors").read_text()
     assert errors.count("from step 0") == errors.count("step 4:") == 1 and "Warning" not in errors
 
 
-def test_muon_of_sharded_matrices(text: str, tmp_path: Path) -> None:
-    argv = [*TINY, "--data", text, "--optimizer", "muon", "--steps", "4", "--layers-every", "0"]
-    assert cli.main(["train", *argv, "--out", str(tmp_path / "one")]) == 0
-    codes, errors = run_pair(tmp_path / "two", *argv, "--parallel", "fsdp")
-    assert codes == [0, 0], errors
-    assert_same_curve(tmp_path / "two", tmp_path / "one", MUON_TOLERANCE)
-    losses = [record["loss"] for record in steps(tmp_path / "two")]
-    assert losses[-1] < losses[0] - 10 * MUON_TOLERANCE
-
-
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_telemetry_is_of_the_whole_model(way: str, runs: dict[str, Path]) -> None:
-    found, expected = (steps(runs[name])[2]["layers"] for name in (way, "one"))
+    found, expected = (steps(runs[name])[0]["layers"] for name in (way, "one"))
     for quantity, of_roles in expected.items():
         for role, values in of_roles.items():
-            assert found[quantity][role] == pytest.approx(values, rel=0.01, abs=2e-3)  # a code or two of 512 may differ
+            assert found[quantity][role] == pytest.approx(values, rel=0.01, abs=0.01)  # some codes of 512 may differ
 
 
 def test_a_checkpoint_does_not_say_who_wrote_it(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +196,7 @@ def load_and_save(folder: Path, out: Path) -> int:
         with torch.device("cpu" if parallel.is_first() else "meta"):
             model = Transformer(checkpoint.load_config(folder))
         parallel.shard(model, "cpu")
-        optimizer = optimizers.build(model, Settings())
+        optimizer = optimizers.build(model, Settings(optimizer="adamw"))
         checkpoint.load_weights(model, folder)
         checkpoint.load_optimizer(optimizer, model, folder)
         kept = [parallel.kept(p).numel() for p in model.parameters()]
@@ -226,7 +208,7 @@ def load_and_save(folder: Path, out: Path) -> int:
 
 
 def test_shards_lose_no_bit(runs: dict[str, Path], tmp_path: Path) -> None:
-    folder = checkpoint.find(runs["one"])
+    folder = checkpoint.find(runs["one of floats"])
     assert finish(start(tmp_path, load_and_save, folder, tmp_path)) == [0, 0], (tmp_path / "errors").read_text()
     for file in ("model.safetensors", "optimizer.safetensors"):
         found, expected = load_file(tmp_path / folder.name / file), load_file(folder / file)
@@ -318,7 +300,7 @@ def poisoned(argv: list[str]) -> int:
 
 
 def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
-    argv = [*TINY, "--data", text, "--save-every", "2", "--parallel", "fsdp"]
+    argv = [*TINY, "--data", text, "--save-every", "2"]
     codes, errors = run_pair(tmp_path / "run", *argv, work=poisoned)
     assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
     assert "loss is nan" in errors and "at step 6" in errors and "step-000004 is the last good checkpoint" in errors
