@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,11 @@ def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     }  # fmt: skip
     runs = Runs(args.runs / size, args.jobs, {"data": args.data} if args.data else {})
     runs.prepare(config)
-    rows, models = [], variants(config)
-    rates: dict[str, float] = {}
-    tried: dict[str, dict[float, Outcome]] = {}
-    for name, model in models.items():
-        kind = "ternary" if model.ternary else "full"
-        if name == kind:
-            rates[kind], tried[kind] = training_runs.best_rate(
-                runs, name, model, options, RATES[size], search=not args.quick
-            )
-        rate = rates[kind]  # the other two take that of their kind: if theirs is another, they could do better
+    rows: list[dict[str, Any]] = []
+    models = variants(config)
+    for name in args.models:
+        model = models[name]
+        rate, tried = training_runs.best_rate(runs, name, model, options, RATES[size], search=not args.quick)
         outcomes = runs.all({
             f"{name}-lr{rate:g}-seed{seed}": (model, options | {"lr": rate, "seed": seed}) for seed in range(args.seeds)
         })  # fmt: skip
@@ -106,7 +102,7 @@ def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             "size": size, "variant": name, "parameters": parameters(model), "bytes": model_bytes(model),
             "tokens": steps * batch * config.max_context, "lr": rate, "loss": mean, "deviation": deviation,
             "losses": [outcome.loss for outcome in outcomes.values()], "bits_per_byte": first.bits_per_byte,
-            "tried": {f"{lr:g}": outcome.loss for lr, outcome in sorted(tried[kind].items())} if name == kind else {},
+            "tried": {f"{lr:g}": outcome.loss for lr, outcome in sorted(tried.items())},
             "curve": average([outcome.curve for outcome in outcomes.values()]),
         }  # fmt: skip
         row["gap"] = mean / rows[0]["loss"] - 1 if rows else 0.0
@@ -137,60 +133,51 @@ def exported(outcome: Outcome) -> dict[str, Any]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    head = ["size", "model", "parameters", "MB", "best lr", "nats/token", "±", "bits/byte", "gap", "engine − torch"]
+    head = ["model", "parameters", "MB", "best lr", "nats/token", "±", "bits/byte", "gap", "engine − torch"]
     rows = [
         [
-            row["size"], NAMES[row["variant"]], f"{row['parameters']:,}", row["bytes"] / 1e6, f"{row['lr']:g}",
+            NAMES[row["variant"]], f"{row['parameters']:,}", row["bytes"] / 1e6, f"{row['lr']:g}",
             f"{row['loss']:.4f}", f"{row['deviation']:.4f}", f"{row['bits_per_byte']:.4f}", f"{row['gap']:+.1%}",
             f"{row['engine_difference']:+.0e}" if "engine_difference" in row else "",
         ]
         for row in results["rows"]
     ]  # fmt: skip
     rates = "\n".join(
-        f"- {row['size']}, {NAMES[row['variant']]}: "
-        + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
+        f"- {NAMES[row['variant']]}: " + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
         for row in results["rows"]
-        if row["tried"]
     )
-    seeds, tokens = len(results["rows"][0]["losses"]), {row["size"]: row["tokens"] for row in results["rows"]}
+    first = results["rows"][0]
     return (
         "# Ternary against full precision\n\n"
-        f"Loss on the whole validation text after {', '.join(f'{n:,} tokens ({size})' for size, n in tokens.items())}, "
-        f"mean and deviation of {seeds} seeds at the best learning rate. Gap: against full precision at the same "
+        f"Loss on the whole validation text after {first['tokens']:,} tokens, mean and deviation of "
+        f"{len(first['losses'])} seeds at the best learning rate. Gap: against full precision at the same "
         "architecture. MB: 2 bits a ternary weight and int8 tables, or fp16.\n\n"
         f"{report.table(head, rows)}\n\nLoss of seed 0 by learning rate:\n\n{rates}"
     )
 
 
 def draw(file: Path, results: dict[str, Any]) -> None:
-    """For each size the loss against tokens, and against the bytes of the model."""
+    """The loss against tokens, and at the end against the bytes of the model."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    sizes = list(dict.fromkeys(row["size"] for row in results["rows"]))
-    figure, axes = plt.subplots(
-        len(sizes), 2, figsize=(11, 3.8 * len(sizes)), squeeze=False, width_ratios=(3, 2), layout="constrained"
-    )
-    for (left, right), size in zip(axes, sizes, strict=True):
-        for row in (row for row in results["rows"] if row["size"] == size):
-            name, color = row["variant"], COLORS[row["variant"]]
-            tokens, losses = zip(*row["curve"], strict=True)
-            left.plot([t / 1e6 for t in tokens], losses, marker="o", ms=3, color=color, label=NAMES[name])
-            right.errorbar(row["bytes"] / 1e6, row["loss"], row["deviation"], marker="o", color=color, capsize=3)
-            right.annotate(
-                NAMES[name], (row["bytes"] / 1e6, row["loss"]), (6, 4), textcoords="offset points", fontsize=8
-            )
-        left.set(xlabel="million tokens", ylabel="nats per token", title=size)
-        right.set(xlabel="MB of the model", xscale="log", title="at the end")
-        right.margins(x=0.35, y=0.2)
-        left.legend(frameon=False, fontsize=8)
-        for axis in (left, right):
-            axis.grid(alpha=0.2)
-            axis.spines[["top", "right"]].set_visible(False)
-    origin = results["origin"]
-    figure.suptitle(f"qat_gap: commit {origin['commit']}, {origin['cpu']}", fontsize=9, color="gray")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2), layout="constrained")
+    for row in results["rows"]:
+        name, color, size = NAMES[row["variant"]], COLORS[row["variant"]], row["bytes"] / 1e6
+        tokens, losses = zip(*row["curve"], strict=True)
+        left.plot([t / 1e6 for t in tokens], losses, marker="o", ms=3, color=color, label=name)
+        right.errorbar(size, row["loss"], row["deviation"], marker="o", color=color, capsize=3)
+        right.annotate(name, (size, row["loss"]), (6, 4), textcoords="offset points", fontsize=8)
+    left.set(xlabel="million tokens", ylabel="nats per token")
+    right.set(xlabel="MB of the model", xscale="log", title="at the end")
+    right.margins(x=0.35, y=0.2)
+    left.legend(frameon=False, fontsize=8)
+    for axis in (left, right):
+        axis.grid(alpha=0.2)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{file.stem}: commit {results['origin']['commit']}", fontsize=9, color="gray")
     figure.savefig(file, dpi=130)
     plt.close(figure)
 
@@ -198,6 +185,9 @@ def draw(file: Path, results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=[*SIZES], default=["1m", "3m"], help="models [1m 3m]")
+    parser.add_argument(
+        "--models", nargs="+", choices=[*NAMES], default=[*NAMES], help="of each size, full first [all]"
+    )
     parser.add_argument("--data", nargs="+", help="text, as for bitnet train; none: Python's standard library")
     parser.add_argument("--tokens", type=int, default=0, help="of a run [2 million; 10m: 10 million]")
     parser.add_argument("--seeds", type=int, default=3, help="at the best learning rate [3]")
@@ -209,11 +199,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.quick:
         args.size, args.seeds = ["quick"], 1
     words = "benchmarks/qat_gap.py " + " ".join(sys.argv[1:] if argv is None else argv)
-    results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}"), "rows": []}
     for size in args.size:
-        results["rows"] += measure(size, args)
-        report.write(args.out, "qat_gap", results, markdown(results), lambda file: draw(file, results))
-    print(markdown(results))
+        results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}"), "rows": measure(size, args)}
+        report.write(args.out, f"qat_gap-{size}", results, markdown(results), partial(draw, results=results))
+        print(markdown(results))
     return 0
 
 

@@ -113,7 +113,7 @@ def best_rate(
         found = runs.all({key: (config, options | {"lr": rate, "seed": 0}) for key, rate in names.items()})
         return {names[key]: outcome for key, outcome in found.items()}
 
-    tried = at(start, start / 2, 2 * start) if search else at(start)
+    tried = at(start, 2 * start) if search else at(start)
     while search:
         best = min(tried, key=lambda rate: tried[rate].loss)
         missing = [rate for rate in (best / 2, 2 * best) if rate not in tried]

@@ -101,7 +101,7 @@ def test_training(
 
     more: runs than there are rows, for the token ids and for seeds.
     """
-    rng, words = random.Random(0), []
+    rng = random.Random(0)
     for folder in (tmp_path / "text", tmp_path / "runs"):
         folder.mkdir()
     for i in range(20):
@@ -125,9 +125,10 @@ def test_training(
     monkeypatch.setattr(runs, "ThreadPoolExecutor", lambda jobs: InTurn())
     where = ["--data", str(tmp_path / "text"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert benchmark.main(["--quick", *where]) == 0
-    first, results = calls.copy(), json.loads((tmp_path / f"{name}.json").read_text())
+    (written,) = tmp_path.glob(f"{name}*.json")
+    first, results = calls.copy(), json.loads(written.read_text())
     assert benchmark.main(["--quick", *where]) == 0
     assert first.count("train") + first.count("finetune") == len(results["rows"]) + more
     assert {"train", "finetune"}.isdisjoint(calls[len(first) :])
-    assert json.loads((tmp_path / f"{name}.json").read_text())["rows"] == results["rows"]
-    assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(tmp_path / f"{name}.png")
+    assert json.loads(written.read_text())["rows"] == results["rows"]
+    assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(written.with_suffix(".png"))
