@@ -23,6 +23,11 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
 
     backend: one of torch.compile's.
     """
+    if backend == "inductor" and " " in torch.__path__[0]:  # it names its headers to the compiler without quotes
+        raise CompilerError(
+            f"--compile, but torch is installed in {torch.__path__[0]!r}, and cannot compile from a path with a space; "
+            "install into another, or leave --compile out"
+        )
     probe = torch.compile(torch.neg, backend=backend)
     try:
         probe(torch.zeros(2, device=model.embedding.weight.device))

@@ -86,8 +86,15 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Callable[..., Any]:
         raise RuntimeError("no g++\nand more")
 
+    monkeypatch.setattr(torch, "__path__", ["/opt/torch"])
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
     with pytest.raises(compiler.CompilerError, match=r"cannot compile here \(no g\+\+\); it needs a C\+\+ compiler"):
+        compiler.compile_layers(small())
+
+
+def test_a_path_that_torch_cannot_compile_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__path__", ["/my programs/torch"])
+    with pytest.raises(compiler.CompilerError, match=r"'/my programs/torch', and cannot compile from a path with a sp"):
         compiler.compile_layers(small())
 
 
@@ -123,6 +130,7 @@ def test_a_run_with_both_is_the_run_without(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="needs a C++ compiler")
+@pytest.mark.skipif(" " in torch.__path__[0], reason="torch cannot compile from a path with a space")
 def test_compiled_kernels_agree_with_eager_ones() -> None:
     """Sums in another order move a norm or γ by its last bit, and logits by 1e-7 of the largest; 1e-5 leaves room
     for other vector widths. An int8 code that such a bit moves over its rounding edge moves one token by more."""
