@@ -171,7 +171,10 @@ def draw(file: Path, results: dict[str, Any]) -> None:
         right.errorbar(size, row["loss"], row["deviation"], marker="o", color=color, capsize=3)
         right.annotate(name, (size, row["loss"]), (6, 4), textcoords="offset points", fontsize=8)
     left.set(xlabel="million tokens", ylabel="nats per token")
+    sizes = [row["bytes"] / 1e6 for row in results["rows"]]
     right.set(xlabel="MB of the model", xscale="log", title="at the end")
+    right.set_xticks(sizes, [f"{size:.2f}" for size in sizes])
+    right.minorticks_off()
     right.margins(x=0.35, y=0.2)
     left.legend(frameon=False, fontsize=8)
     for axis in (left, right):

@@ -92,7 +92,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     axis.bar_label(bars, [f"{row['difference']:+.3f}" for row in rows], fontsize=8, padding=3)
     axis.axvline(0, color="black", lw=0.8)
     axis.margins(x=0.15)
-    axis.set_xlabel("nats per token more than with the defaults; gray: two deviations between seeds")
+    axis.set_xlabel("nats per token more than with the defaults\n(gray: two deviations between seeds)")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=130)
     plt.close(figure)
