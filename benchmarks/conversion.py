@@ -12,7 +12,6 @@ seeds. With --search each variant has the learning rate that was best for its fi
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,20 +53,10 @@ CONVERTED = ("direct", "ce", "logits", "relations")
 
 def run(folder: Path, verb: list[Any], options: Words, model: Words, ids: Path | None = None) -> Outcome:
     """The outcome of a run, which is made or continued unless it is there. ids: a run that has the same token ids."""
-    outcome = training_runs.read(folder)
-    if outcome is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in ids.glob("*.bin") if ids else ():
-            if not (folder / file.name).exists():
-                os.link(file, folder / file.name)
-        words = [*verb, "--resume", "--json", "--out", folder]
-        words += [word for name, value in options.items() for word in (f"--{name}", value)]
-        words += [word for name, value in model.items() for word in ("--set", f"{name}={value}")]
-        training_runs.bitnet(*map(str, words))
-        outcome = training_runs.read(folder)
-        assert outcome is not None
-        print(f"{folder.name}: {outcome.loss:.4f} nats/token, {outcome.seconds:.0f} s", file=sys.stderr)
-    return outcome
+    words = [*verb, "--resume", "--json", "--out", folder]
+    words += [word for name, value in options.items() for word in (f"--{name}", value)]
+    words += [word for name, value in model.items() for word in ("--set", f"{name}={value}")]
+    return training_runs.finished(folder, ids, lambda: training_runs.bitnet(*map(str, words)))
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import report
 import training_runs
 from training_runs import Outcome, Runs
 
-from bitnet.config import ModelConfig
+from bitnet.config import TERNARY_LINEARS, ModelConfig
 
 FULL = {"ternary": [], "head_format": "f32"}
 SIZES: dict[str, ModelConfig] = {
@@ -51,7 +51,7 @@ def model_bytes(config: ModelConfig) -> int:
     table = config.vocab_size * config.dim
     if config.ternary:
         return config.ternary_weights // 4 + table
-    return 2 * (config.replace(ternary=["q", "k", "v", "o", "gate", "up", "down"]).ternary_weights + table)
+    return 2 * parameters(config)
 
 
 def scaled(config: ModelConfig, dim: int) -> ModelConfig:
@@ -82,10 +82,7 @@ def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     config, tokens = SIZES[size], args.tokens or TOKENS[size]
     batch = 4 if args.quick else 8
     steps = -(-tokens // (batch * config.max_context))
-    options: dict[str, Any] = {
-        "steps": steps, "batch": batch, "eval-every": max(1, steps // 10), "save-every": max(1, steps // 4), "keep": 1,
-        "layers-every": 0,
-    }  # fmt: skip
+    options = training_runs.budget(steps, batch)
     runs = Runs(args.runs / size, args.jobs, {"data": args.data} if args.data else {})
     runs.prepare(config)
     rows: list[dict[str, Any]] = []
@@ -112,9 +109,7 @@ def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def parameters(config: ModelConfig) -> int:
     """Matrices and tables; gains are a thousandth of them."""
-    return config.replace(ternary=["q", "k", "v", "o", "gate", "up", "down"]).ternary_weights + (
-        config.vocab_size * config.dim
-    )
+    return config.replace(ternary=TERNARY_LINEARS).ternary_weights + config.vocab_size * config.dim
 
 
 def average(curves: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
@@ -191,13 +186,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--models", nargs="+", choices=[*NAMES], default=[*NAMES], help="of each size, full first [all]"
     )
-    parser.add_argument("--data", nargs="+", help="text, as for bitnet train; none: Python's standard library")
     parser.add_argument("--tokens", type=int, default=0, help="of a run [2 million; 10m: 10 million]")
     parser.add_argument("--seeds", type=int, default=3, help="at the best learning rate [3]")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each [1]")
-    parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "qat_gap", help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
-    parser.add_argument("--quick", action="store_true", help="one tiny size, one seed, one learning rate")
+    training_runs.add_flags(parser, "qat_gap", "one tiny size, one seed, one learning rate")
     args = parser.parse_args(argv)
     if args.quick:
         args.size, args.seeds = ["quick"], 1

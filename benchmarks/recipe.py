@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+import training_runs
 from qat_gap import SIZES
 from training_runs import Runs
 
@@ -44,10 +45,8 @@ def run_of(change: dict[str, Any], seed: int, config: ModelConfig, tokens: int) 
     """Model and options of a run with one change."""
     batch = int(BATCH * change.get("batch", 1))
     steps = tokens // (batch * config.max_context)
-    options = {key: value for key, value in change.items() if key != "model"} | {
-        "seed": seed, "lr": RATE * change.get("lr", 1), "batch": batch, "steps": steps,
-        "eval-every": max(1, steps // 10), "save-every": max(1, steps // 4), "keep": 1, "layers-every": 0,
-    }  # fmt: skip
+    options = {key: value for key, value in change.items() if key != "model"}
+    options |= training_runs.budget(steps, batch) | {"seed": seed, "lr": RATE * change.get("lr", 1)}
     return config.replace(**change.get("model", {})), options
 
 
@@ -100,13 +99,9 @@ def draw(file: Path, results: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", help="text, as for bitnet train; none: Python's standard library")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="of a run [1 million]")
     parser.add_argument("--seeds", type=int, default=3, help="of the defaults [3]")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each [1]")
-    parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "recipe", help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figure and JSON")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, two seeds, two changes")
+    training_runs.add_flags(parser, "recipe", "a tiny model, two seeds, two changes")
     args = parser.parse_args(argv)
     if args.quick:
         args.tokens, args.seeds = 512, 2

@@ -6,6 +6,7 @@ read. What identifies a run is its folder's name and the command in it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -16,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import report
 
 from bitnet import runlog
 from bitnet.config import ModelConfig
@@ -42,14 +45,10 @@ class Runs:
         self.pool = ThreadPoolExecutor(jobs)
         self.shared: dict[int, Path] = {}  # vocabulary -> tokenizer.json
 
-    def start(self, name: str, config: ModelConfig, options: Options) -> Callable[[], Outcome]:
-        """Queue a run; what is returned waits for its outcome."""
-        return self.pool.submit(self._run, name, config, options).result
-
     def all(self, runs: Mapping[str, tuple[ModelConfig, Options]]) -> dict[str, Outcome]:
         """Runs side by side."""
-        waiting = {name: self.start(name, *run) for name, run in runs.items()}
-        return {name: wait() for name, wait in waiting.items()}
+        waiting = {name: self.pool.submit(self._run, name, *run) for name, run in runs.items()}
+        return {name: run.result() for name, run in waiting.items()}
 
     def prepare(self, config: ModelConfig) -> None:
         """The tokenizer of all runs with this vocabulary, and the token ids: those of a run of one step."""
@@ -59,19 +58,41 @@ class Runs:
             _train(first, config, self.common | {"steps": 1, "eval-tokens": 1})
 
     def _run(self, name: str, config: ModelConfig, options: Options) -> Outcome:
-        folder = self.folder / name
+        words, folder = self.shared[config.vocab_size], self.folder / name
+        options = self.common | {"tokenizer": words} | options
+        return finished(folder, words.parent.parent, lambda: _train(folder, config, options))
+
+
+def finished(folder: Path, ids: Path | None, make: Callable[[], None]) -> Outcome:
+    """The outcome of a run, which `make` makes or goes on with unless it is there. ids: a run of the same token ids."""
+    outcome = read(folder)
+    if outcome is None:
         folder.mkdir(parents=True, exist_ok=True)
-        words = self.shared[config.vocab_size]
-        for ids in words.parent.parent.glob("*.bin"):
-            if not (folder / ids.name).exists():
-                os.link(ids, folder / ids.name)
+        for file in ids.glob("*.bin") if ids else ():
+            if not (folder / file.name).exists():
+                os.link(file, folder / file.name)
+        make()
         outcome = read(folder)
-        if outcome is None:
-            _train(folder, config, self.common | {"tokenizer": words} | options)
-            outcome = read(folder)
-            assert outcome is not None
-            print(f"{name}: {outcome.loss:.4f} nats/token, {outcome.seconds:.0f} s", file=sys.stderr)
-        return outcome
+        assert outcome is not None
+        print(f"{folder.name}: {outcome.loss:.4f} nats/token, {outcome.seconds:.0f} s", file=sys.stderr)
+    return outcome
+
+
+def budget(steps: int, batch: int) -> dict[str, Any]:
+    """Options of a run of so many steps: ten evaluations, four checkpoints of which one is kept."""
+    return {
+        "steps": steps, "batch": batch, "eval-every": max(1, steps // 10), "save-every": max(1, steps // 4), "keep": 1,
+        "layers-every": 0,
+    }  # fmt: skip
+
+
+def add_flags(parser: argparse.ArgumentParser, name: str, quick: str) -> None:
+    """What all benchmarks of `bitnet train` are told. name: of the folder of their runs."""
+    parser.add_argument("--data", nargs="+", help="text, as for bitnet train; none: Python's standard library")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each [1]")
+    parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / name, help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
+    parser.add_argument("--quick", action="store_true", help=quick)
 
 
 def read(folder: Path) -> Outcome | None:
