@@ -131,11 +131,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def draw(file: Path, results: dict[str, Any]) -> None:
     """Loss against further tokens."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = report.pyplot()
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     teacher, *rows = results["rows"]
     for row in rows:

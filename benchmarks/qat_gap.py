@@ -153,11 +153,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def draw(file: Path, results: dict[str, Any]) -> None:
     """The loss against tokens, and at the end against the bytes of the model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = report.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2), layout="constrained")
     for row in results["rows"]:
         name, color, size = NAMES[row["variant"]], COLORS[row["variant"]], row["bytes"] / 1e6

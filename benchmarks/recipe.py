@@ -79,11 +79,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def draw(file: Path, results: dict[str, Any]) -> None:
     """A bar for each change, and a band as wide as two deviations between seeds to either side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = report.pyplot()
     rows = results["rows"][::-1]
     figure, axis = plt.subplots(figsize=(8, 2 + 0.3 * len(rows)), layout="constrained")
     axis.axvspan(-2 * results["deviation"], 2 * results["deviation"], color="#9aa7b4", alpha=0.3, lw=0)

@@ -97,13 +97,19 @@ def number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:,.{max(0, 2 - len(str(int(abs(value)))) + 1)}f}"
 
 
-def chart(path: Path, panels: Sequence[Panel], title: str) -> None:
-    """Bar charts side by side."""
+def pyplot() -> Any:
+    """matplotlib for files, without a screen; imported when something is drawn."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import pyplot
 
+    return pyplot
+
+
+def chart(path: Path, panels: Sequence[Panel], title: str) -> None:
+    """Bar charts side by side."""
+    plt = pyplot()
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(6 * columns, 3.4 * rows), squeeze=False, layout="constrained")
