@@ -147,16 +147,14 @@ static void merge_chunks(const pass *p, const chunks *s, size_t g) {
     }
 }
 
-/* Thread t takes a share of (KV head, chunk) pairs; who ends the last chunk of a head merges. */
-static void split_keys(void *context, int32_t thread, int32_t n_threads) {
+/* Items are (KV head, chunk) pairs; who ends the last chunk of a head merges. */
+static void split_keys(void *context, int32_t thread, size_t first, size_t last) {
     const pass *p = context;
     const bn_config *c = &p->m->config;
     const size_t G = c->n_kv_heads, n = p->rows * group_size(c);
     const chunks s = chunks_of(p);
     const scratch memory = scratch_of(p->w, thread, n, c->head_dim);
-    size_t first, last;
     bn_block b = {0};
-    bn_share(s.n * G, thread, n_threads, &first, &last);
     for (size_t item = first; item < last; item++) {
         const size_t g = item / s.n, chunk = item % s.n, at = (chunk * G + g) * n;
         const size_t begin = (s.low + chunk) * BN_CHUNK_KEYS;
@@ -189,14 +187,14 @@ static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32
         bn_chunk_finish(output(p, row + i / group, g, i % group), s->sum + i * E, s->l_sum[i], E);
 }
 
-/* Many blocks: (block, KV head) pairs are dealt out in turn, as later rows see more keys. */
-static void split_rows(void *context, int32_t thread, int32_t n_threads) {
+/* Many blocks: items are (block, KV head) pairs. */
+static void split_rows(void *context, int32_t thread, size_t first, size_t last) {
     const pass *p = context;
     size_t item = 0;
     for (size_t row = 0, rows; row < p->rows; row += rows) {
         rows = count_rows(p, row);
         for (size_t g = 0; g < p->m->config.n_kv_heads; g++, item++)
-            if (item % (size_t)n_threads == (size_t)thread)
+            if (item >= first && item < last)
                 attend_block(p, row, rows, g, thread);
     }
 }
@@ -208,8 +206,12 @@ void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t laye
     if (fits && count_rows(&p, 0) == rows) {
         for (size_t g = 0; g < m->config.n_kv_heads; g++)
             atomic_init(&w->chunks_done[g], 0);
-        bn_pool_run(m->pool, split_keys, &p);
+        const size_t items = chunks_of(&p).n * m->config.n_kv_heads;
+        bn_pool_run(m->pool, items, items, split_keys, &p);
     } else {
-        bn_pool_run(m->pool, split_rows, &p);
+        size_t items = 0;
+        for (size_t row = 0; row < rows; row += count_rows(&p, row))
+            items += m->config.n_kv_heads;
+        bn_pool_run(m->pool, items, items, split_rows, &p);
     }
 }

@@ -91,11 +91,10 @@ typedef struct pass {
     uint32_t layer;
 } pass;
 
-static void append_rows(void *context, int32_t thread, int32_t n_threads) {
+static void append_rows(void *context, int32_t thread, size_t first, size_t end) {
     const pass *p = context;
-    size_t first, last;
-    bn_share(p->rows, thread, n_threads, &first, &last);
-    for (size_t row = first; row < last; row++)
+    (void)thread;
+    for (size_t row = first; row < end; row++)
         append_row(p->m, p->w, row, p->l, p->layer);
 }
 
@@ -103,7 +102,7 @@ void bn_cache_append(const bn_model *m, bn_workspace *w, size_t rows, const bn_l
                      uint32_t layer) {
     pass p = {m, w, l, rows, layer};
     if (rows == 1)
-        append_rows(&p, 0, 1);
+        append_rows(&p, 0, 0, 1);
     else
-        bn_pool_run(m->pool, append_rows, &p);
+        bn_pool_run(m->pool, rows, rows, append_rows, &p);
 }

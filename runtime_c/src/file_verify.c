@@ -179,6 +179,7 @@ enum { MAX_PARTS = 256 };
 typedef struct bn_pass {
     const bn_file *file;
     const bn_kernels *kernels;
+    int32_t n_parts; /* one for each thread */
     bn_part parts[MAX_PARTS];
 } bn_pass;
 
@@ -198,12 +199,11 @@ static void go_on(const bn_pass *pass, bn_part *part, uint64_t end, const bn_rul
     }
 }
 
-static void pass_part(void *context, int32_t thread, int32_t n_threads) {
-    bn_pass *pass = context;
+static void pass_part(bn_pass *pass, int32_t index) {
     const bn_file *file = pass->file;
     bn_part part = {0};
     size_t first, last;
-    bn_share((file->data_size + BN_ALIGN - 1) / BN_ALIGN, thread, n_threads, &first, &last);
+    bn_share((file->data_size + BN_ALIGN - 1) / BN_ALIGN, index, pass->n_parts, &first, &last);
     part.begin = part.at = (uint64_t)first * BN_ALIGN;
     part.end =
         (uint64_t)last * BN_ALIGN < file->data_size ? (uint64_t)last * BN_ALIGN : file->data_size;
@@ -220,17 +220,23 @@ static void pass_part(void *context, int32_t thread, int32_t n_threads) {
                   r.scale_scope == BN_SCALE_GROUP ? &group_scales : &scales, i, 0);
         }
     }
-    pass->parts[thread] = part;
+    pass->parts[index] = part;
+}
+
+static void pass_parts(void *context, int32_t thread, size_t first, size_t end) {
+    (void)thread;
+    for (size_t i = first; i < end; i++)
+        pass_part(context, (int32_t)i);
 }
 
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
                          char *detail) {
-    bn_pass pass = {.file = file, .kernels = kernels};
     const int32_t n_parts = pool != NULL ? bn_pool_threads(pool) : 1;
+    bn_pass pass = {.file = file, .kernels = kernels, .n_parts = n_parts};
     if (pool != NULL)
-        bn_pool_run(pool, pass_part, &pass);
+        bn_pool_run(pool, (size_t)n_parts, 1, pass_parts, &pass);
     else
-        pass_part(&pass, 0, 1);
+        pass_part(&pass, 0);
 
     uint32_t crc = 0;
     const bn_part *first = NULL; /* with a broken rule */

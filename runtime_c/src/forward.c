@@ -41,20 +41,19 @@ typedef struct row_job {
     row_step step;
 } row_job;
 
-static void run_rows(void *context, int32_t thread, int32_t n_threads) {
+static void run_rows(void *context, int32_t thread, size_t first, size_t end) {
     const row_job *job = context;
-    size_t first, last;
-    bn_share(job->p->rows, thread, n_threads, &first, &last);
-    for (size_t row = first; row < last; row++)
+    (void)thread;
+    for (size_t row = first; row < end; row++)
         job->step(job->p, job->p->first + row);
 }
 
 static void each_row(pass *p, row_step step) {
     row_job job = {p, step};
     if (p->rows == 1)
-        run_rows(&job, 0, 1);
+        run_rows(&job, 0, 0, 1);
     else
-        bn_pool_run(p->m->pool, run_rows, &job);
+        bn_pool_run(p->m->pool, p->rows, p->rows, run_rows, &job);
 }
 
 /* cos and sin of each angle at this position. */

@@ -37,29 +37,24 @@ static size_t panels_of(const screen *c) {
 }
 
 /* logits = what the high plane says */
-static void estimate(void *context, int32_t thread, int32_t n_threads) {
+static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const screen *c = context;
     const bn_tensor *t = &c->m->head;
     const size_t k_tiles = ((size_t)t->cols + BN_INT8_TILE_K - 1) / BN_INT8_TILE_K;
     int32_t *acc = c->w->acc + (size_t)thread * c->w->batch * BN_CHUNK_ROWS;
     const float mean = (128 - LOW_MEAN) * (float)c->w->q_sum[0];
-    size_t panel, last, n;
-    bn_share(panels_of(c), thread, n_threads, &panel, &last);
-    for (; panel < last; panel += n) {
-        n = last - panel < CHUNK_PANELS ? last - panel : CHUNK_PANELS;
-        c->m->kernels.int8_high(&(bn_matmul){.acc = acc,
-                                             .acc_stride = BN_CHUNK_ROWS,
-                                             .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                                             .panel_stride = k_tiles * BN_TILE_BYTES,
-                                             .panels = n,
-                                             .k_tiles = k_tiles,
-                                             .q = c->w->q,
-                                             .q_stride = c->w->q_stride,
-                                             .tokens = 1});
-        for (size_t r = panel * BN_PANEL, i = 0; i < n * BN_PANEL && r < t->rows; r++, i++)
-            c->product.y[r] = ((float)acc[i] - mean) * (t->scales[r] / c->w->s[0]);
-        memset(c->done + panel, 0, n);
-    }
+    c->m->kernels.int8_high(&(bn_matmul){.acc = acc,
+                                         .acc_stride = BN_CHUNK_ROWS,
+                                         .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                                         .panel_stride = k_tiles * BN_TILE_BYTES,
+                                         .panels = end - panel,
+                                         .k_tiles = k_tiles,
+                                         .q = c->w->q,
+                                         .q_stride = c->w->q_stride,
+                                         .tokens = 1});
+    for (size_t r = panel * BN_PANEL, i = 0; r < end * BN_PANEL && r < t->rows; r++, i++)
+        c->product.y[r] = ((float)acc[i] - mean) * (t->scales[r] / c->w->s[0]);
+    memset(c->done + panel, 0, end - panel);
 }
 
 static void complete(const screen *c, size_t panel, int32_t thread) {
@@ -68,23 +63,21 @@ static void complete(const screen *c, size_t panel, int32_t thread) {
 }
 
 /* Compute in full what may pass the bar, rule out the rest. */
-static void sift(void *context, int32_t thread, int32_t n_threads) {
+static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     const screen *c = context;
     const bn_tensor *t = &c->m->head;
-    size_t first, last;
-    bn_share(panels_of(c), thread, n_threads, &first, &last);
-    for (size_t panel = first; panel < last; panel++) {
+    for (; panel < end; panel++) {
         if (c->done[panel])
             continue;
         const size_t begin = panel * BN_PANEL;
-        const size_t end = begin + BN_PANEL < t->rows ? begin + BN_PANEL : t->rows;
+        const size_t stop = begin + BN_PANEL < t->rows ? begin + BN_PANEL : t->rows;
         int passes = 0;
-        for (size_t r = begin; r < end; r++)
+        for (size_t r = begin; r < stop; r++)
             passes |= !(c->product.y[r] + SIGMAS * c->noise * t->scales[r] < c->bar);
         if (passes)
             complete(c, panel, thread);
         else
-            for (size_t r = begin; r < end; r++)
+            for (size_t r = begin; r < stop; r++)
                 c->product.y[r] = -INFINITY;
     }
 }
@@ -132,7 +125,7 @@ bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *mor
                 .done = done,
                 .noise = LOW_DEVIATION * sqrtf((float)squares) / w->s[0],
                 .bar = INFINITY};
-    bn_pool_run(m->pool, estimate, &c);
+    bn_pool_run(m->pool, panels_of(&c), CHUNK_PANELS, estimate, &c);
 
     /* k + n of the largest estimates, in full, give a bar that the (k + n)-th largest passes */
     const size_t found = largest(&m->kernels, logits, m->config.vocab_size, k + n, top);
@@ -144,6 +137,6 @@ bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *mor
     for (size_t i = 0; i < n; i++)
         if (!done[(size_t)more[i] / BN_PANEL])
             complete(&c, (size_t)more[i] / BN_PANEL, 0);
-    bn_pool_run(m->pool, sift, &c);
+    bn_pool_run(m->pool, panels_of(&c), CHUNK_PANELS, sift, &c);
     return BN_OK;
 }

@@ -24,15 +24,15 @@ static double now_s(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static double seconds_of(bn_pool *pool, bn_task task, void *context) {
+static double seconds_of(bn_pool *pool, size_t items, size_t most, bn_task task, void *context) {
     const double start = now_s();
-    bn_pool_run(pool, task, context);
+    bn_pool_run(pool, items, most, task, context);
     return now_s() - start;
 }
 
 /* --- Reading --- */
 
-enum { LINE = 64, BLOCK = 4 * LINE };
+enum { LINE = 64, BLOCK = 4 * LINE, MOST_BLOCKS = 4096 };
 
 typedef struct stream {
     uint8_t *bytes; /* [blocks][BLOCK] */
@@ -41,22 +41,19 @@ typedef struct stream {
 } stream;
 
 /* Each thread writes the part it will read: memory is real, and near the thread. */
-static void touch_share(void *context, int32_t thread, int32_t n_threads) {
+static void touch(void *context, int32_t thread, size_t first, size_t end) {
     stream *s = context;
-    size_t first, last;
-    bn_share(s->blocks, thread, n_threads, &first, &last);
-    memset(s->bytes + first * BLOCK, thread + 1, (last - first) * BLOCK);
+    memset(s->bytes + first * BLOCK, thread + 1, (end - first) * BLOCK);
 }
 
 /* One load of each line: memory moves whole lines, and so few instructions cannot be what limits
  * it, however the compiler treats them. (On a Zen 5 core, adding up every word in 128-bit
  * registers reached 33 GB/s; this and a loop of 512-bit loads both reached 40.) */
-static void read_share(void *context, int32_t thread, int32_t n_threads) {
+static void read_lines(void *context, int32_t thread, size_t first, size_t end) {
     stream *s = context;
-    size_t first, last;
-    bn_share(s->blocks, thread, n_threads, &first, &last);
+    (void)thread;
     uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (size_t i = first; i < last; i++) {
+    for (size_t i = first; i < end; i++) {
         const uint8_t *block = s->bytes + i * BLOCK;
         a += block[0 * LINE];
         b += block[1 * LINE];
@@ -84,10 +81,10 @@ bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_
 #if defined(MADV_HUGEPAGE)
     madvise(s.bytes, size, MADV_HUGEPAGE); /* a wish: fewer walks of the page table */
 #endif
-    bn_pool_run(pool, touch_share, &s);
+    bn_pool_run(pool, s.blocks, MOST_BLOCKS, touch, &s);
     double best = 0;
     for (int pass = 0; pass < PASSES; pass++) {
-        const double rate = (double)size / seconds_of(pool, read_share, &s);
+        const double rate = (double)size / seconds_of(pool, s.blocks, MOST_BLOCKS, read_lines, &s);
         best = rate > best ? rate : best;
     }
     free(s.bytes);
@@ -98,18 +95,18 @@ bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_
 
 /* --- int8 multiply-adds --- */
 
+enum { ROUNDS = 1000 }; /* of an item: microseconds */
+
 typedef struct burst {
     const bn_kernels *kernels;
-    uint64_t rounds;       /* of each thread */
     _Atomic uint64_t macs; /* done by all */
     _Atomic int32_t sink;
 } burst;
 
-static void multiply(void *context, int32_t thread, int32_t n_threads) {
-    (void)n_threads;
+static void multiply(void *context, int32_t thread, size_t first, size_t end) {
     burst *b = context;
     int32_t sink = thread;
-    const uint64_t macs = b->kernels->int8_peak(b->rounds, &sink);
+    const uint64_t macs = b->kernels->int8_peak((end - first) * ROUNDS, &sink);
     atomic_fetch_add_explicit(&b->macs, macs, memory_order_relaxed);
     atomic_fetch_add_explicit(&b->sink, sink, memory_order_relaxed);
 }
@@ -122,16 +119,17 @@ bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_pe
     const bn_status status = bn_pool_new(threads, &pool);
     if (status != BN_OK)
         return status;
-    burst b = {.kernels = &kernels, .rounds = 1};
+    burst b = {.kernels = &kernels};
+    size_t items = (size_t)threads;
     double took = 0;
-    while (took < 0.1) { /* seconds: as many rounds as that takes, and the clock rate is up */
-        b.rounds *= took < 0.01 ? 4 : 2;
-        took = seconds_of(pool, multiply, &b);
+    while (took < 0.1) { /* seconds: as many as that takes, and the clock rate is up */
+        items *= took < 0.01 ? 4 : 2;
+        took = seconds_of(pool, items, items, multiply, &b);
     }
     double best = 0;
     for (int pass = 0; pass < PASSES; pass++) {
         atomic_store(&b.macs, 0);
-        took = seconds_of(pool, multiply, &b);
+        took = seconds_of(pool, items, items, multiply, &b);
         const double rate = (double)atomic_load(&b.macs) / took;
         best = rate > best ? rate : best;
     }

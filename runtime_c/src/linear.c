@@ -146,36 +146,30 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
     }
 }
 
-/* The products' panels form one list; each thread takes a contiguous part of it, the same part
- * every token, so that its caches keep what they can. */
-static void run_group(void *context, int32_t thread, int32_t n_threads) {
+/* The products' panels form one list. */
+static void run_group(void *context, int32_t thread, size_t first, size_t end) {
     const group *g = context;
     int32_t *acc = g->w->acc + (size_t)thread * g->w->batch * BN_CHUNK_ROWS;
-    size_t total = 0, first, last, base = 0;
-    for (int i = 0; i < g->n_products; i++)
-        total += panels_of(g->products[i].w);
-    bn_share(total, thread, n_threads, &first, &last);
+    size_t base = 0;
     for (int i = 0; i < g->n_products; i++) {
-        const size_t end = base + panels_of(g->products[i].w);
-        size_t panel = first > base ? first : base;
-        const size_t stop = last < end ? last : end;
-        while (panel < stop) {
-            const size_t n = stop - panel < CHUNK_PANELS ? stop - panel : CHUNK_PANELS;
-            chunk(g, &g->products[i], panel - base, n, acc);
-            panel += n;
-        }
-        base = end;
+        const size_t next = base + panels_of(g->products[i].w);
+        const size_t stop = end < next ? end : next;
+        if (first < stop)
+            chunk(g, &g->products[i], first - base, stop - first, acc);
+        first = first < stop ? stop : first;
+        base = next;
     }
 }
 
 void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                const bn_product *products, int n_products) {
     int together = 0; /* before the first that has lines */
-    while (together < n_products && !bn_has_lines(products[together].w))
-        together++;
+    size_t panels = 0;
+    for (; together < n_products && !bn_has_lines(products[together].w); together++)
+        panels += panels_of(products[together].w);
     group g = {m, w, products, together, first, rows};
-    if (together > 0)
-        bn_pool_run(m->pool, run_group, &g);
+    if (panels > 0)
+        bn_pool_run(m->pool, panels, CHUNK_PANELS, run_group, &g);
     for (int i = together; i < n_products; i++)
         bn_linear_lines(m, w, first, rows, &products[i]);
 }

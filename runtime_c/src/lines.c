@@ -65,14 +65,10 @@ static uint64_t multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
     return left_out;
 }
 
-static void run_rows(void *context, int32_t thread, int32_t n_threads) {
+static void run_rows(void *context, int32_t thread, size_t first, size_t end) {
     const job *j = context;
-    size_t first, last;
-    bn_share(j->p->w->rows, thread, n_threads, &first, &last);
     for (size_t b = 0; b < j->rows; b++)
-        for (size_t r = first; r < last; r += BN_LIST_MOST)
-            j->w->skipped[thread] +=
-                multiply_rows(j, b, r, last - r < BN_LIST_MOST ? last : r + BN_LIST_MOST);
+        j->w->skipped[thread] += multiply_rows(j, b, first, end);
 }
 
 /* Columns [k0, end) that are not multiplied with 0, and with what. Filled up to whole fours. */
@@ -120,18 +116,25 @@ static uint64_t multiply_columns(const job *j, size_t b, size_t block, size_t en
     return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
 }
 
-static void run_columns(void *context, int32_t thread, int32_t n_threads) {
+/* Items are shares, one for each thread, because narrower parts of a column are slow to read. */
+static void run_columns(void *context, int32_t thread, size_t share, size_t last_share) {
     const job *j = context;
-    size_t first, last;
-    bn_share((j->p->w->rows + BLOCK - 1) / BLOCK, thread, n_threads, &first, &last);
-    for (size_t b = 0; b < j->rows; b++)
-        for (size_t i = first; i < last; i += BLOCKS_MOST)
-            j->w->skipped[thread] +=
-                multiply_columns(j, b, i, last - i < BLOCKS_MOST ? last : i + BLOCKS_MOST);
+    const size_t blocks = (j->p->w->rows + BLOCK - 1) / BLOCK;
+    for (; share < last_share; share++) {
+        size_t first, end;
+        bn_share(blocks, (int32_t)share, bn_pool_threads(j->m->pool), &first, &end);
+        for (size_t b = 0; b < j->rows; b++)
+            for (size_t i = first; i < end; i += BLOCKS_MOST)
+                j->w->skipped[thread] +=
+                    multiply_columns(j, b, i, end - i < BLOCKS_MOST ? end : i + BLOCKS_MOST);
+    }
 }
 
 void bn_linear_lines(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                      const bn_product *product) {
     job j = {m, w, product, first, rows};
-    bn_pool_run(m->pool, product->w->encoding == BN_TERNARY_2BIT_ROWS ? run_rows : run_columns, &j);
+    if (product->w->encoding == BN_TERNARY_2BIT_ROWS)
+        bn_pool_run(m->pool, product->w->rows, BN_LIST_MOST, run_rows, &j);
+    else
+        bn_pool_run(m->pool, (size_t)bn_pool_threads(m->pool), 1, run_columns, &j);
 }

@@ -2,44 +2,42 @@
  *
  * threads.c: the pool behind threads.h.
  *
- * A run is two words: the caller bumps `epoch` and every worker starts; each share done takes one
- * from `pending` and at zero the caller returns. Both sides first spin, since the next event of a
- * decode step is about a microsecond away, and sleep on the word when it is not. Spinning only
- * helps on a processor of one's own: a pool larger than the usable processors never spins.
+ * A run is two words: the caller bumps `epoch` and every worker starts; each worker that is done
+ * takes one from `pending` and at zero the caller returns. Both sides first spin, since the next
+ * event of a decode step is about a microsecond away, and sleep on the word when it is not
+ * (wait.h).
  *
- * Who does a share claims it first. When the caller is done with its own it does those whose
- * workers have not come, because they sleep or another program has their processor: on a busy
- * machine a run must not wait for a thread that is not running.
+ * The work is one more word for each thread: its share, from which it takes parts at the front.
+ * Threads that are done with theirs take parts of others at the back. So a core that is slower, or
+ * gets less of the memory's bandwidth, or is not there at all because another program has it, costs
+ * the run no more than a part.
+ *
+ * A worker joins an epoch by claiming it, and only who has joined looks at shares. The caller
+ * claims for those who have not come by the time all shares are empty: a run does not wait for a
+ * thread that is not running, and none may come late and take from the shares of the next run.
  */
 #define _GNU_SOURCE /* syscall */
 
 #include "threads.h"
 #include "cores.h"
+#include "wait.h"
 
-#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
-#if defined(__linux__) && !defined(BN_NO_FUTEX)
-#define BN_FUTEX 1
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+enum { CACHE_LINE = 64, MAX_THREADS = 256 };
 
-enum { CACHE_LINE = 64, MAX_THREADS = 256, SPIN_NS = 80000, PAUSES_PER_CLOCK = 32 };
-
-typedef struct worker {
+typedef struct member {
     bn_pool *pool;
-    int32_t index;
+    int32_t index; /* 0 is the caller, who needs no thread */
     pthread_t thread;
     alignas(CACHE_LINE)
-        atomic_uint claimed; /* the latest epoch whose share of this worker is taken */
-} worker;
+        atomic_uint claimed; /* the latest epoch that it, or the caller for it, joined */
+    alignas(CACHE_LINE) _Atomic uint64_t share; /* items left: first | end << 32 */
+} member;
 
 struct bn_pool {
     int32_t n_threads;
@@ -47,73 +45,17 @@ struct bn_pool {
     int spin;
     bn_task task; /* NULL tells the workers to leave */
     void *context;
+    size_t most;          /* items of a part */
     pthread_mutex_t turn; /* bn_pool_lock */
     bn_pool *next, *previous;
-#ifndef BN_FUTEX
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-#endif
+    bn_waiting waiting;
     /* Each on a line of its own: a waiting thread reads it all the time. */
     alignas(CACHE_LINE) atomic_uint epoch;
     alignas(CACHE_LINE) atomic_uint pending;
     alignas(CACHE_LINE) atomic_uint sleepers; /* workers asleep, or about to be, on epoch */
     atomic_uint caller_sleeps;
-    worker workers[]; /* n_threads - 1 */
+    member members[]; /* n_threads */
 };
-
-/* --- Waiting for a word to change --- */
-
-static inline void pause_cpu(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb"); /* yield is a no-op on most cores */
-#endif
-}
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* Returns 1 when *word stopped being `old` within the time worth spinning. */
-static int spin_while(const atomic_uint *word, unsigned old) {
-    const int64_t start = now_ns();
-    do {
-        for (int i = 0; i < PAUSES_PER_CLOCK; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != old)
-                return 1;
-            pause_cpu();
-        }
-    } while (now_ns() - start < SPIN_NS);
-    return 0;
-}
-
-/* Sleep unless *word is no longer `old`. May return early: the caller looks again. */
-static void sleep_while(bn_pool *pool, atomic_uint *word, unsigned old) {
-#ifdef BN_FUTEX
-    (void)pool;
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
-#else
-    pthread_mutex_lock(&pool->mutex);
-    if (atomic_load(word) == old)
-        pthread_cond_wait(&pool->changed, &pool->mutex);
-    pthread_mutex_unlock(&pool->mutex);
-#endif
-}
-
-static void wake_all(bn_pool *pool, atomic_uint *word) {
-#ifdef BN_FUTEX
-    (void)pool;
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-#else
-    (void)word;
-    pthread_mutex_lock(&pool->mutex);
-    pthread_cond_broadcast(&pool->changed);
-    pthread_mutex_unlock(&pool->mutex);
-#endif
-}
 
 /* --- The two sides of a run ---
  *
@@ -121,10 +63,10 @@ static void wake_all(bn_pool *pool, atomic_uint *word) {
  * announcement. Both pairs are sequentially consistent, so one of the two sees the other. */
 
 static unsigned await_epoch(bn_pool *pool, unsigned seen) {
-    if (!pool->spin || !spin_while(&pool->epoch, seen)) {
+    if (!pool->spin || !bn_spin_while(&pool->epoch, seen)) {
         atomic_fetch_add(&pool->sleepers, 1);
         while (atomic_load(&pool->epoch) == seen)
-            sleep_while(pool, &pool->epoch, seen);
+            bn_sleep_while(&pool->waiting, &pool->epoch, seen);
         atomic_fetch_sub(&pool->sleepers, 1);
     }
     return atomic_load_explicit(&pool->epoch, memory_order_acquire);
@@ -136,65 +78,112 @@ static void start_epoch(bn_pool *pool, bn_task task, void *context) {
     atomic_store_explicit(&pool->pending, (unsigned)pool->n_started, memory_order_relaxed);
     atomic_fetch_add(&pool->epoch, 1);
     if (atomic_load(&pool->sleepers) != 0)
-        wake_all(pool, &pool->epoch);
+        bn_wake_all(&pool->waiting, &pool->epoch);
 }
 
-/* Of those who ask for a worker's share of an epoch, one gets it. All earlier ones are taken. */
-static int claim_share(worker *w, unsigned epoch) {
+/* Whoever asks first gets it. All earlier epochs are taken. */
+static int join_epoch(member *m, unsigned epoch) {
     unsigned before = epoch - 1;
-    return atomic_compare_exchange_strong(&w->claimed, &before, epoch);
+    return atomic_compare_exchange_strong(&m->claimed, &before, epoch);
 }
 
-static void finish_share(bn_pool *pool) {
+static void finish(bn_pool *pool) {
     if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->caller_sleeps))
-        wake_all(pool, &pool->pending);
+        bn_wake_all(&pool->waiting, &pool->pending);
 }
 
-static void do_unclaimed_shares(bn_pool *pool) {
+static void join_for_absent(bn_pool *pool) {
     const unsigned epoch = atomic_load_explicit(&pool->epoch, memory_order_relaxed);
-    for (int32_t i = 0; i < pool->n_started; i++)
-        if (claim_share(&pool->workers[i], epoch)) {
-            pool->task(pool->context, pool->workers[i].index, pool->n_threads);
+    for (int32_t i = 1; i <= pool->n_started; i++)
+        if (join_epoch(&pool->members[i], epoch))
             atomic_fetch_sub(&pool->pending, 1);
-        }
 }
 
 static void await_workers(bn_pool *pool) {
     unsigned left;
     while ((left = atomic_load_explicit(&pool->pending, memory_order_acquire)) != 0) {
-        if (pool->spin && spin_while(&pool->pending, left))
+        if (pool->spin && bn_spin_while(&pool->pending, left))
             continue;
         atomic_store(&pool->caller_sleeps, 1);
         if (atomic_load(&pool->pending) == left)
-            sleep_while(pool, &pool->pending, left);
+            bn_sleep_while(&pool->waiting, &pool->pending, left);
         atomic_store(&pool->caller_sleeps, 0);
     }
 }
 
+/* --- Shares --- */
+
+/* How much to take of what is left: ever less towards the end, so that all end together. */
+static uint64_t part_of(uint64_t left, size_t most) {
+    const uint64_t part = (left + 3) / 4;
+    return part < most ? part : most;
+}
+
+/* Take a part of a share, at the front or at the back. Returns 0 when nothing is left. */
+static int take(member *of, int at_front, size_t most, size_t *first, size_t *end) {
+    uint64_t share = atomic_load_explicit(&of->share, memory_order_relaxed), rest;
+    do {
+        const uint64_t begin = share & UINT32_MAX, stop = share >> 32;
+        const uint64_t part = part_of(stop - begin, most);
+        if (part == 0)
+            return 0;
+        *first = at_front ? begin : stop - part;
+        *end = *first + part;
+        rest = at_front ? *end | stop << 32 : begin | (uint64_t)*first << 32;
+    } while (!atomic_compare_exchange_weak_explicit(&of->share, &share, rest, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return 1;
+}
+
+static void deal(bn_pool *pool, size_t items) {
+    for (int32_t i = 0; i < pool->n_threads; i++) {
+        size_t first, end;
+        bn_share(items, i, pool->n_threads, &first, &end);
+        atomic_store_explicit(&pool->members[i].share, first | (uint64_t)end << 32,
+                              memory_order_relaxed);
+    }
+}
+
+static void work(bn_pool *pool, int32_t thread) {
+    const bn_task task = pool->task;
+    void *const context = pool->context;
+    const size_t most = pool->most;
+    size_t first, end;
+    for (int32_t i = 0; i < pool->n_threads; i++) {
+        member *of = &pool->members[(thread + i) % pool->n_threads];
+        while (take(of, i == 0, most, &first, &end))
+            task(context, thread, first, end);
+    }
+}
+
 static void *worker_main(void *argument) {
-    worker *self = argument;
+    member *self = argument;
     bn_pool *pool = self->pool;
     unsigned seen = 0;
     for (;;) {
         seen = await_epoch(pool, seen);
-        if (!claim_share(self, seen))
+        if (!join_epoch(self, seen))
             continue;
         if (pool->task == NULL)
             return NULL;
-        pool->task(pool->context, self->index, pool->n_threads);
-        finish_share(pool);
+        work(pool, self->index);
+        finish(pool);
     }
 }
 
-void bn_pool_run(bn_pool *pool, bn_task task, void *context) {
-    if (pool->n_started == 0) { /* a pool of one, or a forked child: all shares are the caller's */
-        for (int32_t i = 0; i < pool->n_threads; i++)
-            task(context, i, pool->n_threads);
+void bn_pool_run(bn_pool *pool, size_t items, size_t most, bn_task task, void *context) {
+    if (pool->n_started == 0) { /* a pool of one, or a forked child */
+        for (size_t first = 0, end; first < items; first = end) {
+            end = items - first < most ? items : first + most;
+            task(context, 0, first, end);
+        }
         return;
     }
+    deal(pool, items);
+    pool->most = most;
     start_epoch(pool, task, context);
-    task(context, 0, pool->n_threads);
-    do_unclaimed_shares(pool);
+    work(pool, 0);
+    join_for_absent(pool);
     await_workers(pool);
 }
 
@@ -205,10 +194,7 @@ void bn_pool_run(bn_pool *pool, bn_task task, void *context) {
 
 static void init_locks(bn_pool *pool) {
     pthread_mutex_init(&pool->turn, NULL);
-#ifndef BN_FUTEX
-    pthread_mutex_init(&pool->mutex, NULL);
-    pthread_cond_init(&pool->changed, NULL);
-#endif
+    bn_waiting_init(&pool->waiting);
 }
 
 static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -260,7 +246,7 @@ static void unregister_pool(bn_pool *pool) {
 
 /* Workers take no signals, so that Ctrl-C reaches the program's own threads; but for faults,
  * which belong to the thread that makes them. */
-static int start_worker(worker *self) {
+static int start_worker(member *self) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
     sigset_t blocked, before;
     sigfillset(&blocked);
@@ -275,7 +261,7 @@ static int start_worker(worker *self) {
 bn_status bn_pool_new(int32_t n_threads, bn_pool **out) {
     if (n_threads < 1 || n_threads > MAX_THREADS || out == NULL)
         return BN_ERR_ARGUMENT;
-    size_t size = sizeof(bn_pool) + (size_t)(n_threads - 1) * sizeof(worker);
+    size_t size = sizeof(bn_pool) + (size_t)n_threads * sizeof(member);
     size = (size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
     bn_pool *pool = aligned_alloc(CACHE_LINE, size);
     if (pool == NULL)
@@ -283,12 +269,15 @@ bn_status bn_pool_new(int32_t n_threads, bn_pool **out) {
     *pool = (bn_pool){.n_threads = n_threads, .spin = n_threads <= bn_usable_cpus()};
     init_locks(pool);
     register_pool(pool);
+    for (int32_t i = 0; i < n_threads; i++) {
+        member *m = &pool->members[i];
+        m->pool = pool;
+        m->index = i;
+        atomic_init(&m->claimed, 0);
+        atomic_init(&m->share, 0);
+    }
     while (pool->n_started < n_threads - 1) {
-        worker *next = &pool->workers[pool->n_started];
-        next->pool = pool;
-        next->index = pool->n_started + 1;
-        atomic_init(&next->claimed, 0);
-        if (start_worker(next) != 0) {
+        if (start_worker(&pool->members[pool->n_started + 1]) != 0) {
             bn_pool_free(pool);
             return BN_ERR_THREAD;
         }
@@ -304,13 +293,10 @@ void bn_pool_free(bn_pool *pool) {
     unregister_pool(pool);
     if (pool->n_started != 0)
         start_epoch(pool, NULL, NULL);
-    for (int32_t i = 0; i < pool->n_started; i++)
-        pthread_join(pool->workers[i].thread, NULL);
+    for (int32_t i = 1; i <= pool->n_started; i++)
+        pthread_join(pool->members[i].thread, NULL);
     pthread_mutex_destroy(&pool->turn);
-#ifndef BN_FUTEX
-    pthread_cond_destroy(&pool->changed);
-    pthread_mutex_destroy(&pool->mutex);
-#endif
+    bn_waiting_destroy(&pool->waiting);
     free(pool);
 }
 

@@ -10,23 +10,25 @@
 
 typedef struct bn_pool bn_pool;
 
-/* Called once on each thread of the pool: thread 0..n_threads-1. */
-typedef void (*bn_task)(void *context, int32_t thread, int32_t n_threads);
+/* Does items [first, end) of a run on a thread of the pool, 0..n_threads-1: memory that belongs to
+ * that number is the task's alone. */
+typedef void (*bn_task)(void *context, int32_t thread, size_t first, size_t end);
 
 /* n_threads in 1..256. Fails with BN_ERR_MEMORY or BN_ERR_THREAD, leaving nothing behind. */
 bn_status bn_pool_new(int32_t n_threads, bn_pool **pool);
 void bn_pool_free(bn_pool *pool); /* NULL is allowed */
 int32_t bn_pool_threads(const bn_pool *pool);
 
-/* Run task on every thread and return when all are done; what they wrote is visible. One
+/* Do items 0..items-1, fewer than 2³², in parts of at most `most` consecutive ones, and return when
+ * all are done; what the task wrote is visible. A thread has the same contiguous share in every run
+ * of as many items, so its caches keep what they can, and then helps those that are slower. One
  * caller at a time: take bn_pool_lock around a group of runs. */
-void bn_pool_run(bn_pool *pool, bn_task task, void *context);
+void bn_pool_run(bn_pool *pool, size_t items, size_t most, bn_task task, void *context);
 
 void bn_pool_lock(bn_pool *pool);
 void bn_pool_unlock(bn_pool *pool);
 
-/* The part [*first, *last) of n items that belongs to a thread: contiguous, sizes differ by <= 1.
- */
-void bn_share(size_t n, int32_t thread, int32_t n_threads, size_t *first, size_t *last);
+/* The share [*first, *end) of a thread in n items: sizes differ by <= 1. */
+void bn_share(size_t n, int32_t thread, int32_t n_threads, size_t *first, size_t *end);
 
 #endif

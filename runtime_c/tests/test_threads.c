@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_threads.c: every share is run exactly once and seen by the caller, for pools smaller and
+ * test_threads.c: every item is done exactly once and seen by the caller, for pools smaller and
  * larger than the machine, awake and asleep, from several callers, and on both sides of a fork.
  * A hang is a failure: the alarm ends it.
  */
@@ -51,32 +51,43 @@ static void test_share(void) {
     }
 }
 
-/* Plain memory, one line of cache each: what a run wrote must be visible when it returns. */
+enum { MOST_ITEMS = 300 };
+
+/* Plain memory: what a run wrote must be visible when it returns. */
 typedef struct record {
-    int32_t calls[MAX_THREADS][16];
+    int32_t calls[MOST_ITEMS]; /* of each item */
+    size_t longest;            /* part, of thread 0 */
+    int32_t n_threads;
+    atomic_int wrong; /* a part that is empty, or of a thread that is not in the pool */
 } record;
 
-static void count_call(void *context, int32_t thread, int32_t n_threads) {
+static void count_calls(void *context, int32_t thread, size_t first, size_t end) {
     record *r = context;
-    r->calls[thread][0]++;
-    r->calls[thread][1] = n_threads;
+    if (first >= end || thread < 0 || thread >= r->n_threads)
+        atomic_store(&r->wrong, 1);
+    for (size_t i = first; i < end; i++)
+        r->calls[i]++;
+    if (thread == 0 && end - first > r->longest)
+        r->longest = end - first;
 }
 
+/* Runs of 0, 1, … items in parts of 1, 2, …: every item is done once a run, none beyond. */
 static void check_runs(bn_pool *pool, int runs, long pause_us) {
     static record r; /* one for all callers: the pool's lock is what keeps them apart */
-    const int32_t n = bn_pool_threads(pool);
     memset(&r, 0, sizeof r);
-    for (int i = 1; i <= runs; i++) {
-        bn_pool_run(pool, count_call, &r);
-        for (int32_t t = 0; t < n; t++) {
-            CHECK_EQ(r.calls[t][0], i);
-            CHECK_EQ(r.calls[t][1], n);
-        }
+    r.n_threads = bn_pool_threads(pool);
+    for (int run = 0; run < runs; run++) {
+        const size_t items = (size_t)run % MOST_ITEMS, most = 1 + (size_t)run % 7;
+        memset(r.calls, 0, sizeof r.calls);
+        r.longest = 0;
+        bn_pool_run(pool, items, most, count_calls, &r);
+        for (size_t i = 0; i < MOST_ITEMS; i++)
+            CHECK_EQ(r.calls[i], i < items);
+        CHECK(r.longest <= most);
+        CHECK(!atomic_load(&r.wrong));
         if (pause_us > 0)
             rest_us(pause_us);
     }
-    if (n < MAX_THREADS)
-        CHECK_EQ(r.calls[n][0], 0);
 }
 
 static bn_pool *new_pool(int32_t n_threads) {
@@ -115,6 +126,33 @@ static void test_idle_costs_nothing(void) {
     const double used = (double)(clock() - before) / CLOCKS_PER_SEC;
     CHECK_MSG(used < 0.05, "an idle pool used %g s of processor time in 0.2 s", used);
     bn_pool_free(pool);
+}
+
+/* Thread 0 stays in its first part until all others are done: the rest of its share is not lost. */
+typedef struct straggle {
+    int32_t by[MOST_ITEMS];
+    atomic_int done;
+} straggle;
+
+static void hold_thread_0(void *context, int32_t thread, size_t first, size_t end) {
+    straggle *s = context;
+    for (size_t i = first; i < end; i++)
+        s->by[i] = thread;
+    const int n = (int)(end - first), others = MOST_ITEMS - n;
+    while (thread == 0 && atomic_load(&s->done) < others)
+        sched_yield();
+    atomic_fetch_add(&s->done, n);
+}
+
+static void test_helping(void) {
+    for (int32_t n_threads = 2; n_threads <= 4; n_threads++) {
+        straggle s = {.done = 0};
+        bn_pool *pool = new_pool(n_threads);
+        bn_pool_run(pool, MOST_ITEMS, 8, hold_thread_0, &s);
+        for (size_t i = 0; i < MOST_ITEMS; i++)
+            CHECK_EQ(s.by[i] == 0, i < 8); /* thread 0 came back to nothing */
+        bn_pool_free(pool);
+    }
 }
 
 /* --- Several callers --- */
@@ -204,12 +242,13 @@ typedef struct mask_test {
     atomic_int seen;
 } mask_test;
 
-static void look_at_mask(void *context, int32_t thread, int32_t n_threads) {
+static void look_at_mask(void *context, int32_t thread, size_t first, size_t end) {
     mask_test *test = context;
+    (void)first, (void)end;
     pthread_sigmask(SIG_BLOCK, NULL, &test->masks[thread]);
     atomic_fetch_add(&test->seen, 1);
-    while (thread == 0 && atomic_load(&test->seen) < n_threads)
-        sched_yield(); /* or the caller would do the other shares too */
+    while (atomic_load(&test->seen) < 3)
+        sched_yield(); /* or one thread would do several of the three items */
 }
 
 static void test_signals(void) {
@@ -217,7 +256,7 @@ static void test_signals(void) {
     sigset_t *masks = test.masks, before, after;
     pthread_sigmask(SIG_BLOCK, NULL, &before);
     bn_pool *pool = new_pool(3);
-    bn_pool_run(pool, look_at_mask, &test);
+    bn_pool_run(pool, 3, 1, look_at_mask, &test);
     for (int t = 1; t < 3; t++) {
         CHECK(sigismember(&masks[t], SIGINT) && sigismember(&masks[t], SIGTERM));
         CHECK(sigismember(&masks[t], SIGALRM) && sigismember(&masks[t], SIGCHLD));
@@ -257,6 +296,7 @@ int main(void) {
     test_runs();
     test_sleepers();
     test_idle_costs_nothing();
+    test_helping();
     test_callers();
     test_fork();
     test_signals();

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * wait.h: waiting for a word to change: spinning, and sleeping on a futex or, elsewhere, on a
+ * condition variable. For threads.c alone.
+ */
+#ifndef BITNET_WAIT_H
+#define BITNET_WAIT_H
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+
+#if defined(__linux__) && !defined(BN_NO_FUTEX)
+#define BN_FUTEX 1
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+enum { BN_SPIN_NS = 80000, BN_PAUSES_PER_CLOCK = 32 };
+
+/* What sleepers need besides the word. */
+typedef struct bn_waiting {
+#ifdef BN_FUTEX
+    char nothing;
+#else
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+#endif
+} bn_waiting;
+
+static inline void bn_waiting_init(bn_waiting *w) {
+#ifdef BN_FUTEX
+    (void)w;
+#else
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->changed, NULL);
+#endif
+}
+
+static inline void bn_waiting_destroy(bn_waiting *w) {
+#ifdef BN_FUTEX
+    (void)w;
+#else
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->mutex);
+#endif
+}
+
+static inline void bn_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* yield is a no-op on most cores */
+#endif
+}
+
+static inline int64_t bn_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Returns 1 when *word stopped being `old` within the time worth spinning. */
+static inline int bn_spin_while(const atomic_uint *word, unsigned old) {
+    const int64_t start = bn_now_ns();
+    do {
+        for (int i = 0; i < BN_PAUSES_PER_CLOCK; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) != old)
+                return 1;
+            bn_pause();
+        }
+    } while (bn_now_ns() - start < BN_SPIN_NS);
+    return 0;
+}
+
+/* Sleep unless *word is no longer `old`. May return early: the caller looks again. */
+static inline void bn_sleep_while(bn_waiting *w, atomic_uint *word, unsigned old) {
+#ifdef BN_FUTEX
+    (void)w;
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+#else
+    pthread_mutex_lock(&w->mutex);
+    if (atomic_load(word) == old)
+        pthread_cond_wait(&w->changed, &w->mutex);
+    pthread_mutex_unlock(&w->mutex);
+#endif
+}
+
+static inline void bn_wake_all(bn_waiting *w, atomic_uint *word) {
+#ifdef BN_FUTEX
+    (void)w;
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+#else
+    (void)word;
+    pthread_mutex_lock(&w->mutex);
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->mutex);
+#endif
+}
+
+#endif
