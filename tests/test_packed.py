@@ -18,7 +18,7 @@ import pytest
 
 import packed_files
 from bitnet.config import PRESETS, ModelConfig
-from bitnet_export import Encoded, PackedFile, layout, packed, random_model, write_packed
+from bitnet_export import Encoded, PackedFile, layout, packed, random_model, write_packed, writer
 from bitnet_export.packed import Spec, expected_tensors
 from bitnet_export.stacks import pack_stack, unpack_stack
 from packed_files import SMALL, packed_bytes
@@ -296,6 +296,30 @@ def test_a_failed_check_leaves_nothing(tmp_path: Path) -> None:
     assert seen and os.listdir(tmp_path) == []
 
 
+def test_a_file_is_written_in_aligned_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[tuple[int, int]] = []
+
+    class Raw(io.FileIO):
+        def write(self, data: Any) -> int:
+            writes.append((self.tell(), memoryview(data).nbytes))
+            return super().write(data)
+
+    def opened(path: Path, mode: str, buffering: int) -> io.BufferedWriter:
+        return io.BufferedWriter(Raw(path, mode.replace("b", "")), buffering)
+
+    one, blocks, block = tmp_path / "one", tmp_path / "blocks", 1 << 10  # SMALL has tensors above and below it
+    write_values(one, SMALL, tokenizer=bytes(3000))
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "BLOCK", block)
+        patched.setattr("builtins.open", opened)
+        write_values(blocks, SMALL, tokenizer=bytes(3000))
+    assert blocks.read_bytes() == one.read_bytes()
+    starts = range(0, one.stat().st_size, block)
+    body, rest = writes[: len(starts)], writes[len(starts) :]
+    assert [start for start, _ in body] == list(starts) and {size for _, size in body[:-1]} == {block}
+    assert rest[0][0] == 0 and all(start < body[-1][0] for start, _ in rest)  # the header and tables
+
+
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.FileIO):
         written = 0
@@ -306,7 +330,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr("builtins.open", lambda path, mode: Full(path, mode.replace("b", "")))
+    monkeypatch.setattr("builtins.open", lambda path, mode, buffering: Full(path, mode.replace("b", "")))
     with pytest.raises(OSError, match=r"no space left while writing .*m\.bitnet; free some") as caught:
         write_values(tmp_path / "m.bitnet", SMALL)
     assert caught.value.errno == errno.ENOSPC and os.listdir(tmp_path) == []
