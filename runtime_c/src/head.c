@@ -41,7 +41,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const screen *c = context;
     const bn_tensor *t = &c->m->head;
     const size_t k_tiles = ((size_t)t->cols + BN_INT8_TILE_K - 1) / BN_INT8_TILE_K;
-    int32_t *acc = c->w->acc + (size_t)thread * c->w->batch * BN_CHUNK_ROWS;
+    int32_t *acc = c->w->acc + (size_t)thread * c->w->acc_stride;
     const float mean = (128 - LOW_MEAN) * (float)c->w->q_sum[0];
     c->m->kernels.int8_high(&(bn_matmul){.acc = acc,
                                          .acc_stride = BN_CHUNK_ROWS,

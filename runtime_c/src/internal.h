@@ -69,11 +69,14 @@ typedef struct bn_workspace {
     int32_t *q_sum;      /* [B] Σq */
     int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, if the model has such scales */
     size_t group_sums_stride;
-    float *qkv;        /* [B][(H + 2G)·E] */
-    float *gate, *up;  /* [B][F] */
-    float *y;          /* [B][D] a sublayer's output, when a norm comes before the addition */
-    float *angle;      /* [2][B][rope_dim] cos and sin of each row's position, by table */
-    int32_t *acc;      /* [threads][B][BN_CHUNK_ROWS] */
+    float *qkv;       /* [B][(H + 2G)·E] */
+    float *gate, *up; /* [B][F] */
+    float *y;         /* [B][D] a sublayer's output, when a norm comes before the addition */
+    float *angle;     /* [2][B][rope_dim] cos and sin of each row's position, by table */
+    int32_t *acc;     /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or of a block of lookup.c */
+    size_t acc_stride;
+    uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
+    size_t lookup_stride;
     float *attend;     /* [threads][attend_stride] */
     float *partial;    /* bn_partial_floats: results of chunks, when a context is split */
     uint64_t *skipped; /* [threads] bytes of lines that were left out since the beginning */
@@ -84,8 +87,9 @@ typedef struct bn_workspace {
 } bn_workspace;
 
 enum {
-    BN_CHUNK_ROWS = 128, /* output rows a thread computes at a time: the sums stay in cache */
-    BN_CHUNK_KEYS = 256  /* keys of an attention chunk; fixed, because it is part of the numbers */
+    BN_CHUNK_ROWS = 128,   /* output rows a thread computes at a time: the sums stay in cache */
+    BN_LOOKUP_ROWS = 2560, /* the same by tables: their sums fill half of a usual second cache */
+    BN_CHUNK_KEYS = 256 /* keys of an attention chunk; fixed, because it is part of the numbers */
 };
 
 enum { BN_READY_NOTHING, BN_READY_HIDDEN, BN_READY_LOGITS };
@@ -151,6 +155,10 @@ void bn_embed(const bn_model *m, int32_t token, float *x);
 static inline int bn_has_lines(const bn_tensor *t) {
     return t->encoding == BN_TERNARY_2BIT_ROWS || t->encoding == BN_TERNARY_2BIT_COLUMNS;
 }
+
+/* bn_linear of the first rows, as many as tables are good for. Returns how many: 0 for most. */
+size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
+                        const bn_product *products, int n_products);
 
 /* bn_linear of one product that has lines. */
 void bn_linear_lines(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,

@@ -91,12 +91,21 @@ typedef struct bn_lines {
     const int8_t *q;
 } bn_lines;
 
+/* Memory of ternary_lookup for so many rows, 64-byte aligned; all 0 before the first call. */
+enum { BN_LOOKUP_TABLES = 4 * (256 * 64 + 37 * 64) };
+static inline size_t bn_lookup_bytes(size_t rows) {
+    return BN_LOOKUP_TABLES + (rows + 1) * 192;
+}
+
 typedef struct bn_kernels {
     const char *isa;
 
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
      * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
+    /* The same by tables of sums instead of products, for at most lookup_tokens tokens: faster with
+     * nearly as many tokens and a thousand rows. scratch: bn_lookup_bytes. */
+    void (*ternary_lookup)(const bn_matmul *m, void *scratch);
     /* At most BN_TRIT_MAX_K columns. Every byte has five codes, also one that verify refuses. */
     void (*trit_matmul)(const bn_matmul *m);
     void (*ternary_grouped)(const bn_grouped *m);
@@ -177,6 +186,8 @@ typedef struct bn_kernels {
     /* The tier's int8 dot-product instruction on registers alone, enough independent
      * chains to saturate it. Returns the multiply-adds done; *sink keeps it alive. */
     uint64_t (*int8_peak)(uint64_t rounds, int32_t *sink);
+
+    size_t lookup_tokens; /* 0: products are as fast */
 } bn_kernels;
 
 /* The best table this build and CPU have at or below `isa` (NULL: best). Returns 0 when

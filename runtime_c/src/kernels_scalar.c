@@ -29,6 +29,11 @@ static void ternary_matmul(const bn_matmul *m) {
     }
 }
 
+static void ternary_lookup(const bn_matmul *m, void *scratch) {
+    (void)scratch;
+    ternary_matmul(m);
+}
+
 static void trit_matmul(const bn_matmul *m) {
     for (size_t t = 0; t < m->tokens; t++) {
         const int8_t *q = m->q + t * m->q_stride;
@@ -421,6 +426,7 @@ void bn_kernels_scalar(bn_kernels *table) {
     *table = (bn_kernels){
         .isa = "scalar",
         .ternary_matmul = ternary_matmul,
+        .ternary_lookup = ternary_lookup,
         .trit_matmul = trit_matmul,
         .ternary_grouped = ternary_grouped,
         .int8_matmul = int8_matmul,

@@ -7,7 +7,7 @@
 
 #include "internal.h"
 
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
+enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, MOST_PRODUCTS = 3 };
 
 typedef struct group {
     const bn_model *m;
@@ -149,7 +149,7 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
 /* The products' panels form one list. */
 static void run_group(void *context, int32_t thread, size_t first, size_t end) {
     const group *g = context;
-    int32_t *acc = g->w->acc + (size_t)thread * g->w->batch * BN_CHUNK_ROWS;
+    int32_t *acc = g->w->acc + (size_t)thread * g->w->acc_stride;
     size_t base = 0;
     for (int i = 0; i < g->n_products; i++) {
         const size_t next = base + panels_of(g->products[i].w);
@@ -167,8 +167,14 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
     size_t panels = 0;
     for (; together < n_products && !bn_has_lines(products[together].w); together++)
         panels += panels_of(products[together].w);
-    group g = {m, w, products, together, first, rows};
-    if (panels > 0)
+    const size_t done = bn_linear_lookup(m, w, first, rows, products, together);
+    bn_product rest[MOST_PRODUCTS];
+    for (int i = 0; i < together; i++) {
+        rest[i] = products[i];
+        rest[i].y += done * rest[i].y_stride;
+    }
+    group g = {m, w, rest, together, first + done, rows - done};
+    if (panels > 0 && rows > done)
         bn_pool_run(m->pool, panels, CHUNK_PANELS, run_group, &g);
     for (int i = together; i < n_products; i++)
         bn_linear_lines(m, w, first, rows, &products[i]);
@@ -177,7 +183,7 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
 void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
                       size_t panel, size_t n, int32_t thread) {
     const group g = {m, w, product, 1, 0, 1};
-    chunk(&g, product, panel, n, w->acc + (size_t)thread * w->batch * BN_CHUNK_ROWS);
+    chunk(&g, product, panel, n, w->acc + (size_t)thread * w->acc_stride);
 }
 
 /* One row: codes are -1, 0, 1 and a product with the scale is exact. */

@@ -21,6 +21,7 @@ static const struct {
     const char *name;
     void (*run)(test *t);
 } checks[] = {{"ternary_matmul", check_ternary},
+              {"ternary_lookup", check_lookup},
               {"trit_matmul", check_trit},
               {"ternary_grouped", check_grouped},
               {"int8_matmul", check_int8},
@@ -63,8 +64,8 @@ static void on_fault(int signal_number) {
 
 static void check_tier(const bn_kernels *tier, const bn_kernels *scalar, uint64_t seed,
                        uint64_t cases) {
-    /* A new entry in the table must come with a check. */
-    CHECK_EQ(sizeof(bn_kernels), (N_CHECKS + 1) * sizeof(void *));
+    /* A new entry in the table must come with a check; isa and lookup_tokens need none. */
+    CHECK_EQ(sizeof(bn_kernels), (N_CHECKS + 2) * sizeof(void *));
     for (size_t i = 0; i < N_CHECKS; i++) {
         test t = {.tier = tier, .scalar = scalar, .random = seed + i, .seed = seed};
         snprintf(running, sizeof running, "%s of %s (--seed %" PRIu64 ")", checks[i].name,

@@ -17,6 +17,7 @@ typedef struct bench {
     float *x, *y;     /* BENCH_FLOATS each */
     int8_t *q;
     int32_t *acc;
+    void *scratch;
     size_t rows, cols, tokens, at; /* of the call; where in the weights it is */
 } bench;
 
@@ -75,6 +76,23 @@ static void call_ternary(bench *b) {
 }
 static void call_trit(bench *b) {
     call_matmul(b, b->k->trit_matmul, BN_TRIT_TILE_K, 1);
+}
+/* b->rows rows of one matrix, as linear.c calls it. */
+static void call_lookup(bench *b) {
+    const size_t k_tiles = b->cols / BN_TERNARY_TILE_K, bytes = b->rows * b->cols / 4;
+    if (b->at + bytes > BENCH_BYTES)
+        b->at = 0;
+    const bn_matmul m = {.acc = b->acc,
+                         .acc_stride = b->rows,
+                         .tiles = b->weights + b->at,
+                         .panel_stride = k_tiles * BN_TILE_BYTES,
+                         .panels = b->rows / BN_PANEL,
+                         .k_tiles = k_tiles,
+                         .q = b->q,
+                         .q_stride = bn_q_row(b->cols),
+                         .tokens = b->tokens};
+    b->k->ternary_lookup(&m, b->scratch);
+    b->at += bytes;
 }
 static void call_grouped(bench *b) {
     const size_t k_tiles = b->cols / BN_TERNARY_TILE_K;
@@ -219,6 +237,16 @@ static void bench_matmuls(bench *b, const bn_kernels *scalar) {
         }
 }
 
+static void bench_lookup(bench *b, const bn_kernels *scalar) {
+    b->tokens = b->k->lookup_tokens, b->at = 0;
+    for (b->rows = 640; b->rows <= 2560 && b->tokens > 0; b->rows *= 2)
+        for (b->cols = 2560; b->cols <= 6912; b->cols += 4352) {
+            const double weights = (double)(b->rows * b->cols);
+            bench_line(b, scalar, "ternary_lookup", call_lookup, weights * (double)b->tokens,
+                       weights / 4);
+        }
+}
+
 /* The lines of one layer of 6912 neurons. */
 static void bench_lines(bench *b, const bn_kernels *scalar) {
     b->rows = 6912, b->cols = 2560, b->tokens = 1, b->at = 0;
@@ -264,10 +292,17 @@ static void bench_tier(const bn_kernels *tier, const bn_kernels *scalar) {
                .x = aligned_alloc(64, BENCH_FLOATS * sizeof(float)),
                .y = aligned_alloc(64, BENCH_FLOATS * sizeof(float)),
                .q = aligned_alloc(64, 1 << 20),
-               .acc = aligned_alloc(64, 1 << 20)};
-    CHECK(b.weights && b.x && b.y && b.q && b.acc);
-    memset(b.weights, 0x2a, BENCH_BYTES); /* codes 2, 2, 2, 0; halves of 0.05 */
+               .acc = aligned_alloc(64, 1 << 20),
+               .scratch = aligned_alloc(64, bn_lookup_bytes(2560))};
+    CHECK(b.weights && b.x && b.y && b.q && b.acc && b.scratch);
+    memset(b.scratch, 0, bn_lookup_bytes(2560));
     uint64_t random = 1;
+    for (size_t i = 0; i < BENCH_BYTES; i++) { /* codes 0, 1, 2, and finite as halves */
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        const uint8_t byte = (uint8_t)(random >> 56);
+        b.weights[i] = (uint8_t)(byte - (byte & byte >> 1 & 0x55));
+    }
+    random = 1;
     for (size_t i = 0; i < BENCH_FLOATS; i++)
         b.x[i] = b.y[i] = check_float(&random);
     for (size_t i = 0; i < 1 << 20; i++)
@@ -279,9 +314,10 @@ static void bench_tier(const bn_kernels *tier, const bn_kernels *scalar) {
            macs / time_call(call_peak, &b, 0.05) * 1e-9,
            BENCH_BYTES / time_call(call_read, &b, 0.05) * 1e-9);
     bench_matmuls(&b, scalar);
+    bench_lookup(&b, scalar);
     bench_lines(&b, scalar);
     bench_floats(&b, scalar);
-    free(b.weights), free(b.x), free(b.y), free(b.q), free(b.acc);
+    free(b.weights), free(b.x), free(b.y), free(b.q), free(b.acc), free(b.scratch);
 }
 
 #endif

@@ -4,7 +4,7 @@
  */
 #include "kernels_test.h"
 
-enum { TERNARY, TRIT, INT8, INT8_HIGH };
+enum { TERNARY, LOOKUP, TRIT, INT8, INT8_HIGH };
 
 typedef struct problem {
     bn_matmul m;
@@ -17,7 +17,8 @@ enum { RANDOM, ALL_LARGEST, ALL_SMALLEST, ALTERNATING, DAMAGED, MATMUL_KINDS };
 /* Weight byte and activation that push a sum to one side, or anything. */
 static uint8_t weight_byte(test *t, int op, int kind) {
     uint8_t byte = (uint8_t)check_random(&t->random);
-    if (op != TERNARY) /* of trits, all bytes have a value and 0xff is five codes of 2 */
+    if (op != TERNARY &&
+        op != LOOKUP) /* of trits, all bytes have a value and 0xff is five codes of 2 */
         return kind == RANDOM || kind == DAMAGED ? byte : 0xff;
     if (kind == DAMAGED)
         return byte;
@@ -41,15 +42,17 @@ static int8_t activation(test *t, int kind, size_t k) {
 }
 
 static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
-    const int ternary = op == TERNARY || op == TRIT;
-    const size_t tile_k = op == TERNARY ? BN_TERNARY_TILE_K
-                          : op == TRIT  ? BN_TRIT_TILE_K
-                                        : BN_INT8_TILE_K;
+    const int two_bits = op == TERNARY || op == LOOKUP, ternary = two_bits || op == TRIT;
+    const size_t tile_k = two_bits     ? BN_TERNARY_TILE_K
+                          : op == TRIT ? BN_TRIT_TILE_K
+                                       : BN_INT8_TILE_K;
     problem p = {.op = op};
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, most_tiles);
     m->panels = size_to(t, 9);
-    m->tokens = op == INT8_HIGH ? 1 : size_to(t, 14);
+    m->tokens = op == INT8_HIGH ? 1
+                : op == LOOKUP  ? 1 + below(t, t->tier->lookup_tokens)
+                                : size_to(t, 14);
     m->panel_stride = (m->k_tiles + below(t, 3)) * BN_TILE_BYTES;
     m->acc_stride = BN_PANEL * (m->panels + below(t, 2));
     const size_t k = m->k_tiles * tile_k, row = (k + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
@@ -80,10 +83,17 @@ static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
 static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *kernels) {
     bn_matmul m = p->m;
     m.acc = buffer(t, p->acc_bytes);
-    (p->op == TERNARY ? kernels->ternary_matmul
-     : p->op == TRIT  ? kernels->trit_matmul
-     : p->op == INT8  ? kernels->int8_matmul
-                      : kernels->int8_high)(&m);
+    if (p->op == LOOKUP) {
+        const size_t bytes = bn_lookup_bytes(m.panels * BN_PANEL);
+        void *scratch = memset(buffer(t, bytes), 0, bytes);
+        for (int twice = 0; twice < 2; twice++) /* what the first leaves must not matter */
+            kernels->ternary_lookup(&m, scratch);
+    } else {
+        (p->op == TERNARY ? kernels->ternary_matmul
+         : p->op == TRIT  ? kernels->trit_matmul
+         : p->op == INT8  ? kernels->int8_matmul
+                          : kernels->int8_high)(&m);
+    }
     return m.acc;
 }
 
@@ -100,6 +110,11 @@ static void check_matmul(test *t, int op, const char *what) {
 
 static void check_ternary(test *t) {
     check_matmul(t, TERNARY, "ternary_matmul");
+}
+
+static void check_lookup(test *t) {
+    if (t->tier->lookup_tokens > 0)
+        check_matmul(t, LOOKUP, "ternary_lookup");
 }
 
 /* Every code of five trits, one column at a time: the digits of its number in base 3. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * logits_hash.c: the promise of the header, held end to end. A fixed list of tokens goes through
- * a model on every tier this CPU runs, with one thread and with two, in long pieces and in short
+ * a model on every tier this CPU runs, with one thread and with more, in long pieces and in short
  * ones, and the CRC-32 of the bits of all logits must not change. It is printed, so that two
  * machines can be compared.
  *
- *     logits_hash [FILE]      without FILE, three small random models
+ *     logits_hash [FILE]      without FILE, four small random models
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -21,6 +21,7 @@ enum { RELU2, SILU, GELU };
 
 /* No size is a multiple of 16, every encoding and every scope of scales occurs. */
 enum { DIM = 90, HEAD = 20, HEADS = 2, KV_HEADS = 1, FFN = 140, VOCAB = 101, LAYERS = 2 };
+enum { TALL_FFN = 700 }; /* enough rows for lookup.c */
 
 static void layer(tiny_writer *w, unsigned l, unsigned norms) {
     if (norms & PRE_NORM)
@@ -52,11 +53,26 @@ static void layer(tiny_writer *w, unsigned l, unsigned norms) {
                                        : DIM);
 }
 
+/* Two bits, scales of tensors and rows. */
+static void tall_layer(tiny_writer *w, unsigned l) {
+    const unsigned rows[] = {HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD, DIM};
+    const unsigned roles[] = {2, 3, 4, 8};
+    tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
+    for (size_t i = 0; i < 4; i++)
+        tiny_tensor(w, l, roles[i], TINY_NONE, 0, 4, l == 0 ? 1 : 2, rows[i],
+                    i < 3 ? DIM : HEADS * HEAD);
+    tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, TALL_FFN, DIM);
+    tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 2, TALL_FFN, DIM);
+    tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, TALL_FFN);
+}
+
 /* global_every: 0, or every so many layers one without a window and with another RoPE. */
 static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_t window,
-                    uint32_t global_every) {
+                    uint32_t global_every, int tall) {
     const uint32_t one = tiny_float_bits(1), eps = tiny_float_bits(1e-5f);
     uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, TOKENS, window};
+    words[8] = tall ? TALL_FFN : FFN;
     words[12] = norms;
     words[13] = eps;
     words[15] = activation;
@@ -67,7 +83,7 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
     words[30] = global_every;
     tiny_stack(w, words, "logits_hash");
     for (unsigned l = 0; l < LAYERS; l++)
-        layer(w, l, norms);
+        tall ? tall_layer(w, l) : layer(w, l, norms);
     if (norms & QK_NORM) /* a ternary table, as Qwen3 models with such have */
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 4, 3, VOCAB, DIM);
     else
@@ -78,23 +94,35 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
 }
 
 static void relu2_decoder(tiny_writer *w) {
-    decoder(w, PRE_NORM | SUB_NORM, RELU2, 0, 0);
+    decoder(w, PRE_NORM | SUB_NORM, RELU2, 0, 0, 0);
 }
 
 static void silu_decoder(tiny_writer *w) {
-    decoder(w, PRE_NORM | QK_NORM | POST_NORM, SILU, 11, 0); /* the last rows see nothing of the
-                                                              * first chunk */
+    decoder(w, PRE_NORM | QK_NORM | POST_NORM, SILU, 11, 0, 0); /* the last rows see nothing of the
+                                                                 * first chunk */
 }
 
 static void gelu_decoder(tiny_writer *w) {
-    decoder(w, POST_NORM | LINEAR_NORM | QK_NORM, GELU, 7, 2);
+    decoder(w, POST_NORM | LINEAR_NORM | QK_NORM, GELU, 7, 2, 0);
+}
+
+static void tall_decoder(tiny_writer *w) {
+    decoder(w, PRE_NORM, RELU2, 0, 0, 1);
 }
 
 static void check_ok(bn_status status, const char *what) {
     CHECK_MSG(status == BN_OK, "%s: %s", what, bn_status_text(status));
 }
 
-/* Feed the tokens in pieces of `piece` (0: 1, 2, 3, ... and again) and hash the logits of all. */
+/* How the tokens are fed: threads 1, 2, 3 of hash_all. */
+static const struct {
+    const char *name;
+    size_t piece; /* 0: 1, 2, 3, ... and again */
+} ways[] = {{"1 thread, long pieces", LONGEST},
+            {"2 threads, short pieces", 0},
+            {"3 threads, pieces of 60", 60}};
+
+/* Feed the tokens in pieces and hash the logits of all. */
 static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece) {
     bn_kernels scalar;
     bn_model_info info;
@@ -155,17 +183,16 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
 static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn_kv_type type) {
     uint32_t first = 0;
     for (int32_t i = 0; bn_isa_name(i) != NULL; i++)
-        for (int32_t threads = 1; threads <= 2; threads++) {
+        for (int32_t threads = 1; threads <= 3; threads++) {
             const bn_load_options options = {.threads = threads, .isa = bn_isa_name(i)};
             char why[BN_DETAIL_SIZE] = "";
             bn_model *model;
             const bn_status status = path ? bn_model_open(path, &options, &model, why)
                                           : bn_model_open_bytes(bytes, size, &options, &model, why);
             CHECK_MSG(status == BN_OK, "%s: %s", bn_status_text(status), why);
-            const uint32_t crc = hash_model(model, type, threads == 1 ? LONGEST : 0);
+            const uint32_t crc = hash_model(model, type, ways[threads - 1].piece);
             bn_model_close(model);
-            printf("%08" PRIx32 "  %-10s  %s\n", crc, bn_isa_name(i),
-                   threads == 1 ? "1 thread, long pieces" : "2 threads, short pieces");
+            printf("%08" PRIx32 "  %-10s  %s\n", crc, bn_isa_name(i), ways[threads - 1].name);
             fflush(stdout);
             first = i == 0 && threads == 1 ? crc : first;
             CHECK_MSG(crc == first, "these logits are not those of the first line");
@@ -189,6 +216,10 @@ int main(int argc, char **argv) {
     uint8_t *gelu = tiny_file(gelu_decoder, SIZE_MAX, SIZE_MAX, &size);
     const uint32_t d = hash_all(NULL, gelu, size, BN_KV_F16);
     free(gelu);
-    printf("logits %08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %08" PRIx32 "\n", a, b, c, d);
+    uint8_t *tall = tiny_file(tall_decoder, SIZE_MAX, SIZE_MAX, &size);
+    const uint32_t e = hash_all(NULL, tall, size, BN_KV_F16);
+    free(tall);
+    printf("logits %08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %08" PRIx32 "\n", a, b,
+           c, d, e);
     return 0;
 }

@@ -17,6 +17,8 @@
 
 #include "blocks.h"
 
+#include "lookup.h"
+
 #define TRIT_BYTES sizeof(bytes)
 #include "../trits.h"
 #include "int8_cache.h"
@@ -248,6 +250,8 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 int bn_kernels_avx2(bn_kernels *table) {
     table->isa = "avx2";
     table->ternary_matmul = ternary_matmul;
+    table->ternary_lookup = ternary_lookup;
+    table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;

@@ -20,6 +20,8 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "high.h"
 
+#include "lookup.h"
+
 #include "grouped.h"
 
 /* sum + power where s >= least */
@@ -111,6 +113,8 @@ static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const f
 int bn_kernels_avx512vnni(bn_kernels *table) {
     table->isa = "avx512vnni";
     table->ternary_matmul = ternary_matmul;
+    table->ternary_lookup = ternary_lookup;
+    table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;

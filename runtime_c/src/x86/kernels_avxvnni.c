@@ -108,6 +108,7 @@ static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const f
 int bn_kernels_avxvnni(bn_kernels *table) {
     table->isa = "avxvnni";
     table->ternary_matmul = ternary_matmul;
+    table->lookup_tokens = 0; /* 215 GMAC/s by tables of 256 bits, 212 by products, on Zen 4 */
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
     table->int8_matmul = int8_matmul;

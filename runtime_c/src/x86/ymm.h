@@ -62,6 +62,27 @@ INLINE int32_t sums_total(sums a) {
 }
 /* arithmetic */
 #define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))
+INLINE sums sums_widen(const int16_t *p) {
+    return (sums)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+/* numbers of a and b in turn, from their first halves or from their second */
+INLINE sums sums_mix_low(sums a, sums b) {
+    return (sums)_mm256_permute2x128_si256(_mm256_unpacklo_epi32((__m256i)a, (__m256i)b),
+                                           _mm256_unpackhi_epi32((__m256i)a, (__m256i)b), 0x20);
+}
+INLINE sums sums_mix_high(sums a, sums b) {
+    return (sums)_mm256_permute2x128_si256(_mm256_unpacklo_epi32((__m256i)a, (__m256i)b),
+                                           _mm256_unpackhi_epi32((__m256i)a, (__m256i)b), 0x31);
+}
+
+typedef int16_t shorts __attribute__((vector_size(32)));
+INLINE shorts shorts_widen(__m128i low, __m128i high) {
+    (void)high;
+    return (shorts)_mm256_cvtepi8_epi16(low);
+}
+INLINE shorts shorts_abs(shorts a) {
+    return (shorts)_mm256_abs_epi16((__m256i)a);
+}
 typedef __m256 vec;
 enum { LANES = 8, QUERIES = 2 };
 #define PARTS 2

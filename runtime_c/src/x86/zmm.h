@@ -59,6 +59,27 @@ INLINE int32_t sums_total(sums a) {
 }
 /* arithmetic */
 #define sums_shr(a, n) ((sums)_mm512_srai_epi32((__m512i)(a), n))
+INLINE sums sums_widen(const int16_t *p) {
+    return (sums)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p));
+}
+/* numbers of a and b in turn, from their first halves or from their second */
+INLINE sums sums_mix_low(sums a, sums b) {
+    const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return (sums)_mm512_permutex2var_epi32((__m512i)a, order, (__m512i)b);
+}
+INLINE sums sums_mix_high(sums a, sums b) {
+    const __m512i order =
+        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return (sums)_mm512_permutex2var_epi32((__m512i)a, order, (__m512i)b);
+}
+
+typedef int16_t shorts __attribute__((vector_size(64)));
+INLINE shorts shorts_widen(__m128i low, __m128i high) {
+    return (shorts)_mm512_cvtepi8_epi16(_mm256_set_m128i(high, low));
+}
+INLINE shorts shorts_abs(shorts a) {
+    return (shorts)_mm512_abs_epi16((__m512i)a);
+}
 
 typedef __m512 vec;
 enum { LANES = 16, QUERIES = 4 };

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * lookup.c: y = W·x for many tokens at once, by tables of sums (ternary_lookup in kernels.h).
+ *
+ * A table serves the rows of a block and is made anew for the next, so blocks are tall and the
+ * tokens of a prompt, some at a time, are what threads share first.
+ */
+#include "internal.h"
+
+enum {
+    LEAST_PANELS = 40, /* of a block: with fewer, making tables costs more than they save */
+    MOST_PANELS = BN_LOOKUP_ROWS / BN_PANEL
+};
+
+typedef struct job {
+    const bn_model *m;
+    const bn_workspace *w;
+    const bn_product *products; /* whose panels form one list */
+    int n_products;
+    size_t first, rows;             /* of the workspace */
+    size_t panels, blocks, columns; /* an item is a block of panels by a column of tokens */
+} job;
+
+static size_t panels_of(const bn_tensor *t) {
+    return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
+}
+
+/* Panels [panel, panel + n) of one product for tokens [b, b + tokens). */
+static void multiply(const job *j, const bn_product *p, size_t panel, size_t n, size_t b,
+                     size_t tokens, int32_t thread) {
+    const bn_tensor *t = p->w;
+    const bn_workspace *w = j->w;
+    const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
+    const size_t end = r0 + stride < t->rows ? r0 + stride : t->rows;
+    int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
+    j->m->kernels.ternary_lookup(&(bn_matmul){.acc = acc,
+                                              .acc_stride = stride,
+                                              .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                                              .panel_stride = k_tiles * BN_TILE_BYTES,
+                                              .panels = n,
+                                              .k_tiles = k_tiles,
+                                              .q = w->q + (j->first + b) * w->q_stride,
+                                              .q_stride = w->q_stride,
+                                              .tokens = tokens},
+                                 w->lookup + (size_t)thread * w->lookup_stride);
+    for (size_t i = 0; i < tokens; i++)
+        for (size_t r = r0; r < end; r += BN_CHUNK_ROWS)
+            bn_scale_sums(w, j->first + b + i, p, b + i, acc + i * stride + (r - r0), 1, r,
+                          end - r < BN_CHUNK_ROWS ? end - r : BN_CHUNK_ROWS);
+}
+
+static void run_items(void *context, int32_t thread, size_t item, size_t last) {
+    const job *j = context;
+    const size_t tokens = j->m->kernels.lookup_tokens;
+    for (; item < last; item++) {
+        const size_t b = item % j->columns * tokens;
+        const size_t n = j->rows - b < tokens ? j->rows - b : tokens;
+        size_t first, end, base = 0;
+        bn_share(j->panels, (int32_t)(item / j->columns), (int32_t)j->blocks, &first, &end);
+        for (int i = 0; i < j->n_products; i++) {
+            const size_t next = base + panels_of(j->products[i].w);
+            const size_t stop = end < next ? end : next;
+            if (first < stop)
+                multiply(j, &j->products[i], first - base, stop - first, b, n, thread);
+            first = first < stop ? stop : first;
+            base = next;
+        }
+    }
+}
+
+size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
+                        const bn_product *products, int n_products) {
+    const size_t tokens = m->kernels.lookup_tokens, threads = (size_t)bn_pool_threads(m->pool);
+    job j = {m, w, products, n_products, first, .rows = rows};
+    if (w->lookup == NULL)
+        return 0;
+    for (int i = 0; i < n_products; i++) {
+        const bn_tensor *t = products[i].w;
+        if (t->encoding != BN_TERNARY_2BIT || t->scale_scope == BN_SCALE_GROUP)
+            return 0;
+        j.panels += panels_of(t);
+    }
+    j.columns = (rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
+    j.rows = rows < j.columns * tokens ? rows : j.columns * tokens;
+    j.blocks = (j.panels + MOST_PANELS - 1) / MOST_PANELS;
+    while (j.blocks * j.columns < 2 * threads && j.panels >= (j.blocks + 1) * LEAST_PANELS)
+        j.blocks++;
+    if (j.panels < LEAST_PANELS || j.blocks * j.columns < threads)
+        return 0;
+    bn_pool_run(m->pool, j.blocks * j.columns, 1, run_items, &j);
+    return j.rows;
+}
