@@ -39,7 +39,8 @@ void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_
     const bn_tensor *t = p->w;
     const int32_t correction = offset * w->q_sum[row];
     const float s = w->s[row];
-    float value[BN_CHUNK_ROWS];
+    const int direct = !t->bias && !p->accumulate;
+    float copy[BN_CHUNK_ROWS], *value = direct ? p->y + b * p->y_stride + r0 : copy;
     if (t->scale_scope == BN_SCALE_TENSOR) {
         const float factor = t->scales[0] / s;
         for (size_t r = 0; r < n; r++)
@@ -48,7 +49,8 @@ void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_
         for (size_t r = 0; r < n; r++)
             value[r] = (float)(acc[r] - correction) * (t->scales[r0 + r] / s);
     }
-    emit(p, b, r0, n, value);
+    if (!direct)
+        emit(p, b, r0, n, value);
 }
 
 static void scale_sums(const group *g, const bn_product *p, const int32_t *acc, int32_t offset,
