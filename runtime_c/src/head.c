@@ -32,10 +32,6 @@ typedef struct screen {
 
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
 
-static size_t panels_of(const screen *c) {
-    return ((size_t)c->m->head.rows + BN_PANEL - 1) / BN_PANEL;
-}
-
 /* logits = what the high plane says */
 static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const screen *c = context;
@@ -125,7 +121,7 @@ bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *mor
                 .done = done,
                 .noise = LOW_DEVIATION * sqrtf((float)squares) / w->s[0],
                 .bar = INFINITY};
-    bn_pool_run(m->pool, panels_of(&c), CHUNK_PANELS, estimate, &c);
+    bn_pool_run(m->pool, bn_panels(&m->head), CHUNK_PANELS, estimate, &c);
 
     /* k + n of the largest estimates, in full, give a bar that the (k + n)-th largest passes */
     const size_t found = largest(&m->kernels, logits, m->config.vocab_size, k + n, top);
@@ -137,6 +133,6 @@ bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *mor
     for (size_t i = 0; i < n; i++)
         if (!done[(size_t)more[i] / BN_PANEL])
             complete(&c, (size_t)more[i] / BN_PANEL, 0);
-    bn_pool_run(m->pool, panels_of(&c), CHUNK_PANELS, sift, &c);
+    bn_pool_run(m->pool, bn_panels(&m->head), CHUNK_PANELS, sift, &c);
     return BN_OK;
 }

@@ -129,6 +129,10 @@ typedef struct bn_product {
     float scale;        /* multiplies the product when accumulating */
 } bn_product;
 
+static inline size_t bn_panels(const bn_tensor *t) {
+    return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
+}
+
 /* Compute up to 3 products of rows [first, first + rows) of the workspace's h, q, s, those with
  * lines after the others. All threads. */
 void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,

@@ -17,10 +17,6 @@ typedef struct group {
     size_t first, rows; /* rows of the workspace */
 } group;
 
-static size_t panels_of(const bn_tensor *t) {
-    return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
-}
-
 /* Put n finished values of row b into place, output rows r0 on. */
 static void emit(const bn_product *p, size_t b, size_t r0, size_t n, float *value) {
     float *y = p->y + b * p->y_stride + r0;
@@ -154,7 +150,7 @@ static void run_group(void *context, int32_t thread, size_t first, size_t end) {
     int32_t *acc = g->w->acc + (size_t)thread * g->w->acc_stride;
     size_t base = 0;
     for (int i = 0; i < g->n_products; i++) {
-        const size_t next = base + panels_of(g->products[i].w);
+        const size_t next = base + bn_panels(g->products[i].w);
         const size_t stop = end < next ? end : next;
         if (first < stop)
             chunk(g, &g->products[i], first - base, stop - first, acc);
@@ -168,7 +164,7 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
     int together = 0; /* before the first that has lines */
     size_t panels = 0;
     for (; together < n_products && !bn_has_lines(products[together].w); together++)
-        panels += panels_of(products[together].w);
+        panels += bn_panels(products[together].w);
     const size_t done = bn_linear_lookup(m, w, first, rows, products, together);
     bn_product rest[MOST_PRODUCTS];
     for (int i = 0; i < together; i++) {

@@ -21,10 +21,6 @@ typedef struct job {
     size_t panels, blocks, columns; /* an item is a block of panels by a column of tokens */
 } job;
 
-static size_t panels_of(const bn_tensor *t) {
-    return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
-}
-
 /* Panels [panel, panel + n) of one product for tokens [b, b + tokens). */
 static void multiply(const job *j, const bn_product *p, size_t panel, size_t n, size_t b,
                      size_t tokens, int32_t thread) {
@@ -59,7 +55,7 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
         size_t first, end, base = 0;
         bn_share(j->panels, (int32_t)(item / j->columns), (int32_t)j->blocks, &first, &end);
         for (int i = 0; i < j->n_products; i++) {
-            const size_t next = base + panels_of(j->products[i].w);
+            const size_t next = base + bn_panels(j->products[i].w);
             const size_t stop = end < next ? end : next;
             if (first < stop)
                 multiply(j, &j->products[i], first - base, stop - first, b, n, thread);
@@ -79,7 +75,7 @@ size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, 
         const bn_tensor *t = products[i].w;
         if (t->encoding != BN_TERNARY_2BIT || t->scale_scope == BN_SCALE_GROUP)
             return 0;
-        j.panels += panels_of(t);
+        j.panels += bn_panels(t);
     }
     j.columns = (rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
     j.rows = rows < j.columns * tokens ? rows : j.columns * tokens;
