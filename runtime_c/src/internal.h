@@ -77,9 +77,10 @@ typedef struct bn_workspace {
     size_t acc_stride;
     uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
     size_t lookup_stride;
-    float *attend;     /* [threads][attend_stride] */
-    float *partial;    /* bn_partial_floats: results of chunks, when a context is split */
-    uint64_t *skipped; /* [threads] bytes of lines that were left out since the beginning */
+    size_t lookup_rows; /* most of a block, in whole panels */
+    float *attend;      /* [threads][attend_stride] */
+    float *partial;     /* bn_partial_floats: results of chunks, when a context is split */
+    uint64_t *skipped;  /* [threads] bytes of lines that were left out since the beginning */
     atomic_size_t *chunks_done; /* [G] how many are there */
     size_t attend_stride;
     void *memory; /* all of the above */

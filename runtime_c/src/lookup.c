@@ -7,10 +7,7 @@
  */
 #include "internal.h"
 
-enum {
-    LEAST_PANELS = 40, /* of a block: with fewer, making tables costs more than they save */
-    MOST_PANELS = BN_LOOKUP_ROWS / BN_PANEL
-};
+enum { LEAST_PANELS = 40 }; /* of a block: with fewer, making tables costs more than they save */
 
 typedef struct job {
     const bn_model *m;
@@ -68,8 +65,9 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
 size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                         const bn_product *products, int n_products) {
     const size_t tokens = m->kernels.lookup_tokens, threads = (size_t)bn_pool_threads(m->pool);
+    const size_t most_panels = w->lookup_rows / BN_PANEL;
     job j = {m, w, products, n_products, first, .rows = rows};
-    if (w->lookup == NULL)
+    if (w->lookup == NULL || most_panels < LEAST_PANELS)
         return 0;
     for (int i = 0; i < n_products; i++) {
         const bn_tensor *t = products[i].w;
@@ -79,7 +77,7 @@ size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, 
     }
     j.columns = (rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
     j.rows = rows < j.columns * tokens ? rows : j.columns * tokens;
-    j.blocks = (j.panels + MOST_PANELS - 1) / MOST_PANELS;
+    j.blocks = (j.panels + most_panels - 1) / most_panels;
     while (j.blocks * j.columns < 2 * threads && j.panels >= (j.blocks + 1) * LEAST_PANELS)
         j.blocks++;
     if (j.panels < LEAST_PANELS || j.blocks * j.columns < threads)

@@ -21,7 +21,7 @@ enum { RELU2, SILU, GELU };
 
 /* No size is a multiple of 16, every encoding and every scope of scales occurs. */
 enum { DIM = 90, HEAD = 20, HEADS = 2, KV_HEADS = 1, FFN = 140, VOCAB = 101, LAYERS = 2 };
-enum { TALL_FFN = 700 }; /* enough rows for lookup.c */
+enum { TALL_FFN = 700, TALL_VOCAB = 3000 }; /* enough rows for lookup.c; more in the head */
 
 static void layer(tiny_writer *w, unsigned l, unsigned norms) {
     if (norms & PRE_NORM)
@@ -72,7 +72,8 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
                     uint32_t global_every, int tall) {
     const uint32_t one = tiny_float_bits(1), eps = tiny_float_bits(1e-5f);
     uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, TOKENS, window};
-    words[8] = tall ? TALL_FFN : FFN;
+    if (tall)
+        words[2] = TALL_VOCAB, words[8] = TALL_FFN;
     words[12] = norms;
     words[13] = eps;
     words[15] = activation;
@@ -84,7 +85,9 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
     tiny_stack(w, words, "logits_hash");
     for (unsigned l = 0; l < LAYERS; l++)
         tall ? tall_layer(w, l) : layer(w, l, norms);
-    if (norms & QK_NORM) /* a ternary table, as Qwen3 models with such have */
+    if (tall)
+        tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 4, 2, TALL_VOCAB, DIM);
+    else if (norms & QK_NORM) /* a ternary table, as Qwen3 models with such have */
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 4, 3, VOCAB, DIM);
     else
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
