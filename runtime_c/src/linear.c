@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * linear.c: y = W·x for every encoding of W. The integer sums come from the kernels; turning
- * them into floats is here, once, so that all tiers share it.
+ * them into floats is here, once, so that all tiers share it. Two cases have files of their own:
+ * many tokens at once (lookup.c), and matrices stored as lines (lines.c).
  */
 #include <string.h>
 
