@@ -90,6 +90,7 @@ typedef struct bn_workspace {
 enum {
     BN_CHUNK_ROWS = 128,   /* output rows a thread computes at a time: the sums stay in cache */
     BN_LOOKUP_ROWS = 2560, /* the same by tables: their sums fill half of a usual second cache */
+    BN_LOOKUP_LEAST_ROWS = 640, /* with fewer, making tables costs more than they save */
     BN_CHUNK_KEYS = 256 /* keys of an attention chunk; fixed, because it is part of the numbers */
 };
 
@@ -133,6 +134,11 @@ typedef struct bn_product {
 static inline size_t bn_panels(const bn_tensor *t) {
     return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
 }
+
+/* The panels of a group of products form one list. Of [*first, end) in it, which is not empty, this
+ * is what lies in one product: panels [*panel, *panel + *n) of it. *first goes on behind it. */
+const bn_product *bn_next_part(const bn_product *products, size_t *first, size_t end, size_t *panel,
+                               size_t *n);
 
 /* Compute up to 3 products of rows [first, first + rows) of the workspace's h, q, s, those with
  * lines after the others. All threads. */

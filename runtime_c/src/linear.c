@@ -14,11 +14,10 @@ typedef struct group {
     const bn_model *m;
     const bn_workspace *w;
     const bn_product *products;
-    int n_products;
     size_t first, rows; /* rows of the workspace */
 } group;
 
-/* Put n finished values of row b into place, output rows r0 on. */
+/* Put n finished values of row b into place, output rows r0 on, unless they are there. */
 static void emit(const bn_product *p, size_t b, size_t r0, size_t n, float *value) {
     float *y = p->y + b * p->y_stride + r0;
     if (p->w->bias)
@@ -27,7 +26,7 @@ static void emit(const bn_product *p, size_t b, size_t r0, size_t n, float *valu
     if (p->accumulate)
         for (size_t r = 0; r < n; r++)
             y[r] += value[r] * p->scale;
-    else
+    else if (value != y)
         memcpy(y, value, n * sizeof *y);
 }
 
@@ -36,8 +35,7 @@ void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_
     const bn_tensor *t = p->w;
     const int32_t correction = offset * w->q_sum[row];
     const float s = w->s[row];
-    const int direct = !t->bias && !p->accumulate;
-    float copy[BN_CHUNK_ROWS], *value = direct ? p->y + b * p->y_stride + r0 : copy;
+    float sum[BN_CHUNK_ROWS], *value = p->accumulate ? sum : p->y + b * p->y_stride + r0;
     if (t->scale_scope == BN_SCALE_TENSOR) {
         const float factor = t->scales[0] / s;
         for (size_t r = 0; r < n; r++)
@@ -46,8 +44,7 @@ void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_
         for (size_t r = 0; r < n; r++)
             value[r] = (float)(acc[r] - correction) * (t->scales[r0 + r] / s);
     }
-    if (!direct)
-        emit(p, b, r0, n, value);
+    emit(p, b, r0, n, value);
 }
 
 static void scale_sums(const group *g, const bn_product *p, const int32_t *acc, int32_t offset,
@@ -145,18 +142,23 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
     }
 }
 
-/* The products' panels form one list. */
+const bn_product *bn_next_part(const bn_product *p, size_t *first, size_t end, size_t *panel,
+                               size_t *n) {
+    for (*panel = *first; *panel >= bn_panels(p->w); p++)
+        *panel -= bn_panels(p->w);
+    const size_t left = bn_panels(p->w) - *panel;
+    *n = end - *first < left ? end - *first : left;
+    *first += *n;
+    return p;
+}
+
 static void run_group(void *context, int32_t thread, size_t first, size_t end) {
     const group *g = context;
     int32_t *acc = g->w->acc + (size_t)thread * g->w->acc_stride;
-    size_t base = 0;
-    for (int i = 0; i < g->n_products; i++) {
-        const size_t next = base + bn_panels(g->products[i].w);
-        const size_t stop = end < next ? end : next;
-        if (first < stop)
-            chunk(g, &g->products[i], first - base, stop - first, acc);
-        first = first < stop ? stop : first;
-        base = next;
+    while (first < end) {
+        size_t panel, n;
+        const bn_product *p = bn_next_part(g->products, &first, end, &panel, &n);
+        chunk(g, p, panel, n, acc);
     }
 }
 
@@ -172,7 +174,7 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
         rest[i] = products[i];
         rest[i].y += done * rest[i].y_stride;
     }
-    group g = {m, w, rest, together, first + done, rows - done};
+    group g = {m, w, rest, first + done, rows - done};
     if (panels > 0 && rows > done)
         bn_pool_run(m->pool, panels, CHUNK_PANELS, run_group, &g);
     for (int i = together; i < n_products; i++)
@@ -181,7 +183,7 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
 
 void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
                       size_t panel, size_t n, int32_t thread) {
-    const group g = {m, w, product, 1, 0, 1};
+    const group g = {m, w, product, 0, 1};
     chunk(&g, product, panel, n, w->acc + (size_t)thread * w->acc_stride);
 }
 

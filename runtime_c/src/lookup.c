@@ -7,13 +7,10 @@
  */
 #include "internal.h"
 
-enum { LEAST_PANELS = 40 }; /* of a block: with fewer, making tables costs more than they save */
-
 typedef struct job {
     const bn_model *m;
     const bn_workspace *w;
-    const bn_product *products; /* whose panels form one list */
-    int n_products;
+    const bn_product *products;
     size_t first, rows;             /* of the workspace */
     size_t panels, blocks, columns; /* an item is a block of panels by a column of tokens */
 } job;
@@ -49,15 +46,11 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     for (; item < last; item++) {
         const size_t b = item % j->columns * tokens;
         const size_t n = j->rows - b < tokens ? j->rows - b : tokens;
-        size_t first, end, base = 0;
+        size_t first, end, panel, panels;
         bn_share(j->panels, (int32_t)(item / j->columns), (int32_t)j->blocks, &first, &end);
-        for (int i = 0; i < j->n_products; i++) {
-            const size_t next = base + bn_panels(j->products[i].w);
-            const size_t stop = end < next ? end : next;
-            if (first < stop)
-                multiply(j, &j->products[i], first - base, stop - first, b, n, thread);
-            first = first < stop ? stop : first;
-            base = next;
+        while (first < end) {
+            const bn_product *p = bn_next_part(j->products, &first, end, &panel, &panels);
+            multiply(j, p, panel, panels, b, n, thread);
         }
     }
 }
@@ -66,8 +59,9 @@ size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, 
                         const bn_product *products, int n_products) {
     const size_t tokens = m->kernels.lookup_tokens, threads = (size_t)bn_pool_threads(m->pool);
     const size_t most_panels = w->lookup_rows / BN_PANEL;
-    job j = {m, w, products, n_products, first, .rows = rows};
-    if (w->lookup == NULL || most_panels < LEAST_PANELS)
+    const size_t least_panels = BN_LOOKUP_LEAST_ROWS / BN_PANEL;
+    job j = {m, w, products, first, .rows = rows};
+    if (w->lookup == NULL)
         return 0;
     for (int i = 0; i < n_products; i++) {
         const bn_tensor *t = products[i].w;
@@ -78,9 +72,9 @@ size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, 
     j.columns = (rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
     j.rows = rows < j.columns * tokens ? rows : j.columns * tokens;
     j.blocks = (j.panels + most_panels - 1) / most_panels;
-    while (j.blocks * j.columns < 2 * threads && j.panels >= (j.blocks + 1) * LEAST_PANELS)
+    while (j.blocks * j.columns < 2 * threads && j.panels >= (j.blocks + 1) * least_panels)
         j.blocks++;
-    if (j.panels < LEAST_PANELS || j.blocks * j.columns < threads)
+    if (j.panels < least_panels || j.blocks * j.columns < threads)
         return 0;
     bn_pool_run(m->pool, j.blocks * j.columns, 1, run_items, &j);
     return j.rows;

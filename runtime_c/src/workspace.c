@@ -37,7 +37,8 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     const size_t rows =
         (most(most((H + 2 * c->n_kv_heads) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
     w->lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
-    const int tables = m->kernels.lookup_tokens > 0 && B >= m->kernels.lookup_tokens * 3 / 4;
+    const int tables = m->kernels.lookup_tokens > 0 && B >= m->kernels.lookup_tokens * 3 / 4 &&
+                       w->lookup_rows >= BN_LOOKUP_LEAST_ROWS;
     w->wide = most(most(D, H * E), F);
     w->q_stride = bn_q_row(w->wide);
     w->attend_stride = (bn_attend_floats(c) + BN_LANES - 1) / BN_LANES * BN_LANES;
