@@ -4,19 +4,19 @@
  * multiply-adds. A run of the pool starts all threads within a microsecond or two, so the clock
  * around a run of milliseconds is the time in which all of them work.
  */
-#define _GNU_SOURCE /* madvise */
+#define _GNU_SOURCE /* clock_gettime */
 
 #include "bitnet_runtime.h"
 #include "kernels.h"
+#include "pages.h"
 #include "threads.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
-enum { PASSES = 6, HUGE_PAGE = 2 << 20 };
+enum { PASSES = 6 };
 
 static double now_s(void) {
     struct timespec t;
@@ -64,23 +64,20 @@ static void read_lines(void *context, int32_t thread, size_t first, size_t end) 
 }
 
 bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s) {
-    if (gb_per_s == NULL || threads < 1 || bytes < (uint64_t)HUGE_PAGE)
+    if (gb_per_s == NULL || threads < 1 || bytes < (uint64_t)BN_HUGE_PAGE)
         return BN_ERR_ARGUMENT;
-    if (bytes > SIZE_MAX - HUGE_PAGE)
+    if (bytes > SIZE_MAX - BN_HUGE_PAGE)
         return BN_ERR_MEMORY;
     bn_pool *pool;
     const bn_status status = bn_pool_new(threads, &pool);
     if (status != BN_OK)
         return status;
-    const size_t size = (size_t)bytes / HUGE_PAGE * HUGE_PAGE;
-    stream s = {.bytes = aligned_alloc(HUGE_PAGE, size), .blocks = size / BLOCK};
+    size_t size = (size_t)bytes / BN_HUGE_PAGE * BN_HUGE_PAGE;
+    stream s = {.bytes = bn_pages_new(&size), .blocks = size / BLOCK};
     if (s.bytes == NULL) {
         bn_pool_free(pool);
         return BN_ERR_MEMORY;
     }
-#if defined(MADV_HUGEPAGE)
-    madvise(s.bytes, size, MADV_HUGEPAGE); /* a wish: fewer walks of the page table */
-#endif
     bn_pool_run(pool, s.blocks, MOST_BLOCKS, touch, &s);
     double best = 0;
     for (int pass = 0; pass < PASSES; pass++) {

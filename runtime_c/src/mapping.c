@@ -6,6 +6,7 @@
 #define _GNU_SOURCE /* madvise */
 #endif
 #include "file.h"
+#include "pages.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,8 +15,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { HUGE_PAGE = 2 * 1024 * 1024 };
 
 static bn_status fail_errno(char *detail, const char *call) {
     const int error = errno;
@@ -39,7 +38,7 @@ static bn_status check_regular(const struct stat *st, char *detail) {
                        file_kind(st->st_mode));
     if (st->st_size <= 0)
         return bn_fail(detail, BN_ERR_TRUNCATED, "the file is empty, expected a packed file");
-    if ((uint64_t)st->st_size > SIZE_MAX - HUGE_PAGE)
+    if ((uint64_t)st->st_size > SIZE_MAX - BN_HUGE_PAGE)
         return bn_fail(detail, BN_ERR_MEMORY, "the file is larger than the address space");
     return BN_OK;
 }
@@ -75,13 +74,10 @@ static bn_status read_all(int fd, uint8_t *bytes, size_t size, char *detail) {
 }
 
 static bn_status read_into_memory(int fd, bn_mapping *m, char *detail) {
-    const size_t capacity = (m->size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    void *bytes = NULL;
-    if (posix_memalign(&bytes, HUGE_PAGE, capacity) != 0)
+    size_t capacity = m->size;
+    void *bytes = bn_pages_new(&capacity);
+    if (bytes == NULL)
         return bn_fail(detail, BN_ERR_MEMORY, "no memory for the file's %zu bytes", m->size);
-#if defined(MADV_HUGEPAGE)
-    (void)madvise(bytes, capacity, MADV_HUGEPAGE);
-#endif
     const bn_status status = read_all(fd, bytes, m->size, detail);
     if (status != BN_OK) {
         free(bytes);

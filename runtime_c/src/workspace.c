@@ -2,15 +2,13 @@
  *
  * workspace.c: scratch memory of a forward pass, one allocation.
  */
-#define _GNU_SOURCE /* madvise */
-
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "internal.h"
+#include "pages.h"
 
-enum { ALIGN = 64, HUGE_PAGE = 2 << 20 };
+enum { ALIGN = 64 };
 
 /* Hands out aligned pieces of one block. Run once with base NULL to learn the size. */
 typedef struct arena {
@@ -69,15 +67,10 @@ bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_wor
     arena a = {0};
     *w = (bn_workspace){.batch = batch, .n_ctx = n_ctx};
     lay_out(m, n_ctx, w, &a);
-    const size_t align = a.used < HUGE_PAGE ? ALIGN : HUGE_PAGE;
-    w->size = a.used = (a.used + align - 1) / align * align;
-    w->memory = a.base = aligned_alloc(align, a.used);
+    w->size = a.used;
+    w->memory = a.base = bn_pages_new(&w->size);
     if (!a.base)
         return BN_ERR_MEMORY;
-#if defined(MADV_HUGEPAGE) /* a hint: scattered small pages take each other's places in a cache */
-    if (align == HUGE_PAGE)
-        (void)madvise(a.base, a.used, MADV_HUGEPAGE);
-#endif
     a.used = 0;
     lay_out(m, n_ctx, w, &a);
     if (w->lookup)
