@@ -17,8 +17,6 @@
 
 #include "blocks.h"
 
-#include "lookup.h"
-
 #define TRIT_BYTES sizeof(bytes)
 #include "../trits.h"
 #include "int8_cache.h"
@@ -48,6 +46,9 @@ INLINE sums dot_signed(sums sum, bytes c, bytes q) {
 INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
     return sums_add(sum, add_pairs((sums)_mm256_maddubs_epi16(codes, q)));
 }
+
+#define PRODUCT_ROWS 2
+#include "lookup.h"
 
 #define LINE_SUMS 2
 #include "lines.h"

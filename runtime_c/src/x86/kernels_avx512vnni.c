@@ -20,6 +20,7 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "high.h"
 
+#define PRODUCT_ROWS 6
 #include "lookup.h"
 
 #include "grouped.h"

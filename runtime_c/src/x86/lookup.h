@@ -7,12 +7,17 @@
  * Vec-LUT, arXiv 2512.06443. Here the index is the byte as it lies in the file.)
  *
  * What limits it is loading registers: for 16 columns of a row four entries and the sum itself, and
- * Zen 4 loads 512 bits a cycle. That would be 1.5 times the peak of vpdpbusd; 267 GMAC/s were
- * measured where products reach 228 of 235. The tables of a column of tiles take 20 kB of the first
- * cache, the sums pass through it from the second. Making tables costs as much as a hundred rows.
+ * Zen 4 loads 512 bits a cycle. The multipliers idle meanwhile, so PRODUCT_ROWS of each panel are
+ * multiplied, tokens in lanes too, between the others. Measured there, where vpdpbusd alone reaches
+ * 228 of 235 GMAC/s: 265 with tables for all rows, 289, 300 and 293 with 4, 6 and 8 rows
+ * multiplied. (256-bit registers: 212, and 237 with 6; vpmaddubsw: 212, and 219 with 2.) The tables
+ * of a column of tiles take 20 kB of the first cache, sums pass through it from the second, and
+ * because the hardware fetches them ahead, each kind lies close together: 13 % of the speed. Making
+ * tables costs as much as a hundred rows.
  *
- * Defined before including: what integer.h wants, and shorts, a register of one 16-bit number for
- * each token, with its functions (zmm.h, ymm.h).
+ * Defined before including: what integer.h wants, PRODUCT_ROWS (even), sums_dot (adds four products
+ * of a code and an activation) and shorts, a register of one 16-bit number for each token, with its
+ * functions (zmm.h, ymm.h).
  */
 enum {
     LOOKUP_TOKENS = sizeof(bytes) / sizeof(int16_t),
@@ -21,30 +26,44 @@ enum {
     /* Codes leave most lines of a table unused. A distance that is odd in lines spreads the used
      * ones of four tables over the sets of a cache: 270 GMAC/s, and 199 without, on Zen 4. */
     TABLE_BYTES = 256 * sizeof(bytes) + 37 * 64,
+    TABLE_ROWS = BN_PANEL - PRODUCT_ROWS,
     TILE_REACH = BN_TERNARY_TILE_K * 127 /* largest sum of a tile */
 };
 
-/* Activations of the 16 columns from q on, tokens in lanes; 0 for tokens that are not there. */
-INLINE void lookup_columns(shorts column[16], const int8_t *q, size_t q_stride, size_t tokens) {
-    __m128i half[2][16], mixed[16];
-    for (size_t h = 0; h < LOOKUP_TOKENS / 16; h++) {
-        UNROLL
-        for (size_t t = 0; t < 16; t++)
-            half[h][t] = 16 * h + t < tokens
-                             ? _mm_load_si128((const __m128i *)(q + (16 * h + t) * q_stride))
-                             : _mm_setzero_si128();
+/* Words of four columns, one of each token, from rows of 16 columns: four by four are turned. */
+INLINE void lookup_words(bytes word[2][4], const __m128i *row) {
+    for (int h = 0; h < 2; h++) {
+        const __m128i *r = row + h * VEC_ROWS;
+        const bytes a = bytes_every4(r), b = bytes_every4(r + 1);
+        const bytes c = bytes_every4(r + 2), d = bytes_every4(r + 3);
+        word[h][0] = bytes_low64(bytes_low32(a, b), bytes_low32(c, d));
+        word[h][1] = bytes_high64(bytes_low32(a, b), bytes_low32(c, d));
+        word[h][2] = bytes_low64(bytes_high32(a, b), bytes_high32(c, d));
+        word[h][3] = bytes_high64(bytes_high32(a, b), bytes_high32(c, d));
+    }
+}
+
+/* Activations of the 16 columns from q on, 0 for tokens that are not there: tokens in lanes. */
+INLINE void lookup_columns(shorts column[16], bytes word[2][4], const int8_t *q, size_t q_stride,
+                           size_t tokens) {
+    __m128i row[LOOKUP_TOKENS], mixed[16];
+    UNROLL
+    for (size_t t = 0; t < LOOKUP_TOKENS; t++)
+        row[t] =
+            t < tokens ? _mm_load_si128((const __m128i *)(q + t * q_stride)) : _mm_setzero_si128();
+    lookup_words(word, row);
+    for (__m128i *half = row; half < row + LOOKUP_TOKENS; half += 16)
         for (int round = 0; round < 4; round++) { /* four perfect shuffles transpose 16 by 16 */
             UNROLL
             for (int i = 0; i < 8; i++) {
-                mixed[2 * i] = _mm_unpacklo_epi8(half[h][i], half[h][i + 8]);
-                mixed[2 * i + 1] = _mm_unpackhi_epi8(half[h][i], half[h][i + 8]);
+                mixed[2 * i] = _mm_unpacklo_epi8(half[i], half[i + 8]);
+                mixed[2 * i + 1] = _mm_unpackhi_epi8(half[i], half[i + 8]);
             }
-            memcpy(half[h], mixed, sizeof mixed);
+            memcpy(half, mixed, sizeof mixed);
         }
-    }
     UNROLL
     for (int k = 0; k < 16; k++)
-        column[k] = shorts_widen(half[0][k], half[sizeof(bytes) / 64][k]);
+        column[k] = shorts_widen(row[k], row[LOOKUP_TOKENS - 16 + k]);
 }
 
 /* The table of byte i of a row: entry b has, for the codes c of b, the sum of (c - 1)·column. */
@@ -67,14 +86,38 @@ INLINE void lookup_table(uint8_t *table, const shorts column[16], int i) {
     }
 }
 
-/* sum += what the tables say, for one column of tiles. */
-static void lookup_rows(shorts *sum, const uint8_t *tile, size_t panel_stride, size_t panels,
-                        const uint8_t *table) {
+/* total += one row's products, codes as stored. */
+INLINE void lookup_product(sums total[2], const uint8_t *codes, const bytes word[2][4]) {
+    const bytes w = bytes_spread((const int8_t *)codes);
+#define FIELD(f)                                                                                   \
+    {                                                                                              \
+        const bytes u = bytes_and(bytes_shr(w, 2 * f), bytes_fill(3));                             \
+        total[0] = sums_dot(total[0], u, word[0][f]);                                              \
+        total[1] = sums_dot(total[1], u, word[1][f]);                                              \
+    }
+    FIELD(0)
+    FIELD(1)
+    FIELD(2)
+    FIELD(3)
+#undef FIELD
+}
+
+/* One column of tiles: what the tables say to sum, what is multiplied to product. */
+static void lookup_rows(shorts *sum, sums *product, const uint8_t *tile, size_t panel_stride,
+                        size_t panels, const uint8_t *table, const bytes words[2][4]) {
     enum { S = INDEX_SHIFT, AHEAD = 2 * BN_TILE_BYTES };
+    bytes word[2][4]; /* in registers: no store can change them */
+    memcpy(word, words, sizeof word);
     for (; panels > 0; panels--, tile += panel_stride) {
         _mm_prefetch((const char *)tile + AHEAD, _MM_HINT_T0);
         UNROLL
-        for (int row = 0; row < BN_PANEL; row += 2, sum += 2) {
+        for (int row = 0; row < TABLE_ROWS; row += 2, sum += 2) {
+            const int first = row * PRODUCT_ROWS / TABLE_ROWS; /* spread among the others */
+            const int end = (row + 2) * PRODUCT_ROWS / TABLE_ROWS;
+            UNROLL
+            for (int i = 0; i < PRODUCT_ROWS; i++)
+                if (i >= first && i < end)
+                    lookup_product(product + 2 * i, tile + 4 * (TABLE_ROWS + i), word);
             uint64_t w; /* of two rows: loads are what is scarce */
             memcpy(&w, tile + 4 * row, sizeof w);
 #define ENTRY(i, index)                                                                            \
@@ -85,6 +128,7 @@ static void lookup_rows(shorts *sum, const uint8_t *tile, size_t panel_stride, s
                      ENTRY(2, w >> (48 - S)) + ENTRY(3, w >> (56 - S));
 #undef ENTRY
         }
+        product += 2 * PRODUCT_ROWS;
     }
 }
 
@@ -98,14 +142,15 @@ static void lookup_fold(sums *total, shorts *sum, size_t n) {
     }
 }
 
-/* acc of a square of tokens and rows: totals, rows apart by two registers, and Σq to make codes
- * c - 1 those of bn_matmul. */
-INLINE void lookup_store(int32_t *acc, size_t acc_stride, const sums *total, sums q_sum,
-                         size_t tokens) {
+/* acc of a square of tokens and rows, from row `first` of a panel: totals, with Σq to make codes
+ * c - 1 those of bn_matmul, and products. */
+INLINE void lookup_store(int32_t *acc, size_t acc_stride, const sums *total, const sums *product,
+                         size_t first, sums q_sum, size_t tokens) {
     sums square[VEC_ROWS], mixed[VEC_ROWS];
     UNROLL
-    for (int row = 0; row < VEC_ROWS; row++)
-        square[row] = sums_add(total[2 * row], q_sum);
+    for (size_t row = 0; row < VEC_ROWS; row++)
+        square[row] = first + row < TABLE_ROWS ? sums_add(total[2 * (first + row)], q_sum)
+                                               : product[2 * (first + row - TABLE_ROWS)];
     for (int n = VEC_ROWS; n > 1; n /= 2) {
         UNROLL
         for (int i = 0; i < VEC_ROWS / 2; i++) {
@@ -119,12 +164,14 @@ INLINE void lookup_store(int32_t *acc, size_t acc_stride, const sums *total, sum
 }
 
 static void ternary_lookup(const bn_matmul *m, void *scratch) {
-    const size_t rows = m->panels * BN_PANEL;
+    const size_t rows = m->panels * TABLE_ROWS;
     uint8_t *table = scratch;
-    shorts *sum = (shorts *)(void *)(table + BN_LOOKUP_TABLES); /* [rows + 1], Σq in the last */
-    sums *total = (sums *)(void *)(sum + rows + 1);             /* [rows + 1][2] */
+    sums *product = (sums *)(void *)(table + BN_LOOKUP_TABLES);       /* [of them][2] */
+    shorts *sum = (shorts *)(product + 2 * m->panels * PRODUCT_ROWS); /* [rows + 1], Σq last */
+    sums *total = (sums *)(void *)(sum + rows + 1);                   /* [rows + 1][2] */
     shorts column[16], reach = {0}; /* reach: Σ|q| since the last fold */
-    memset(sum, 0, (rows + 1) * (sizeof *sum + 2 * sizeof *total));
+    bytes word[2][4];
+    memset(product, 0, (size_t)((uint8_t *)(total + 2 * (rows + 1)) - (uint8_t *)product));
     for (size_t k = 0; k < m->k_tiles; k++) {
         int16_t most = 0;
         for (int t = 0; t < LOOKUP_TOKENS; t++)
@@ -133,19 +180,22 @@ static void ternary_lookup(const bn_matmul *m, void *scratch) {
             lookup_fold(total, sum, rows + 1);
             reach = (shorts){0};
         }
-        lookup_columns(column, m->q + k * BN_TERNARY_TILE_K, m->q_stride, m->tokens);
+        lookup_columns(column, word, m->q + k * BN_TERNARY_TILE_K, m->q_stride, m->tokens);
         for (int i = 0; i < 16; i++) {
             sum[rows] += column[i];
             reach += shorts_abs(column[i]);
         }
         for (int i = 0; i < 4; i++)
             lookup_table(table + i * TABLE_BYTES, column, i);
-        lookup_rows(sum, m->tiles + k * BN_TILE_BYTES, m->panel_stride, m->panels, table);
+        lookup_rows(sum, product, m->tiles + k * BN_TILE_BYTES, m->panel_stride, m->panels, table,
+                    word);
     }
     lookup_fold(total, sum, rows + 1);
-    for (size_t row = 0; row < rows; row += VEC_ROWS)
-        for (size_t half = 0; half < 2 && half * VEC_ROWS < m->tokens; half++)
-            lookup_store(m->acc + half * VEC_ROWS * m->acc_stride + row, m->acc_stride,
-                         total + 2 * row + half, total[2 * rows + half],
-                         m->tokens - half * VEC_ROWS);
+    for (size_t p = 0; p < m->panels; p++)
+        for (size_t first = 0; first < BN_PANEL; first += VEC_ROWS)
+            for (size_t half = 0; half < 2 && half * VEC_ROWS < m->tokens; half++)
+                lookup_store(m->acc + half * VEC_ROWS * m->acc_stride + p * BN_PANEL + first,
+                             m->acc_stride, total + 2 * p * TABLE_ROWS + half,
+                             product + 2 * p * PRODUCT_ROWS + half, first, total[2 * rows + half],
+                             m->tokens - half * VEC_ROWS);
 }

@@ -38,6 +38,14 @@ INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
 #define bytes_high8(a, b) _mm256_unpackhi_epi8(a, b)
 #define bytes_low16(a, b) _mm256_unpacklo_epi16(a, b)
 #define bytes_high16(a, b) _mm256_unpackhi_epi16(a, b)
+#define bytes_low32(a, b) _mm256_unpacklo_epi32(a, b)
+#define bytes_high32(a, b) _mm256_unpackhi_epi32(a, b)
+#define bytes_low64(a, b) _mm256_unpacklo_epi64(a, b)
+#define bytes_high64(a, b) _mm256_unpackhi_epi64(a, b)
+/* rows 0 and 4 */
+INLINE bytes bytes_every4(const __m128i *row) {
+    return _mm256_set_m128i(row[4], row[0]);
+}
 /* of 16 bits: the neighbour byte gets in */
 #define bytes_shl(a, n) _mm256_slli_epi16(a, n)
 #define bytes_shr(a, n) _mm256_srli_epi16(a, n)

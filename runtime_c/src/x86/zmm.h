@@ -38,6 +38,15 @@ INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
 #define bytes_high8(a, b) _mm512_unpackhi_epi8(a, b)
 #define bytes_low16(a, b) _mm512_unpacklo_epi16(a, b)
 #define bytes_high16(a, b) _mm512_unpackhi_epi16(a, b)
+#define bytes_low32(a, b) _mm512_unpacklo_epi32(a, b)
+#define bytes_high32(a, b) _mm512_unpackhi_epi32(a, b)
+#define bytes_low64(a, b) _mm512_unpacklo_epi64(a, b)
+#define bytes_high64(a, b) _mm512_unpackhi_epi64(a, b)
+/* rows 0, 4, 8 and 12 */
+INLINE bytes bytes_every4(const __m128i *row) {
+    const bytes low = _mm512_castsi256_si512(_mm256_set_m128i(row[4], row[0]));
+    return _mm512_inserti64x4(low, _mm256_set_m128i(row[12], row[8]), 1);
+}
 /* of 16 bits: the neighbour byte gets in */
 #define bytes_shl(a, n) _mm512_slli_epi16(a, n)
 #define bytes_shr(a, n) _mm512_srli_epi16(a, n)
