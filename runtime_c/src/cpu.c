@@ -56,16 +56,20 @@ static int runs_avx2(void) {
            has(cpuid(7, 0, EBX), bit_AVX2) && os_saves(xmm_ymm);
 }
 
-static int runs_avxvnni(void) {
-    const uint32_t avx_vnni = 1u << 4; /* no name in the headers of older compilers */
-    return runs_avx2() && has(cpuid(7, 1, EAX), avx_vnni);
-}
-
 static int runs_avx512vnni(void) {
     const uint32_t xmm_ymm_zmm_masks = 0xe6;
     return runs_avx2() &&
            has(cpuid(7, 0, EBX), bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) &&
            has(cpuid(7, 0, ECX), bit_AVX512VNNI) && os_saves(xmm_ymm_zmm_masks);
+}
+
+static int runs_avxvnni(void) {
+#ifdef BITNET_AVXVNNI_AS_EVEX
+    return runs_avx512vnni();
+#else
+    const uint32_t avx_vnni = 1u << 4; /* no name in the headers of older compilers */
+    return runs_avx2() && has(cpuid(7, 1, EAX), avx_vnni);
+#endif
 }
 
 static const tier tiers[] = {{"scalar", always, fill_scalar},

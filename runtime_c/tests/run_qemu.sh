@@ -78,6 +78,18 @@ else
     on max - native qemu-x86_64 -cpu max
 fi
 
+# qemu has neither AVX-512 nor AVX-VNNI; a CPU with the first can run the second's code.
+if grep -qs avx512_vnni /proc/cpuinfo; then
+    compile evex -DBITNET_AVXVNNI_AS_EVEX=ON
+    on evex - evex env
+    if ! grep -q avxvnni "$build/evex/evex.log"; then
+        echo "error: no AVX-VNNI in $build/evex"
+        exit 1
+    fi
+else
+    echo "AVX-VNNI is not tested: this CPU has no AVX-512 VNNI"
+fi
+
 cc=${AARCH64_CC:-aarch64-linux-gnu-gcc}
 if ! have "$cc"; then
     echo "skip: ARM CPUs, because there is no $cc (package gcc-aarch64-linux-gnu)"
