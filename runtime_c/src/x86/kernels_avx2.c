@@ -48,6 +48,7 @@ INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
 }
 
 #define PRODUCT_ROWS 2
+#define PRODUCT_TILES 1
 #include "lookup.h"
 
 #define LINE_SUMS 2

@@ -21,6 +21,7 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "high.h"
 
 #define PRODUCT_ROWS 6
+#define PRODUCT_TILES 2
 #include "lookup.h"
 
 #include "grouped.h"

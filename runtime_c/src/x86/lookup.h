@@ -8,16 +8,19 @@
  *
  * What limits it is loading registers: for 16 columns of a row four entries and the sum itself, and
  * Zen 4 loads 512 bits a cycle. The multipliers idle meanwhile, so PRODUCT_ROWS of each panel are
- * multiplied, tokens in lanes too, between the others. Measured there, where vpdpbusd alone reaches
- * 228 of 235 GMAC/s: 265 with tables for all rows, 289, 300 and 293 with 4, 6 and 8 rows
- * multiplied. (256-bit registers: 212, and 237 with 6; vpmaddubsw: 212, and 219 with 2.) The tables
- * of a column of tiles take 20 kB of the first cache, sums pass through it from the second, and
- * because the hardware fetches them ahead, each kind lies close together: 13 % of the speed. Making
- * tables costs as much as a hundred rows.
+ * multiplied instead, tokens in lanes too. Measured there, where vpdpbusd alone reaches 228 of 235
+ * GMAC/s: 260 with tables for all rows, 300, 315 and 294 with 4, 6 and 8 rows multiplied; 294 with
+ * 6 that take one tile at a time, which loads and stores their sums twice as often. (256-bit
+ * registers, too few for two tiles: 212, and 240 with 6; vpmaddubsw: 212, and 219 with 2.)
  *
- * Defined before including: what integer.h wants, PRODUCT_ROWS (even), sums_dot (adds four products
- * of a code and an activation) and shorts, a register of one 16-bit number for each token, with its
- * functions (zmm.h, ymm.h).
+ * The tables of a column of tiles take 20 kB of the first cache. Sums pass through it from the
+ * second, where each kind lies close together: the hardware fetches them ahead, 13 % of the speed.
+ * Making tables costs as much as a hundred rows.
+ *
+ * Defined before including: what integer.h wants, PRODUCT_ROWS (even), PRODUCT_TILES (a step
+ * between which they are shared out, a divisor), sums_dot (adds four products of a code and an
+ * activation) and shorts, a register of one 16-bit number for each token, with its functions
+ * (zmm.h, ymm.h).
  */
 enum {
     LOOKUP_TOKENS = sizeof(bytes) / sizeof(int16_t),
@@ -27,7 +30,8 @@ enum {
      * ones of four tables over the sets of a cache: 270 GMAC/s, and 199 without, on Zen 4. */
     TABLE_BYTES = 256 * sizeof(bytes) + 37 * 64,
     TABLE_ROWS = BN_PANEL - PRODUCT_ROWS,
-    TILE_REACH = BN_TERNARY_TILE_K * 127 /* largest sum of a tile */
+    PASS_ROWS = PRODUCT_ROWS / PRODUCT_TILES,
+    STEP_REACH = PRODUCT_TILES * BN_TERNARY_TILE_K * 127 /* largest sum of a step's tiles */
 };
 
 /* Words of four columns, one of each token, from rows of 16 columns: four by four are turned. */
@@ -86,40 +90,48 @@ INLINE void lookup_table(uint8_t *table, const shorts column[16], int i) {
     }
 }
 
-/* total += one row's products, codes as stored. */
-INLINE void lookup_product(sums total[2], const uint8_t *codes, const bytes word[2][4]) {
-    const bytes w = bytes_spread((const int8_t *)codes);
+/* total += the products of a row's codes in some tiles, as stored; word: [tile][half][field]. */
+INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TILES], size_t at,
+                           const bytes word[PRODUCT_TILES][2][4]) {
+    sums sum[2] = {total[0], total[1]};
+    UNROLL
+    for (int i = 0; i < PRODUCT_TILES; i++) {
+        const bytes w = bytes_spread((const int8_t *)codes[i] + at);
 #define FIELD(f)                                                                                   \
     {                                                                                              \
         const bytes u = bytes_and(bytes_shr(w, 2 * f), bytes_fill(3));                             \
-        total[0] = sums_dot(total[0], u, word[0][f]);                                              \
-        total[1] = sums_dot(total[1], u, word[1][f]);                                              \
+        sum[0] = sums_dot(sum[0], u, word[i][0][f]);                                               \
+        sum[1] = sums_dot(sum[1], u, word[i][1][f]);                                               \
     }
-    FIELD(0)
-    FIELD(1)
-    FIELD(2)
-    FIELD(3)
+        FIELD(0)
+        FIELD(1)
+        FIELD(2)
+        FIELD(3)
 #undef FIELD
+    }
+    total[0] = sum[0], total[1] = sum[1];
 }
 
-/* One column of tiles: what the tables say to sum, what is multiplied to product. */
-static void lookup_rows(shorts *sum, sums *product, const uint8_t *tile, size_t panel_stride,
-                        size_t panels, const uint8_t *table, const bytes words[2][4]) {
+/* A pass over the rows: what the tables of tile `pass` of a step say goes to sum; of the rows that
+ * are multiplied it is the turn of PASS_ROWS, with all tiles of the step, to product. */
+static void lookup_rows(shorts *sum, sums *product, const uint8_t *const tile[PRODUCT_TILES],
+                        int pass, const bytes words[PRODUCT_TILES][2][4], const bn_matmul *m,
+                        const uint8_t *table) {
     enum { S = INDEX_SHIFT, AHEAD = 2 * BN_TILE_BYTES };
-    bytes word[2][4]; /* in registers: no store can change them */
+    bytes word[PRODUCT_TILES][2][4]; /* in registers: no store can change them */
     memcpy(word, words, sizeof word);
-    for (; panels > 0; panels--, tile += panel_stride) {
-        _mm_prefetch((const char *)tile + AHEAD, _MM_HINT_T0);
+    const uint8_t *codes = tile[pass];
+    size_t at = 4 * (size_t)(TABLE_ROWS + pass * PASS_ROWS); /* of the first such row */
+    for (size_t p = 0; p < m->panels; p++, codes += m->panel_stride, at += m->panel_stride) {
+        _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
         UNROLL
         for (int row = 0; row < TABLE_ROWS; row += 2, sum += 2) {
-            const int first = row * PRODUCT_ROWS / TABLE_ROWS; /* spread among the others */
-            const int end = (row + 2) * PRODUCT_ROWS / TABLE_ROWS;
             UNROLL
-            for (int i = 0; i < PRODUCT_ROWS; i++)
-                if (i >= first && i < end)
-                    lookup_product(product + 2 * i, tile + 4 * (TABLE_ROWS + i), word);
+            for (int i = 0; i < PASS_ROWS; i++) /* spread among the others */
+                if (i * TABLE_ROWS / PASS_ROWS / 2 == row / 2)
+                    lookup_product(product + 2 * i, tile, at + 4 * (size_t)i, word);
             uint64_t w; /* of two rows: loads are what is scarce */
-            memcpy(&w, tile + 4 * row, sizeof w);
+            memcpy(&w, codes + 4 * row, sizeof w);
 #define ENTRY(i, index)                                                                            \
     (*(const shorts *)(const void *)(table + i * TABLE_BYTES + (index & INDEX_MASK)))
             sum[0] = sum[0] + ENTRY(0, w << S) + ENTRY(1, w >> (8 - S)) + ENTRY(2, w >> (16 - S)) +
@@ -128,7 +140,7 @@ static void lookup_rows(shorts *sum, sums *product, const uint8_t *tile, size_t 
                      ENTRY(2, w >> (48 - S)) + ENTRY(3, w >> (56 - S));
 #undef ENTRY
         }
-        product += 2 * PRODUCT_ROWS;
+        product += 2 * PASS_ROWS;
     }
 }
 
@@ -142,15 +154,18 @@ static void lookup_fold(sums *total, shorts *sum, size_t n) {
     }
 }
 
-/* acc of a square of tokens and rows, from row `first` of a panel: totals, with Σq to make codes
+/* acc of a square of tokens and rows from row `first` of panel p on: totals, with Σq to make codes
  * c - 1 those of bn_matmul, and products. */
 INLINE void lookup_store(int32_t *acc, size_t acc_stride, const sums *total, const sums *product,
-                         size_t first, sums q_sum, size_t tokens) {
+                         size_t panels, size_t p, size_t first, sums q_sum, size_t tokens) {
     sums square[VEC_ROWS], mixed[VEC_ROWS];
     UNROLL
-    for (size_t row = 0; row < VEC_ROWS; row++)
-        square[row] = first + row < TABLE_ROWS ? sums_add(total[2 * (first + row)], q_sum)
-                                               : product[2 * (first + row - TABLE_ROWS)];
+    for (size_t row = 0; row < VEC_ROWS; row++) {
+        const size_t r = first + row, i = r - TABLE_ROWS; /* i: of those multiplied */
+        square[row] = r < TABLE_ROWS
+                          ? sums_add(total[2 * (p * TABLE_ROWS + r)], q_sum)
+                          : product[2 * ((i / PASS_ROWS * panels + p) * PASS_ROWS + i % PASS_ROWS)];
+    }
     for (int n = VEC_ROWS; n > 1; n /= 2) {
         UNROLL
         for (int i = 0; i < VEC_ROWS / 2; i++) {
@@ -164,38 +179,45 @@ INLINE void lookup_store(int32_t *acc, size_t acc_stride, const sums *total, con
 }
 
 static void ternary_lookup(const bn_matmul *m, void *scratch) {
-    const size_t rows = m->panels * TABLE_ROWS;
+    const size_t rows = m->panels * TABLE_ROWS, pass_sums = 2 * m->panels * PASS_ROWS;
     uint8_t *table = scratch;
-    sums *product = (sums *)(void *)(table + BN_LOOKUP_TABLES);       /* [of them][2] */
-    shorts *sum = (shorts *)(product + 2 * m->panels * PRODUCT_ROWS); /* [rows + 1], Σq last */
-    sums *total = (sums *)(void *)(sum + rows + 1);                   /* [rows + 1][2] */
-    shorts column[16], reach = {0}; /* reach: Σ|q| since the last fold */
-    bytes word[2][4];
+    sums *product = (sums *)(void *)(table + BN_LOOKUP_TABLES);    /* [pass][pass_sums] */
+    shorts *sum = (shorts *)(product + PRODUCT_TILES * pass_sums); /* [rows + 1], Σq last */
+    sums *total = (sums *)(void *)(sum + rows + 1);                /* [rows + 1][2] */
+    shorts column[PRODUCT_TILES][16], reach = {0}; /* reach: Σ|q| since the last fold */
+    bytes word[PRODUCT_TILES][2][4];
     memset(product, 0, (size_t)((uint8_t *)(total + 2 * (rows + 1)) - (uint8_t *)product));
-    for (size_t k = 0; k < m->k_tiles; k++) {
+    for (size_t k = 0; k < m->k_tiles; k += PRODUCT_TILES) {
+        const uint8_t *tile[PRODUCT_TILES];
         int16_t most = 0;
         for (int t = 0; t < LOOKUP_TOKENS; t++)
             most = reach[t] > most ? reach[t] : most;
-        if (most > INT16_MAX - TILE_REACH) {
+        if (most > INT16_MAX - STEP_REACH) {
             lookup_fold(total, sum, rows + 1);
             reach = (shorts){0};
         }
-        lookup_columns(column, word, m->q + k * BN_TERNARY_TILE_K, m->q_stride, m->tokens);
-        for (int i = 0; i < 16; i++) {
-            sum[rows] += column[i];
-            reach += shorts_abs(column[i]);
+        for (size_t i = 0; i < PRODUCT_TILES; i++) { /* beyond the last tile, zeros times codes */
+            const int beyond = k + i >= m->k_tiles;
+            const size_t kt = beyond ? k : k + i;
+            tile[i] = m->tiles + kt * BN_TILE_BYTES;
+            lookup_columns(column[i], word[i], m->q + kt * BN_TERNARY_TILE_K, m->q_stride,
+                           beyond ? 0 : m->tokens);
+            for (int c = 0; c < 16; c++) {
+                sum[rows] += column[i][c];
+                reach += shorts_abs(column[i][c]);
+            }
         }
-        for (int i = 0; i < 4; i++)
-            lookup_table(table + i * TABLE_BYTES, column, i);
-        lookup_rows(sum, product, m->tiles + k * BN_TILE_BYTES, m->panel_stride, m->panels, table,
-                    word);
+        for (int pass = 0; pass < PRODUCT_TILES; pass++) {
+            for (int i = 0; i < 4; i++)
+                lookup_table(table + i * TABLE_BYTES, column[pass], i);
+            lookup_rows(sum, product + (size_t)pass * pass_sums, tile, pass, word, m, table);
+        }
     }
     lookup_fold(total, sum, rows + 1);
     for (size_t p = 0; p < m->panels; p++)
         for (size_t first = 0; first < BN_PANEL; first += VEC_ROWS)
             for (size_t half = 0; half < 2 && half * VEC_ROWS < m->tokens; half++)
                 lookup_store(m->acc + half * VEC_ROWS * m->acc_stride + p * BN_PANEL + first,
-                             m->acc_stride, total + 2 * p * TABLE_ROWS + half,
-                             product + 2 * p * PRODUCT_ROWS + half, first, total[2 * rows + half],
-                             m->tokens - half * VEC_ROWS);
+                             m->acc_stride, total + half, product + half, m->panels, p, first,
+                             total[2 * rows + half], m->tokens - half * VEC_ROWS);
 }
