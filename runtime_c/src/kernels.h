@@ -103,7 +103,7 @@ typedef struct bn_kernels {
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
      * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
-    /* The same by tables of sums instead of products, for at most lookup_tokens tokens: faster with
+    /* The same with tables of sums for most products, for at most lookup_tokens tokens: faster with
      * nearly as many tokens and a thousand rows. scratch: bn_lookup_bytes. */
     void (*ternary_lookup)(const bn_matmul *m, void *scratch);
     /* At most BN_TRIT_MAX_K columns. Every byte has five codes, also one that verify refuses. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * lookup.h: many rows by many tokens without multiplying. A byte of a ternary tile holds four codes
- * of a row; what they make of four activations is one of 81 sums. Those are put in a table, for
- * as many tokens as a register has 16-bit lanes, and the byte of weights is the index into it: one
- * addition does the work of four multiply-adds, for every token. (Tables with tokens in the lanes:
- * Vec-LUT, arXiv 2512.06443. Here the index is the byte as it lies in the file.)
+ * lookup.h: many rows by many tokens, most of it without multiplying. A byte of a ternary tile
+ * holds four codes of a row; what they make of four activations is one of 81 sums. Those are put in
+ * a table, for as many tokens as a register has 16-bit lanes, and the byte of weights is the index
+ * into it: one addition does the work of four multiply-adds, for every token. (Tables with tokens
+ * in the lanes: Vec-LUT, arXiv 2512.06443. Here the index is the byte as it lies in the file.)
  *
  * What limits it is loading registers: for 16 columns of a row four entries and the sum itself, and
  * Zen 4 loads 512 bits a cycle. The multipliers idle meanwhile, so PRODUCT_ROWS of each panel are
