@@ -29,6 +29,15 @@ INLINE void int8_bytes(bytes u[2], const uint8_t *high, const uint8_t *low) {
     u[1] = bytes_xor(bytes_select(top, h, bytes_shr(l, 4)), bytes_fill(INT8_FLIP));
 }
 
+/* sum and the four fields of ternary codes, each times activations of its own. */
+INLINE sums fields_dot(sums sum, bytes codes, const bytes x[4], dot_fn *dot) {
+    const bytes three = bytes_fill(3);
+    sum = dot(sum, bytes_and(codes, three), x[0]);
+    sum = dot(sum, bytes_and(bytes_shr(codes, 2), three), x[1]);
+    sum = dot(sum, bytes_and(bytes_shr(codes, 4), three), x[2]);
+    return dot(sum, bytes_and(bytes_shr(codes, 6), three), x[3]);
+}
+
 /* Independent dot products on registers alone. The empty asm hides from the compiler that every
  * one is the same. */
 INLINE uint64_t peak(uint64_t rounds, int32_t *sink, dot_fn *dot) {

@@ -31,7 +31,6 @@ INLINE void activations(bytes x[4], const int8_t *q, size_t codes) {
 }
 
 static void ternary_rows(const bn_lines *m) {
-    const bytes three = bytes_fill(3);
     for (size_t first = 0; first < m->n; first += LINES_AHEAD) {
         const size_t n = min_size(m->n - first, LINES_AHEAD);
         sums sum[LINES_AHEAD];
@@ -43,10 +42,7 @@ static void ternary_rows(const bn_lines *m) {
             for (size_t i = 0; i < n; i++) {
                 prefetch_line(m, first + i + LINES_AHEAD, k / 4);
                 const bytes c = bytes_load(m->lines + m->list[first + i] * m->line_bytes + k / 4);
-                sums s = sums_dot(sum[i], bytes_and(c, three), x[0]);
-                s = sums_dot(s, bytes_and(bytes_shr(c, 2), three), x[1]);
-                s = sums_dot(s, bytes_and(bytes_shr(c, 4), three), x[2]);
-                sum[i] = sums_dot(s, bytes_and(bytes_shr(c, 6), three), x[3]);
+                sum[i] = fields_dot(sum[i], c, x, sums_dot);
             }
         }
         for (size_t i = 0; i < n; i++)

@@ -97,17 +97,8 @@ INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TIL
     UNROLL
     for (int i = 0; i < PRODUCT_TILES; i++) {
         const bytes w = bytes_spread((const int8_t *)codes[i] + at);
-#define FIELD(f)                                                                                   \
-    {                                                                                              \
-        const bytes u = bytes_and(bytes_shr(w, 2 * f), bytes_fill(3));                             \
-        sum[0] = sums_dot(sum[0], u, word[i][0][f]);                                               \
-        sum[1] = sums_dot(sum[1], u, word[i][1][f]);                                               \
-    }
-        FIELD(0)
-        FIELD(1)
-        FIELD(2)
-        FIELD(3)
-#undef FIELD
+        for (int half = 0; half < 2; half++)
+            sum[half] = fields_dot(sum[half], w, word[i][half], sums_dot);
     }
     total[0] = sum[0], total[1] = sum[1];
 }
@@ -154,17 +145,21 @@ static void lookup_fold(sums *total, shorts *sum, size_t n) {
     }
 }
 
-/* acc of a square of tokens and rows from row `first` of panel p on: totals, with Σq to make codes
- * c - 1 those of bn_matmul, and products. */
-INLINE void lookup_store(int32_t *acc, size_t acc_stride, const sums *total, const sums *product,
-                         size_t panels, size_t p, size_t first, sums q_sum, size_t tokens) {
+/* acc of a square: half of the tokens, and rows from row `first` of panel p on. Totals, with Σq to
+ * make codes c - 1 those of bn_matmul, and products. */
+INLINE void lookup_store(const bn_matmul *m, const sums *total, const sums *product, size_t p,
+                         size_t first, size_t half) {
+    const sums q_sum = total[2 * m->panels * TABLE_ROWS + half];
+    const size_t t0 = half * VEC_ROWS;
+    int32_t *acc = m->acc + t0 * m->acc_stride + p * BN_PANEL + first;
     sums square[VEC_ROWS], mixed[VEC_ROWS];
     UNROLL
     for (size_t row = 0; row < VEC_ROWS; row++) {
         const size_t r = first + row, i = r - TABLE_ROWS; /* i: of those multiplied */
-        square[row] = r < TABLE_ROWS
-                          ? sums_add(total[2 * (p * TABLE_ROWS + r)], q_sum)
-                          : product[2 * ((i / PASS_ROWS * panels + p) * PASS_ROWS + i % PASS_ROWS)];
+        square[row] =
+            r < TABLE_ROWS
+                ? sums_add(total[2 * (p * TABLE_ROWS + r) + half], q_sum)
+                : product[2 * ((i / PASS_ROWS * m->panels + p) * PASS_ROWS + i % PASS_ROWS) + half];
     }
     for (int n = VEC_ROWS; n > 1; n /= 2) {
         UNROLL
@@ -174,8 +169,8 @@ INLINE void lookup_store(int32_t *acc, size_t acc_stride, const sums *total, con
         }
         memcpy(square, mixed, sizeof mixed);
     }
-    for (size_t t = 0; t < tokens && t < VEC_ROWS; t++)
-        sums_store(acc + t * acc_stride, square[t]);
+    for (size_t t = 0; t0 + t < m->tokens && t < VEC_ROWS; t++)
+        sums_store(acc + t * m->acc_stride, square[t]);
 }
 
 static void ternary_lookup(const bn_matmul *m, void *scratch) {
@@ -217,7 +212,5 @@ static void ternary_lookup(const bn_matmul *m, void *scratch) {
     for (size_t p = 0; p < m->panels; p++)
         for (size_t first = 0; first < BN_PANEL; first += VEC_ROWS)
             for (size_t half = 0; half < 2 && half * VEC_ROWS < m->tokens; half++)
-                lookup_store(m->acc + half * VEC_ROWS * m->acc_stride + p * BN_PANEL + first,
-                             m->acc_stride, total + half, product + half, m->panels, p, first,
-                             total[2 * rows + half], m->tokens - half * VEC_ROWS);
+                lookup_store(m, total, product, p, first, half);
 }
