@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, packed, random_model
+from bitnet_export import Encoded, PackedFile, int8_rows, packed, random_model, write_packed
+from bitnet_export.packed import Spec
 
 SMALL = ModelConfig(
     vocab_size=19, dim=24, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=20, max_context=32,
@@ -30,6 +31,24 @@ def packed_bytes(config: ModelConfig = SMALL, seed: int = 0, encoding: str = "2.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bitnet"
         random_model(config, path, seed, encoding=encoding)
+        return path.read_bytes()
+
+
+@functools.cache
+def sketched_bytes() -> bytes:
+    """The small model with a sketch, which writers add to larger tables alone."""
+    file = PackedFile(packed_bytes())
+
+    def source(spec: Spec) -> Encoded:
+        record = file.tensors[spec.key]
+        scales = file.scales(record) if record.scale_size else None
+        if record.encoding == packed.INT8_ROWS:
+            return Encoded(packed.INT8_SKETCH, record.scope, int8_rows.pack_sketched(file.codes(record)), scales)
+        return Encoded(record.encoding, record.scope, file.stored(record), scales)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.bitnet"
+        write_packed(path, file.configs, source)
         return path.read_bytes()
 
 
@@ -106,6 +125,8 @@ def _hostile(good: bytes) -> Iterator[Hostile]:
             yield Hostile(name, file, status)
     for name, file, status in _trits(packed_bytes(encoding="1.6")):
         yield Hostile(f"1.6 bits: {name}", file, status)
+    for name, file, status in _sketch(sketched_bytes()):
+        yield Hostile(f"sketch: {name}", file, status)
     groups = SMALL.replace(dim=130, n_layers=1, weight_scale="group", head_format="ternary")
     for name, file, status in _groups(packed_bytes(groups)):
         yield Hostile(f"groups: {name}", file, status)
@@ -129,7 +150,7 @@ def _groups(good: bytes) -> Cases:
             yield f"scale_size {wrong} of {tensor}", patch(good, entry + 48, "Q", wrong), "BN_ERR_TENSOR"
         for scope in (0, 1, 4):
             yield f"scope {scope} of {tensor}", patch(good, entry + 10, "B", scope), "BN_ERR_TENSOR"
-    for encoding in (packed.F32, packed.TERNARY_5TRIT, packed.INT8_PLANES):
+    for encoding in (packed.F32, packed.TERNARY_5TRIT, *packed.INT8):
         yield f"table of encoding {encoding}", patch(good, entry + 9, "B", encoding), "BN_ERR_TENSOR"
     start = data + struct.unpack_from("<Q", good, entry + 24)[0]
     yield "code 3 in the table", patch(good, start, "B", 0x03), "BN_ERR_CODE"
@@ -138,7 +159,7 @@ def _groups(good: bytes) -> Cases:
 def _header(good: bytes) -> Cases:
     yield "first byte", b"\x88" + good[1:], "BN_ERR_MAGIC"
     yield "newline became two", good[:7] + b"\r\n" + good[8:], "BN_ERR_MAGIC"
-    for version in (0, 2, 1 << 24, 0xFFFFFFFF):
+    for version in (0, 1, 3, 1 << 24, 0xFFFFFFFF):
         yield f"version {version}", patch(good, 8, "I", version), "BN_ERR_VERSION"
     for flags in (1, 1 << 31):
         yield f"header flags {flags}", patch(good, 12, "I", flags), "BN_ERR_VERSION"
@@ -212,7 +233,7 @@ def _records(good: bytes) -> Cases:
     status = "BN_ERR_TENSOR"
     for field, offset, fmt, wrong in (
         ("stack", 0, "H", (1, 0xFFFF)), ("layer", 2, "H", (1, 2, 0xFFFF)), ("role", 4, "H", (0, 1, 3, 63, 68, 0xFFFF)),
-        ("expert", 6, "H", (0, 1)), ("part", 8, "B", (1, 2, 255)), ("encoding", 9, "B", (0, 3, 6, 7, 255)),
+        ("expert", 6, "H", (0, 1)), ("part", 8, "B", (1, 2, 255)), ("encoding", 9, "B", (0, 3, 6, 7, 9, 10, 255)),
         ("scale_scope", 10, "B", (0, 1, 4, 255)), ("reserved8", 11, "B", (1,)), ("reserved32", 12, "I", (1,)),
         ("rows", 16, "I", (0, 15, 17, 32, 1 << 31, 0xFFFFFFFF)), ("cols", 20, "I", (0, 23, 25, 1 << 31, 0xFFFFFFFF)),
         ("size", 32, "Q", (0, 64, 2**63, 2**64 - 64)), ("scale_size", 48, "Q", (0, 60, 68, 2**64 - 4)),
@@ -253,10 +274,36 @@ def _values(good: bytes) -> Cases:
     size = struct.unpack_from("<Q", good, q + 32)[0]
     yield "code 3 in padding", patch(good, offset + size - 1, "B", good[offset + size - 1] | 0xC0), "BN_ERR_CODE"
     e = tensor_entry(good, "embedding.weight")
-    high, half = data + struct.unpack_from("<Q", good, e + 24)[0], struct.unpack_from("<Q", good, e + 32)[0] // 2
-    for mask in (0xF0, 0x0F):
-        low_cleared = patch(good, high + half + 7, "B", good[high + half + 7] & mask)
-        yield f"int8 code -128, mask {mask}", patch(low_cleared, high + 7, "B", good[high + 7] & mask), "BN_ERR_CODE"
+    start, size = data + struct.unpack_from("<Q", good, e + 24)[0], struct.unpack_from("<Q", good, e + 32)[0]
+    for at in (0, 23, size - 64, size - 1):  # the last is padding
+        yield f"int8 code -128 at {at}", patch(good, start + at, "b", -128), "BN_ERR_CODE"
+    yield "int8 code 0 in place of another", patch(good, start + 7, "b", 0), "BN_OK"
+    yield "int8 rows without their sketch", patch(good, e + 9, "B", packed.INT8_SKETCH), "BN_ERR_TENSOR"
+
+
+def _sketch(good: bytes) -> Cases:
+    yield "the file itself", good, "BN_OK"
+    e = tensor_entry(good, "embedding.weight")
+    start = section_start(good, packed.DATA) + struct.unpack_from("<Q", good, e + 24)[0]
+    codes, sketch, floats = 19 * 64, 2 * 2 * 64, 32 * 4  # bytes of the parts; floats are steps, then deviations
+    yield "of rows that have none", patch(good, e + 9, "B", packed.INT8_ROWS), "BN_ERR_TENSOR"
+    for size in (codes, codes + sketch, codes + sketch + floats, codes + sketch + 2 * floats + 64):
+        yield f"size {size}", patch(good, e + 32, "Q", size), "BN_ERR_TENSOR"
+    for at in (0, codes - 1):
+        yield f"int8 code -128 at {at}", patch(good, start + at, "b", -128), "BN_ERR_CODE"
+    for at in (codes, codes + sketch - 1):  # any byte is four values, and none has to be that of the codes
+        for byte in (0, 0x80, 0xFF):
+            yield f"byte {byte} at {at}", patch(good, start + at, "B", byte), "BN_OK"
+    steps = start + codes + sketch
+    for name, bits in (
+        ("nan", 0x7FC00000), ("signalling nan", 0x7F800001), ("inf", 0x7F800000), ("-inf", 0xFF800000),
+        ("-0", 0x80000000), ("-1", 0xBF800000),
+    ):  # fmt: skip
+        for at in (0, floats - 4, floats, 2 * floats - 4):  # of the first row, of padding; of both parts
+            yield f"float at {at} is {name}", patch(good, steps + at, "I", bits), "BN_ERR_SCALE"
+    for bits in (0, 1, 0x7F7FFFFF):
+        yield f"first step has bits {bits:x}", patch(good, steps, "I", bits), "BN_OK"
+        yield f"first deviation has bits {bits:x}", patch(good, steps + floats, "I", bits), "BN_OK"
 
 
 def _trits(good: bytes) -> Cases:

@@ -125,7 +125,7 @@ def test_codes_and_scales_are_those_of_the_paper(trained: Path, tmp_path: Path) 
             assert np.array_equal(file.codes(record)[clear], np.clip(np.rint(exact), -1, 1)[clear])
             assert clear.mean() > 0.999
             ternary += w.size
-        elif record.encoding == packed.INT8_PLANES:
+        elif record.encoding in packed.INT8:
             sigma = np.abs(w).max(axis=1) / 127
             assert np.allclose(file.scales(record), sigma, rtol=1e-6)
             assert np.abs(file.values(record) - w).max() <= 0.5001 * sigma.max()

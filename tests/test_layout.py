@@ -22,10 +22,6 @@ def ternary(rows: int, cols: int, seed: int) -> NDArray[np.int8]:
     return np.random.default_rng(seed).integers(-1, 2, (rows, cols), np.int8)
 
 
-def int8(rows: int, cols: int, seed: int) -> NDArray[np.int8]:
-    return np.random.default_rng(seed).integers(-127, 128, (rows, cols), np.int8)
-
-
 @given(sizes, sizes, seeds)
 def test_ternary_follows_the_formula_of_the_format(rows: int, cols: int, seed: int) -> None:
     codes = ternary(rows, cols, seed)
@@ -73,27 +69,10 @@ def test_every_code_of_five_trits() -> None:
 
 
 @given(sizes, sizes, seeds)
-def test_int8_follows_the_formula_of_the_format(rows: int, cols: int, seed: int) -> None:
-    codes = int8(rows, cols, seed)
-    data = layout.pack_int8(codes)
-    panels, tiles = -(-rows // 16), -(-cols // 8)
-    assert data.size == layout.int8_size(rows, cols) == 2 * 64 * panels * tiles
-    high, low = data[: data.size // 2], data[data.size // 2 :]
-    for row in range(16 * panels):
-        for col in range(8 * tiles):
-            at = 64 * (row // 16 * tiles + col // 8) + 4 * (row % 16) + col % 4
-            shift = 4 if col % 8 >= 4 else 0
-            u = 16 * (int(high[at]) >> shift & 15) + (int(low[at]) >> shift & 15)
-            assert u == (int(codes[row, col]) + 128 if row < rows and col < cols else 128)
-
-
-@given(sizes, sizes, seeds)
 def test_round_trip(rows: int, cols: int, seed: int) -> None:
     codes = ternary(rows, cols, seed)
     assert np.array_equal(layout.unpack_ternary(layout.pack_ternary(codes), rows, cols), codes)
     assert np.array_equal(layout.unpack_trits(layout.pack_trits(codes).tobytes(), rows, cols), codes)
-    codes = int8(rows, cols, seed)
-    assert np.array_equal(layout.unpack_int8(layout.pack_int8(codes).tobytes(), rows, cols), codes)
 
 
 def test_a_tile_worked_by_hand() -> None:
@@ -103,13 +82,6 @@ def test_a_tile_worked_by_hand() -> None:
     # Byte i of row 0: columns i, 4+i, 8+i, 12+i from the low bits up, each plus 1.
     assert tile[:4].tolist() == [0b01_01_00_10, 0b01_01_01_00, 0b00_01_10_01, 0b00_10_01_01]
     assert tile[4:].tolist() == [0b01_01_01_01] * 60
-
-    codes = np.array([[-127, 127, 0, 1, -1, 15, 16, -128 + 16]], np.int8)
-    high, low = np.split(layout.pack_int8(codes), 2)
-    # u = 1, 255, 128, 129 | 127, 143, 144, 16.
-    assert high[:4].tolist() == [0x70, 0x8F, 0x98, 0x18]
-    assert low[:4].tolist() == [0xF1, 0xFF, 0x00, 0x01]
-    assert set(high[4:].tolist()) == {0x88} and set(low[4:].tolist()) == {0}
 
 
 def test_transposed_and_strided_codes_are_packed_by_value() -> None:
@@ -125,16 +97,13 @@ def test_a_code_out_of_range_is_refused(code: int) -> None:
     for pack in (layout.pack_ternary, layout.pack_trits):
         with pytest.raises(ValueError, match=f"a code is {code}, expected -1 to 1"):
             pack(codes)
-    if code == -128:
-        with pytest.raises(ValueError, match="a code is -128, expected -127 to 127"):
-            layout.pack_int8(codes)
 
 
 def test_wrong_shapes_and_types_are_refused() -> None:
     with pytest.raises(ValueError, match="expected an int8 matrix"):
         layout.pack_ternary(np.zeros(4, np.int8))
     with pytest.raises(ValueError, match="expected an int8 matrix"):
-        layout.pack_int8(np.zeros((4, 4), np.int32))  # type: ignore[arg-type]
+        layout.pack_trits(np.zeros((4, 4), np.int32))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="0 x 4, expected at least 1 x 1"):
         layout.ternary_size(0, 4)
     with pytest.raises(ValueError, match="128 bytes for a 16 x 16 matrix, expected 64"):
@@ -149,13 +118,6 @@ def test_refused_codes_are_found_wherever_they_are(rows: int, cols: int, seed: i
     at, field = data.draw(st.integers(0, packed.size - 1)), data.draw(st.integers(0, 3))
     packed[at] |= 3 << 2 * field
     assert layout.has_refused_ternary(packed)
-
-    planes = layout.pack_int8(int8(rows, cols, seed))
-    assert not layout.has_refused_int8(planes)
-    at, keep = data.draw(st.integers(0, planes.size // 2 - 1)), data.draw(st.sampled_from([0x0F, 0xF0]))
-    planes[at] &= keep
-    planes[planes.size // 2 + at] &= keep
-    assert layout.has_refused_int8(planes)
 
 
 def test_a_layer_of_the_2b_model_packs_in_well_under_a_second() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import packed_files
 from bitnet.config import PRESETS, ModelConfig
-from bitnet_export import Encoded, PackedFile, layout, packed, random_model, write_packed, writer
+from bitnet_export import Encoded, PackedFile, packed, random_model, write_packed, writer
 from bitnet_export.packed import Spec, expected_tensors
 from bitnet_export.stacks import pack_stack, unpack_stack
 from packed_files import SMALL, packed_bytes
@@ -221,16 +221,26 @@ def test_a_file_without_metadata_still_has_its_configuration() -> None:
     assert pack_stack(file.configs[0]) == pack_stack(SMALL)
 
 
-def test_random_models_are_deterministic_and_padded_right() -> None:
-    assert packed_bytes(SMALL, 3) == packed_bytes.__wrapped__(SMALL, 3) != packed_bytes(SMALL, 4)
-    file = PackedFile(packed_bytes(SMALL, 3))
+@pytest.mark.parametrize("config", [SMALL, SMALL.replace(vocab_size=8195)])
+def test_random_models_are_deterministic_and_padded_right(config: ModelConfig) -> None:
+    assert packed_bytes(config, 3) == packed_bytes.__wrapped__(config, 3) != packed_bytes(config, 4)
+    file = PackedFile(packed_bytes(config, 3))
     for record in file.tensors.values():
-        start = file.sections[-1].offset + record.offset
-        data = packed_bytes(SMALL, 3)[start : start + record.size]
-        if record.encoding == packed.TERNARY_2BIT:  # packing again what was read gives the same padding
-            assert layout.pack_ternary(file.codes(record)).tobytes() == data
-        elif record.encoding == packed.INT8_PLANES:
-            assert layout.pack_int8(file.codes(record)).tobytes() == data
+        if record.encoding in packed.TILES:  # packing again what was read gives the same padding
+            again = packed.TILES[record.encoding].pack(file.codes(record))
+            assert np.array_equal(again, file.stored(record)), record.key.name
+
+
+def test_random_tables_look_like_trained_ones(tmp_path: Path) -> None:
+    """Codes of a normal distribution whose largest is near 127; values of deviation 2/√K."""
+    random_model(SMALL.replace(vocab_size=500, dim=600), tmp_path / "m")
+    file = PackedFile.open(tmp_path / "m")
+    table = file.tensors[next(key for key in file.tensors if key.name == "embedding.weight")]
+    codes, values = file.codes(table).astype(np.float64), file.values(table)
+    assert abs(codes.mean()) < 0.5 and codes.std() == pytest.approx(127 / 3.5, rel=0.01)
+    assert (np.abs(codes) < codes.std()).mean() == pytest.approx(0.68, abs=0.02)
+    assert 100 < np.median(np.abs(codes).max(axis=1)) <= 127
+    assert values.std() == pytest.approx(2 / 600**0.5, rel=0.03)
 
 
 @pytest.mark.parametrize("zeros", [0.0, 1 / 3, 0.6, 1.0])

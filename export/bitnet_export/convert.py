@@ -129,7 +129,8 @@ def pack_source(
         progress(f"writing tensor {next(done)} of {total}, {name}")
         if name in tables:
             return Encoded.f32(tables[name].numpy())
-        return encode(spec, source.load(spec.key), head, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
+        stored_as = packed.encoding_of(packed.ROLES[spec.key.role], body, sparse)
+        return encode(spec, source.load(spec.key), config, stored_as)
 
     metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}
     write_packed(

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PANEL = 16  # rows of a panel, in every encoding
+PANEL = 16  # rows of a panel, in every tiled encoding
 TILE_BYTES = 64
 TERNARY_TILE_K = 16
 TRIT_TILE_K = 20
 TRIT_MAX_K = 32_768  # columns of a TERNARY_5TRIT matrix: sums fit 24 bits
-INT8_TILE_K = 8
 SCALE_GROUP_K = 128
 LINE_CODES = 256  # in 64 bytes of a line
 
@@ -46,24 +45,22 @@ def trit_size(rows: int, cols: int) -> int:
     return TILE_BYTES * panels * tiles
 
 
-def int8_size(rows: int, cols: int) -> int:
-    """Bytes of an INT8_PLANES matrix, both planes."""
-    panels, tiles = _tiles(rows, cols, INT8_TILE_K)
-    return 2 * TILE_BYTES * panels * tiles
-
-
-def _padded_words(codes: Codes, tile_k: int, lowest: int) -> NDArray[np.uint32]:
-    """(N, K) codes in lowest … -lowest, as unsigned code - 2^k words (panels, 16, tiles, tile_k / 4)."""
+def check_codes(codes: Codes, most: int) -> None:
+    """Raises ValueError unless codes are an int8 matrix of -most … most."""
     if codes.ndim != 2 or codes.dtype != np.int8:
         raise ValueError(f"codes are {codes.dtype} of shape {codes.shape}, expected an int8 matrix")
-    if codes.size and (codes.min() < lowest or codes.max() > -lowest):
-        found = codes.min() if codes.min() < lowest else codes.max()
-        raise ValueError(f"a code is {found}, expected {lowest} to {-lowest}")
+    if codes.size and (codes.min() < -most or codes.max() > most):
+        found = codes.min() if codes.min() < -most else codes.max()
+        raise ValueError(f"a code is {found}, expected {-most} to {most}")
+
+
+def _padded_words(codes: Codes, tile_k: int) -> NDArray[np.uint32]:
+    """(N, K) ternary codes, each plus 1, as words (panels, 16, tiles, tile_k / 4)."""
+    check_codes(codes, 1)
     rows, cols = codes.shape
     panels, tiles = _tiles(rows, cols, tile_k)
-    zero = 128 if tile_k == INT8_TILE_K else 1
-    padded = np.full((panels * PANEL, tiles * tile_k), zero, np.uint8)
-    np.add(codes.view(np.uint8), np.uint8(zero), out=padded[:rows, :cols])  # wraps mod 256, as it should
+    padded = np.ones((panels * PANEL, tiles * tile_k), np.uint8)
+    np.add(codes.view(np.uint8), np.uint8(1), out=padded[:rows, :cols])  # wraps mod 256, as it should
     return padded.view(np.uint32).reshape(panels, PANEL, tiles, tile_k // 4)
 
 
@@ -81,17 +78,26 @@ def _words(data: Any, rows: int, cols: int, tile_k: int) -> NDArray[np.uint32]:
     return np.ascontiguousarray(raw.view(np.uint32).reshape(panels, tiles, PANEL).transpose(0, 2, 1))
 
 
-def _codes(words: NDArray[np.uint32], rows: int, cols: int, zero: int) -> Codes:
-    """(panels, 16, tiles, tile_k / 4) words of unsigned codes to int8 (N, K)."""
+def _codes(words: NDArray[np.uint32], rows: int, cols: int) -> Codes:
+    """(panels, 16, tiles, tile_k / 4) words of codes plus 1 to int8 (N, K)."""
     panels, _, tiles, parts = words.shape
     padded = words.view(np.uint8).reshape(panels * PANEL, tiles * parts * 4)
-    return np.subtract(padded[:rows, :cols], np.uint8(zero)).view(np.int8)
+    return np.subtract(padded[:rows, :cols], np.uint8(1)).view(np.int8)
+
+
+def _two_bits(w: NDArray[np.uint32]) -> Bytes:
+    """(panels, 16, tiles, 4) words of values 0 to 3 to bytes in file order."""
+    return _stream(w[..., 0] | w[..., 1] << np.uint32(2) | w[..., 2] << np.uint32(4) | w[..., 3] << np.uint32(6))
 
 
 def pack_ternary(codes: Codes) -> Bytes:
     """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_2BIT bytes. Raises ValueError on another code."""
-    w = _padded_words(codes, TERNARY_TILE_K, -1)
-    return _stream(w[..., 0] | w[..., 1] << np.uint32(2) | w[..., 2] << np.uint32(4) | w[..., 3] << np.uint32(6))
+    return _two_bits(_padded_words(codes, TERNARY_TILE_K))
+
+
+def pack_panels(values: Bytes) -> Bytes:
+    """Values 0 to 3 of whole panels and tiles, in the tiles of TERNARY_2BIT."""
+    return _two_bits(values.view(np.uint32).reshape(-1, PANEL, values.shape[1] // TERNARY_TILE_K, 4))
 
 
 def unpack_ternary(data: Any, rows: int, cols: int) -> Codes:
@@ -100,7 +106,7 @@ def unpack_ternary(data: Any, rows: int, cols: int) -> Codes:
     fields = np.empty((*words.shape, 4), np.uint32)
     for f in range(4):
         np.bitwise_and(words >> np.uint32(2 * f), np.uint32(0x03030303), out=fields[..., f])
-    return _codes(fields, rows, cols, 1)
+    return _codes(fields, rows, cols)
 
 
 def rows_size(rows: int, cols: int) -> int:
@@ -116,7 +122,7 @@ def columns_size(rows: int, cols: int) -> int:
 
 def pack_rows(codes: Codes) -> Bytes:
     """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_2BIT_ROWS bytes. Raises ValueError on another code."""
-    words = _padded_words(codes, LINE_CODES, -1).reshape(-1, 4, 4)[: rows_size(*codes.shape) // 16]  # unit, field, word
+    words = _padded_words(codes, LINE_CODES).reshape(-1, 4, 4)[: rows_size(*codes.shape) // 16]  # unit, field, word
     w: NDArray[np.uint32] = words[:, 0] | words[:, 1] << np.uint32(2) | words[:, 2] << np.uint32(4)
     w |= words[:, 3] << np.uint32(6)
     return w.reshape(-1).view(np.uint8)
@@ -162,7 +168,7 @@ _TRIT_DIGITS = _trit_digits()
 
 def pack_trits(codes: Codes) -> Bytes:
     """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_5TRIT bytes. Raises ValueError on another code."""
-    w = _padded_words(codes, TRIT_TILE_K, -1)
+    w = _padded_words(codes, TRIT_TILE_K)
     number = w[..., 0]
     for f in range(1, 5):
         number = 3 * number + w[..., f]  # at most 242 in each byte
@@ -175,28 +181,7 @@ def unpack_trits(data: Any, rows: int, cols: int) -> Codes:
     digits = np.empty((*words.shape, 5), np.uint32)
     for f in range(5):
         digits[..., f] = np.take(_TRIT_DIGITS[f], words.view(np.uint8)).view(np.uint32)
-    return _codes(digits, rows, cols, 1)
-
-
-_LOW, _HIGH, _HALF = np.uint32(0x0F0F0F0F), np.uint32(0xF0F0F0F0), np.uint32(4)
-
-
-def pack_int8(codes: Codes) -> Bytes:
-    """int8 codes in -127 … 127, (N, K), to INT8_PLANES bytes. Raises ValueError on -128."""
-    w = _padded_words(codes, INT8_TILE_K, -127)
-    first, second = w[..., 0], w[..., 1]
-    high = _stream((first & _HIGH) >> _HALF | second & _HIGH)
-    low = _stream(first & _LOW | (second & _LOW) << _HALF)
-    return np.concatenate([high, low])
-
-
-def unpack_int8(data: Any, rows: int, cols: int) -> Codes:
-    """INT8_PLANES bytes to int8 (N, K). The refused u = 0 shows as -128."""
-    high, low = (_words(plane, rows, cols, INT8_TILE_K) for plane in np.split(np.frombuffer(data, np.uint8), 2))
-    halves = np.empty((*high.shape, 2), np.uint32)
-    halves[..., 0] = (high & _LOW) << _HALF | low & _LOW
-    halves[..., 1] = high & _HIGH | (low & _HIGH) >> _HALF
-    return _codes(halves, rows, cols, 128)
+    return _codes(digits, rows, cols)
 
 
 def has_refused_ternary(data: Any) -> bool:
@@ -208,16 +193,6 @@ def has_refused_ternary(data: Any) -> bool:
 def has_refused_trits(data: Any) -> bool:
     """Whether any byte, padding included, is none of the 243 that stand for five codes."""
     return any(bool((part * np.uint8(243) >= 243).any()) for part in blocks(np.frombuffer(data, np.uint8)))
-
-
-def has_refused_int8(data: Any) -> bool:
-    """Whether any u, padding included, is 0: a zero half byte at the same place of both planes."""
-    high, low = np.split(np.frombuffer(data, np.uint8), 2)
-    for h, l in zip(blocks(high), blocks(low), strict=True):
-        u = h | l
-        if not ((u & 0x0F).all() and (u & 0xF0).all()):
-            return True
-    return False
 
 
 def group_scale_count(rows: int, cols: int) -> int:

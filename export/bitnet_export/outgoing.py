@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import packed
+from . import int8_rows, packed
 from .layout import PANEL, spread_scales
 from .packed import Record
 from .reader import PackedFile
@@ -91,28 +91,36 @@ def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]
     return file, config
 
 
+def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.int8]]:
+    """The codes, ternary or int8 (n, K), some rows at a time."""
+    stored, rows, cols = file.stored(record), record.rows, record.cols
+    if record.encoding in packed.INT8:
+        codes = int8_rows.codes_of(stored, rows, cols)
+        yield from (codes[first : first + _ROWS, :cols] for first in range(0, rows, _ROWS))
+    elif record.encoding in packed.LINES.values():
+        yield file.codes(record)
+    else:
+        panels = stored.reshape(-(-rows // PANEL), -1)
+        for first in range(0, rows, _ROWS):
+            last = min(first + _ROWS, rows)
+            part = panels[first // PANEL : -(-last // PANEL)].reshape(-1)
+            yield packed.TILES[record.encoding].unpack(part, last - first, cols)
+
+
 def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
     """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
-    if record.encoding in packed.LINES.values():
-        yield file.values(record)
+    if record.encoding not in packed.TILES:
+        table = file.stored(record).view("<f4" if record.encoding == packed.F32 else "<f2").reshape(record.rows, -1)
+        yield from (table[first : first + _ROWS].astype(np.float32) for first in range(0, record.rows, _ROWS))
         return
-    stored, scales = file.stored(record), file.scales(record)
-    if record.encoding in packed.TILES:
-        planes = 2 if record.encoding == packed.INT8_PLANES else 1
-        panels, unpack = stored.reshape(planes, -(-record.rows // PANEL), -1), packed.TILES[record.encoding].unpack
-    else:
-        table = stored.view("<f4" if record.encoding == packed.F32 else "<f2").reshape(record.rows, -1)
-    for first in range(0, record.rows, _ROWS):
-        rows = slice(first, min(first + _ROWS, record.rows))
-        if record.encoding not in packed.TILES:
-            yield table[rows].astype(np.float32)
-            continue
-        part = np.ascontiguousarray(panels[:, first // PANEL : -(-rows.stop // PANEL)]).reshape(-1)
-        codes = unpack(part, rows.stop - first, record.cols)
+    scales, first = file.scales(record), 0
+    for codes in code_rows(file, record):
+        rows = slice(first, first + len(codes))
         if record.scope == packed.SCALE_GROUP:
             yield codes * spread_scales(scales.reshape(record.rows, -1)[rows], record.cols)
         else:
             yield codes * (scales[rows, None] if record.scope == packed.SCALE_ROW else scales)
+        first = rows.stop
 
 
 @contextmanager

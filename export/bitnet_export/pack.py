@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.config import ModelConfig
 
-from . import layout, packed, sparsity
+from . import packed, sparsity
 from .packed import Spec
 from .report import Report, ZeroInputs
 from .verify import verify
@@ -133,7 +133,8 @@ def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: int = pa
         return Encoded(body, scope, packed.TILES[body].pack(codes.numpy()), scales.numpy())
     if spec.formats == packed.TABLE_FORMATS and config.head_format == "int8":
         codes, scales = row_codes(weight)
-        return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, layout.pack_int8(codes.numpy()), scales.numpy())
+        rows = packed.int8_encoding(spec, config)
+        return Encoded(rows, packed.SCALE_ROW, packed.TILES[rows].pack(codes.numpy()), scales.numpy())
     values = weight.detach().float().numpy()
     if spec.formats == packed.TABLE_FORMATS and config.head_format == "f16":
         return Encoded.f16(values)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import layout
+from . import int8_rows, layout
 
 MAGIC = b"\x89BITNET\n"
-VERSION = 1
+VERSION = 2
 ALIGN = 64
 NONE = 0xFFFF  # a layer or expert that a tensor does not have
 
@@ -32,16 +32,19 @@ OPTIONAL = 1  # section flag: skip me if you do not know me
 STACKS, TENSORS, METADATA, TOKENIZER, TEMPLATE, DATA = range(1, 7)
 SECTION_NAMES = {1: "STACKS", 2: "TENSORS", 3: "METADATA", 4: "TOKENIZER", 5: "TEMPLATE", 6: "DATA"}
 
-F32, F16, TERNARY_2BIT, TERNARY_5TRIT, INT8_PLANES, TERNARY_2BIT_ROWS, TERNARY_2BIT_COLUMNS = 1, 2, 4, 5, 6, 7, 8
+F32, F16, TERNARY_2BIT, TERNARY_5TRIT, INT8_ROWS = 1, 2, 4, 5, 6
+TERNARY_2BIT_ROWS, TERNARY_2BIT_COLUMNS, INT8_SKETCH = 7, 8, 9
 ENCODING_NAMES = {
-    F32: "F32", F16: "F16", TERNARY_2BIT: "TERNARY_2BIT", TERNARY_5TRIT: "TERNARY_5TRIT", INT8_PLANES: "INT8_PLANES",
-    TERNARY_2BIT_ROWS: "TERNARY_2BIT_ROWS", TERNARY_2BIT_COLUMNS: "TERNARY_2BIT_COLUMNS",
+    F32: "F32", F16: "F16", TERNARY_2BIT: "TERNARY_2BIT", TERNARY_5TRIT: "TERNARY_5TRIT", INT8_ROWS: "INT8_ROWS",
+    TERNARY_2BIT_ROWS: "TERNARY_2BIT_ROWS", TERNARY_2BIT_COLUMNS: "TERNARY_2BIT_COLUMNS", INT8_SKETCH: "INT8_SKETCH",
 }  # fmt: skip
 TERNARY = {"2.0": TERNARY_2BIT, "1.6": TERNARY_5TRIT}
 """The encodings of ternary weights by their bits a weight, as `--encoding` names them."""
 LINES = {"up": TERNARY_2BIT_ROWS, "down": TERNARY_2BIT_COLUMNS}
 """The roles that can be stored line by line, so that the engine leaves out lines that do not matter."""
 TERNARY_ENCODINGS = (*TERNARY.values(), *LINES.values())
+INT8 = (INT8_ROWS, INT8_SKETCH)
+SKETCH_VOCAB = 8192  # tokens from which a sketch is worth its bytes
 
 
 def ternary_encoding(bits: str) -> int:
@@ -57,12 +60,12 @@ def encoding_of(role: str, body: int, sparse: bool) -> int:
 
 
 class Tiles(NamedTuple):
-    """How a tiled encoding turns int8 codes (N, K) into bytes and back."""
+    """How an encoding turns int8 codes (N, K) into bytes and back."""
 
     size: Callable[[int, int], int]  # rows, cols
     pack: Callable[[layout.Codes], layout.Bytes]
     unpack: Callable[[Any, int, int], layout.Codes]
-    has_refused: Callable[[Any], bool]  # bytes that stand for no code
+    has_refused: Callable[[Any], bool]  # whether some bytes of codes stand for none
     refusal: str
 
 
@@ -83,8 +86,12 @@ TILES = {
         layout.columns_size, layout.pack_columns, layout.unpack_columns, layout.has_refused_ternary,
         "a ternary code is 3, expected 0, 1 or 2",
     ),
-    INT8_PLANES: Tiles(
-        layout.int8_size, layout.pack_int8, layout.unpack_int8, layout.has_refused_int8,
+    INT8_ROWS: Tiles(
+        int8_rows.size, int8_rows.pack, int8_rows.unpack, int8_rows.has_refused,
+        "an int8 code is -128, expected -127 to 127",
+    ),
+    INT8_SKETCH: Tiles(
+        int8_rows.sketched_size, int8_rows.pack_sketched, int8_rows.unpack, int8_rows.has_refused,
         "an int8 code is -128, expected -127 to 127",
     ),
 }  # fmt: skip
@@ -107,7 +114,7 @@ Format = tuple[int, int]  # encoding, scale scope
 FLOATS: tuple[Format, ...] = ((F16, SCALE_NONE), (F32, SCALE_NONE))
 LONG_LINEAR_FORMATS = tuple((TERNARY_2BIT, s) for s in (SCALE_TENSOR, SCALE_ROW, SCALE_GROUP)) + FLOATS
 LINEAR_FORMATS = ((TERNARY_5TRIT, SCALE_TENSOR), (TERNARY_5TRIT, SCALE_ROW), *LONG_LINEAR_FORMATS)
-TABLE_FORMATS = ((INT8_PLANES, SCALE_ROW), *LONG_LINEAR_FORMATS)
+TABLE_FORMATS = (*((encoding, SCALE_ROW) for encoding in INT8), *LONG_LINEAR_FORMATS)
 VECTOR_FORMATS: tuple[Format, ...] = ((F32, SCALE_NONE),)
 
 
@@ -186,6 +193,11 @@ def data_size(encoding: int, rows: int, cols: int) -> int:
     if encoding in TILES:
         return TILES[encoding].size(rows, cols)
     return {F32: 4, F16: 2}[encoding] * rows * cols
+
+
+def codes_size(encoding: int, rows: int, cols: int) -> int:
+    """Bytes of an encoding's codes, which come first."""
+    return TILES[INT8_ROWS if encoding == INT8_SKETCH else encoding].size(rows, cols)
 
 
 def scale_count(scope: int, rows: int, cols: int) -> int:
@@ -273,6 +285,13 @@ def expected_tensors(config: ModelConfig, stack: int = 0) -> Iterator[Spec]:
                 yield from _specs(row, stack, layer, expert)
     for row in _stack_rows(config):
         yield from _specs(row, stack, NONE, NONE)
+
+
+def int8_encoding(spec: Spec, config: ModelConfig) -> int:
+    """How writers store an int8 table: with a sketch when the engine can find the largest logits with it."""
+    gives_logits = config.has_head and ROLES[spec.key.role] == ("embedding" if config.tie_embeddings else "head")
+    as_they_are = not config.head_bias and config.logit_softcap == 0
+    return INT8_SKETCH if gives_logits and as_they_are and spec.rows >= SKETCH_VOCAB else INT8_ROWS
 
 
 def _specs(row: _Row, stack: int, layer: int, expert: int) -> Iterator[Spec]:

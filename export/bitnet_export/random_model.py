@@ -12,12 +12,13 @@ import numpy as np
 
 from bitnet.config import ModelConfig
 
-from . import layout, packed
+from . import int8_rows, layout, packed
 from .layout import Bytes
 from .packed import Spec
 from .writer import Encoded, write_packed
 
 _CHUNK = 1 << 20  # bytes drawn at a time
+_INT8_DEVIATION = 127 / 3.5  # of a row whose largest code is about 127, as a trained one has it
 
 
 def random_model(
@@ -69,9 +70,9 @@ def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: floa
         return Encoded(body, scope, tiles, scales.astype(stored).astype(np.float32))
     deviation = 2 / math.sqrt(spec.cols)
     if table == "int8":
-        uniform = 256 / math.sqrt(12)  # deviation of a uniform byte
-        scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / uniform)
-        return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, _int8_planes(*shape, rng), scales.astype(np.float32))
+        scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / _INT8_DEVIATION)
+        encoding = packed.int8_encoding(spec, config)
+        return Encoded(encoding, packed.SCALE_ROW, _int8_rows(*shape, rng, encoding), scales.astype(np.float32))
     values = rng.normal(0, deviation, shape)
     return Encoded.f16(values) if table == "f16" else Encoded.f32(values)
 
@@ -106,12 +107,12 @@ def _ternary_bytes(rng: np.random.Generator, zeros: float, body: int) -> Bytes:
     return numbers if body == packed.TERNARY_2BIT else np.take(layout.TRIT_BYTES, numbers)
 
 
-def _int8_planes(rows: int, cols: int, rng: np.random.Generator) -> Bytes:
-    if rows % layout.PANEL or cols % layout.INT8_TILE_K:
-        return layout.pack_int8(rng.integers(-127, 128, (rows, cols), np.int8))
-    low = np.resize(np.arange(256, dtype=np.uint8), 1 << 16)  # two uniform half bytes
-    high = low | np.where(low & 0x0F, 0, 0x08) | np.where(low & 0xF0, 0, 0x80)  # none 0: u = 0 is refused
-    data = np.empty(layout.int8_size(rows, cols), np.uint8)
-    for plane, table in zip(np.split(data, 2), (high.astype(np.uint8), low), strict=True):
-        _fill(plane, rng, table)
+def _int8_rows(rows: int, cols: int, rng: np.random.Generator, encoding: int) -> Bytes:
+    data = np.empty(packed.data_size(encoding, rows, cols), np.uint8)
+    codes = int8_rows.codes_of(data, rows, cols)
+    normal = np.rint(rng.normal(0, _INT8_DEVIATION, 1 << 16)).clip(-127, 127)
+    _fill(codes.reshape(-1).view(np.uint8), rng, normal.astype(np.int8).view(np.uint8))
+    codes[:, cols:] = 0
+    if encoding == packed.INT8_SKETCH:
+        int8_rows.write_sketch(data, rows, cols)
     return data

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import layout, packed
+from . import int8_rows, layout, packed
 from .foreign import PROBE, recognise
 from .packed import Key, Record
 from .stacks import pack_stack, unpack_stack
@@ -113,7 +113,7 @@ class PackedFile:
         return np.frombuffer(self._data(record.offset, record.size), np.uint8)
 
     def codes(self, record: Record) -> NDArray[np.int8]:
-        """int8 (N, K) of a ternary or INT8_PLANES tensor."""
+        """int8 (N, K) of a ternary or int8 tensor."""
         data = self._data(record.offset, record.size)
         return packed.TILES[record.encoding].unpack(data, record.rows, record.cols)
 
@@ -149,9 +149,10 @@ class PackedFile:
         size = len(self._bytes)
         _require(size >= packed.HEADER.size, f"the file has {size} bytes, a header has {packed.HEADER.size}")
         _, version, flags, file_size, count, reserved, header_crc = packed.HEADER.unpack_from(self._bytes)
+        remedy = "export or convert the model again" if version < packed.VERSION else "use a newer bitnet-edge"
         _require(
             version == packed.VERSION,
-            f"format version is {version}, this program reads {packed.VERSION}; use a matching bitnet-edge",
+            f"format version is {version}, this program reads {packed.VERSION}; {remedy}",
         )
         _require(flags == 0, f"header flags are {flags:#x}, expected 0; the file needs a newer bitnet-edge")
         _require(
@@ -302,7 +303,12 @@ class PackedFile:
         name, data = record.key.name, self._data(record.offset, record.size)
         if record.encoding in packed.TILES:
             tiles = packed.TILES[record.encoding]
-            _require(not tiles.has_refused(data), f"{name}: {tiles.refusal}")
+            codes = data[: packed.codes_size(record.encoding, record.rows, record.cols)]
+            _require(not tiles.has_refused(codes), f"{name}: {tiles.refusal}")
+            if record.encoding == packed.INT8_SKETCH:
+                _require(
+                    int8_rows.steps_are_valid(data, record.rows), f"{name}: a step or deviation is not finite and >= 0"
+                )
         elif record.encoding in (packed.F32, packed.F16):
             values = np.frombuffer(data, np.float32 if record.encoding == packed.F32 else np.float16)
             _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")

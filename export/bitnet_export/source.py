@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import layout, packed
+from . import int8_rows, packed
 from .packed import Key, Spec
 from .writer import Encoded
 
-_ROWS = 4096  # of a table in memory at a time; a multiple of a panel
+_ROWS = 4096  # of a table in memory at a time
 
 
 Progress = Callable[[str], None]
@@ -85,19 +85,19 @@ class Source:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def encode(spec: Spec, tensor: Tensor, head_format: str, body: int) -> Encoded:
-    """The bytes of one tensor: `body` is the encoding of ternary ones, `head_format` that of tables."""
+def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: int) -> Encoded:
+    """The bytes of one tensor; `body` is the encoding of ternary ones."""
     shape = (spec.rows, spec.cols)
     if tensor.shape != shape and (1, *tensor.shape) != shape:
         raise SourceError(f"{spec.key.name} has shape {list(tensor.shape)}, the configuration calls for {list(shape)}")
     if isinstance(tensor, Ternary):
         return _encode_ternary(spec, tensor, body)
-    if spec.formats == packed.TABLE_FORMATS and head_format == "int8":
-        return _encode_rows(spec, tensor)
+    if spec.formats == packed.TABLE_FORMATS and config.head_format == "int8":
+        return _encode_rows(spec, tensor, packed.int8_encoding(spec, config))
     values = tensor.all()
     if not np.isfinite(values).all():
         raise SourceError(f"{spec.key.name} holds NaN or infinity")
-    if spec.formats == packed.TABLE_FORMATS and head_format == "f16":
+    if spec.formats == packed.TABLE_FORMATS and config.head_format == "f16":
         return Encoded.f16(values)
     return Encoded.f32(values)
 
@@ -108,23 +108,22 @@ def _encode_ternary(spec: Spec, tensor: Ternary, body: int) -> Encoded:
     return Encoded(body, tensor.scope, packed.TILES[body].pack(tensor.codes), tensor.scales)
 
 
-def _encode_rows(spec: Spec, tensor: Floats) -> Encoded:
+def _encode_rows(spec: Spec, tensor: Floats, encoding: int) -> Encoded:
     """int8 rows (bitnet.quant.row_codes), a few thousand at a time: a table may be larger than all else."""
     import torch
 
     from bitnet.quant import row_codes
 
-    planes = np.empty((2, layout.int8_size(spec.rows, spec.cols) // 2), np.uint8)
+    data = np.zeros(packed.data_size(encoding, spec.rows, spec.cols), np.uint8)
+    stored = int8_rows.codes_of(data, spec.rows, spec.cols)
     sigma = np.empty(spec.rows, np.float32)
-    end = 0
     for first in range(0, spec.rows, _ROWS):
         last = min(first + _ROWS, spec.rows)
         values = tensor.rows(first, last)
         if not np.isfinite(values).all():
             raise SourceError(f"{spec.key.name} holds NaN or infinity")
         codes, sigma_rows = row_codes(torch.from_numpy(np.ascontiguousarray(values)))
-        sigma[first:last] = sigma_rows.numpy()
-        part = layout.pack_int8(codes.numpy()).reshape(2, -1)
-        planes[:, end : end + part.shape[1]] = part
-        end += part.shape[1]
-    return Encoded(packed.INT8_PLANES, packed.SCALE_ROW, planes.reshape(-1), sigma)
+        stored[first:last, : spec.cols], sigma[first:last] = codes.numpy(), sigma_rows.numpy()
+    if encoding == packed.INT8_SKETCH:
+        int8_rows.write_sketch(data, spec.rows, spec.cols)
+    return Encoded(encoding, packed.SCALE_ROW, data, sigma)

@@ -117,8 +117,8 @@ typedef struct bn_model_info {
     uint32_t pooling;         /* bn_pooling of the file; 0: it names none */
     uint64_t file_bytes;      /* size of the packed file */
     uint64_t ternary_weights; /* number of ternary weights */
-    uint64_t bytes_per_token; /* weight bytes read to decode one token, KV not; of a large int8
-                               * head the high plane, as sampling needs few rows of the low one;
+    uint64_t bytes_per_token; /* weight bytes read to decode one token, KV not; of a head with a
+                               * sketch the sketch, as sampling needs few rows of the head itself;
                                * bn_session_skipped is not taken off */
     uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
     uint64_t kv_bytes_per_token[3]; /* by bn_kv_type: cache bytes each token of context adds */

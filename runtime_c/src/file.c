@@ -113,8 +113,10 @@ static bn_status read_header(const uint8_t *bytes, size_t size, const bn_kernels
                        sizeof *header);
     memcpy(header, bytes, sizeof *header);
     if (header->version != BN_FORMAT_VERSION)
-        return bn_fail(detail, BN_ERR_VERSION, "format version is %" PRIu32 ", expected %d",
-                       header->version, BN_FORMAT_VERSION);
+        return bn_fail(detail, BN_ERR_VERSION, "format version is %" PRIu32 ", expected %d; %s",
+                       header->version, BN_FORMAT_VERSION,
+                       header->version < BN_FORMAT_VERSION ? "export or convert the model again"
+                                                           : "use a newer bitnet-edge");
     if (header->flags != 0)
         return bn_fail(detail, BN_ERR_VERSION, "header flags are 0x%" PRIx32 ", expected 0",
                        header->flags);

@@ -11,7 +11,7 @@
 #include "threads.h"
 
 enum {
-    BN_FORMAT_VERSION = 1,
+    BN_FORMAT_VERSION = 2,
     BN_ALIGN = 64,         /* of sections, tensors and scales */
     BN_NO_LAYER = 0xFFFF,  /* layer of a tensor outside the layers */
     BN_NO_EXPERT = 0xFFFF, /* expert of a tensor that has none */
@@ -38,9 +38,10 @@ enum {
     BN_F16 = 2,
     BN_TERNARY_2BIT = 4,
     BN_TERNARY_5TRIT = 5,
-    BN_INT8_PLANES = 6,
+    BN_INT8_ROWS = 6,
     BN_TERNARY_2BIT_ROWS = 7,
-    BN_TERNARY_2BIT_COLUMNS = 8
+    BN_TERNARY_2BIT_COLUMNS = 8,
+    BN_INT8_SKETCH = 9
 };
 enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
 enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
@@ -145,6 +146,13 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role);
  * one place where sizes are computed. */
 int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_t *size);
 int bn_tensor_scale_size(uint32_t scope, uint64_t rows, uint64_t cols, uint64_t *size);
+
+/* Where the parts of an INT8_SKETCH tensor begin, in bytes; its codes are at 0. Of a size that
+ * bn_tensor_data_size accepts. */
+typedef struct bn_sketch_parts {
+    uint64_t tiles, step, deviation;
+} bn_sketch_parts;
+bn_sketch_parts bn_sketch_at(uint64_t rows, uint64_t cols);
 
 /* --- The parts of the reader, in the order bn_file_parse calls them --- */
 

@@ -17,39 +17,57 @@ static int round_up(uint64_t x, uint64_t unit, uint64_t *units) {
     return 1;
 }
 
-/* Bytes of `planes` planes of tiles with tile_k columns. */
-static int tiles_size(uint64_t rows, uint64_t cols, uint64_t tile_k, uint64_t planes,
-                      uint64_t *size) {
+/* Bytes of tiles with tile_k columns. */
+static int tiles_size(uint64_t rows, uint64_t cols, uint64_t tile_k, uint64_t *size) {
     uint64_t panels, tiles;
     return round_up(rows, BN_PANEL, &panels) && round_up(cols, tile_k, &tiles) &&
            !__builtin_mul_overflow(panels, tiles, size) &&
-           !__builtin_mul_overflow(*size, planes * BN_TILE_BYTES, size);
-}
-
-/* Bytes of `lines` lines of `codes` codes. */
-static int lines_size(uint64_t lines, uint64_t codes, uint64_t *size) {
-    uint64_t blocks;
-    return round_up(codes, 4 * BN_TILE_BYTES, &blocks) &&
-           !__builtin_mul_overflow(lines, blocks, size) &&
            !__builtin_mul_overflow(*size, BN_TILE_BYTES, size);
 }
 
+/* Bytes of `lines` lines of `codes` codes, `block` of them in 64 bytes. */
+static int lines_size(uint64_t lines, uint64_t codes, uint64_t block, uint64_t *size) {
+    uint64_t blocks;
+    return round_up(codes, block, &blocks) && !__builtin_mul_overflow(lines, blocks, size) &&
+           !__builtin_mul_overflow(*size, BN_TILE_BYTES, size);
+}
+
+static int sketch_size(uint64_t rows, uint64_t cols, bn_sketch_parts *at, uint64_t *size) {
+    uint64_t tiles, floats;
+    return lines_size(rows, cols, BN_INT8_UNIT, &at->tiles) &&
+           tiles_size(rows, cols, BN_TERNARY_TILE_K, &tiles) &&
+           tiles_size(rows, 1, 1, &floats) && /* 16 rows, 4 bytes each */
+           !__builtin_add_overflow(at->tiles, tiles, &at->step) &&
+           !__builtin_add_overflow(at->step, floats, &at->deviation) &&
+           !__builtin_add_overflow(at->deviation, floats, size);
+}
+
+bn_sketch_parts bn_sketch_at(uint64_t rows, uint64_t cols) {
+    bn_sketch_parts at = {0};
+    uint64_t size;
+    sketch_size(rows, cols, &at, &size);
+    return at;
+}
+
 int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_t *size) {
+    bn_sketch_parts parts;
     switch (encoding) {
     case BN_F32:
     case BN_F16:
         return !__builtin_mul_overflow(rows, cols, size) &&
                !__builtin_mul_overflow(*size, encoding == BN_F32 ? 4u : 2u, size);
     case BN_TERNARY_2BIT:
-        return tiles_size(rows, cols, BN_TERNARY_TILE_K, 1, size);
+        return tiles_size(rows, cols, BN_TERNARY_TILE_K, size);
     case BN_TERNARY_5TRIT:
-        return tiles_size(rows, cols, BN_TRIT_TILE_K, 1, size);
-    case BN_INT8_PLANES:
-        return tiles_size(rows, cols, BN_INT8_TILE_K, 2, size);
+        return tiles_size(rows, cols, BN_TRIT_TILE_K, size);
+    case BN_INT8_ROWS:
+        return lines_size(rows, cols, BN_INT8_UNIT, size);
     case BN_TERNARY_2BIT_ROWS:
-        return lines_size(rows, cols, size);
+        return lines_size(rows, cols, 4 * BN_TILE_BYTES, size);
     case BN_TERNARY_2BIT_COLUMNS:
-        return lines_size(cols, rows, size);
+        return lines_size(cols, rows, 4 * BN_TILE_BYTES, size);
+    case BN_INT8_SKETCH:
+        return sketch_size(rows, cols, &parts, size);
     default:
         return 0;
     }

@@ -116,7 +116,8 @@ static int allowed(bn_form form, uint32_t role, uint32_t cols, uint32_t encoding
     case BN_TERNARY_5TRIT:
         return form == FORM_LINEAR && (scope == BN_SCALE_TENSOR || scope == BN_SCALE_ROW) &&
                cols <= BN_TRIT_MAX_K;
-    case BN_INT8_PLANES:
+    case BN_INT8_ROWS:
+    case BN_INT8_SKETCH:
         return form == FORM_TABLE && scope == BN_SCALE_ROW;
     case BN_TERNARY_2BIT_ROWS:
     case BN_TERNARY_2BIT_COLUMNS:

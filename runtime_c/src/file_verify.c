@@ -12,8 +12,7 @@
 
 enum { BLOCK = 128 * 1024 }; /* bytes; a multiple of a tile, well inside a second-level cache */
 
-/* --- values that are refused; each takes n bytes of a tensor whose planes have `plane` bytes ---
- */
+/* --- values that are refused, in n bytes --- */
 
 static uint64_t word(const uint8_t *p) {
     uint64_t w;
@@ -22,8 +21,7 @@ static uint64_t word(const uint8_t *p) {
 }
 
 /* Whether a 2-bit field is 3. n is a multiple of 64. */
-static int has_ternary_3(const uint8_t *p, size_t n, size_t plane) {
-    (void)plane;
+static int has_ternary_3(const uint8_t *p, size_t n) {
     uint64_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         const uint64_t w = word(p + i);
@@ -34,30 +32,24 @@ static int has_ternary_3(const uint8_t *p, size_t n, size_t plane) {
 
 /* Whether a byte is none of the 243 that stand for five codes: it is ceil(256 n / 243) exactly when
  * 243·byte = 256 n + r with r < 243. */
-static int has_no_trits(const uint8_t *p, size_t n, size_t plane) {
-    (void)plane;
+static int has_no_trits(const uint8_t *p, size_t n) {
     uint8_t bad = 0;
     for (size_t i = 0; i < n; i++)
         bad |= (uint8_t)(243u * p[i]) >= 243u;
     return bad != 0;
 }
 
-/* Whether a half byte is zero in both planes; p is in the low one. n is a multiple of 64. */
-static int has_int8_zero(const uint8_t *p, size_t n, size_t plane) {
-    const uint8_t *high = p - plane;
-    uint64_t good = ~(uint64_t)0;
-    for (size_t i = 0; i < n; i += sizeof good) {
-        const uint64_t u = word(high + i) | word(p + i);
-        const uint64_t pairs = u | u >> 1;
-        good &= pairs | pairs >> 2;
-    }
-    return (~good & 0x1111111111111111u) != 0;
+/* Whether a code is -128. */
+static int has_int8_least(const uint8_t *p, size_t n) {
+    int bad = 0;
+    for (size_t i = 0; i < n; i++)
+        bad |= p[i] == 0x80;
+    return bad;
 }
 
 /* Whether a scale is not finite, normal and > 0. As integers: below the smallest normal float,
  * or at infinity and above, where NaN and all negative numbers lie too. */
-static int has_bad_scale(const uint8_t *p, size_t n, size_t plane) {
-    (void)plane;
+static int has_bad_scale(const uint8_t *p, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         uint32_t bits;
@@ -67,9 +59,19 @@ static int has_bad_scale(const uint8_t *p, size_t n, size_t plane) {
     return bad != 0;
 }
 
+/* Whether a float is not finite and >= 0, by its bits likewise. */
+static int has_bad_sketch(const uint8_t *p, size_t n) {
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i += sizeof bad) {
+        uint32_t bits;
+        memcpy(&bits, p + i, sizeof bits);
+        bad |= bits >= 0x7F800000u;
+    }
+    return bad != 0;
+}
+
 /* Whether a scale of scope group is not finite and > 0, by its bits likewise. */
-static int has_bad_group_scale(const uint8_t *p, size_t n, size_t plane) {
-    (void)plane;
+static int has_bad_group_scale(const uint8_t *p, size_t n) {
     uint16_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         uint16_t bits;
@@ -80,8 +82,7 @@ static int has_bad_group_scale(const uint8_t *p, size_t n, size_t plane) {
 }
 
 /* Whether a float has all bits of its exponent set. */
-static int has_not_finite_f32(const uint8_t *p, size_t n, size_t plane) {
-    (void)plane;
+static int has_not_finite_f32(const uint8_t *p, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         uint32_t bits;
@@ -91,8 +92,7 @@ static int has_not_finite_f32(const uint8_t *p, size_t n, size_t plane) {
     return bad != 0;
 }
 
-static int has_not_finite_f16(const uint8_t *p, size_t n, size_t plane) {
-    (void)plane;
+static int has_not_finite_f16(const uint8_t *p, size_t n) {
     uint16_t bad = 0;
     for (size_t i = 0; i < n; i += sizeof bad) {
         uint16_t bits;
@@ -102,18 +102,17 @@ static int has_not_finite_f16(const uint8_t *p, size_t n, size_t plane) {
     return bad != 0;
 }
 
-static int has_nonzero(const uint8_t *p, size_t n, size_t plane) {
-    (void)plane;
+static int has_nonzero(const uint8_t *p, size_t n) {
     return !bn_all_zero(p, n);
 }
 
-static int nothing(const uint8_t *p, size_t n, size_t plane) {
-    (void)p, (void)n, (void)plane;
+static int nothing(const uint8_t *p, size_t n) {
+    (void)p, (void)n;
     return 0;
 }
 
 typedef struct bn_rule {
-    int (*broken)(const uint8_t *p, size_t n, size_t plane);
+    int (*broken)(const uint8_t *p, size_t n);
     bn_status status;
     const char *text;
 } bn_rule;
@@ -123,7 +122,7 @@ static const bn_rule scales = {has_bad_scale, BN_ERR_SCALE,
                                "a scale is not finite, normal and > 0"};
 static const bn_rule group_scales = {has_bad_group_scale, BN_ERR_SCALE,
                                      "a group scale is not finite and > 0"};
-static const bn_rule high_plane = {nothing, BN_OK, ""}; /* looked at from the low one */
+static const bn_rule sketch_codes = {nothing, BN_OK, ""}; /* all four have a value */
 
 static const bn_rule *rule_of(uint32_t encoding) {
     static const bn_rule rules[] = {
@@ -135,8 +134,10 @@ static const bn_rule *rule_of(uint32_t encoding) {
         [BN_TERNARY_2BIT_COLUMNS] = {has_ternary_3, BN_ERR_CODE,
                                      "a ternary code is 3, expected 0, 1 or 2"},
         [BN_TERNARY_5TRIT] = {has_no_trits, BN_ERR_CODE, "a byte stands for no five ternary codes"},
-        [BN_INT8_PLANES] = {has_int8_zero, BN_ERR_CODE,
-                            "an int8 code is -128, expected -127 to 127"},
+        [BN_INT8_ROWS] = {has_int8_least, BN_ERR_CODE,
+                          "an int8 code is -128, expected -127 to 127"},
+        [BN_INT8_SKETCH] = {has_bad_sketch, BN_ERR_SCALE,
+                            "a step or deviation is not finite and >= 0"}, /* its last part */
     };
     return &rules[encoding]; /* bn_file_parse allows no other */
 }
@@ -185,13 +186,13 @@ typedef struct bn_pass {
 
 /* Go on to `end`, which is where something ends that `rule` is for, or to the end of the part. */
 static void go_on(const bn_pass *pass, bn_part *part, uint64_t end, const bn_rule *rule,
-                  size_t tensor, size_t plane) {
+                  size_t tensor) {
     end = end < part->end ? end : part->end;
     while (part->at < end) {
         const size_t n = end - part->at < BLOCK ? (size_t)(end - part->at) : BLOCK;
         const uint8_t *block = pass->file->data + part->at;
         part->crc = pass->kernels->crc32(part->crc, block, n);
-        if (part->broken == NULL && rule->broken(block, n, plane)) {
+        if (part->broken == NULL && rule->broken(block, n)) {
             part->broken = rule;
             part->tensor = tensor;
         }
@@ -209,15 +210,17 @@ static void pass_part(bn_pass *pass, int32_t index) {
         (uint64_t)last * BN_ALIGN < file->data_size ? (uint64_t)last * BN_ALIGN : file->data_size;
     for (size_t i = 0; i < file->n_tensors; i++) { /* the order of the table is that of DATA */
         const bn_record r = bn_file_record(file, i);
-        const size_t plane = (size_t)r.size / 2;
-        go_on(pass, &part, r.offset, &padding, i, 0);
-        if (r.encoding == BN_INT8_PLANES)
-            go_on(pass, &part, r.offset + plane, &high_plane, i, 0);
-        go_on(pass, &part, r.offset + r.size, rule_of(r.encoding), i, plane);
+        go_on(pass, &part, r.offset, &padding, i);
+        if (r.encoding == BN_INT8_SKETCH) {
+            const bn_sketch_parts at = bn_sketch_at(r.rows, r.cols);
+            go_on(pass, &part, r.offset + at.tiles, rule_of(BN_INT8_ROWS), i);
+            go_on(pass, &part, r.offset + at.step, &sketch_codes, i);
+        }
+        go_on(pass, &part, r.offset + r.size, rule_of(r.encoding), i);
         if (r.scale_size > 0) {
-            go_on(pass, &part, r.scale_offset, &padding, i, 0);
+            go_on(pass, &part, r.scale_offset, &padding, i);
             go_on(pass, &part, r.scale_offset + r.scale_size,
-                  r.scale_scope == BN_SCALE_GROUP ? &group_scales : &scales, i, 0);
+                  r.scale_scope == BN_SCALE_GROUP ? &group_scales : &scales, i);
         }
     }
     pass->parts[index] = part;

@@ -2,79 +2,91 @@
  *
  * head.c: the largest logits without reading the whole head, the largest matrix of the model.
  *
- * The high plane alone (FORMAT.md §4, half of the bytes) gives every logit but for
- *     e = (Σ lo·q - 7.5·Σq)·σ/s,   lo in 0..15.
- * What is left of a weight after its high half behaves like noise, uniform with deviation
- * LOW_DEVIATION, so e has deviation LOW_DEVIATION·|q|·σ/s. A logit that is SIGMAS of these below
- * the k-th largest is out; the rest are computed in full. A row would have to line up its low
- * halves with q to break this, with a chance below 1e-11 a token for halves that are noise; the
- * bound that holds for any halves is 50 times wider and rules out nothing.
- *
- * Work goes by panels of 16 rows, because they share their memory lines.
+ * The sketch (FORMAT.md §4, a quarter of the bytes) gives every logit but for
+ *     e = Σ (c - (s - 1.5)·t)·q·σ/s_q,
+ * with q and 1/s_q the codes and the scale of the activations. What a sketch leaves of a weight
+ * behaves like noise of deviation d, so e has deviation d·|q|·σ/s_q: SIGMAS of these below the k-th
+ * largest logit, a token is out; the rest are computed from their codes. In a sample, the likeliest
+ * tokens, e is measured; should it be larger, because large q meet columns that the sketch cuts
+ * off, all deviations are taken larger by as much. To break this a row would have to line up what
+ * was left of it with q, with a chance below 1e-11 a token where it is noise.
  */
 #include <math.h>
 #include <string.h>
 
 #include "internal.h"
 
-#define LOW_MEAN 7.5f
-#define LOW_DEVIATION 4.61f /* sqrt((16² - 1)/12) */
 #define SIGMAS 7.0f
+#define ROUNDING 0.01f /* added to d: more than all roundings of floats come to */
+
+enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, SIFT_PANELS = 64, SAMPLE = 64 /* tokens */ };
 
 typedef struct screen {
     const bn_model *m;
     const bn_workspace *w;
     bn_product product; /* into the row of logits */
-    uint8_t *done;      /* [panels] 1: the panel's logits are exact */
-    float noise;        /* deviation of e, without σ */
-    float bar;          /* no logit below it is among the k largest */
+    const uint8_t *tiles;
+    const float *step, *deviation; /* [V] */
+    uint8_t *done;                 /* [V] 1: the logit is exact */
+    float noise;                   /* of e, without d and σ */
+    float bar;                     /* no logit below it is among the k largest */
 } screen;
 
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
+static float deviation(const screen *c, size_t row) {
+    return c->noise * (c->deviation[row] + ROUNDING) * c->m->head.scales[row];
+}
 
-/* logits = what the high plane says */
+/* logits = what the sketch says */
 static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const screen *c = context;
     const bn_tensor *t = &c->m->head;
-    const size_t k_tiles = ((size_t)t->cols + BN_INT8_TILE_K - 1) / BN_INT8_TILE_K;
+    const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const size_t stop = end * BN_PANEL < t->rows ? end * BN_PANEL : t->rows;
     int32_t *acc = c->w->acc + (size_t)thread * c->w->acc_stride;
-    const float mean = (128 - LOW_MEAN) * (float)c->w->q_sum[0];
-    c->m->kernels.int8_high(&(bn_matmul){.acc = acc,
-                                         .acc_stride = BN_CHUNK_ROWS,
-                                         .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                                         .panel_stride = k_tiles * BN_TILE_BYTES,
-                                         .panels = end - panel,
-                                         .k_tiles = k_tiles,
-                                         .q = c->w->q,
-                                         .q_stride = c->w->q_stride,
-                                         .tokens = 1});
-    for (size_t r = panel * BN_PANEL, i = 0; r < end * BN_PANEL && r < t->rows; r++, i++)
-        c->product.y[r] = ((float)acc[i] - mean) * (t->scales[r] / c->w->s[0]);
-    memset(c->done + panel, 0, end - panel);
+    const float mean = 1.5f * (float)c->w->q_sum[0];
+    c->m->kernels.ternary_matmul(&(bn_matmul){.acc = acc,
+                                              .acc_stride = BN_CHUNK_ROWS,
+                                              .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
+                                              .panel_stride = k_tiles * BN_TILE_BYTES,
+                                              .panels = end - panel,
+                                              .k_tiles = k_tiles,
+                                              .q = c->w->q,
+                                              .q_stride = c->w->q_stride,
+                                              .tokens = 1});
+    for (size_t r = panel * BN_PANEL, i = 0; r < stop; r++, i++)
+        c->product.y[r] = ((float)acc[i] - mean) * c->step[r] * (t->scales[r] / c->w->s[0]);
+    memset(c->done + panel * BN_PANEL, 0, stop - panel * BN_PANEL);
 }
 
-static void complete(const screen *c, size_t panel, int32_t thread) {
-    bn_linear_panels(c->m, c->w, &c->product, panel, 1, thread);
-    c->done[panel] = 1;
+static void complete(const screen *c, size_t row) {
+    bn_linear_int8_row(c->m, c->w, &c->product, row);
+    c->done[row] = 1;
 }
 
-/* Compute in full what may pass the bar, rule out the rest. */
+/* Ask memory for the codes of a row. */
+static void prefetch(const screen *c, size_t row) {
+    const size_t row_bytes = bn_int8_row(c->m->head.cols);
+    for (size_t i = 0; i < row_bytes; i += BN_INT8_UNIT)
+        __builtin_prefetch(c->m->head.data + row * row_bytes + i, 0, 2);
+}
+
+/* Rule out what is below the bar, compute the rest in full. */
 static void sift(void *context, int32_t thread, size_t panel, size_t end) {
+    (void)thread;
     const screen *c = context;
-    const bn_tensor *t = &c->m->head;
-    for (; panel < end; panel++) {
-        if (c->done[panel])
-            continue;
-        const size_t begin = panel * BN_PANEL;
-        const size_t stop = begin + BN_PANEL < t->rows ? begin + BN_PANEL : t->rows;
-        int passes = 0;
-        for (size_t r = begin; r < stop; r++)
-            passes |= !(c->product.y[r] + SIGMAS * c->noise * t->scales[r] < c->bar);
-        if (passes)
-            complete(c, panel, thread);
-        else
-            for (size_t r = begin; r < stop; r++)
-                c->product.y[r] = -INFINITY;
+    const size_t rows = c->m->head.rows, stop = end * BN_PANEL < rows ? end * BN_PANEL : rows;
+    float *y = c->product.y;
+    size_t left[SIFT_PANELS * BN_PANEL], n = 0;
+    for (size_t r = panel * BN_PANEL; r < stop; r++) {
+        const int keep = c->done[r] | !(y[r] + SIGMAS * deviation(c, r) < c->bar);
+        y[r] = keep ? y[r] : -INFINITY;
+        left[n] = r;
+        n += keep && !c->done[r];
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (i + 1 < n)
+            prefetch(c, left[i + 1]);
+        complete(c, left[i]);
     }
 }
 
@@ -101,38 +113,53 @@ static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_
 }
 
 int bn_head_screens(const bn_model *m) {
-    enum { LARGE = 8192 }; /* tokens; below, reading the whole head is as good */
-    return m->head.encoding == BN_INT8_PLANES && !m->head.bias && m->config.logit_softcap == 0 &&
-           m->config.vocab_size >= LARGE;
+    return m->head.encoding == BN_INT8_SKETCH && !m->head.bias && m->config.logit_softcap == 0;
+}
+
+static screen screen_of(const bn_model *m, const bn_workspace *w, float *logits, uint8_t *done) {
+    const bn_tensor *t = &m->head;
+    const bn_sketch_parts at = bn_sketch_at(t->rows, t->cols);
+    int32_t squares = 0;
+    for (size_t i = 0; i < t->cols; i++)
+        squares += w->q[i] * w->q[i];
+    return (screen){.m = m,
+                    .w = w,
+                    .product = {.w = t, .y = logits, .y_stride = t->rows},
+                    .tiles = t->data + at.tiles,
+                    .step = (const float *)(const void *)(t->data + at.step),
+                    .deviation = (const float *)(const void *)(t->data + at.deviation),
+                    .done = done,
+                    .noise = sqrtf((float)squares) / w->s[0]};
+}
+
+/* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. */
+static void take_sample(screen *c, size_t k) {
+    size_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
+    float exact[BN_SCREEN_MOST], squares = 0;
+    const bn_kernels *kernels = &c->m->kernels;
+    const size_t n = largest(kernels, c->product.y, c->m->head.rows, k < SAMPLE ? SAMPLE : k, top);
+    for (size_t i = 0; i < n; i++) {
+        const float estimated = c->product.y[top[i]];
+        complete(c, top[i]);
+        exact[i] = c->product.y[top[i]];
+        const float e = (exact[i] - estimated) / deviation(c, top[i]);
+        squares += e * e;
+    }
+    c->noise *= fmaxf(1.0f, sqrtf(squares / (float)n));
+    c->bar = exact[order[largest(kernels, exact, n, k, order) - 1]];
 }
 
 bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *more, size_t n,
                       float *logits, uint8_t *done) {
-    size_t top[BN_SCREEN_MOST];
     const bn_status status = bn_head_input(m, w, 0, 1);
     if (status)
         return status;
-    int32_t squares = 0;
-    for (size_t i = 0; i < m->config.dim; i++)
-        squares += w->q[i] * w->q[i];
-    screen c = {.m = m,
-                .w = w,
-                .product = {.w = &m->head, .y = logits, .y_stride = m->config.vocab_size},
-                .done = done,
-                .noise = LOW_DEVIATION * sqrtf((float)squares) / w->s[0],
-                .bar = INFINITY};
+    screen c = screen_of(m, w, logits, done);
     bn_pool_run(m->pool, bn_panels(&m->head), CHUNK_PANELS, estimate, &c);
-
-    /* k + n of the largest estimates, in full, give a bar that the (k + n)-th largest passes */
-    const size_t found = largest(&m->kernels, logits, m->config.vocab_size, k + n, top);
-    for (size_t i = 0; i < found; i++)
-        if (!done[top[i] / BN_PANEL])
-            complete(&c, top[i] / BN_PANEL, 0);
-    for (size_t i = 0; i < found; i++)
-        c.bar = logits[top[i]] < c.bar ? logits[top[i]] : c.bar;
+    take_sample(&c, k + n);
     for (size_t i = 0; i < n; i++)
-        if (!done[(size_t)more[i] / BN_PANEL])
-            complete(&c, (size_t)more[i] / BN_PANEL, 0);
-    bn_pool_run(m->pool, bn_panels(&m->head), CHUNK_PANELS, sift, &c);
+        if (!done[more[i]])
+            complete(&c, (size_t)more[i]);
+    bn_pool_run(m->pool, bn_panels(&m->head), SIFT_PANELS, sift, &c);
     return BN_OK;
 }

@@ -111,7 +111,7 @@ struct bn_session {
     float *score_logits; /* [score_rows][V] */
     int32_t score_rows;
     void *sampler_scratch;
-    uint8_t *screened; /* [V/16] scratch of bn_head_top */
+    uint8_t *screened; /* [V] scratch of bn_head_top */
     uint64_t rng;
     void *memory; /* all but the workspace */
     size_t memory_size;
@@ -145,10 +145,18 @@ const bn_product *bn_next_part(const bn_product *products, size_t *first, size_t
 void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                const bn_product *products, int n_products);
 
-/* Panels [panel, panel + n) of one product, n <= BN_CHUNK_ROWS / BN_PANEL, of row 0 alone and on
- * the calling thread of the pool. */
-void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
-                      size_t panel, size_t n, int32_t thread);
+/* Bytes of a row of n int8 codes. */
+static inline size_t bn_int8_row(size_t n) {
+    return (n + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT;
+}
+
+static inline int bn_is_int8(const bn_tensor *t) {
+    return t->encoding == BN_INT8_ROWS || t->encoding == BN_INT8_SKETCH;
+}
+
+/* One row of a product with an int8 matrix, of row 0 alone and on the calling thread. */
+void bn_linear_int8_row(const bn_model *m, const bn_workspace *w, const bn_product *product,
+                        size_t row);
 
 /* Product row b from row `row` of the workspace, outputs [r0, r0 + n), n <= BN_CHUNK_ROWS:
  * y = (acc - offset·Σq)·(γ/s). */
@@ -218,12 +226,12 @@ bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n)
 
 enum { BN_SCREEN_MOST = 256 }; /* tokens that bn_head_top can be asked for */
 
-/* Whether bn_head_top pays: an int8 head, large, whose logits nothing is added to. */
+/* Whether the head has a sketch, and nothing is added to its logits: bn_head_top can be called. */
 int bn_head_screens(const bn_model *m);
 
 /* The k largest logits of row 0 of x, and those of n tokens more, exactly; whatever can be neither
  * becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. Only where bn_head_screens. done: scratch,
- * one byte per 16 tokens. */
+ * one byte a token. */
 bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *more, size_t n,
                       float *logits, uint8_t *done);
 

@@ -28,7 +28,7 @@ enum {
     BN_TRIT_TILE_K = 20,    /* columns of a TERNARY_5TRIT tile */
     BN_TRIT_MAX_K = 32768,  /* columns of a TERNARY_5TRIT matrix: sums fit 24 bits */
     BN_LINE_UNIT = 64,      /* codes in 16 bytes of a line, which has whole BN_TILE_BYTES */
-    BN_INT8_TILE_K = 8,     /* columns of an INT8_PLANES tile, in each plane */
+    BN_INT8_UNIT = 64,      /* codes that rows of int8 are a multiple of */
     BN_LIST_MOST = 4096,    /* lines listed at a time */
     BN_SCALE_GROUP_K = 128, /* columns that share a scale of scope group */
     BN_GROUP_TILES = BN_SCALE_GROUP_K / BN_TERNARY_TILE_K,
@@ -43,14 +43,11 @@ static inline size_t bn_q_row(size_t k) {
 
 /* acc[t * acc_stride + 16 p + r] = sum over k of u(16 p + r, k) * q[t * q_stride + k]
  * with u the unsigned codes as stored (FORMAT.md §4), for k in the tiles given.
- * ternary_matmul and trit_matmul read `tiles`; int8_matmul reads `tiles` as the high plane and
- * `low` as the low one and gives 16·high + low.
- * All sizes >= 1. tiles, low and q are 64-byte aligned, strides multiples of 64 bytes. */
+ * All sizes >= 1. tiles and q are 64-byte aligned, strides multiples of 64 bytes. */
 typedef struct bn_matmul {
     int32_t *acc;         /* [tokens][acc_stride], acc_stride >= 16 panels */
     size_t acc_stride;    /* in int32 */
     const uint8_t *tiles; /* first tile of the first panel */
-    const uint8_t *low;   /* int8_matmul: the same place in the low plane */
     size_t panel_stride;  /* bytes from one panel to the next */
     size_t panels;
     size_t k_tiles;  /* tiles along K */
@@ -58,6 +55,20 @@ typedef struct bn_matmul {
     size_t q_stride;
     size_t tokens;
 } bn_matmul;
+
+/* acc[t * acc_stride + r] = sum over k of codes[r * row_bytes + k] * q[t * q_stride + k], all of a
+ * row. All sizes >= 1. codes and q are 64-byte aligned, row_bytes and q_stride multiples of 64. */
+typedef struct bn_int8_rows {
+    int32_t *acc;      /* [tokens][acc_stride], acc_stride >= rows */
+    size_t acc_stride; /* in int32 */
+    const int8_t *codes;
+    size_t row_bytes;
+    size_t rows;
+    const int8_t *q; /* as in bn_matmul */
+    size_t q_stride;
+    const int32_t *q_sums; /* [tokens] sum of q */
+    size_t tokens;
+} bn_int8_rows;
 
 /* h[i] = act(g[i]) * u[i]; h may be g. */
 typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
@@ -101,7 +112,8 @@ typedef struct bn_kernels {
     const char *isa;
 
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
-     * counts as such or gives some other finite value: never a fault. */
+     * counts as such or gives some other finite value: never a fault.
+     * With one token, ternary_matmul takes a 3 for a 3: so it multiplies sketches too. */
     void (*ternary_matmul)(const bn_matmul *m);
     /* The same with tables of sums for most products, for at most lookup_tokens tokens: faster with
      * nearly as many tokens and a thousand rows. scratch: bn_lookup_bytes. */
@@ -109,9 +121,7 @@ typedef struct bn_kernels {
     /* At most BN_TRIT_MAX_K columns. Every byte has five codes, also one that verify refuses. */
     void (*trit_matmul)(const bn_matmul *m);
     void (*ternary_grouped)(const bn_grouped *m);
-    void (*int8_matmul)(const bn_matmul *m);
-    /* 16·high of int8_matmul: reads half of the bytes. For one token; `low` is not used. */
-    void (*int8_high)(const bn_matmul *m);
+    void (*int8_rows)(const bn_int8_rows *m);
 
     /* acc[i] = sum over k of u(list[i], k) * q[k], q as in bn_matmul. */
     void (*ternary_rows)(const bn_lines *m);

@@ -53,39 +53,14 @@ static void trit_matmul(const bn_matmul *m) {
     }
 }
 
-static void int8_matmul(const bn_matmul *m) {
-    for (size_t t = 0; t < m->tokens; t++) {
-        const int8_t *q = m->q + t * m->q_stride;
-        for (size_t p = 0; p < m->panels; p++) {
-            const uint8_t *high = m->tiles + p * m->panel_stride;
-            const uint8_t *low = m->low + p * m->panel_stride;
-            int32_t sum[BN_PANEL] = {0};
-            for (size_t kt = 0; kt < m->k_tiles; kt++, high += BN_TILE_BYTES, low += BN_TILE_BYTES)
-                for (int row = 0; row < BN_PANEL; row++)
-                    for (int i = 0; i < 4; i++) {
-                        const int8_t *qk = q + kt * BN_INT8_TILE_K + i;
-                        const int h = high[4 * row + i], l = low[4 * row + i];
-                        sum[row] += (16 * (h & 15) + (l & 15)) * qk[0];
-                        sum[row] += (16 * (h >> 4) + (l >> 4)) * qk[4];
-                    }
-            memcpy(m->acc + t * m->acc_stride + p * BN_PANEL, sum, sizeof sum);
+static void int8_rows(const bn_int8_rows *m) {
+    for (size_t t = 0; t < m->tokens; t++)
+        for (size_t r = 0; r < m->rows; r++) {
+            int32_t sum = 0;
+            for (size_t k = 0; k < m->row_bytes; k++)
+                sum += m->codes[r * m->row_bytes + k] * m->q[t * m->q_stride + k];
+            m->acc[t * m->acc_stride + r] = sum;
         }
-    }
-}
-
-static void int8_high(const bn_matmul *m) {
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *high = m->tiles + p * m->panel_stride;
-        int32_t sum[BN_PANEL] = {0};
-        for (size_t kt = 0; kt < m->k_tiles; kt++, high += BN_TILE_BYTES)
-            for (int row = 0; row < BN_PANEL; row++)
-                for (int i = 0; i < 4; i++) {
-                    const int8_t *qk = m->q + kt * BN_INT8_TILE_K + i;
-                    sum[row] += 16 * (high[4 * row + i] & 15) * qk[0];
-                    sum[row] += 16 * (high[4 * row + i] >> 4) * qk[4];
-                }
-        memcpy(m->acc + p * BN_PANEL, sum, sizeof sum);
-    }
 }
 
 /* The code of column (or, of a column, row) i of a line, as stored. */
@@ -429,8 +404,7 @@ void bn_kernels_scalar(bn_kernels *table) {
         .ternary_lookup = ternary_lookup,
         .trit_matmul = trit_matmul,
         .ternary_grouped = ternary_grouped,
-        .int8_matmul = int8_matmul,
-        .int8_high = int8_high,
+        .int8_rows = int8_rows,
         .ternary_rows = ternary_rows,
         .ternary_columns = ternary_columns,
         .f32_matmul = f32_matmul,

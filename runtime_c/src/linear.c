@@ -92,11 +92,17 @@ void bn_sum_groups(const bn_workspace *w, size_t row, size_t width) {
     }
 }
 
-/* Columns of a tile, of the encodings that have tiles. */
-static size_t tile_columns(uint32_t encoding) {
-    return encoding == BN_INT8_PLANES     ? BN_INT8_TILE_K
-           : encoding == BN_TERNARY_5TRIT ? BN_TRIT_TILE_K
-                                          : BN_TERNARY_TILE_K;
+static void sum_int8_rows(const group *g, const bn_tensor *t, size_t r0, size_t n, int32_t *acc) {
+    const size_t row_bytes = bn_int8_row(t->cols);
+    g->m->kernels.int8_rows(&(bn_int8_rows){.acc = acc,
+                                            .acc_stride = BN_CHUNK_ROWS,
+                                            .codes = (const int8_t *)t->data + r0 * row_bytes,
+                                            .row_bytes = row_bytes,
+                                            .rows = n,
+                                            .q = g->w->q + g->first * g->w->q_stride,
+                                            .q_stride = g->w->q_stride,
+                                            .q_sums = g->w->q_sum + g->first,
+                                            .tokens = g->rows});
 }
 
 /* Panels [panel, panel + n) of one product, n·16 <= BN_CHUNK_ROWS. */
@@ -105,17 +111,17 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
     const bn_kernels *k = &g->m->kernels;
     const size_t r0 = panel * BN_PANEL;
     const size_t rows = r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
-    const size_t tile_k = tile_columns(t->encoding);
+    const size_t tile_k = t->encoding == BN_TERNARY_5TRIT ? BN_TRIT_TILE_K : BN_TERNARY_TILE_K;
     const size_t k_tiles = (t->cols + tile_k - 1) / tile_k;
-    bn_matmul mm = {.acc = acc,
-                    .acc_stride = BN_CHUNK_ROWS,
-                    .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                    .panel_stride = k_tiles * BN_TILE_BYTES,
-                    .panels = n,
-                    .k_tiles = k_tiles,
-                    .q = g->w->q + g->first * g->w->q_stride,
-                    .q_stride = g->w->q_stride,
-                    .tokens = g->rows};
+    const bn_matmul mm = {.acc = acc,
+                          .acc_stride = BN_CHUNK_ROWS,
+                          .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                          .panel_stride = k_tiles * BN_TILE_BYTES,
+                          .panels = n,
+                          .k_tiles = k_tiles,
+                          .q = g->w->q + g->first * g->w->q_stride,
+                          .q_stride = g->w->q_stride,
+                          .tokens = g->rows};
     if (t->encoding == BN_TERNARY_2BIT && t->scale_scope == BN_SCALE_GROUP) {
         ternary_groups(g, p, panel, n, (float *)acc);
     } else if (t->encoding == BN_TERNARY_2BIT) {
@@ -124,10 +130,9 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
     } else if (t->encoding == BN_TERNARY_5TRIT) {
         k->trit_matmul(&mm);
         scale_sums(g, p, acc, 1, r0, rows);
-    } else if (t->encoding == BN_INT8_PLANES) {
-        mm.low = mm.tiles + t->bytes / 2;
-        k->int8_matmul(&mm);
-        scale_sums(g, p, acc, 128, r0, rows);
+    } else if (bn_is_int8(t)) {
+        sum_int8_rows(g, t, r0, rows, acc);
+        scale_sums(g, p, acc, 0, r0, rows);
     } else {
         float *y = (float *)acc; /* same size, same owner */
         const float *x = g->w->h + g->first * g->w->wide;
@@ -181,10 +186,11 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
         bn_linear_lines(m, w, first, rows, &products[i]);
 }
 
-void bn_linear_panels(const bn_model *m, const bn_workspace *w, const bn_product *product,
-                      size_t panel, size_t n, int32_t thread) {
-    const group g = {m, w, product, 0, 1};
-    chunk(&g, product, panel, n, w->acc + (size_t)thread * w->acc_stride);
+void bn_linear_int8_row(const bn_model *m, const bn_workspace *w, const bn_product *product,
+                        size_t row) {
+    int32_t sum;
+    sum_int8_rows(&(group){m, w, product, 0, 1}, product->w, row, 1, &sum);
+    bn_scale_sums(w, 0, product, 0, &sum, 0, row, 1);
 }
 
 /* One row: codes are -1, 0, 1 and a product with the scale is exact. */
@@ -216,14 +222,9 @@ void bn_embed(const bn_model *m, int32_t token, float *x) {
     } else if (t->encoding == BN_TERNARY_2BIT) {
         embed_ternary(m, t, row, x);
     } else {
-        const size_t tiles = (dim + BN_INT8_TILE_K - 1) / BN_INT8_TILE_K;
-        const uint8_t *high = t->data + row / BN_PANEL * tiles * BN_TILE_BYTES + row % BN_PANEL * 4;
-        const uint8_t *low = high + t->bytes / 2;
-        for (size_t k = 0; k < dim; k++) {
-            const size_t byte = k / 8 * BN_TILE_BYTES + k % 4, shift = k % 8 / 4 * 4;
-            const int code = (high[byte] >> shift & 15) * 16 + (low[byte] >> shift & 15) - 128;
-            x[k] = (float)code * t->scales[row];
-        }
+        const int8_t *codes = (const int8_t *)t->data + row * bn_int8_row(dim);
+        for (size_t k = 0; k < dim; k++)
+            x[k] = (float)codes[k] * t->scales[row];
     }
     if (m->config.embedding_scale != 1.0f)
         for (size_t k = 0; k < dim; k++)

@@ -201,7 +201,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
     }
     count(info, &m->head);
     if (bn_head_screens(m))
-        info->bytes_per_token -= m->head.bytes / 2;
+        info->bytes_per_token -= (uint64_t)m->head.rows * bn_int8_row(m->head.cols);
     return BN_OK;
 }
 

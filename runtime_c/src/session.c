@@ -25,7 +25,7 @@ static int lay_out(bn_session *s, uint8_t *base) {
     const size_t scores = align((size_t)s->score_rows * c->vocab_size * sizeof(float));
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
-    const size_t screened = align(c->vocab_size / BN_PANEL + 1);
+    const size_t screened = align(c->vocab_size);
     const size_t scales = heads * bn_cache_scale_bytes(s->cache.type, slots); /* <= kv */
     size_t kv;
     s->cache.slots = slots;

@@ -52,15 +52,14 @@ static double time_call(void (*call)(bench *), bench *b, double span) {
 }
 
 /* The next 8 panels of a matrix that does not fit in a cache, as linear.c calls it. */
-static void call_matmul(bench *b, void (*matmul)(const bn_matmul *), size_t tile_k, size_t planes) {
+static void call_matmul(bench *b, void (*matmul)(const bn_matmul *), size_t tile_k) {
     const size_t k_tiles = (b->cols + tile_k - 1) / tile_k;
     const size_t bytes = BENCH_PANELS * k_tiles * BN_TILE_BYTES;
-    if (b->at + bytes > BENCH_BYTES / planes)
+    if (b->at + bytes > BENCH_BYTES)
         b->at = 0;
     const bn_matmul m = {.acc = b->acc,
                          .acc_stride = BENCH_PANELS * BN_PANEL,
                          .tiles = b->weights + b->at,
-                         .low = b->weights + BENCH_BYTES / 2 + b->at,
                          .panel_stride = k_tiles * BN_TILE_BYTES,
                          .panels = BENCH_PANELS,
                          .k_tiles = k_tiles,
@@ -72,10 +71,10 @@ static void call_matmul(bench *b, void (*matmul)(const bn_matmul *), size_t tile
 }
 
 static void call_ternary(bench *b) {
-    call_matmul(b, b->k->ternary_matmul, BN_TERNARY_TILE_K, 1);
+    call_matmul(b, b->k->ternary_matmul, BN_TERNARY_TILE_K);
 }
 static void call_trit(bench *b) {
-    call_matmul(b, b->k->trit_matmul, BN_TRIT_TILE_K, 1);
+    call_matmul(b, b->k->trit_matmul, BN_TRIT_TILE_K);
 }
 /* b->rows rows of one matrix, as linear.c calls it. */
 static void call_lookup(bench *b) {
@@ -140,7 +139,19 @@ static void call_columns(bench *b) {
     call_lines(b, b->k->ternary_columns);
 }
 static void call_int8(bench *b) {
-    call_matmul(b, b->k->int8_matmul, BN_INT8_TILE_K, 2);
+    const size_t bytes = b->rows * b->cols; /* cols: a multiple of BN_INT8_UNIT */
+    if (b->at + bytes > BENCH_BYTES)
+        b->at = 0;
+    b->k->int8_rows(&(bn_int8_rows){.acc = b->acc,
+                                    .acc_stride = b->rows,
+                                    .codes = (const int8_t *)b->weights + b->at,
+                                    .row_bytes = b->cols,
+                                    .rows = b->rows,
+                                    .q = b->q,
+                                    .q_stride = bn_q_row(b->cols),
+                                    .q_sums = b->acc, /* any numbers */
+                                    .tokens = b->tokens});
+    b->at += bytes;
 }
 static void call_peak(bench *b) {
     b->k->int8_peak(1000, b->acc);
@@ -233,7 +244,7 @@ static void bench_matmuls(bench *b, const bn_kernels *scalar) {
             bench_line(b, scalar, "ternary_grouped", call_grouped, macs,
                        weights / 4 + weights / 64);
             if (c == 0 && (t < 2 || tokens[t] == 128))
-                bench_line(b, scalar, "int8_matmul", call_int8, macs, weights);
+                bench_line(b, scalar, "int8_rows", call_int8, macs, weights);
         }
 }
 

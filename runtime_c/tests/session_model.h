@@ -33,7 +33,7 @@ static inline void large_vocabulary(tiny_writer *w) {
         tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
         tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
     }
-    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 9, 2, VOCAB, DIM);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
 }

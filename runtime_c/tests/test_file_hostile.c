@@ -121,7 +121,7 @@ static void wide(tiny_writer *w) {
     tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 2, 640, 64);
     tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 3, 640, 640);
     tiny_tensor(w, 0, 15, TINY_NONE, 0, 5, 2, 640, 640);
-    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 320, 640);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 9, 2, 320, 640);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 640);
 }
 
@@ -138,16 +138,38 @@ static void same_answer(const uint8_t *bytes, size_t size, bn_pool **pools, bn_s
     }
 }
 
-/* Make one value of a tensor what verify refuses, in both planes if it has two. */
+/* Make one value of a tensor what verify refuses. */
 static void spoil(uint8_t *bytes, const uint8_t *record, uint64_t *random) {
     /* By encoding: NaN, NaN, a code 3, no five trits, a code of -128. */
-    static const uint32_t bad[] = {0, 0x7FC00000, 0x7E007E00, 0, 0x03030303, 0x01010101, 0};
+    static const uint32_t bad[] = {0,          0x7FC00000, 0x7E007E00, 0, 0x03030303,
+                                   0x01010101, 0x80808080, 0,          0, 0x80808080};
     const size_t encoding = record[9], size = (size_t)tiny_get(record + 32, 8);
-    const size_t plane = encoding == BN_INT8_PLANES ? size / 2 : size;
     uint8_t *data = bytes + tiny_section(bytes, 6) + (size_t)tiny_get(record + 24, 8);
-    uint8_t *value = data + check_below(random, plane) / 4 * 4;
-    for (; value < data + size; value += plane)
-        tiny_put(value, bad[encoding], 4);
+    const size_t end = encoding == BN_INT8_SKETCH ? size / 2 : size; /* inside its codes */
+    tiny_put(data + check_below(random, end) / 4 * 4, bad[encoding], 4);
+}
+
+/* Every bit pattern is a sketch; steps and deviations are finite and >= 0, also those of no row. */
+static void test_sketch(const uint8_t *good, size_t size, const uint8_t *record, bn_pool **pools) {
+    static const uint32_t bad[] = {0x7F800000, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000000};
+    const bn_sketch_parts at = bn_sketch_at(tiny_get(record + 16, 4), tiny_get(record + 20, 4));
+    const size_t data = tiny_section(good, 6) + (size_t)tiny_get(record + 24, 8);
+    const size_t end = data + (size_t)tiny_get(record + 32, 8);
+    CHECK_EQ(record[9], BN_INT8_SKETCH);
+    for (size_t i = 0; i < 5; i++) {
+        const size_t places[] = {data + at.step, data + at.deviation - 4, data + at.deviation,
+                                 end - 4};
+        for (size_t j = 0; j < 4; j++) {
+            uint8_t *spoilt = tiny_copy(good, size);
+            memset(spoilt + data + at.tiles, 0xFF, at.step - at.tiles);
+            tiny_fix_checksums(spoilt, size);
+            same_answer(spoilt, size, pools, BN_OK);
+            tiny_put(spoilt + places[j], bad[i], 4);
+            tiny_fix_checksums(spoilt, size);
+            same_answer(spoilt, size, pools, BN_ERR_SCALE);
+            free(spoilt);
+        }
+    }
 }
 
 static void test_shares(void) {
@@ -175,6 +197,7 @@ static void test_shares(void) {
         same_answer(spoilt, size, pools, is_float ? BN_ERR_SCALE : BN_ERR_CODE);
         free(spoilt);
     }
+    test_sketch(good, size, good + tensors + 64 * 6, pools);
     for (int i = 0; i < 3; i++)
         bn_pool_free(pools[i]);
     free(good);

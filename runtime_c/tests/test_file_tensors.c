@@ -56,8 +56,8 @@ static void test_formats(void) {
     } rows[] = {{BN_Q, "10 20 41 42 43 51 52"},
                 {BN_UP, "10 20 41 42 43 51 52 71 72"},
                 {BN_DOWN, "10 20 41 42 43 51 52 81 82"},
-                {BN_EMBEDDING, "10 20 41 42 43 62"},
-                {BN_HEAD, "10 20 41 42 43 62"},
+                {BN_EMBEDDING, "10 20 41 42 43 62 92"},
+                {BN_HEAD, "10 20 41 42 43 62 92"},
                 {BN_POSITION, "10 20"},
                 {BN_FINAL_NORM, "10"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

@@ -8,6 +8,8 @@
 #ifndef BITNET_TINY_FILE_H
 #define BITNET_TINY_FILE_H
 
+#include <math.h>
+
 #include "check.h"
 #include "kernels.h"
 
@@ -55,12 +57,12 @@ static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned e
                              float around) {
     for (size_t i = 0; i < size; i++) {
         const uint64_t r = check_random(&w->random);
-        if (encoding == 4 || encoding >= 7) /* four codes of 0, 1, 2 */
+        if (encoding == 4 || encoding == 7 || encoding == 8) /* four codes of 0, 1, 2 */
             p[i] = (uint8_t)(r % 3 | r / 3 % 3 << 2 | r / 9 % 3 << 4 | r / 27 % 3 << 6);
         else if (encoding == 5) /* five codes in a byte */
             p[i] = (uint8_t)((256 * (r % 243) + 242) / 243);
-        else if (encoding == 6) /* two half bytes, never 0, so that no code is -128 */
-            p[i] = (uint8_t)((r % 15 + 1) | (r / 15 % 15 + 1) << 4);
+        else if (encoding == 6) /* a code, not -128 */
+            p[i] = (uint8_t)(r % 255 - 127);
         else if (encoding == 2 && i % 2 == 0) /* +-[0.125, 0.25) */
             tiny_put(p + i, 0x3000 | (r & 0x83FF), 2);
         else if (encoding == 1 && i % 4 == 0)
@@ -68,8 +70,37 @@ static inline void tiny_fill(tiny_writer *w, uint8_t *p, size_t size, unsigned e
     }
 }
 
+static inline size_t tiny_sketch_size(size_t rows, size_t cols) {
+    return 64 * (rows * ((cols + 63) / 64) + (rows + 15) / 16 * ((cols + 15) / 16 + 2));
+}
+
+/* Random codes, and of each row the sketch, its step and its deviation (FORMAT.md §4). */
+static inline void tiny_fill_sketch(tiny_writer *w, uint8_t *p, size_t rows, size_t cols) {
+    const size_t stride = (cols + 63) / 64 * 64, tiles = (cols + 15) / 16;
+    uint8_t *sketch = p + rows * stride, *step = sketch + 64 * ((rows + 15) / 16 * tiles);
+    uint8_t *deviation = step + 64 * ((rows + 15) / 16);
+    memset(p, 0, tiny_sketch_size(rows, cols));
+    for (size_t r = 0; r < rows; r++) {
+        const int8_t *c = (const int8_t *)p + r * stride;
+        double squares = 0, left = 0;
+        tiny_fill(w, p + r * stride, cols, 6, 0);
+        for (size_t k = 0; k < cols; k++)
+            squares += c[k] * c[k];
+        const double t = fmax(1, rint(sqrt(squares / (double)cols)));
+        for (size_t k = 0; k < cols; k++) {
+            const int s = c[k] >= t ? 3 : c[k] >= 0 ? 2 : c[k] > -t ? 1 : 0;
+            left += (c[k] - (s - 1.5) * t) * (c[k] - (s - 1.5) * t);
+            sketch[(r / 16 * tiles + k / 16) * 64 + r % 16 * 4 + k % 4] |=
+                (uint8_t)(s << k % 16 / 4 * 2);
+        }
+        tiny_put(step + 4 * r, tiny_float_bits((float)t), 4);
+        tiny_put(deviation + 4 * r, tiny_float_bits((float)sqrt(left / (double)cols)), 4);
+    }
+}
+
 /* Add a tensor with random content. encoding 1 F32, 2 F16, 4 ternary of 2 bits, 5 of 1.6 bits,
- * 6 int8, 7 and 8 lines of rows and of columns; scope 0 none, 1 tensor, 2 row, 3 group. */
+ * 6 int8, 7 and 8 lines of rows and of columns, 9 int8 with a sketch; scope 0 none, 1 tensor,
+ * 2 row, 3 group. */
 static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, unsigned expert,
                                unsigned part, unsigned encoding, unsigned scope, size_t rows,
                                size_t cols) {
@@ -77,9 +108,10 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
     const int norm = role < 64 && encoding == 1 && rows == 1 && part == 0;
     size_t size = encoding == 4   ? 64 * ((rows + 15) / 16) * ((cols + 15) / 16)
                   : encoding == 5 ? 64 * ((rows + 15) / 16) * ((cols + 19) / 20)
-                  : encoding == 6 ? 2 * 64 * ((rows + 15) / 16) * ((cols + 7) / 8)
+                  : encoding == 6 ? 64 * rows * ((cols + 63) / 64)
                   : encoding == 7 ? 64 * rows * ((cols + 255) / 256)
                   : encoding == 8 ? 64 * cols * ((rows + 255) / 256)
+                  : encoding == 9 ? tiny_sketch_size(rows, cols)
                   : encoding == 2 ? 2 * rows * cols
                                   : 4 * rows * cols;
     const size_t panels = (rows + 15) / 16, groups = (cols + 127) / 128;
@@ -94,6 +126,8 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
         w->data_size = scale_size ? scale_offset + scale_size : offset + size;
         CHECK(w->data_size <= TINY_MAX_DATA);
         tiny_fill(w, w->data + offset, size, encoding, norm ? 1.0f : 0.2f);
+        if (encoding == 9)
+            tiny_fill_sketch(w, w->data + offset, rows, cols);
         tiny_fill(w, w->data + scale_offset, scale_size, scope == 3 ? 2 : 1, 0.3f);
         for (size_t i = 1; i < scale_size && scope == 3; i += 2)
             w->data[scale_offset + i] &= 0x7F; /* scales are > 0 */
@@ -214,7 +248,7 @@ static inline void tiny_everything(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 2, 0, 21, 130);
     tiny_tensor(w, TINY_NONE, 65, TINY_NONE, 0, 1, 0, 5, 130);
     tiny_with_bias(w, TINY_NONE, 66, TINY_NONE, 1, 0, 1, 130);
-    tiny_with_bias(w, TINY_NONE, 67, TINY_NONE, 6, 2, 21, 130);
+    tiny_with_bias(w, TINY_NONE, 67, TINY_NONE, 9, 2, 21, 130);
     tiny_bare(w);
 }
 
@@ -273,7 +307,7 @@ static inline uint8_t *tiny_finish(tiny_writer *w, size_t *size) {
            "\x89"
            "BITNET\n",
            8);
-    tiny_put(bytes + 8, 1, 4);
+    tiny_put(bytes + 8, 2, 4);
     tiny_put(bytes + 16, end, 8);
     tiny_put(bytes + 24, N, 4);
     size_t offset = tiny_align(64 + 32 * N);

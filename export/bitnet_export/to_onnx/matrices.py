@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from bitnet_export import packed
-from bitnet_export.layout import PANEL, SCALE_GROUP_K
-from bitnet_export.outgoing import value_rows
+from bitnet_export.layout import SCALE_GROUP_K
+from bitnet_export.outgoing import code_rows, value_rows
 from bitnet_export.packed import Record
 from bitnet_export.reader import PackedFile
 
@@ -34,7 +34,6 @@ from .ops import CONTRIB, Graph, Value
 FORMS = ("float", "int8", "2bit")
 
 _EPS = 1e-5  # bitnet.quant.EPS, without torch
-_PANELS = 256  # of a matrix in memory at a time
 
 
 class Quantized(NamedTuple):
@@ -232,18 +231,8 @@ class Matrices:
     def _codes(self, record: Record) -> Iterator[NDArray[Any]]:
         """Rows of int8 codes, a few thousand at a time; or of floats, γ·T in the form "float" with group scales."""
         grouped = record.scope == packed.SCALE_GROUP and self.form == "float"
-        if record.scope == packed.SCALE_NONE or grouped:
-            yield from value_rows(self.file, record)
-            return
-        if record.encoding in packed.LINES.values():
-            yield self.file.codes(record)
-            return
-        planes = 2 if record.encoding == packed.INT8_PLANES else 1
-        stored = self.file.stored(record).reshape(planes, -(-record.rows // PANEL), -1)
-        for first in range(0, stored.shape[1], _PANELS):
-            part = np.ascontiguousarray(stored[:, first : first + _PANELS]).reshape(-1)
-            rows = min(_PANELS * PANEL, record.rows - first * PANEL)
-            yield packed.TILES[record.encoding].unpack(part, rows, record.cols)
+        floats = record.scope == packed.SCALE_NONE or grouped
+        return value_rows(self.file, record) if floats else code_rows(self.file, record)
 
 
 def _cut_of(record: Record) -> tuple[Cut, int]:

@@ -42,28 +42,4 @@ INLINE void ternary_gemm(const bn_matmul *m, put_block *put, multiply_panel *mul
     }
 }
 
-INLINE void int8_gemm(const bn_matmul *m, put_block *put, multiply_panel *multiply) {
-    enum { TILES = STRETCH / BN_INT8_TILE_K };
-    int8_t w[STRETCH * BN_PANEL] __attribute__((aligned(64)));
-    clear(m);
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
-        for (size_t first = 0; first < m->k_tiles; first += TILES) {
-            const size_t tiles = m->k_tiles - first < TILES ? m->k_tiles - first : TILES;
-            for (size_t i = 0; i < tiles; i++) {
-                UNROLL
-                for (int g = 0; g < 4; g++, high += 16, low += 16) {
-                    int8x16_t field[2];
-                    int8_fields(field, high, low);
-                    put(w + i * BLOCK, g, field[0], field[1]);
-                }
-            }
-            if (tiles % 2 != 0) /* a step is 16 columns */
-                memset(w + tiles * BLOCK, 0, BLOCK);
-            multiply(m, p, w, first * BN_INT8_TILE_K, (tiles + 1) / 2);
-        }
-    }
-    add_offset(m, BN_INT8_TILE_K, 128);
-}
-
 #endif

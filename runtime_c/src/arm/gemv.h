@@ -36,31 +36,11 @@ INLINE void ternary_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, con
         vst1q_s32(acc + 4 * g, vsraq_n_s32(vsraq_n_s32(sum[g], by4[g], 2), by16[g], 4));
 }
 
-INLINE void int8_panel(int32_t *acc, const uint8_t *high, const uint8_t *low, size_t k_tiles,
-                       const int8_t *q) {
-    int32x4_t even[4], odd[4];
-    UNROLL
-    for (int g = 0; g < 4; g++)
-        even[g] = odd[g] = vdupq_n_s32(0);
-    for (size_t i = 0; i < k_tiles; i++, q += BN_INT8_TILE_K) {
-        const int8x8_t x = vld1_s8(q);
-        UNROLL
-        for (int g = 0; g < 4; g++, high += 16, low += 16) {
-            int8x16_t w[2];
-            int8_fields(w, high, low);
-            even[g] = vdotq_lane_s32(even[g], w[0], x, 0);
-            odd[g] = vdotq_lane_s32(odd[g], w[1], x, 1);
-        }
-    }
-    UNROLL
-    for (int g = 0; g < 4; g++)
-        vst1q_s32(acc + 4 * g, vaddq_s32(even[g], odd[g]));
-}
-
 /* Five trits a byte, without taking them out: a byte v is multiplied with the activations of its
  * first column, 3v with those of the second, and so on. 256 times a code is 3 times its v less the
- * next v (FORMAT.md §4), and with v - 128 in place of v it is so for code - 1. */
-INLINE void trit_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const int8_t *q) {
+ * next v (FORMAT.md §4), and with v - 128 in place of v it is so for code - 1: hence q_sum, Σq. */
+INLINE void trit_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const int8_t *q,
+                       int32_t q_sum) {
     const int8x16_t three = vdupq_n_s8(3);
     int32x4_t a[4], b[4];
     UNROLL
@@ -90,28 +70,8 @@ INLINE void trit_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const 
     }
     UNROLL
     for (int g = 0; g < 4; g++)
-        vst1q_s32(acc + 4 * g, vshrq_n_s32(vsubq_s32(vmulq_n_s32(a[g], 3), b[g]), 8));
-}
-
-/* 16·high: half bytes are below 16, so both are signed bytes as they come out. */
-INLINE void high_panel(int32_t *acc, const uint8_t *high, size_t k_tiles, const int8_t *q) {
-    const uint8x16_t half = vdupq_n_u8(0x0f);
-    int32x4_t even[4], odd[4];
-    UNROLL
-    for (int g = 0; g < 4; g++)
-        even[g] = odd[g] = vdupq_n_s32(0);
-    for (size_t i = 0; i < k_tiles; i++, q += BN_INT8_TILE_K) {
-        const int8x8_t x = vld1_s8(q);
-        UNROLL
-        for (int g = 0; g < 4; g++, high += 16) {
-            const uint8x16_t v = vld1q_u8(high);
-            even[g] = vdotq_lane_s32(even[g], vreinterpretq_s8_u8(vandq_u8(v, half)), x, 0);
-            odd[g] = vdotq_lane_s32(odd[g], vreinterpretq_s8_u8(vshrq_n_u8(v, 4)), x, 1);
-        }
-    }
-    UNROLL
-    for (int g = 0; g < 4; g++)
-        vst1q_s32(acc + 4 * g, vshlq_n_s32(vaddq_s32(even[g], odd[g]), 4));
+        vst1q_s32(acc + 4 * g,
+                  vsraq_n_s32(vdupq_n_s32(q_sum), vsubq_s32(vmulq_n_s32(a[g], 3), b[g]), 8));
 }
 
 static inline void ternary_gemv(const bn_matmul *m) {
@@ -120,21 +80,11 @@ static inline void ternary_gemv(const bn_matmul *m) {
 }
 
 static inline void trit_gemv(const bn_matmul *m) {
+    int32_t q_sum = 0;
+    for (size_t k = 0; k < m->k_tiles * BN_TRIT_TILE_K; k++)
+        q_sum += m->q[k];
     for (size_t p = 0; p < m->panels; p++)
-        trit_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q);
-    add_offset(m, BN_TRIT_TILE_K, 1);
-}
-
-static inline void high_gemv(const bn_matmul *m) {
-    for (size_t p = 0; p < m->panels; p++)
-        high_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q);
-}
-
-static inline void int8_gemv(const bn_matmul *m) {
-    for (size_t p = 0; p < m->panels; p++)
-        int8_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride,
-                   m->low + p * m->panel_stride, m->k_tiles, m->q);
-    add_offset(m, BN_INT8_TILE_K, 128);
+        trit_panel(m->acc + p * BN_PANEL, m->tiles + p * m->panel_stride, m->k_tiles, m->q, q_sum);
 }
 
 #endif

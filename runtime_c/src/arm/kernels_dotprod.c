@@ -19,6 +19,8 @@ INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
 }
 
 #include "lines.h"
+#define DOT_16 vdotq_s32
+#include "rows.h"
 
 static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
     vst1q_s8(block + 16 * g, a);
@@ -99,13 +101,6 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
-static void int8_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
-        int8_gemv(m);
-    else
-        int8_gemm(m, put, multiply);
-}
-
 /* A tile of keys and n_q (a constant, at most 4) queries: 16 sums stay in registers. */
 INLINE void qk_int8_tile(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
                          const float *q_scale, const int8_t *k, const float *k_scale, size_t words,
@@ -174,8 +169,7 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
-    table->int8_matmul = int8_matmul;
-    table->int8_high = high_gemv;
+    table->int8_rows = rows_by_dot;
     table->ternary_rows = ternary_rows;
     table->ternary_columns = ternary_columns;
     table->qk_int8 = qk_int8;

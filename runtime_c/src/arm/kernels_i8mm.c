@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * kernels_i8mm.c: products with many tokens by the int8 matrix instruction of Armv8.6: 2 rows ×
- * 8 columns times 8 columns × 2 tokens, twice the work of a dot product. One token as before.
+ * 8 columns times 8 columns × 2 tokens, twice the work of a dot product. One token as before, and
+ * rows of int8 with so few that pairing them up would not pay.
  */
 #include "../kernels.h"
 
@@ -13,6 +14,8 @@
 #define TRIT_BYTES 16
 #include "../groups.h"
 #include "../trits.h"
+#define DOT_16 vdotq_s32
+#include "rows.h"
 
 INLINE int8x16_t zip1(int8x16_t a, int8x16_t b) { /* by words: pairs of rows of 8 columns */
     return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
@@ -25,6 +28,13 @@ INLINE int8x16_t zip2(int8x16_t a, int8x16_t b) {
 static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
     vst1q_s8(block + 32 * g, zip1(a, b));
     vst1q_s8(block + 32 * g + 16, zip2(a, b));
+}
+
+/* 16 columns of a and b, which are rows or tokens: 0..7 of both, then 8..15. */
+INLINE void pair_up(int8x16_t pair[2], const int8_t *a, const int8_t *b) {
+    const int64x2_t x = vreinterpretq_s64_s8(vld1q_s8(a)), y = vreinterpretq_s64_s8(vld1q_s8(b));
+    pair[0] = vreinterpretq_s8_s64(vzip1q_s64(x, y));
+    pair[1] = vreinterpretq_s8_s64(vzip2q_s64(x, y));
 }
 
 /* 16 rows × 2·`pairs` tokens, `pairs` a constant of 1 or 2. A register of sums is 2 rows × 2
@@ -43,21 +53,17 @@ INLINE void multiply_pairs(int32_t *acc, size_t acc_stride, const int8_t *w, siz
         }
     }
     for (size_t s = 0; s < steps; s++, w += 2 * BLOCK, q += 16) {
-        int8x16_t left[2], right[2]; /* columns 0..7 and 8..15 of both tokens */
+        int8x16_t x[2][2];
         UNROLL
-        for (size_t p = 0; p < pairs; p++) {
-            const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(q + 2 * p * q_stride));
-            const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(q + (2 * p + 1) * q_stride));
-            left[p] = vreinterpretq_s8_s64(vzip1q_s64(a, b));
-            right[p] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
-        }
+        for (size_t p = 0; p < pairs; p++)
+            pair_up(x[p], q + 2 * p * q_stride, q + (2 * p + 1) * q_stride);
         UNROLL
         for (int r = 0; r < 8; r++) {
             const int8x16_t w0 = vld1q_s8(w + 16 * r), w1 = vld1q_s8(w + BLOCK + 16 * r);
             UNROLL
             for (size_t p = 0; p < pairs; p++) {
-                sum[p][r] = vmmlaq_s32(sum[p][r], w0, left[p]);
-                sum[p][r] = vmmlaq_s32(sum[p][r], w1, right[p]);
+                sum[p][r] = vmmlaq_s32(sum[p][r], w0, x[p][0]);
+                sum[p][r] = vmmlaq_s32(sum[p][r], w1, x[p][1]);
             }
         }
     }
@@ -108,11 +114,43 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
-static void int8_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
-        int8_gemv(m);
+/* A stretch of 16 rows into L1, as put would leave it. */
+static void put_rows(int8_t *w, const int8_t *codes, size_t row_bytes, size_t steps) {
+    for (size_t r = 0; r < BN_PANEL; r += 2, codes += 2 * row_bytes)
+        for (size_t s = 0; s < steps; s++) {
+            int8x16_t pair[2];
+            pair_up(pair, codes + 16 * s, codes + row_bytes + 16 * s);
+            vst1q_s8(w + 2 * s * BLOCK + 8 * r, pair[0]);
+            vst1q_s8(w + 2 * s * BLOCK + BLOCK + 8 * r, pair[1]);
+        }
+}
+
+static void rows_by_panel(const bn_int8_rows *m) {
+    int8_t w[STRETCH * BN_PANEL] __attribute__((aligned(64)));
+    const bn_matmul panels = {.acc = m->acc,
+                              .acc_stride = m->acc_stride,
+                              .panels = m->rows / BN_PANEL,
+                              .q = m->q,
+                              .q_stride = m->q_stride,
+                              .tokens = m->tokens};
+    bn_int8_rows rest = *m;
+    clear(&panels);
+    for (size_t p = 0; p < panels.panels; p++, rest.codes += BN_PANEL * m->row_bytes)
+        for (size_t k = 0; k < m->row_bytes; k += STRETCH) {
+            const size_t left = m->row_bytes - k, steps = (left < STRETCH ? left : STRETCH) / 16;
+            put_rows(w, rest.codes + k, m->row_bytes, steps);
+            multiply(&panels, p, w, k, steps);
+        }
+    rest.acc += panels.panels * BN_PANEL;
+    rest.rows -= panels.panels * BN_PANEL;
+    rows_by_dot(&rest);
+}
+
+static void int8_rows(const bn_int8_rows *m) {
+    if (m->tokens < 4)
+        rows_by_dot(m);
     else
-        int8_gemm(m, put, multiply);
+        rows_by_panel(m);
 }
 
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
@@ -139,8 +177,7 @@ int bn_kernels_i8mm(bn_kernels *table) {
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
-    table->int8_matmul = int8_matmul;
-    table->int8_high = high_gemv;
+    table->int8_rows = int8_rows;
     table->int8_peak = int8_peak;
     return 1;
 }

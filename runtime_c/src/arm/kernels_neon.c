@@ -20,6 +20,14 @@ INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
 
 #include "lines.h"
 
+/* The halves of a register side by side: two products, at most 2·128·127, fit 16 bits. */
+INLINE int32x4_t dot_halves(int32x4_t sum, int8x16_t a, int8x16_t b) {
+    return vpadalq_s16(sum, vmlal_high_s8(vmull_s8(vget_low_s8(a), vget_low_s8(b)), a, b));
+}
+
+#define DOT_16 dot_halves
+#include "rows.h"
+
 #if defined(__ARM_FEATURE_CRC32)
 #include <arm_acle.h>
 #endif
@@ -78,45 +86,6 @@ INLINE void ternary_stretch(int32_t *acc, size_t acc_stride, const uint8_t *grou
     }
 }
 
-/* acc[t][row] = 16 rows × all tiles; two products of int8 fit 16 bits, so each tile is added up. */
-INLINE void int8_panel(int32_t *acc, size_t acc_stride, const uint8_t *high, const uint8_t *low,
-                       size_t k_tiles, const int8_t *q, size_t q_stride, const size_t tokens) {
-    int32x4_t sum[2][8]; /* [token][pair of rows] */
-    UNROLL
-    for (int i = 0; i < 8; i++)
-        sum[0][i] = sum[1][i] = vdupq_n_s32(0);
-    for (size_t i = 0; i < k_tiles; i++, q += BN_INT8_TILE_K) {
-        int8x16_t x[2][2];
-        UNROLL
-        for (size_t t = 0; t < tokens; t++) {
-            const int8x8_t some = vld1_s8(q + t * q_stride);
-            const int8x16_t all = vcombine_s8(some, some);
-            BROADCAST(x[t][0], all, 0);
-            BROADCAST(x[t][1], all, 1);
-        }
-        UNROLL
-        for (int g = 0; g < 4; g++, high += 16, low += 16) {
-            int8x16_t w[2];
-            int8_fields(w, high, low);
-            UNROLL
-            for (size_t t = 0; t < tokens; t++) {
-                int16x8_t a = vmull_s8(vget_low_s8(w[0]), vget_low_s8(x[t][0]));
-                int16x8_t b = vmull_high_s8(w[0], x[t][0]);
-                a = vmlal_s8(a, vget_low_s8(w[1]), vget_low_s8(x[t][1]));
-                b = vmlal_high_s8(b, w[1], x[t][1]);
-                sum[t][2 * g] = vpadalq_s16(sum[t][2 * g], a);
-                sum[t][2 * g + 1] = vpadalq_s16(sum[t][2 * g + 1], b);
-            }
-        }
-    }
-    UNROLL
-    for (size_t t = 0; t < tokens; t++) {
-        UNROLL
-        for (int g = 0; g < 4; g++)
-            vst1q_s32(acc + t * acc_stride + 4 * g, vpaddq_s32(sum[t][2 * g], sum[t][2 * g + 1]));
-    }
-}
-
 static void ternary_matmul(const bn_matmul *m) {
     clear(m);
     for (size_t p = 0; p < m->panels; p++) {
@@ -142,52 +111,6 @@ static void ternary_grouped(const bn_grouped *m) {
 
 static void trit_matmul(const bn_matmul *m) {
     trits_many(m, ternary_matmul);
-}
-
-static void int8_matmul(const bn_matmul *m) {
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
-        int32_t *acc = m->acc + p * BN_PANEL;
-        size_t t = 0;
-        for (; t + 2 <= m->tokens; t += 2)
-            int8_panel(acc + t * m->acc_stride, m->acc_stride, high, low, m->k_tiles,
-                       m->q + t * m->q_stride, m->q_stride, 2);
-        if (t < m->tokens)
-            int8_panel(acc + t * m->acc_stride, 0, high, low, m->k_tiles, m->q + t * m->q_stride, 0,
-                       1);
-    }
-    add_offset(m, BN_INT8_TILE_K, 128);
-}
-
-/* Two products of half bytes and one token: at most 2·15·127 in 16 bits. */
-static void int8_high(const bn_matmul *m) {
-    const uint8x16_t half = vdupq_n_u8(0x0f);
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *high = m->tiles + p * m->panel_stride;
-        int32x4_t sum[8];
-        UNROLL
-        for (int i = 0; i < 8; i++)
-            sum[i] = vdupq_n_s32(0);
-        for (size_t k = 0; k < m->k_tiles; k++) {
-            const int32x2_t x = vreinterpret_s32_s8(vld1_s8(m->q + k * BN_INT8_TILE_K));
-            const int8x8_t x0 = vreinterpret_s8_s32(vdup_lane_s32(x, 0));
-            const int8x8_t x1 = vreinterpret_s8_s32(vdup_lane_s32(x, 1));
-            UNROLL
-            for (int g = 0; g < 4; g++, high += 16) {
-                const uint8x16_t v = vld1q_u8(high);
-                const int8x16_t f0 = vreinterpretq_s8_u8(vandq_u8(v, half));
-                const int8x16_t f1 = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
-                const int16x8_t a = vmull_s8(vget_low_s8(f0), x0);
-                const int16x8_t b = vmull_s8(vget_high_s8(f0), x0);
-                sum[2 * g] = vpadalq_s16(sum[2 * g], vmlal_s8(a, vget_low_s8(f1), x1));
-                sum[2 * g + 1] = vpadalq_s16(sum[2 * g + 1], vmlal_s8(b, vget_high_s8(f1), x1));
-            }
-        }
-        UNROLL
-        for (int g = 0; g < 4; g++)
-            vst1q_s32(m->acc + p * BN_PANEL + 4 * g,
-                      vshlq_n_s32(vpaddq_s32(sum[2 * g], sum[2 * g + 1]), 4));
-    }
 }
 
 #if defined(__ARM_FEATURE_CRC32)
@@ -230,8 +153,7 @@ int bn_kernels_neon(bn_kernels *table) {
     table->ternary_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
-    table->int8_matmul = int8_matmul;
-    table->int8_high = int8_high;
+    table->int8_rows = rows_by_dot;
     table->ternary_rows = ternary_rows;
     table->ternary_columns = ternary_columns;
 #if defined(__ARM_FEATURE_CRC32)

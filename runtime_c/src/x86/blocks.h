@@ -14,7 +14,6 @@ enum {
     STEP_BYTES = 64   /* 16 rows, unpacked */
 };
 
-typedef void unpack_fn(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles);
 typedef sums fold_fn(sums sum);
 
 INLINE void unpack_ternary(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles) {
@@ -28,20 +27,6 @@ INLINE void unpack_ternary(uint8_t *w, const bn_matmul *m, size_t offset, size_t
             bytes_store(to + STEP_BYTES, bytes_and(bytes_shr(codes, 2), three));
             bytes_store(to + 2 * STEP_BYTES, bytes_and(bytes_shr(codes, 4), three));
             bytes_store(to + 3 * STEP_BYTES, bytes_and(bytes_shr(codes, 6), three));
-        }
-    }
-}
-
-INLINE void unpack_int8(uint8_t *w, const bn_matmul *m, size_t offset, size_t tiles) {
-    for (size_t i = 0; i < tiles; i++) {
-        prefetch(m->tiles + offset + i * BN_TILE_BYTES);
-        prefetch(m->low + offset + i * BN_TILE_BYTES);
-        for (size_t half = 0; half < BN_TILE_BYTES; half += sizeof(bytes)) {
-            const size_t at = offset + i * BN_TILE_BYTES + half;
-            bytes u[2];
-            int8_bytes(u, m->tiles + at, m->low + at);
-            bytes_store(w + 2 * i * STEP_BYTES + half, u[0]);
-            bytes_store(w + (2 * i + 1) * STEP_BYTES + half, u[1]);
         }
     }
 }
@@ -100,15 +85,17 @@ INLINE void multiply_tokens(const bn_matmul *m, size_t panel, size_t k, const ui
     }
 }
 
-INLINE void multiply(const bn_matmul *m, size_t tile_k, unpack_fn *unpack, dot_fn *dot,
-                     fold_fn *fold, const int most) {
+INLINE void multiply(const bn_matmul *m, dot_fn *dot, fold_fn *fold, const int most) {
+    enum {
+        CHUNK = CHUNK_STEPS * STEP_K / BN_TERNARY_TILE_K,
+        TILE_STEPS = BN_TERNARY_TILE_K / STEP_K
+    };
     _Alignas(64) uint8_t w[CHUNK_STEPS * STEP_BYTES];
-    const size_t chunk = CHUNK_STEPS * STEP_K / tile_k;
     for (size_t p = 0; p < m->panels; p++)
-        for (size_t tile = 0; tile < m->k_tiles; tile += chunk) {
-            const size_t tiles = min_size(chunk, m->k_tiles - tile);
-            unpack(w, m, p * m->panel_stride + tile * BN_TILE_BYTES, tiles);
-            multiply_tokens(m, p, tile * tile_k, w, tiles * tile_k / STEP_K, dot, fold, most);
+        for (size_t tile = 0; tile < m->k_tiles; tile += CHUNK) {
+            const size_t tiles = min_size(CHUNK, m->k_tiles - tile);
+            unpack_ternary(w, m, p * m->panel_stride + tile * BN_TILE_BYTES, tiles);
+            multiply_tokens(m, p, tile * BN_TERNARY_TILE_K, w, tiles * TILE_STEPS, dot, fold, most);
         }
 }
 

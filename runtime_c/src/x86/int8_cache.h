@@ -3,10 +3,8 @@
  * int8_cache.h: scores of int8 queries with int8 keys. A word of four dimensions is broadcast
  * against that word of the keys in a register; four queries share what is loaded.
  *
- * Defined before including: integer.h. Where the tier's dot product has an unsigned
- * side, INT8_FLIP is 0: codes get 128 added, which 128·Σq takes away again.
+ * Defined before including: integer.h. Where codes get 128 added, 128·Σq takes it away again.
  */
-enum { KEY_FLIP = INT8_FLIP ^ 0x80 };
 
 #define EACH_QUERY_OF_4(X) X(0) X(1) X(2) X(3)
 
@@ -16,7 +14,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
                          const float *k_scale, size_t words, dot_fn *dot, const int Q) {
     enum { WORD = BN_LANES * 4 };
     sums even[4], odd[4]; /* two chains hide the latency */
-    const bytes flip = bytes_fill(KEY_FLIP);
+    const bytes flip = bytes_fill(INT8_FLIP);
 #define CLEAR(i) even[i] = start[i], odd[i] = sums_zero();
     EACH_QUERY_OF_4(CLEAR)
 #undef CLEAR
@@ -54,7 +52,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
 INLINE void qk_int8_start(sums *start, const int8_t *q, size_t q_row, const int Q) {
     for (int i = 0; i < 4; i++) {
         int32_t total = 0;
-        for (size_t d = 0; KEY_FLIP != 0 && i < Q && d < q_row; d++)
+        for (size_t d = 0; INT8_FLIP != 0 && i < Q && d < q_row; d++)
             total += q[(size_t)i * q_row + d];
         start[i] = sums_zero() - 128 * total;
     }

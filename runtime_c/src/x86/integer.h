@@ -4,7 +4,8 @@
  *
  * Defined before including: VEC_ROWS (rows of a register), bytes (a register of four columns for
  * each row), sums (a register of one 32-bit sum for each row), and their functions (zmm.h, ymm.h).
- * INT8_FLIP is 0 to have int8 codes unsigned, as stored, and 0x80 to have them signed.
+ * INT8_FLIP is 0x80 where the dot product takes int8 codes as unsigned bytes, 128 too large, else
+ * 0.
  */
 #include "common.h"
 
@@ -21,13 +22,6 @@ INLINE void prefetch(const uint8_t *p) {
 }
 
 typedef sums dot_fn(sums sum, bytes w, bytes q);
-
-/* One register of the two planes to bytes: columns 0-3 and columns 4-7. */
-INLINE void int8_bytes(bytes u[2], const uint8_t *high, const uint8_t *low) {
-    const bytes h = bytes_load(high), l = bytes_load(low), top = bytes_fill(0xf0);
-    u[0] = bytes_xor(bytes_select(top, bytes_shl(h, 4), l), bytes_fill(INT8_FLIP));
-    u[1] = bytes_xor(bytes_select(top, h, bytes_shr(l, 4)), bytes_fill(INT8_FLIP));
-}
 
 /* sum and the four fields of ternary codes, each times activations of its own. */
 INLINE sums fields_dot(sums sum, bytes codes, const bytes x[4], dot_fn *dot) {

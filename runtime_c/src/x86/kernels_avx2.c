@@ -10,7 +10,7 @@
 
 #include "ymm.h"
 
-#define INT8_FLIP 0x80 /* codes as signed bytes: see dot_signed */
+#define INT8_FLIP 0 /* see dot_signed */
 #include "attention.h"
 #include "crc32.h"
 #include "integer.h"
@@ -42,6 +42,8 @@ INLINE sums dot_signed(sums sum, bytes c, bytes q) {
     return sum;
 }
 
+#include "rows.h"
+
 /* Two products of a code where it lies in its byte, at most 2·64, fit in int16. */
 INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
     return sums_add(sum, add_pairs((sums)_mm256_maddubs_epi16(codes, q)));
@@ -56,8 +58,8 @@ INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
 
 /* --- ternary --- */
 
-/* Half a tile. A pair of codes gives at most 2·2·127 = 508, four times that in fields 1 and 3,
- * which are masked in place: 32 tiles fill `once`, 8 tiles fill `four`. */
+/* Half a tile. A pair of codes gives at most 2·3·127 = 762, four times that in fields 1 and 3,
+ * which are masked in place: 21 tiles fill `once`, 5 tiles fill `four`, or 8 without a code 3. */
 INLINE void ternary_fields(sums *once, sums *four, const uint8_t *tile, const int8_t *q) {
     const bytes codes = bytes_load(tile), upper = bytes_shr(codes, 4);
     const bytes low = bytes_fill(0x03), high = bytes_fill(0x0c);
@@ -68,7 +70,7 @@ INLINE void ternary_fields(sums *once, sums *four, const uint8_t *tile, const in
 }
 
 static void ternary_vector(const bn_matmul *m) {
-    enum { FOLD = 8 };
+    enum { FOLD = 5 };
     for (size_t p = 0; p < m->panels; p++) {
         const uint8_t *tile = m->tiles + p * m->panel_stride;
         const int8_t *q = m->q;
@@ -93,10 +95,10 @@ static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         ternary_vector(m);
     else
-        multiply(m, BN_TERNARY_TILE_K, unpack_ternary, dot_pairs, add_pairs, 5);
+        multiply(m, dot_pairs, add_pairs, 5);
 }
 
-/* One token: a group of 8 tiles is what the pairs of ternary_vector hold. */
+/* One token: a group of 8 tiles is what pairs hold. */
 static void grouped_vector(const bn_grouped *m) {
     const uint8_t *tile = m->tiles;
     const uint16_t *scales = m->scales;
@@ -174,69 +176,8 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
-/* --- int8 --- */
-
-static void int8_vector(const bn_matmul *m) {
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
-        sums top = sums_zero(), bottom = sums_zero();
-        for (size_t k = 0; k < m->k_tiles; k++, high += BN_TILE_BYTES, low += BN_TILE_BYTES) {
-            const int8_t *q = m->q + k * BN_INT8_TILE_K;
-            bytes a[2], b[2];
-            int8_bytes(a, high, low);
-            int8_bytes(b, high + sizeof(bytes), low + sizeof(bytes));
-            top = dot_signed(dot_signed(top, a[0], bytes_spread(q)), a[1], bytes_spread(q + 4));
-            bottom =
-                dot_signed(dot_signed(bottom, b[0], bytes_spread(q)), b[1], bytes_spread(q + 4));
-        }
-        sums_store(m->acc + p * BN_PANEL, top);
-        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, bottom);
-    }
-}
-
-/* A pair of half bytes gives at most 2·15·127 = 3810, two pairs to a tile: 4 tiles fill a sum. */
-static void int8_high(const bn_matmul *m) {
-    enum { FOLD = 4 };
-    const bytes half = bytes_fill(0x0f);
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *tile = m->tiles + p * m->panel_stride;
-        const int8_t *q = m->q;
-        sums top = sums_zero(), bottom = sums_zero();
-        for (size_t left = m->k_tiles; left > 0;) {
-            sums a = sums_zero(), b = sums_zero();
-            size_t tiles = min_size(left, FOLD);
-            left -= tiles;
-            for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_INT8_TILE_K) {
-                const bytes x = bytes_load(tile), y = bytes_load(tile + sizeof(bytes));
-                a = dot_pairs(a, bytes_and(x, half), bytes_spread(q));
-                b = dot_pairs(b, bytes_and(y, half), bytes_spread(q));
-                a = dot_pairs(a, bytes_and(bytes_shr(x, 4), half), bytes_spread(q + 4));
-                b = dot_pairs(b, bytes_and(bytes_shr(y, 4), half), bytes_spread(q + 4));
-            }
-            top = sums_add(top, add_pairs(a)), bottom = sums_add(bottom, add_pairs(b));
-        }
-        sums_store(m->acc + p * BN_PANEL, top << 4);
-        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, bottom << 4);
-    }
-}
-
-/* u = c + 128: the sums of c·q still lack 128·Σq. */
-static void add_128(const bn_matmul *m) {
-    for (size_t t = 0; t < m->tokens; t++) {
-        int32_t total = 0;
-        for (size_t k = 0; k < m->k_tiles * BN_INT8_TILE_K; k++)
-            total += m->q[t * m->q_stride + k];
-        for (size_t r = 0; r < m->panels * BN_PANEL; r++)
-            m->acc[t * m->acc_stride + r] += 128 * total;
-    }
-}
-
-static void int8_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
-        int8_vector(m);
-    else
-        multiply(m, BN_INT8_TILE_K, unpack_int8, dot_signed, no_fold, 5);
-    add_128(m);
+static void int8_rows(const bn_int8_rows *m) {
+    rows_all(m, dot_signed);
 }
 
 static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
@@ -256,8 +197,7 @@ int bn_kernels_avx2(bn_kernels *table) {
     table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
-    table->int8_matmul = int8_matmul;
-    table->int8_high = int8_high;
+    table->int8_rows = int8_rows;
     table->ternary_rows = ternary_rows;
     table->ternary_columns = ternary_columns;
     table->int8_peak = int8_peak;

@@ -18,7 +18,7 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 #include "attention.h"
 #include "stream.h"
 
-#include "high.h"
+#include "rows.h"
 
 #define PRODUCT_ROWS 6
 #define PRODUCT_TILES 2
@@ -60,29 +60,11 @@ static void ternary_vector(const bn_matmul *m) {
     }
 }
 
-static void int8_vector(const bn_matmul *m) {
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
-        sums even[2] = {sums_zero(), sums_zero()}, odd[2] = {sums_zero(), sums_zero()};
-        size_t k = 0;
-        for (; k + 2 <= m->k_tiles; k += 2) {
-            size_t at = k * BN_TILE_BYTES, next = at + BN_TILE_BYTES;
-            int8_columns(even, high + at, low + at, m->q + k * BN_INT8_TILE_K);
-            int8_columns(odd, high + next, low + next, m->q + (k + 1) * BN_INT8_TILE_K);
-        }
-        if (k < m->k_tiles)
-            int8_columns(even, high + k * BN_TILE_BYTES, low + k * BN_TILE_BYTES,
-                         m->q + k * BN_INT8_TILE_K);
-        sums_store(m->acc + p * BN_PANEL,
-                   sums_add(sums_add(even[0], even[1]), sums_add(odd[0], odd[1])));
-    }
-}
-
 static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         ternary_vector(m);
     else
-        stream_tokens(m, 1);
+        stream_tokens(m);
 }
 
 static void ternary_grouped(const bn_grouped *m) {
@@ -99,11 +81,8 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
-static void int8_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
-        int8_vector(m);
-    else
-        stream_tokens(m, 0);
+static void int8_rows(const bn_int8_rows *m) {
+    rows_all(m, sums_dot);
 }
 
 static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
@@ -119,8 +98,7 @@ int bn_kernels_avx512vnni(bn_kernels *table) {
     table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
-    table->int8_matmul = int8_matmul;
-    table->int8_high = int8_high;
+    table->int8_rows = int8_rows;
     table->ternary_rows = ternary_rows;
     table->ternary_columns = ternary_columns;
     table->int8_peak = int8_peak;

@@ -26,7 +26,7 @@ INLINE sums sums_dot(sums sum, bytes w, bytes q) {
 
 #include "blocks.h"
 
-#include "high.h"
+#include "rows.h"
 
 #define PRODUCT_ROWS 6
 #define PRODUCT_TILES 1
@@ -57,27 +57,13 @@ static void ternary_vector(const bn_matmul *m) {
     }
 }
 
-static void int8_vector(const bn_matmul *m) {
-    for (size_t p = 0; p < m->panels; p++) {
-        const uint8_t *high = m->tiles + p * m->panel_stride, *low = m->low + p * m->panel_stride;
-        sums top[2] = {sums_zero(), sums_zero()}, bottom[2] = {sums_zero(), sums_zero()};
-        for (size_t k = 0; k < m->k_tiles; k++, high += BN_TILE_BYTES, low += BN_TILE_BYTES) {
-            int8_columns(top, high, low, m->q + k * BN_INT8_TILE_K);
-            int8_columns(bottom, high + sizeof(bytes), low + sizeof(bytes),
-                         m->q + k * BN_INT8_TILE_K);
-        }
-        sums_store(m->acc + p * BN_PANEL, sums_add(top[0], top[1]));
-        sums_store(m->acc + p * BN_PANEL + VEC_ROWS, sums_add(bottom[0], bottom[1]));
-    }
-}
-
 static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         ternary_vector(m);
     else if (m->tokens <= STREAM_TOKENS)
-        stream_tokens(m, 1);
+        stream_tokens(m);
     else
-        multiply(m, BN_TERNARY_TILE_K, unpack_ternary, sums_dot, no_fold, 6);
+        multiply(m, sums_dot, no_fold, 6);
 }
 
 static void ternary_grouped(const bn_grouped *m) {
@@ -94,13 +80,8 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
-static void int8_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
-        int8_vector(m);
-    else if (m->tokens <= STREAM_TOKENS)
-        stream_tokens(m, 0);
-    else
-        multiply(m, BN_INT8_TILE_K, unpack_int8, sums_dot, no_fold, 6);
+static void int8_rows(const bn_int8_rows *m) {
+    rows_all(m, sums_dot);
 }
 
 static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
@@ -116,8 +97,7 @@ int bn_kernels_avxvnni(bn_kernels *table) {
     table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
-    table->int8_matmul = int8_matmul;
-    table->int8_high = int8_high;
+    table->int8_rows = int8_rows;
     table->ternary_rows = ternary_rows;
     table->ternary_columns = ternary_columns;
     table->qk_int8 = qk_int8;

@@ -7,7 +7,7 @@
  *
  * Defined before including: what integer.h wants, sums_dot (the instruction), STREAM_TOKENS.
  */
-#define INT8_FLIP 0
+#define INT8_FLIP 0x80
 #include "integer.h"
 
 INLINE sums ternary_total(const sums sum[4]) {
@@ -48,34 +48,8 @@ INLINE void ternary_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 #undef PUT
 }
 
-INLINE void int8_stream(int32_t *acc, size_t acc_stride, const uint8_t *high, const uint8_t *low,
-                        size_t tiles, const int8_t *q, size_t q_stride, const int T) {
-    sums sum[6][2];
-#define CLEAR(t) sum[t][0] = sum[t][1] = sums_zero();
-    EACH_TOKEN(CLEAR)
-#undef CLEAR
-    for (size_t i = 0; i < tiles; i++, q += BN_INT8_TILE_K) {
-        bytes u[2];
-        prefetch(high + i * BN_TILE_BYTES);
-        prefetch(low + i * BN_TILE_BYTES);
-        int8_bytes(u, high + i * BN_TILE_BYTES, low + i * BN_TILE_BYTES);
-#define DOT(t)                                                                                     \
-    if (t < T) {                                                                                   \
-        sum[t][0] = sums_dot(sum[t][0], u[0], bytes_spread(q + t * q_stride));                     \
-        sum[t][1] = sums_dot(sum[t][1], u[1], bytes_spread(q + t * q_stride + 4));                 \
-    }
-        EACH_TOKEN(DOT)
-#undef DOT
-    }
-#define PUT(t)                                                                                     \
-    if (t < T)                                                                                     \
-        sums_store(acc + t * acc_stride, sums_add(sum[t][0], sum[t][1]));
-    EACH_TOKEN(PUT)
-#undef PUT
-}
-
 /* At least two tokens, in blocks of even size. */
-INLINE void stream_tokens(const bn_matmul *m, const int ternary) {
+INLINE void stream_tokens(const bn_matmul *m) {
     const size_t blocks = (m->tokens + STREAM_TOKENS - 1) / STREAM_TOKENS;
     for (size_t p = 0; p < m->panels; p++)
         for (size_t row = 0; row < BN_PANEL; row += VEC_ROWS)
@@ -85,11 +59,8 @@ INLINE void stream_tokens(const bn_matmul *m, const int ternary) {
                 const int8_t *q = m->q + t * m->q_stride;
 #define BLOCK(T)                                                                                   \
     case T:                                                                                        \
-        if (T <= STREAM_TOKENS && ternary)                                                         \
+        if (T <= STREAM_TOKENS)                                                                    \
             ternary_stream(acc, m->acc_stride, m->tiles + at, m->k_tiles, q, m->q_stride, T);      \
-        else if (T <= STREAM_TOKENS)                                                               \
-            int8_stream(acc, m->acc_stride, m->tiles + at, m->low + at, m->k_tiles, q,             \
-                        m->q_stride, T);                                                           \
         break
                 switch (m->tokens * (b + 1) / blocks - t) {
                     BLOCK(2);
@@ -110,13 +81,6 @@ INLINE void ternary_fields(sums sum[4], const uint8_t *tile, const int8_t *q) {
     for (int f = 0; f < 4; f++)
         sum[f] =
             sums_dot(sum[f], bytes_and(codes, bytes_fill(3 << 2 * f)), bytes_spread(q + 4 * f));
-}
-
-INLINE void int8_columns(sums sum[2], const uint8_t *high, const uint8_t *low, const int8_t *q) {
-    bytes u[2];
-    int8_bytes(u, high, low);
-    sum[0] = sums_dot(sum[0], u[0], bytes_spread(q));
-    sum[1] = sums_dot(sum[1], u[1], bytes_spread(q + 4));
 }
 
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {

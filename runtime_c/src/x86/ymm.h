@@ -29,10 +29,6 @@ INLINE bytes bytes_and(bytes a, bytes b) {
 INLINE bytes bytes_xor(bytes a, bytes b) {
     return _mm256_xor_si256(a, b);
 }
-/* mask ? a : b */
-INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
-    return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
-}
 /* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
 #define bytes_low8(a, b) _mm256_unpacklo_epi8(a, b)
 #define bytes_high8(a, b) _mm256_unpackhi_epi8(a, b)
@@ -47,7 +43,6 @@ INLINE bytes bytes_every4(const __m128i *row) {
     return _mm256_set_m128i(row[4], row[0]);
 }
 /* of 16 bits: the neighbour byte gets in */
-#define bytes_shl(a, n) _mm256_slli_epi16(a, n)
 #define bytes_shr(a, n) _mm256_srli_epi16(a, n)
 
 INLINE sums sums_zero(void) {

@@ -29,10 +29,6 @@ INLINE bytes bytes_and(bytes a, bytes b) {
 INLINE bytes bytes_xor(bytes a, bytes b) {
     return _mm512_xor_si512(a, b);
 }
-/* mask ? a : b */
-INLINE bytes bytes_select(bytes mask, bytes a, bytes b) {
-    return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
-}
 /* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
 #define bytes_low8(a, b) _mm512_unpacklo_epi8(a, b)
 #define bytes_high8(a, b) _mm512_unpackhi_epi8(a, b)
@@ -48,7 +44,6 @@ INLINE bytes bytes_every4(const __m128i *row) {
     return _mm512_inserti64x4(low, _mm256_set_m128i(row[12], row[8]), 1);
 }
 /* of 16 bits: the neighbour byte gets in */
-#define bytes_shl(a, n) _mm512_slli_epi16(a, n)
 #define bytes_shr(a, n) _mm512_srli_epi16(a, n)
 
 INLINE sums sums_zero(void) {

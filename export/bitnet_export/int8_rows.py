@@ -1,0 +1,108 @@
+"""The int8 encodings of the packed file, INT8_ROWS and INT8_SKETCH (FORMAT.md §4), numpy only.
+
+Both begin with the codes, row by row. What follows them in INT8_SKETCH is made from them, some rows at
+a time: a table may be larger than all else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .layout import PANEL, TERNARY_TILE_K, Bytes, Codes, blocks, check_codes, pack_panels, ternary_size
+
+UNIT = 64  # codes that a stored row is a multiple of
+_ROWS = 512  # sketched at a time; a multiple of a panel
+
+
+def size(rows: int, cols: int) -> int:
+    """Bytes of an INT8_ROWS matrix."""
+    if rows < 1 or cols < 1:
+        raise ValueError(f"matrix is {rows} x {cols}, expected at least 1 x 1")
+    return rows * -(-cols // UNIT) * UNIT
+
+
+def sketched_size(rows: int, cols: int) -> int:
+    """Bytes of an INT8_SKETCH matrix."""
+    return size(rows, cols) + ternary_size(rows, cols) + 2 * 4 * _padded(rows)
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // PANEL) * PANEL
+
+
+def codes_of(data: Any, rows: int, cols: int) -> Codes:
+    """The codes in the bytes of either encoding, with their padding: a view, (N, 64·⌈K/64⌉)."""
+    raw, sizes = np.frombuffer(data, np.uint8), (size(rows, cols), sketched_size(rows, cols))
+    if raw.size not in sizes:
+        raise ValueError(f"{raw.size} bytes for a {rows} x {cols} matrix, expected {sizes[0]} or {sizes[1]}")
+    return raw[: sizes[0]].view(np.int8).reshape(rows, -1)
+
+
+def _steps_of(data: Any, rows: int) -> NDArray[np.float32]:
+    """Step and deviation in the bytes of INT8_SKETCH: a view, (2, 16·⌈N/16⌉)."""
+    return np.frombuffer(data, np.uint8)[-8 * _padded(rows) :].view("<f4").reshape(2, -1)
+
+
+def pack(codes: Codes) -> Bytes:
+    """int8 codes in -127 … 127, (N, K), to INT8_ROWS bytes. Raises ValueError on -128."""
+    return _with_codes(codes, size(*codes.shape))
+
+
+def pack_sketched(codes: Codes) -> Bytes:
+    """int8 codes in -127 … 127, (N, K), to INT8_SKETCH bytes. Raises ValueError on -128."""
+    data = _with_codes(codes, sketched_size(*codes.shape))
+    write_sketch(data, *codes.shape)
+    return data
+
+
+def _with_codes(codes: Codes, total: int) -> Bytes:
+    check_codes(codes, 127)
+    data = np.zeros(total, np.uint8)
+    codes_of(data, *codes.shape)[:, : codes.shape[1]] = codes
+    return data
+
+
+def write_sketch(data: Bytes, rows: int, cols: int) -> None:
+    """What follows the codes in the bytes of INT8_SKETCH, from the codes."""
+    codes, (step, deviation) = codes_of(data, rows, cols), _steps_of(data, rows)
+    panels = data[codes.size : -8 * step.size].reshape(step.size // PANEL, -1)
+    step[rows:] = deviation[rows:] = 0
+    for first in range(0, rows, _ROWS):
+        part = codes[first : first + _ROWS, : -(-cols // TERNARY_TILE_K) * TERNARY_TILE_K]
+        here = slice(first, first + len(part))
+        step[here], deviation[here] = _fit(part, cols)
+        values = np.full((_padded(len(part)), part.shape[1]), 2, np.uint8)
+        t = step[here, None].astype(np.int8)
+        values[: len(part)] = (part > -t).view(np.uint8) + (part >= 0).view(np.uint8) + (part >= t).view(np.uint8)
+        panels[first // PANEL : -(-here.stop // PANEL)] = pack_panels(values).reshape(-1, panels.shape[1])
+
+
+def _fit(codes: Codes, cols: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Step and deviation of each row. All sums are whole numbers or quarters that float64 holds exactly."""
+    magnitude = np.abs(codes)
+    squares = np.square(codes, dtype=np.int32).sum(axis=1, dtype=np.int64)
+    step = np.maximum(np.rint(np.sqrt(squares / cols)), 1)
+    outer = magnitude >= step[:, None].astype(np.int8)  # these stand for 1.5 steps, the others for 0.5
+    all_sum = magnitude.sum(axis=1, dtype=np.int64)
+    outer_sum = (magnitude * outer).sum(axis=1, dtype=np.int64)
+    left = squares - step * (all_sum + 2 * outer_sum) + step**2 * (cols / 4 + 2 * outer.sum(axis=1))
+    return step, np.sqrt(left / cols)
+
+
+def unpack(data: Any, rows: int, cols: int) -> Codes:
+    """Bytes of either encoding to int8 (N, K). The refused -128 shows as it is."""
+    return codes_of(data, rows, cols)[:, :cols].copy()
+
+
+def has_refused(codes: Any) -> bool:
+    """Whether any code, padding included, is -128; of INT8_SKETCH, give the codes only."""
+    return any(bool((part == 0x80).any()) for part in blocks(np.frombuffer(codes, np.uint8)))
+
+
+def steps_are_valid(data: Any, rows: int) -> bool:
+    """Whether all steps and deviations in the bytes of INT8_SKETCH are finite and >= 0 (and not -0)."""
+    steps = _steps_of(data, rows)
+    return bool((np.isfinite(steps) & ~np.signbit(steps)).all())
