@@ -70,18 +70,23 @@ static void prefetch(const screen *c, size_t row) {
         __builtin_prefetch(c->m->head.data + row * row_bytes + i, 0, 2);
 }
 
-/* Rule out what is below the bar, compute the rest in full. */
+/* Rule out what cannot reach the bar, compute the rest in full. */
 static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     (void)thread;
     const screen *c = context;
-    const size_t rows = c->m->head.rows, stop = end * BN_PANEL < rows ? end * BN_PANEL : rows;
-    float *y = c->product.y;
+    const size_t rows = c->m->head.rows, first = panel * BN_PANEL;
+    const size_t count = (end * BN_PANEL < rows ? end * BN_PANEL : rows) - first;
+    float most[SIFT_PANELS * BN_PANEL], *y = c->product.y + first;
     size_t left[SIFT_PANELS * BN_PANEL], n = 0;
-    for (size_t r = panel * BN_PANEL; r < stop; r++) {
-        const int keep = c->done[r] | !(y[r] + SIGMAS * deviation(c, r) < c->bar);
-        y[r] = keep ? y[r] : -INFINITY;
-        left[n] = r;
-        n += keep && !c->done[r];
+    for (size_t i = 0; i < count; i++)
+        most[i] = y[i] + SIGMAS * deviation(c, first + i);
+    for (size_t i = 0; i < count; i++) {
+        if (c->done[first + i])
+            continue;
+        if (most[i] < c->bar)
+            y[i] = -INFINITY;
+        else
+            left[n++] = first + i;
     }
     for (size_t i = 0; i < n; i++) {
         if (i + 1 < n)
