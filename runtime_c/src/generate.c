@@ -92,6 +92,24 @@ bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_
     return status;
 }
 
+/* score_logits of the first rows of the workspace: estimates, if the sampler can do with them. */
+static bn_status score_first_rows(bn_session *s, size_t rows) {
+    if (!bn_head_screens(s->model))
+        return bn_head(s->model, &s->work, 0, rows, s->score_logits);
+    const bn_status status = bn_head_input(s->model, &s->work, 0, rows);
+    if (!status)
+        bn_head_estimate(s->model, &s->work, rows, s->score_logits);
+    return status;
+}
+
+/* A row that was scored in the workspace of `from` becomes the session's. */
+static void take_row(bn_session *s, const bn_session *from, size_t row) {
+    const size_t D = s->model->config.dim, V = s->model->config.vocab_size;
+    memcpy(s->hidden, from->work.x + row * D, D * sizeof *s->hidden);
+    memcpy(s->logits, from->score_logits + row * V, V * sizeof *s->logits);
+    s->ready = bn_head_screens(s->model) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
+}
+
 bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
     if (!sessions || n < 1)
         return BN_ERR_ARGUMENT;
@@ -117,13 +135,11 @@ bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, in
                 (bn_row){&sessions[i + r]->cache, tokens[i + r], sessions[i + r]->position};
         status = bn_forward(m, w, (size_t)rows);
         if (!status)
-            status = bn_head(m, w, 0, (size_t)rows, sessions[0]->score_logits);
+            status = score_first_rows(sessions[0], (size_t)rows);
         for (int32_t r = 0; r < rows && !status; r++) {
             bn_session *s = sessions[i + r];
-            const size_t V = m->config.vocab_size;
             s->tokens[s->position++] = tokens[i + r];
-            memcpy(s->logits, sessions[0]->score_logits + (size_t)r * V, V * sizeof *s->logits);
-            s->ready = BN_READY_LOGITS;
+            take_row(s, sessions[0], (size_t)r);
         }
     }
     bn_pool_unlock(m->pool);
@@ -134,7 +150,7 @@ bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, in
 
 static bn_status full_logits(bn_session *s) {
     bn_status status = BN_OK;
-    if (s->ready == BN_READY_HIDDEN) {
+    if (s->ready != BN_READY_LOGITS) {
         bn_pool_lock(s->model->pool);
         memcpy(s->work.x, s->hidden, s->model->config.dim * sizeof *s->hidden);
         status = bn_head(s->model, &s->work, 0, 1, s->logits);
@@ -239,9 +255,13 @@ static bn_status sampler_logits(bn_session *s, const bn_sampler *sampler) {
         return full_logits(s);
     bn_pool_lock(s->model->pool);
     memcpy(s->work.x, s->hidden, c->dim * sizeof *s->hidden);
-    const bn_status status =
+    const bn_status status = bn_head_input(s->model, &s->work, 0, 1);
+    if (!status && s->ready != BN_READY_ESTIMATES)
+        bn_head_estimate(s->model, &s->work, 1, s->logits);
+    if (!status)
         bn_head_top(s->model, &s->work, (size_t)k, more, (size_t)n, s->logits, s->screened);
     bn_pool_unlock(s->model->pool);
+    s->ready = BN_READY_HIDDEN;
     return status;
 }
 
@@ -261,7 +281,6 @@ bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *t
 static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, const int32_t *draft,
                               int32_t n_draft, int32_t *tokens, int32_t *n) {
     const int32_t start = s->position;
-    const size_t V = s->model->config.vocab_size;
     memcpy(tokens + 1, draft, (size_t)n_draft * sizeof *draft);
     bn_status status = bn_check_tokens(s, tokens, n_draft + 1);
     if (status)
@@ -270,7 +289,7 @@ static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, const in
     bn_pool_lock(s->model->pool);
     status = forward_block(s, tokens, n_draft + 1);
     if (!status)
-        status = bn_head(s->model, &s->work, 0, (size_t)n_draft + 1, s->score_logits);
+        status = score_first_rows(s, (size_t)n_draft + 1);
     bn_pool_unlock(s->model->pool);
     if (status) {
         s->position = start;
@@ -278,14 +297,14 @@ static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, const in
     }
     for (*n = 1;; ++*n) {
         s->position = start + *n;
-        memcpy(s->logits, s->score_logits + (size_t)(*n - 1) * V, V * sizeof *s->logits);
-        s->ready = BN_READY_LOGITS;
+        take_row(s, s, (size_t)*n - 1);
         if (*n > n_draft)
             return BN_OK;
         const uint64_t rng = s->rng;
         int32_t token;
         if (bn_session_sample(s, sampler, &token) || token != tokens[*n]) {
             s->rng = rng; /* the next step draws again, from the same state */
+            take_row(s, s, (size_t)*n - 1);
             return BN_OK;
         }
     }

@@ -21,62 +21,88 @@
 
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, SIFT_PANELS = 64, SAMPLE = 64 /* tokens */ };
 
-typedef struct screen {
+typedef struct sketch {
     const bn_model *m;
     const bn_workspace *w;
-    bn_product product; /* into the row of logits */
     const uint8_t *tiles;
     const float *step, *deviation; /* [V] */
-    uint8_t *done;                 /* [V] 1: the logit is exact */
-    float noise;                   /* of e, without d and σ */
-    float bar;                     /* no logit below it is among the k largest */
-} screen;
+    float *logits;                 /* [rows][V] */
+    size_t rows;
+} sketch;
 
-static float deviation(const screen *c, size_t row) {
-    return c->noise * (c->deviation[row] + ROUNDING) * c->m->head.scales[row];
+static sketch sketch_of(const bn_model *m, const bn_workspace *w, size_t rows, float *logits) {
+    const bn_tensor *t = &m->head;
+    const bn_sketch_parts at = bn_sketch_at(t->rows, t->cols);
+    return (sketch){.m = m,
+                    .w = w,
+                    .tiles = t->data + at.tiles,
+                    .step = (const float *)(const void *)(t->data + at.step),
+                    .deviation = (const float *)(const void *)(t->data + at.deviation),
+                    .logits = logits,
+                    .rows = rows};
 }
 
-/* logits = what the sketch says */
 static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
-    const screen *c = context;
+    const sketch *c = context;
+    const bn_workspace *w = c->w;
     const bn_tensor *t = &c->m->head;
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const size_t first = panel * BN_PANEL;
     const size_t stop = end * BN_PANEL < t->rows ? end * BN_PANEL : t->rows;
-    int32_t *acc = c->w->acc + (size_t)thread * c->w->acc_stride;
-    const float mean = 1.5f * (float)c->w->q_sum[0];
-    c->m->kernels.ternary_matmul(&(bn_matmul){.acc = acc,
+    int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
+    c->m->kernels.sketch_matmul(&(bn_matmul){.acc = acc,
                                               .acc_stride = BN_CHUNK_ROWS,
                                               .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
                                               .panel_stride = k_tiles * BN_TILE_BYTES,
                                               .panels = end - panel,
                                               .k_tiles = k_tiles,
-                                              .q = c->w->q,
-                                              .q_stride = c->w->q_stride,
-                                              .tokens = 1});
-    for (size_t r = panel * BN_PANEL, i = 0; r < stop; r++, i++)
-        c->product.y[r] = ((float)acc[i] - mean) * c->step[r] * (t->scales[r] / c->w->s[0]);
-    memset(c->done + panel * BN_PANEL, 0, stop - panel * BN_PANEL);
+                                              .q = w->q,
+                                              .q_stride = w->q_stride,
+                                              .tokens = c->rows});
+    for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
+        const float mean = 1.5f * (float)w->q_sum[b];
+        for (size_t r = first; r < stop; r++)
+            c->logits[b * t->rows + r] =
+                ((float)acc[r - first] - mean) * c->step[r] * (t->scales[r] / w->s[b]);
+    }
+}
+
+void bn_head_estimate(const bn_model *m, const bn_workspace *w, size_t rows, float *logits) {
+    sketch c = sketch_of(m, w, rows, logits);
+    bn_pool_run(m->pool, bn_panels(&m->head), CHUNK_PANELS, estimate, &c);
+}
+
+typedef struct screen {
+    sketch of;
+    bn_product product; /* into the row of logits */
+    uint8_t *done;      /* [V] 1: the logit is exact */
+    float noise;        /* of e, without d and σ */
+    float bar;          /* no logit below it is among the k largest */
+} screen;
+
+static float deviation(const screen *c, size_t row) {
+    return c->noise * (c->of.deviation[row] + ROUNDING) * c->of.m->head.scales[row];
 }
 
 static void complete(const screen *c, size_t row) {
-    bn_linear_int8_row(c->m, c->w, &c->product, row);
+    bn_linear_int8_row(c->of.m, c->of.w, &c->product, row);
     c->done[row] = 1;
 }
 
 /* Ask memory for the codes of a row. */
 static void prefetch(const screen *c, size_t row) {
-    const size_t row_bytes = bn_int8_row(c->m->head.cols);
+    const size_t row_bytes = bn_int8_row(c->of.m->head.cols);
     for (size_t i = 0; i < row_bytes; i += BN_INT8_UNIT)
-        __builtin_prefetch(c->m->head.data + row * row_bytes + i, 0, 2);
+        __builtin_prefetch(c->of.m->head.data + row * row_bytes + i, 0, 2);
 }
 
 /* Rule out what cannot reach the bar, compute the rest in full. */
 static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     (void)thread;
     const screen *c = context;
-    const size_t rows = c->m->head.rows, first = panel * BN_PANEL;
+    const size_t rows = c->of.m->head.rows, first = panel * BN_PANEL;
     const size_t count = (end * BN_PANEL < rows ? end * BN_PANEL : rows) - first;
-    float most[SIFT_PANELS * BN_PANEL], *y = c->product.y + first;
+    float most[SIFT_PANELS * BN_PANEL], *y = c->of.logits + first;
     size_t left[SIFT_PANELS * BN_PANEL], n = 0;
     for (size_t i = 0; i < count; i++)
         most[i] = y[i] + SIGMAS * deviation(c, first + i);
@@ -121,32 +147,17 @@ int bn_head_screens(const bn_model *m) {
     return m->head.encoding == BN_INT8_SKETCH && !m->head.bias && m->config.logit_softcap == 0;
 }
 
-static screen screen_of(const bn_model *m, const bn_workspace *w, float *logits, uint8_t *done) {
-    const bn_tensor *t = &m->head;
-    const bn_sketch_parts at = bn_sketch_at(t->rows, t->cols);
-    int32_t squares = 0;
-    for (size_t i = 0; i < t->cols; i++)
-        squares += w->q[i] * w->q[i];
-    return (screen){.m = m,
-                    .w = w,
-                    .product = {.w = t, .y = logits, .y_stride = t->rows},
-                    .tiles = t->data + at.tiles,
-                    .step = (const float *)(const void *)(t->data + at.step),
-                    .deviation = (const float *)(const void *)(t->data + at.deviation),
-                    .done = done,
-                    .noise = sqrtf((float)squares) / w->s[0]};
-}
-
 /* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. */
 static void take_sample(screen *c, size_t k) {
     size_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
     float exact[BN_SCREEN_MOST], squares = 0;
-    const bn_kernels *kernels = &c->m->kernels;
-    const size_t n = largest(kernels, c->product.y, c->m->head.rows, k < SAMPLE ? SAMPLE : k, top);
+    const bn_kernels *kernels = &c->of.m->kernels;
+    float *y = c->of.logits;
+    const size_t n = largest(kernels, y, c->of.m->head.rows, k < SAMPLE ? SAMPLE : k, top);
     for (size_t i = 0; i < n; i++) {
-        const float estimated = c->product.y[top[i]];
+        const float estimated = y[top[i]];
         complete(c, top[i]);
-        exact[i] = c->product.y[top[i]];
+        exact[i] = y[top[i]];
         const float e = (exact[i] - estimated) / deviation(c, top[i]);
         squares += e * e;
     }
@@ -154,17 +165,18 @@ static void take_sample(screen *c, size_t k) {
     c->bar = exact[order[largest(kernels, exact, n, k, order) - 1]];
 }
 
-bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *more, size_t n,
-                      float *logits, uint8_t *done) {
-    const bn_status status = bn_head_input(m, w, 0, 1);
-    if (status)
-        return status;
-    screen c = screen_of(m, w, logits, done);
-    bn_pool_run(m->pool, bn_panels(&m->head), CHUNK_PANELS, estimate, &c);
+void bn_head_top(const bn_model *m, const bn_workspace *w, size_t k, const int32_t *more, size_t n,
+                 float *logits, uint8_t *done) {
+    int32_t squares = 0;
+    for (size_t i = 0; i < m->config.dim; i++)
+        squares += w->q[i] * w->q[i];
+    screen c = {.of = sketch_of(m, w, 1, logits),
+                .product = {.w = &m->head, .y = logits, .y_stride = m->head.rows},
+                .done = memset(done, 0, m->head.rows),
+                .noise = sqrtf((float)squares) / w->s[0]};
     take_sample(&c, k + n);
     for (size_t i = 0; i < n; i++)
         if (!done[more[i]])
             complete(&c, (size_t)more[i]);
     bn_pool_run(m->pool, bn_panels(&m->head), SIFT_PANELS, sift, &c);
-    return BN_OK;
 }

@@ -94,7 +94,9 @@ enum {
     BN_CHUNK_KEYS = 256 /* keys of an attention chunk; fixed, because it is part of the numbers */
 };
 
-enum { BN_READY_NOTHING, BN_READY_HIDDEN, BN_READY_LOGITS };
+/* What a session has of its last token: its hidden state, with it estimates of its logits, or they
+ * themselves. */
+enum { BN_READY_NOTHING, BN_READY_HIDDEN, BN_READY_ESTIMATES, BN_READY_LOGITS };
 
 struct bn_session {
     bn_model *model;
@@ -103,8 +105,8 @@ struct bn_session {
     int32_t n_ctx, position;
     int32_t *tokens;     /* [C] */
     float *hidden;       /* [D] x of the last token, before the final norm */
-    float *logits;       /* [V] of the last token */
-    int32_t ready;       /* which of these two is there */
+    float *logits;       /* [V] of the last token, or estimates of them */
+    int32_t ready;       /* which of these is there */
     float *pool;         /* [D] hidden states so far, as bn_session_embed pools them */
     int32_t pooled;      /* tokens in it */
     int32_t pooling;     /* and how */
@@ -226,14 +228,17 @@ bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n)
 
 enum { BN_SCREEN_MOST = 256 }; /* tokens that bn_head_top can be asked for */
 
-/* Whether the head has a sketch, and nothing is added to its logits: bn_head_top can be called. */
+/* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */
 int bn_head_screens(const bn_model *m);
 
-/* The k largest logits of row 0 of x, and those of n tokens more, exactly; whatever can be neither
- * becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. Only where bn_head_screens. done: scratch,
- * one byte a token. */
-bn_status bn_head_top(bn_model *m, bn_workspace *w, size_t k, const int32_t *more, size_t n,
-                      float *logits, uint8_t *done);
+/* Logits of the first rows as the sketch has them, after bn_head_input: [rows][V]. */
+void bn_head_estimate(const bn_model *m, const bn_workspace *w, size_t rows, float *logits);
+
+/* Of row 0, after bn_head_input: estimates become the k largest logits, and those of n tokens
+ * more, exactly; whatever can be neither becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST.
+ * done: scratch, one byte a token. */
+void bn_head_top(const bn_model *m, const bn_workspace *w, size_t k, const int32_t *more, size_t n,
+                 float *logits, uint8_t *done);
 
 /* --- workspace.c --- */
 

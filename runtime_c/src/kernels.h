@@ -112,9 +112,10 @@ typedef struct bn_kernels {
     const char *isa;
 
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
-     * counts as such or gives some other finite value: never a fault.
-     * With one token, ternary_matmul takes a 3 for a 3: so it multiplies sketches too. */
+     * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
+    /* The same with all four codes, 3 as well. */
+    void (*sketch_matmul)(const bn_matmul *m);
     /* The same with tables of sums for most products, for at most lookup_tokens tokens: faster with
      * nearly as many tokens and a thousand rows. scratch: bn_lookup_bytes. */
     void (*ternary_lookup)(const bn_matmul *m, void *scratch);

@@ -401,6 +401,7 @@ void bn_kernels_scalar(bn_kernels *table) {
     *table = (bn_kernels){
         .isa = "scalar",
         .ternary_matmul = ternary_matmul,
+        .sketch_matmul = ternary_matmul,
         .ternary_lookup = ternary_lookup,
         .trit_matmul = trit_matmul,
         .ternary_grouped = ternary_grouped,

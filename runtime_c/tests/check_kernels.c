@@ -21,6 +21,7 @@ static const struct {
     const char *name;
     void (*run)(test *t);
 } checks[] = {{"ternary_matmul", check_ternary},
+              {"sketch_matmul", check_sketch},
               {"ternary_lookup", check_lookup},
               {"trit_matmul", check_trit},
               {"ternary_grouped", check_grouped},

@@ -101,7 +101,9 @@ static void test_head_top(void) {
         for (int d = 0; d < DIM; d++)
             s->work.x[d] = check_float(&random);
         ok(bn_head(model, &s->work, 0, 1, full));
-        ok(bn_head_top(model, &s->work, k, more, 2, top, s->screened));
+        ok(bn_head_input(model, &s->work, 0, 1));
+        bn_head_estimate(model, &s->work, 1, top);
+        bn_head_top(model, &s->work, k, more, 2, top, s->screened);
         memcpy(sorted, full, sizeof full);
         qsort(sorted, VOCAB, sizeof *sorted, falling);
         for (int v = 0; v < VOCAB; v++) {

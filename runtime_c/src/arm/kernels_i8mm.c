@@ -175,6 +175,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 int bn_kernels_i8mm(bn_kernels *table) {
     table->isa = "i8mm";
     table->ternary_matmul = ternary_matmul;
+    table->sketch_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
     table->int8_rows = int8_rows;

@@ -151,6 +151,7 @@ int bn_kernels_neon(bn_kernels *table) {
     bn_kernels_neon_attention(table);
     table->isa = "neon";
     table->ternary_matmul = ternary_matmul;
+    table->sketch_matmul = ternary_matmul;
     table->trit_matmul = trit_matmul;
     table->ternary_grouped = ternary_grouped;
     table->int8_rows = rows_by_dot;

@@ -10,7 +10,7 @@
 
 enum {
     STEP_K = 4,       /* columns in 32 bits */
-    CHUNK_STEPS = 64, /* steps of 508 are what an int16 sum of pairs holds (AVX2) */
+    CHUNK_TILES = 16, /* unpacked at a time, at most */
     STEP_BYTES = 64   /* 16 rows, unpacked */
 };
 
@@ -85,15 +85,13 @@ INLINE void multiply_tokens(const bn_matmul *m, size_t panel, size_t k, const ui
     }
 }
 
-INLINE void multiply(const bn_matmul *m, dot_fn *dot, fold_fn *fold, const int most) {
-    enum {
-        CHUNK = CHUNK_STEPS * STEP_K / BN_TERNARY_TILE_K,
-        TILE_STEPS = BN_TERNARY_TILE_K / STEP_K
-    };
-    _Alignas(64) uint8_t w[CHUNK_STEPS * STEP_BYTES];
+INLINE void multiply(const bn_matmul *m, dot_fn *dot, fold_fn *fold, const int most,
+                     const size_t chunk_tiles) {
+    enum { TILE_STEPS = BN_TERNARY_TILE_K / STEP_K };
+    _Alignas(64) uint8_t w[CHUNK_TILES * TILE_STEPS * STEP_BYTES];
     for (size_t p = 0; p < m->panels; p++)
-        for (size_t tile = 0; tile < m->k_tiles; tile += CHUNK) {
-            const size_t tiles = min_size(CHUNK, m->k_tiles - tile);
+        for (size_t tile = 0; tile < m->k_tiles; tile += chunk_tiles) {
+            const size_t tiles = min_size(chunk_tiles, m->k_tiles - tile);
             unpack_ternary(w, m, p * m->panel_stride + tile * BN_TILE_BYTES, tiles);
             multiply_tokens(m, p, tile * BN_TERNARY_TILE_K, w, tiles * TILE_STEPS, dot, fold, most);
         }

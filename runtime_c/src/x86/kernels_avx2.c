@@ -58,8 +58,9 @@ INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
 
 /* --- ternary --- */
 
-/* Half a tile. A pair of codes gives at most 2·3·127 = 762, four times that in fields 1 and 3,
- * which are masked in place: 21 tiles fill `once`, 5 tiles fill `four`, or 8 without a code 3. */
+/* Half a tile. A pair of codes gives at most 2·2·127 = 508, four times that in fields 1 and 3,
+ * which are masked in place: 32 tiles fill `once`, 8 tiles fill `four`. With codes of 3 it is a
+ * pair of 762, so that 5 tiles fill `four`. */
 INLINE void ternary_fields(sums *once, sums *four, const uint8_t *tile, const int8_t *q) {
     const bytes codes = bytes_load(tile), upper = bytes_shr(codes, 4);
     const bytes low = bytes_fill(0x03), high = bytes_fill(0x0c);
@@ -69,15 +70,14 @@ INLINE void ternary_fields(sums *once, sums *four, const uint8_t *tile, const in
     *four = dot_pairs(*four, bytes_and(upper, high), bytes_spread(q + 12));
 }
 
-static void ternary_vector(const bn_matmul *m) {
-    enum { FOLD = 5 };
+INLINE void ternary_vector(const bn_matmul *m, const size_t fold) {
     for (size_t p = 0; p < m->panels; p++) {
         const uint8_t *tile = m->tiles + p * m->panel_stride;
         const int8_t *q = m->q;
         sums top = sums_zero(), top4 = sums_zero(), bottom = sums_zero(), bottom4 = sums_zero();
         for (size_t left = m->k_tiles; left > 0;) {
             sums a = sums_zero(), a4 = sums_zero(), b = sums_zero(), b4 = sums_zero();
-            size_t tiles = min_size(left, FOLD);
+            size_t tiles = min_size(left, fold);
             left -= tiles;
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
                 ternary_fields(&a, &a4, tile, q);
@@ -93,12 +93,19 @@ static void ternary_vector(const bn_matmul *m) {
 
 static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
-        ternary_vector(m);
+        ternary_vector(m, 8);
     else
-        multiply(m, dot_pairs, add_pairs, 5);
+        multiply(m, dot_pairs, add_pairs, 5, CHUNK_TILES); /* 64 pairs of 508 */
 }
 
-/* One token: a group of 8 tiles is what pairs hold. */
+static void sketch_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        ternary_vector(m, 5);
+    else
+        multiply(m, dot_pairs, add_pairs, 5, 10); /* 40 pairs of 762 */
+}
+
+/* One token: a group of 8 tiles is what the pairs of ternary_vector hold. */
 static void grouped_vector(const bn_grouped *m) {
     const uint8_t *tile = m->tiles;
     const uint16_t *scales = m->scales;
@@ -193,6 +200,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 int bn_kernels_avx2(bn_kernels *table) {
     table->isa = "avx2";
     table->ternary_matmul = ternary_matmul;
+    table->sketch_matmul = sketch_matmul;
     table->ternary_lookup = ternary_lookup;
     table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;

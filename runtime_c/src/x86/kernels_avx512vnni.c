@@ -94,6 +94,7 @@ static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const f
 int bn_kernels_avx512vnni(bn_kernels *table) {
     table->isa = "avx512vnni";
     table->ternary_matmul = ternary_matmul;
+    table->sketch_matmul = ternary_matmul;
     table->ternary_lookup = ternary_lookup;
     table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;

@@ -63,7 +63,7 @@ static void ternary_matmul(const bn_matmul *m) {
     else if (m->tokens <= STREAM_TOKENS)
         stream_tokens(m);
     else
-        multiply(m, sums_dot, no_fold, 6);
+        multiply(m, sums_dot, no_fold, 6, CHUNK_TILES);
 }
 
 static void ternary_grouped(const bn_grouped *m) {
@@ -93,6 +93,7 @@ static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const f
 int bn_kernels_avxvnni(bn_kernels *table) {
     table->isa = "avxvnni";
     table->ternary_matmul = ternary_matmul;
+    table->sketch_matmul = ternary_matmul;
     table->ternary_lookup = ternary_lookup;
     table->lookup_tokens = LOOKUP_TOKENS;
     table->trit_matmul = trit_matmul;
