@@ -65,7 +65,8 @@ def keep_freed_memory() -> None:
     """Ask glibc to reuse large blocks instead of returning them to the kernel.
 
     Every step allocates the same activations; getting them again zeroed, page by page, made a
-    step take up to twice as long.
+    step take up to twice as long. glibc wants to be asked before there are other threads: those of
+    parallel.joined, for example.
     """
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
     if sys.platform == "linux":

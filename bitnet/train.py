@@ -38,6 +38,7 @@ def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
 
     Returns 0, or 130 / 143 after saving on Ctrl-C / SIGTERM.
     """
+    process.keep_freed_memory()
     with parallel.joined():
         return _command(args, read)
 
@@ -70,7 +71,6 @@ def train(
     """A whole run. `newest`: the checkpoint to go on from; `start`: the model to begin with. Returns the exit code."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    process.keep_freed_memory()
     run = prepare(settings, config, newest, start)
     if settings.distilled:
         if teacher is None:

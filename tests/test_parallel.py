@@ -5,6 +5,7 @@ Most are forked with the variables that torchrun sets, which takes milliseconds;
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import json
 import multiprocessing
@@ -70,6 +71,7 @@ def in_group(rank: int, port: int, errors: Path, work: Callable[..., Any], *args
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    faulthandler.enable()
     torch.set_num_threads(1)
     sys.exit(work(*args))
 
