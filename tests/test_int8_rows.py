@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -139,13 +138,10 @@ def test_refused_values_are_found_wherever_they_are(rows: int, cols: int, seed: 
     assert int8_rows.has_refused(made[:size]) and int8_rows.steps_are_valid(made, rows)
 
 
-def test_a_table_of_thirty_thousand_tokens_is_packed_in_well_under_ten_seconds() -> None:
-    codes = np.resize(some_codes(64, 2560, 0), (32_000, 2560))
-    start = time.process_time()
-    made = int8_rows.pack_sketched(codes)
-    assert time.process_time() - start < 10.0  # takes 0.6 s; a loop in Python takes minutes
-    panels = made[codes.size : -8 * 32_000].reshape(2000, -1)  # blocks of rows leave no seam
-    assert np.array_equal(panels, np.tile(panels[:4], (500, 1)))
+def test_blocks_of_rows_leave_no_seam() -> None:
+    codes = np.resize(some_codes(64, 96, 0), (3_200, 96))
+    panels = int8_rows.pack_sketched(codes)[int8_rows.size(3_200, 96) : -8 * 3_200].reshape(200, -1)
+    assert np.array_equal(panels, np.tile(panels[:4], (50, 1)))
 
 
 BIG: dict[str, Any] = {"vocab_size": 8192}
