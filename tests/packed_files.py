@@ -34,6 +34,12 @@ def packed_bytes(config: ModelConfig = SMALL, seed: int = 0, encoding: str = "2.
         return path.read_bytes()
 
 
+def as_stored(file: PackedFile, record: packed.Record) -> Encoded:
+    """A tensor for `write_packed`, as it lies in another file."""
+    scales = file.scales(record) if record.scale_size else None
+    return Encoded(record.encoding, record.scope, file.stored(record), scales)
+
+
 @functools.cache
 def sketched_bytes() -> bytes:
     """The small model with a sketch, which writers add to larger tables alone."""
@@ -41,10 +47,10 @@ def sketched_bytes() -> bytes:
 
     def source(spec: Spec) -> Encoded:
         record = file.tensors[spec.key]
-        scales = file.scales(record) if record.scale_size else None
-        if record.encoding == packed.INT8_ROWS:
-            return Encoded(packed.INT8_SKETCH, record.scope, int8_rows.pack_sketched(file.codes(record)), scales)
-        return Encoded(record.encoding, record.scope, file.stored(record), scales)
+        tensor = as_stored(file, record)
+        if record.encoding != packed.INT8_ROWS:
+            return tensor
+        return tensor._replace(encoding=packed.INT8_SKETCH, data=int8_rows.pack_sketched(file.codes(record)))
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bitnet"

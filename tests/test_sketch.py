@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from bitnet.config import ModelConfig
-from bitnet_export import packed, random_model, write_packed
+from bitnet_export import int8_rows, packed, random_model, write_packed
 from bitnet_export.reader import PackedFile
 from bitnet_export.writer import Encoded
 from bitnet_runtime import Model
+from packed_files import as_stored
 
 CONFIG = ModelConfig(
     vocab_size=20_000, dim=256, n_layers=1, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, max_context=64,
@@ -37,16 +38,14 @@ def model_file(path: Path, kind: str) -> Path:
     file, rng = PackedFile.open(path), np.random.default_rng(1)
 
     def source(spec: packed.Spec) -> Encoded:
-        record = file.tensors[spec.key]
-        scales = file.scales(record) if record.scale_size else None
+        tensor = as_stored(file, file.tensors[spec.key])
         if spec.key.name == "head.weight":
-            data = packed.TILES[packed.INT8_SKETCH].pack(outlier_codes(rng))
-            return Encoded(packed.INT8_SKETCH, packed.SCALE_ROW, data, scales)
+            return tensor._replace(data=int8_rows.pack_sketched(outlier_codes(rng)))
         if spec.key.name == "final_norm.weight":
             gain = np.ones((1, CONFIG.dim))
             gain[:, OUTLIERS] = 30
             return Encoded.f32(gain)
-        return Encoded(record.encoding, record.scope, file.stored(record), scales)
+        return tensor
 
     hard = path.with_name("hard.bitnet")
     write_packed(hard, file.configs, source)

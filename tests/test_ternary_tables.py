@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 from bitnet_export import Encoded, PackedFile, packed, random_model, write_packed
-from bitnet_export.packed import Record, Spec
+from bitnet_export.packed import Spec
 from bitnet_runtime import Model
+from packed_files import as_stored
 
 SIZE = 300  # of the vocabulary and of the model: three groups, the last of 44, and a panel of 12 rows
 CONFIG = ModelConfig(
@@ -20,13 +21,6 @@ CONFIG = ModelConfig(
     activation="silu", sub_norm=False, qk_norm=True, tie_embeddings=False,
 )  # fmt: skip
 TOKENS = [5, 299, 0, 77, 77, 130, 16, 15, 254, 1, 128, 127, 33]
-
-
-def stored(file: PackedFile, record: Record) -> Encoded:
-    """A tensor of a packed file, to write it again."""
-    scales = file.scales(record) if record.scale_size else None
-    data = file.stored(record) if record.encoding in packed.TILES else file.values(record)
-    return Encoded(record.encoding, record.scope, data, scales)
 
 
 def logits(path: Path, **options: Any) -> NDArray[np.float32]:
@@ -48,7 +42,7 @@ def write(made: PackedFile, path: Path, **tables: Encoded) -> Path:
 
     def source(spec: Spec) -> Encoded:
         role = packed.ROLES[spec.key.role]
-        return tables[role] if role in tables else stored(made, records[spec.key.name])
+        return tables[role] if role in tables else as_stored(made, records[spec.key.name])
 
     write_packed(path, list(made.configs), source)
     return path

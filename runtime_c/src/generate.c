@@ -53,10 +53,11 @@ static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, blo
     return status;
 }
 
-/* The last row of the workspace becomes the session's; its logits wait until they are asked for. */
-static void keep_hidden(bn_session *s, size_t row) {
+/* A row of the workspace of `from` becomes the session's; its logits wait until they are asked for.
+ */
+static void keep_hidden(bn_session *s, const bn_session *from, size_t row) {
     const size_t D = s->model->config.dim;
-    memcpy(s->hidden, s->work.x + row * D, D * sizeof *s->hidden);
+    memcpy(s->hidden, from->work.x + row * D, D * sizeof *s->hidden);
     s->ready = BN_READY_HIDDEN;
 }
 
@@ -64,7 +65,7 @@ static bn_status append_done(bn_session *s, int32_t start, int32_t n, int32_t to
                              void *context) {
     float *out = context; /* rows of logits for every token, or NULL */
     if (start + n == total)
-        keep_hidden(s, (size_t)n - 1);
+        keep_hidden(s, s, (size_t)n - 1);
     if (!out)
         return BN_OK;
     return bn_head(s->model, &s->work, 0, (size_t)n,
@@ -102,10 +103,10 @@ static bn_status score_first_rows(bn_session *s, size_t rows) {
     return status;
 }
 
-/* A row that was scored in the workspace of `from` becomes the session's. */
+/* The same, with what score_first_rows made of its logits. */
 static void take_row(bn_session *s, const bn_session *from, size_t row) {
-    const size_t D = s->model->config.dim, V = s->model->config.vocab_size;
-    memcpy(s->hidden, from->work.x + row * D, D * sizeof *s->hidden);
+    const size_t V = s->model->config.vocab_size;
+    keep_hidden(s, from, row);
     memcpy(s->logits, from->score_logits + row * V, V * sizeof *s->logits);
     s->ready = bn_head_screens(s->model) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
 }
@@ -199,7 +200,7 @@ static bn_status score_done(bn_session *s, int32_t start, int32_t n, int32_t tot
                 log_probability(&s->model->kernels, s->score_logits + (size_t)r * V, V,
                                 c->tokens[start + i + r + 1]);
     }
-    keep_hidden(s, (size_t)n - 1);
+    keep_hidden(s, s, (size_t)n - 1);
     return BN_OK;
 }
 
