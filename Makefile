@@ -22,36 +22,36 @@ SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet ex
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-demo: .venv/installed
+demo: .venv/demo
 	rm -rf build/demo
 	$(BIN)/bitnet train --preset tiny --minutes 4 --out build/demo/run
 	$(BIN)/bitnet export build/demo/run build/demo/model.bitnet
 	$(BIN)/bitnet generate build/demo/model.bitnet --prompt 'def read(self, size):' --max-tokens 200
 
-test: .venv/installed
+test: .venv/test
 	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING
 	$(BIN)/cmake --build build/test --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/test --output-on-failure
 	$(BIN)/python -m pytest
 
-lint: .venv/installed
+lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 
-format: .venv/installed
+format: .venv/test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-bench: .venv/installed
+bench: .venv/engine
 	$(BIN)/bitnet bench --shape bitnet-2b4t
 
 # The Python module is built a second time, instrumented, and found before the installed one
 # because -S leaves .pth files alone. The tests that hand it damaged files run on it.
 SANITIZED := build/sanitize/python
-sanitize: .venv/installed
+sanitize: .venv/test
 	$(BIN)/cmake -S . -B build/sanitize -DBITNET_TESTS=ON -DBITNET_SANITIZE="address;undefined" \
 	    -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING
 	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
@@ -80,8 +80,23 @@ clean:
 	@"$(PYTHON)" -m venv .venv || \
 	    { rm -rf .venv; echo 'error: could not create .venv; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 
-.venv/installed: .venv/bin/python pyproject.toml constraints.txt $(SOURCES)
-	@echo 'Installing into .venv (the first time: a minute or two) ...'
+# Our own module is built with the tools of .venv, so that building again compiles only what changed.
+# Everything else is built, if at all, as its author says. Each file marks what is installed.
+.venv/tools: .venv/bin/python constraints.txt
 	@$(PIP) install -c constraints.txt scikit-build-core cffi cmake ninja
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+.venv/engine: .venv/tools pyproject.toml $(SOURCES)
+	@echo 'Compiling the engine ...'
+	@$(PIP) install --no-build-isolation --no-deps -e .
+	@$(PIP) install -c constraints.txt bitnet-edge
+	@touch $@
+
+# The project is there already: this adds what an extra of pyproject.toml asks for.
+.venv/demo: .venv/engine
+	@$(PIP) install -c constraints.txt 'bitnet-edge[train,export]'
+	@touch $@
+
+.venv/test: .venv/engine
+	@$(PIP) install -c constraints.txt 'bitnet-edge[dev]'
 	@touch $@
