@@ -22,11 +22,12 @@ SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet ex
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
+MINUTES ?= 4
 demo: .venv/demo
 	rm -rf build/demo
-	$(BIN)/bitnet train --preset tiny --minutes 4 --out build/demo/run
+	$(BIN)/bitnet train --preset tiny --minutes $(MINUTES) --out build/demo/run
 	$(BIN)/bitnet export build/demo/run build/demo/model.bitnet
-	$(BIN)/bitnet generate build/demo/model.bitnet --prompt 'def read(self, size):' --max-tokens 200
+	$(BIN)/python python_bindings/examples/demo.py build/demo/model.bitnet
 
 test: .venv/test
 	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING
@@ -80,9 +81,19 @@ clean:
 	@"$(PYTHON)" -m venv .venv || \
 	    { rm -rf .venv; echo 'error: could not create .venv; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 
+# What is about to come over the network. On Linux x86-64 pip's PyTorch is the one with CUDA, unless pip is told where
+# the build without is (README, "Less to download") or has it on disk.
+define ANNOUNCE
+$(BIN)/python -c 'import importlib.util as u, platform as p; \
+    big = (p.system(), p.machine()) == ("Linux", "x86_64"); \
+    u.find_spec("torch") or print("Installing PyTorch and what it needs, 0.3 GB to download and 1 GB on disk" \
+        + big * ";\nwith CUDA, which is what pip takes here by default, 2.5 and 5.5 GB: README, Less to download")'
+endef
+
 # Our own module is built with the tools of .venv, so that building again compiles only what changed.
 # Everything else is built, if at all, as its author says. Each file marks what is installed.
 .venv/tools: .venv/bin/python constraints.txt
+	@echo 'Setting up .venv ...'
 	@$(PIP) install -c constraints.txt scikit-build-core cffi cmake ninja
 	@touch $@
 
@@ -94,9 +105,11 @@ clean:
 
 # The project is there already: this adds what an extra of pyproject.toml asks for.
 .venv/demo: .venv/engine
-	@$(PIP) install -c constraints.txt 'bitnet-edge[train,export]'
+	@$(ANNOUNCE)
+	@$(PIP) install -c constraints.txt 'bitnet-edge[train]'
 	@touch $@
 
 .venv/test: .venv/engine
+	@$(ANNOUNCE); echo 'The tests take 0.4 GB more.'
 	@$(PIP) install -c constraints.txt 'bitnet-edge[dev]'
 	@touch $@

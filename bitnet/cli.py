@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -109,7 +110,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         extra = EXTRAS.get(missing) or EXTRAS.get(verb, "train")
-        return _fail(f'`bitnet {verb}` needs {missing}: pip install "bitnet-edge[{extra}]"')
+        return _fail(f"`bitnet {verb}` needs {missing}: {_install(extra)}")
     except OSError as error:
         return _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error))
     except (ValueError, MemoryError, RuntimeError) as error:
@@ -123,6 +124,21 @@ def _fail(message: str) -> int:
 
     print(f"bitnet: error: {escape(message)}", file=sys.stderr)  # it may quote a file: no escape sequences, one line
     return 1
+
+
+def _install(extra: str) -> str:
+    """The command that adds what an extra of pyproject.toml names, whatever this installation came from."""
+    from importlib import metadata
+
+    def packages(extra: str) -> list[str]:
+        found = []
+        for requirement, _, marker in (line.partition(";") for line in metadata.requires("bitnet-edge") or ()):
+            if re.search(rf"extra == ['\"]{extra}['\"]", marker):
+                ours = re.match(r"bitnet-edge\[(.*)\]", requirement)
+                found += [more for name in ours[1].split(",") for more in packages(name)] if ours else [requirement]
+        return [requirement.strip() for requirement in dict.fromkeys(found)]
+
+    return shlex.join([sys.executable, "-m", "pip", "install", *packages(extra)])
 
 
 def _version() -> str:

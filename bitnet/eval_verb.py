@@ -46,7 +46,7 @@ def register(verbs: Any) -> None:
     )
     text.add_argument("--samples", type=int, default=0, metavar="", help="texts of the model to print [0]")
     text.add_argument("--prompt", metavar="", help="what the samples begin with; none: a document's beginning")
-    tasks = evaluate.add_argument_group("tasks", 'need pip install "bitnet-edge[eval]"')
+    tasks = evaluate.add_argument_group("tasks", "need lm-evaluation-harness, the extra [eval]")
     tasks.add_argument("--tasks", metavar="", help="names of the harness, or .yaml files, with commas between")
     tasks.add_argument("--fewshot", type=int, metavar="", help="solved examples before each question; none: by task")
     tasks.add_argument("--limit", type=int, default=0, metavar="", help="questions of each task, the first; 0: all [0]")
