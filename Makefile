@@ -81,15 +81,6 @@ clean:
 	@"$(PYTHON)" -m venv .venv || \
 	    { rm -rf .venv; echo 'error: could not create .venv; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 
-# What is about to come over the network. On Linux x86-64 pip's PyTorch is the one with CUDA, unless pip is told where
-# the build without is (README, "Less to download") or has it on disk.
-define ANNOUNCE
-$(BIN)/python -c 'import importlib.util as u, platform as p; \
-    big = (p.system(), p.machine()) == ("Linux", "x86_64"); \
-    u.find_spec("torch") or print("Installing PyTorch and what it needs, 0.3 GB to download and 1 GB on disk" \
-        + big * ";\nwith CUDA, which is what pip takes here by default, 2.5 and 5.5 GB: README, Less to download")'
-endef
-
 # Our own module is built with the tools of .venv, so that building again compiles only what changed.
 # Everything else is built, if at all, as its author says. Each file marks what is installed.
 .venv/tools: .venv/bin/python constraints.txt
@@ -103,13 +94,17 @@ endef
 	@$(PIP) install -c constraints.txt bitnet-edge
 	@touch $@
 
+# On Linux x86-64 pip takes the PyTorch with CUDA, unless it is told of another.
+PYTORCH := $(if $(findstring Linux x86_64,$(shell uname -sm)),up to 3 GB (5 GB on disk; the README says how to need a \
+             tenth, see "Less to download"),0.3 GB)
+
 # The project is there already: this adds what an extra of pyproject.toml asks for.
 .venv/demo: .venv/engine
-	@$(ANNOUNCE)
+	@echo 'Installing PyTorch and what training needs: $(PYTORCH) ...'
 	@$(PIP) install -c constraints.txt 'bitnet-edge[train]'
 	@touch $@
 
 .venv/test: .venv/engine
-	@$(ANNOUNCE); echo 'The tests take 0.4 GB more.'
+	@echo 'Installing what the tests need: 0.3 GB, and if it is not there yet PyTorch, $(PYTORCH) ...'
 	@$(PIP) install -c constraints.txt 'bitnet-edge[dev]'
 	@touch $@
