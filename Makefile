@@ -32,8 +32,8 @@ demo: .venv/demo
 test: .venv/test
 	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING
 	$(BIN)/cmake --build build/test --parallel $(JOBS)
-	$(BIN)/ctest --test-dir build/test --output-on-failure
-	$(BIN)/python -m pytest
+	$(BIN)/ctest --test-dir build/test --output-on-failure --parallel $(JOBS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 lint: .venv/test
 	$(BIN)/ruff check .
