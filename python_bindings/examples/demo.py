@@ -1,6 +1,6 @@
-"""What `make demo` shows last: text of the model that was just trained, and what was proven on the way.
+"""What `make demo` shows last: text of the model that was just trained, and what has been proven.
 
-    python python_bindings/examples/demo.py model.bitnet
+Takes the packed file as its argument.
 """
 
 import sys
@@ -8,25 +8,28 @@ import sys
 from bitnet_runtime import Model
 
 PROMPTS = (
-    "class Reader:\n    def __init__(self, name):\n",
-    "def read(self, size):\n    if size",
-    "import os\nimport sys\n\ndef main(",
+    "class Reader:\n    def __init__(self, name):\n        self.name",
+    "class Node:\n    def __init__(self, parent):\n        self.parent",
+    "class Client:\n    def __init__(self, host, port):\n        self.host = host\n        self.port",
 )
+RULE = "-" * 72
 
 
 def main(path: str) -> None:
     tokens, seconds = 0, 0.0
     with Model.load(path) as model:
         for prompt in PROMPTS:
-            print(f"\n--- {prompt!r} goes on:\n\n{prompt}", end="")
-            with model.stream(prompt, max_tokens=80, temperature=0.6, seed=1) as stream:
-                for piece in stream:
-                    print(piece.text, end="", flush=True)
-            timings = stream.result().timings
-            tokens, seconds = tokens + timings.generated_n, seconds + timings.generation_s
-            print()
-        print(model)
+            answer = model.generate(prompt, max_tokens=48, temperature=0.7, seed=0)
+            tokens += answer.usage.completion_tokens
+            seconds += answer.timings.generation_seconds
+            print(f"\n{RULE}\n{prompt}{answer.text}")
+        info = model.info
+        fp16 = 2 * (info.ternary_weights + info.vocab_size * info.dim)
+        print(
+            f"\n{RULE}\nTrained here, exported, verified against PyTorch, run in C: {info.file_bytes / 1e6:.2f} MB "
+            f"(fp16: {fp16 / 1e6:.2f} MB), {tokens / seconds:,.0f} tokens/s with {model.threads} threads ({model.isa})."
+        )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
