@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
 import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +16,7 @@ from bitnet.config import PRESETS
 from bitnet_export import random_model
 from bitnet_runtime import Model
 from bitnet_runtime.model import KV_TYPES
+from command import bitnet
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model, small_model
 
 
@@ -35,11 +31,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slow = PRESETS["tiny"].replace(max_context=1 << 16)
     random_model(slow, folder / "slow", tokenizer=byte_tokenizer().to_str().encode())
     return folder
-
-
-def bitnet(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bitnet", *map(str, args)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
 
 
 def test_the_answer_goes_to_stdout_and_the_rest_to_stderr(models: Path) -> None:
@@ -146,78 +137,6 @@ def test_ctrl_c_ends_generate_with_130(models: Path) -> None:
     assert process.returncode == 130
     assert "Generation:" in errors
     assert "Traceback" not in errors
-
-
-# ---- chat ----
-
-
-def test_chat_through_a_pipe(models: Path) -> None:
-    typed = ["hello", '"""two', 'lines"""', "", "/help", "/nothing", "/clear", "again", "/exit", "never"]
-    done = bitnet("chat", models / "chat", stdin="\n".join(typed))
-    assert done.returncode == 0
-    assert done.stdout == "Good day\n" * 3
-    assert "unknown command /nothing" in done.stderr
-    assert "begin a new conversation" in done.stderr
-    prompts = [int(n) for n in re.findall(r"Prompt: (\d+) tokens", done.stderr)]
-    assert prompts[0] == prompts[2] == len("hello") + 3
-    assert prompts[1] == prompts[0] + len("Good day") + 1 + len("two\nlines") + 3
-
-
-def test_chat_without_a_template_says_so(models: Path) -> None:
-    done = bitnet("chat", models / "script", stdin="go\n")
-    assert (done.returncode, done.stdout) == (0, "Hello world\n")
-    assert "has no chat template" in done.stderr
-
-
-def test_chat_goes_on_after_an_error(models: Path) -> None:
-    done = bitnet("chat", models / "chat", "--quiet", stdin="x" * 300 + "\nhello\n")
-    assert (done.returncode, done.stdout) == (0, "Good day\n")
-
-
-class Terminal:
-    """The command on a pseudo-terminal."""
-
-    def __init__(self, *args: object) -> None:
-        self.process, self.fd = pty.fork()
-        if self.process == 0:
-            os.execv(sys.executable, [sys.executable, "-m", "bitnet", *map(str, args)])
-        self.seen = ""
-
-    def until(self, done: Callable[[str], bool], seconds: float = 30) -> str:
-        end = time.monotonic() + seconds
-        while not done(self.seen):
-            ready, _, _ = select.select([self.fd], [], [], max(end - time.monotonic(), 0))
-            if not ready:
-                os.kill(self.process, signal.SIGKILL)
-            assert ready, f"waited {seconds} s, saw {self.seen[-500:]!r}"
-            try:
-                self.seen += os.read(self.fd, 4096).decode(errors="replace")
-            except OSError:  # the command ended
-                break
-        text, self.seen = self.seen, ""
-        return text
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def exit_code(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-
-
-def test_ctrl_c_stops_the_answer_and_not_the_program(models: Path) -> None:
-    terminal = Terminal("chat", models / "slow", "-n", "none", "-t", 1)
-    terminal.until(lambda seen: "> " in seen)
-    terminal.type("abc\n")
-    terminal.until(lambda seen: len(seen) > 300)
-    terminal.type("\x03")
-    terminal.until(lambda seen: "Seed:" in seen and seen.endswith("> "))
-    time.sleep(0.5)  # a Ctrl-C while readline puts the prompt up waits for the next key
-    terminal.type("\x03")
-    terminal.until(lambda seen: "Ctrl-D or /exit leaves" in seen and seen.endswith("> "))
-    time.sleep(0.5)
-    terminal.type("\x04")
-    terminal.until(lambda seen: False)
-    assert terminal.exit_code() == 0
 
 
 # ---- bench ----
