@@ -81,19 +81,26 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-n", "many"), 2, "max_tokens is 'many', expected an integer from 0"),
         (("generate", "{}/script", "--top-q", "1"), 2, "--top-q"),
         (("generate", "{}/script", "-p", "x", "-f", "y"), 2, "not allowed with"),
-        (("generate", "{}/script", "--logit-bias", "x"), 2, "expected a token id, =, and a number"),
+        (("generate", "{}/script", "--logit-bias", "x"), 2, "expected a token id, =, and a number or -inf"),
         (("generate", "{}/script", "-t", "0"), 2, "expected an integer of at least 1"),
         (("generate", "{}/none", "-p", "x"), 1, "No such file"),
         (("generate", "{}", "-p", "x"), 1, "directory"),
         (("generate", sys.executable, "-p", "x"), 1, "this is an ELF program"),
-        (("generate", "{}/script", "-p", "x" * 65), 1, "65 tokens exceed the available context size: .* is 64"),
+        (("generate", "{}/script", "-p", "x" * 65), 1, "the prompt has 65 tokens, the context holds 64; shorten it$"),
+        (("generate", "{}/script", "-p", "x" * 65, "-c", "9"), 1, "holds 9; shorten it; -c N allows up to 64$"),
+        (("generate", "{}/script", "-p", "x", "-c", "65"), 1, "--ctx is 65, expected 1 to 64"),
+        (("chat", "{}/script", "-c", "65"), 1, "--ctx is 65, expected 1 to 64"),
+        (("generate", "{}/script", "-m", "{}/chat", "-p", "x"), 1, "two models"),
+        (("generate", "{}/script", "-p", "x", "--stop", ""), 2, "--stop: '', expected at least one character"),
+        (("generate", "{}/script", "-p", "x", "--logit-bias", "1=inf"), 2, "'1=inf', expected a token id"),
+        (("generate", "{}/script", "-f", "{}/script"), 1, "script: byte 0 is 0x89, expected UTF-8 text"),
         (("generate", "{}/script", "-p", ""), 1, "prompt is empty"),
         (("generate", "{}/script", "-f", "{}/none"), 1, "none"),
         (("generate", "{}/script", "-p", "x", "--isa", "z80"), 1, "isa is 'z80', expected one of"),
         (("chat",), 2, "no model"),
         (("bench",), 2, "either a packed file or --shape"),
         (("bench", "--shape", "huge"), 1, "shape is 'huge', expected one of tiny"),
-        (("bench", "{}/script", "--prompt", "100"), 1, "exceed the available context"),
+        (("bench", "{}/script", "--prompt", "100"), 1, "gen need 129 tokens, the context holds 64"),
         (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding goes with --shape"),
         (("bench", "{}/none"), 1, "No such file"),
     ],
@@ -101,7 +108,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
 def test_one_clear_line_and_the_right_exit_code(models: Path, args: tuple[str, ...], code: int, message: str) -> None:
     done = bitnet(*(arg.replace("{}", str(models)) for arg in args))
     assert done.returncode == code
-    assert re.search(message, done.stderr)
+    assert re.search(message, done.stderr, re.M)
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
@@ -125,6 +132,17 @@ def test_a_closed_pipe_is_quiet(models: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
     assert len(done.stdout) == 1
     assert done.stderr == b""
+
+
+def test_closed_streams(models: Path) -> None:
+    generate = shlex.join([sys.executable, "-m", "bitnet", "generate", str(models / "script")])
+    for redirection, code, out, err in (
+        ("-p go 2>&-", 0, "Hello world\n", ""),
+        ("-p go >&-", 1, "", "bitnet: error: standard output is closed, expected a place for the answer\n"),
+        ("<&-", 2, "", "bitnet: error: no prompt; give -p TEXT or -f FILE, or pipe text in\n"),
+    ):
+        done = subprocess.run(["bash", "-c", f"{generate} {redirection}"], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
 
 
 def test_ctrl_c_ends_generate_with_130(models: Path) -> None:

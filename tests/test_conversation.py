@@ -135,7 +135,7 @@ def test_a_message_that_alone_is_too_long(models: Path, name: str, most: int, hi
     tokens = 300 + (AROUND if name == "chat" else 0)
     assert done.stderr == f"error: the message has {tokens} tokens, the context holds {most}; shorten it{hint}\n"
     told = piped(models / "chat", "x" * 300, args=("--system", "Be kind.", "--quiet"))
-    assert "tokens with the system message, the context" in told.stderr
+    assert "the message with the system message has 313 tokens, the context" in told.stderr
 
 
 def test_answers_that_are_cut_off_say_so(models: Path) -> None:

@@ -14,10 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime.defaults import FIELDS, resolve
-from bitnet_runtime.terminal import cut_off, end_line, escape, say, show
+from bitnet_runtime.errors import ContextLengthError, InvalidParameterError
+from bitnet_runtime.terminal import cut_off, end_line, escape, say, show, too_long
+
+if TYPE_CHECKING:
+    from bitnet_runtime.model import Model
 
 
 def register(subparsers: Any) -> None:
@@ -102,7 +106,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
             "help": f"{row['help']} (default: {default})",
         }
         if name == "stop":
-            options |= {"action": "append", "metavar": "TEXT"}
+            options |= {"action": "append", "metavar": "TEXT", "type": _stop}
         elif name == "logit_bias":
             options |= {"action": "append", "metavar": "ID=X", "type": _bias}
         else:
@@ -130,12 +134,19 @@ def _option(name: str) -> Callable[[str], Any]:
     return parse
 
 
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("'', expected at least one character")
+    return text
+
+
 def _bias(text: str) -> tuple[int, float]:
     token, _, value = text.partition("=")
     try:
-        return int(token), float(value)
+        resolve({"logit_bias": {int(token): float(value)}})
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a token id, =, and a number") from None
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a token id, =, and a number or -inf") from None
+    return int(token), float(value)
 
 
 def _count(low: int) -> Callable[[str], int]:
@@ -153,8 +164,24 @@ def _usage(message: str) -> int:
 
 
 def _model_path(args: argparse.Namespace) -> Path | None:
+    if args.model_flag and args.model:
+        raise ValueError(f"two models, {args.model} and {args.model_flag}; expected one")
     path: Path | None = args.model_flag or args.model
     return path
+
+
+@contextmanager
+def _open(args: argparse.Namespace, path: Path) -> Iterator[Model]:
+    """The model. Its errors of a context too small name the option that sets it."""
+    from bitnet_runtime.model import Model
+
+    try:
+        with Model.load(path, **_load_options(args)) as model:
+            yield model
+    except InvalidParameterError as error:
+        if error.param != "n_ctx":
+            raise
+        raise InvalidParameterError(str(error).replace("n_ctx", "--ctx", 1), "ctx") from None
 
 
 def _load_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -184,11 +211,12 @@ def _generate(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     if prompt is None:
         return _usage("no prompt; give -p TEXT or -f FILE, or pipe text in")
-    from bitnet_runtime import Model
-
-    with Model.load(path, **_load_options(args)) as model:
+    with _open(args, path) as model:
         _note(args, escape(str(model)))
-        stream = model.stream(prompt, **_sampling(args))
+        try:
+            stream = model.stream(prompt, **_sampling(args))
+        except ContextLengthError as error:
+            raise ValueError(too_long("prompt", error.n_prompt, model)) from None
         try:
             for piece in stream:
                 if not args.json and piece.text:
@@ -237,10 +265,9 @@ def _chat(args: argparse.Namespace) -> int:
     path = _model_path(args)
     if path is None:
         return _usage("no model; give a packed file, as in `bitnet chat model.bitnet`")
-    from bitnet_runtime import Model
     from bitnet_runtime.conversation import Conversation
 
-    with Model.load(path, **_load_options(args)) as model:
+    with _open(args, path) as model:
         model.require_head()
         _note(args, escape(str(model)))
         return Conversation(model, args.system, _sampling(args), quiet=args.quiet).run()

@@ -13,18 +13,19 @@ from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.model import Message, Model
-from bitnet_runtime.terminal import Lines, cut_off, end_line, escape, larger_context, say, show
+from bitnet_runtime.terminal import Lines, cut_off, end_line, escape, larger_context, say, show, too_long
 
 HELP = '''/clear         begin a new conversation
 /retry         answer the last message again, with another seed
 /system TEXT   what the model is told before the conversation; without TEXT nothing
-/save FILE     add the conversation to FILE.jsonl, as `bitnet finetune --chat` reads it
+/save FILE     add the conversation to a .jsonl file, as `bitnet finetune --chat` reads it
 /help          this text
 /exit          leave (or Ctrl-D)
 //TEXT         send a message that begins with a slash
 """            begin and end a message of several lines
 Ctrl-C         stop the answer; twice without a message: leave'''
 PASTE = "A paste of several lines is one message."
+NO_PASTE = 'Each line is a message; put """ around a paste of several lines.'
 
 NO_TEMPLATE = "This model has no chat template and does not know turns: it continues your text as it stands."
 
@@ -113,7 +114,7 @@ class Conversation:
         elif command == "/retry":
             self._retry()
         elif command == "/help":
-            say(f"{HELP}\n{PASTE}" if self._lines.pastes else HELP)
+            say(f"{HELP}\n{PASTE if self._lines.pastes else NO_PASTE}")
         else:
             say(f"unknown command {name}; /help lists the commands, a second / in front sends it as a message")
 
@@ -203,12 +204,8 @@ class Conversation:
             return whole
         alone = self._tokens(message, len(self._turns))
         if len(alone) > n_ctx:
-            with_system = " with the system message" if self._opening else ""
-            raise InvalidParameterError(
-                f"the message has {len(alone):,} tokens{with_system}, the context holds {n_ctx:,}; "
-                f"shorten it{larger_context(self._model)}",
-                "prompt",
-            )
+            what = "message with the system message" if self._opening else "message"
+            raise InvalidParameterError(too_long(what, len(alone), self._model), "prompt")
         if not self._model.has_template or self._unseen == len(self._turns):
             return alone
         # Half of the context is freed at once: after each change the rest is computed anew.

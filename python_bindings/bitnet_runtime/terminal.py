@@ -48,6 +48,11 @@ def cut_off(result: Result, model: Model) -> str:
     return f"[stopped after {result.usage.completion_tokens:,} tokens; -n N allows more]"
 
 
+def too_long(what: str, tokens: int, model: Model) -> str:
+    """Of a text that does not fit the context, for an error."""
+    return f"the {what} has {tokens:,} tokens, the context holds {model.n_ctx:,}; shorten it{larger_context(model)}"
+
+
 def larger_context(model: Model) -> str:
     """How to get one, as the end of a sentence; "" when the model has no larger one."""
     return f"; -c N allows up to {model.info.max_context:,}" if model.n_ctx < model.info.max_context else ""
