@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bitnet.cli import main
 from bitnet_runtime.terminal import escape
-from command import Terminal, bitnet
+from command import Terminal
 from runtime_models import scripted_model
 
 ACTS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -74,9 +75,9 @@ def test_chat_and_its_errors(evil: Path) -> None:
     assert not set(seen) & set("\x9b\x0b\x0c\x7f\u202e") and "\x1b[31m" not in seen
 
 
-def test_names_in_errors(tmp_path: Path) -> None:
-    for verb in ("generate", "chat", "bench", "inspect", "eval"):
-        done = bitnet(verb, tmp_path / "a\x1b[31m\x9b\u202e")
-        assert done.returncode == 1
-        assert "\\x1b[31m\\x9b\\u202e" in done.stderr
-        assert done.stderr.count("\n") == 1 and "\x1b" not in done.stderr
+@pytest.mark.parametrize("verb", ["generate", "chat", "bench", "inspect", "eval"])
+def test_names_in_errors(tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, str(tmp_path / "a\x1b[31m\x9b\u202e"), *(["-p", "x"] if verb == "generate" else [])]) == 1
+    printed = capsys.readouterr().err
+    assert "\\x1b[31m\\x9b\\u202e" in printed
+    assert printed.count("\n") == 1 and "\x1b" not in printed
