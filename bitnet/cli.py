@@ -82,6 +82,10 @@ def register(verbs: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Expected errors become one line."""
+    if sys.stderr is None:  # closed by whoever started us; print would take stdout instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        return _fail("standard output is closed, expected a place for the answer")
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -120,7 +124,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(message: str) -> int:
-    from bitnet_export.commands import escape
+    from bitnet_runtime.terminal import escape
 
     print(f"bitnet: error: {escape(message)}", file=sys.stderr)  # it may quote a file: no escape sequences, one line
     return 1

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
     from bitnet import chat
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 figures["samples"] = samples(model, args.prompt or "", args.samples)
     for i, text in enumerate(figures.get("samples", [])):
         shown += f"\n\n--- sample {i} ---\n{text}"
-    print(json.dumps({"source": args.source} | figures) if args.json else shown)
+    show((json.dumps({"source": args.source} | figures) if args.json else shown) + "\n")
     return 0
 
 
@@ -110,7 +111,7 @@ def _in_engine(source: Path, kv_type: str) -> Iterator[Model]:
             file = Path(folder) / "model.bitnet"
             pack_checkpoint(find(source), file)
         with Model.load(file, kv_type=kv_type) as model:
-            print(model, file=sys.stderr)
+            say(escape(str(model)))
             yield model
 
 

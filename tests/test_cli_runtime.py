@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
 import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +16,7 @@ from bitnet.config import PRESETS
 from bitnet_export import random_model
 from bitnet_runtime import Model
 from bitnet_runtime.model import KV_TYPES
+from command import bitnet
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model, small_model
 
 
@@ -35,11 +31,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slow = PRESETS["tiny"].replace(max_context=1 << 16)
     random_model(slow, folder / "slow", tokenizer=byte_tokenizer().to_str().encode())
     return folder
-
-
-def bitnet(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bitnet", *map(str, args)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
 
 
 def test_the_answer_goes_to_stdout_and_the_rest_to_stderr(models: Path) -> None:
@@ -90,19 +81,26 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-n", "many"), 2, "max_tokens is 'many', expected an integer from 0"),
         (("generate", "{}/script", "--top-q", "1"), 2, "--top-q"),
         (("generate", "{}/script", "-p", "x", "-f", "y"), 2, "not allowed with"),
-        (("generate", "{}/script", "--logit-bias", "x"), 2, "expected a token id, =, and a number"),
+        (("generate", "{}/script", "--logit-bias", "x"), 2, "expected a token id, =, and a number or -inf"),
         (("generate", "{}/script", "-t", "0"), 2, "expected an integer of at least 1"),
         (("generate", "{}/none", "-p", "x"), 1, "No such file"),
         (("generate", "{}", "-p", "x"), 1, "directory"),
         (("generate", sys.executable, "-p", "x"), 1, "this is an ELF program"),
-        (("generate", "{}/script", "-p", "x" * 65), 1, "65 tokens exceed the available context size: .* is 64"),
+        (("generate", "{}/script", "-p", "x" * 65), 1, "the prompt has 65 tokens, the context holds 64; shorten it$"),
+        (("generate", "{}/script", "-p", "x" * 65, "-c", "9"), 1, "holds 9; shorten it; -c N allows up to 64$"),
+        (("generate", "{}/script", "-p", "x", "-c", "65"), 1, "--ctx is 65, expected 1 to 64"),
+        (("chat", "{}/script", "-c", "65"), 1, "--ctx is 65, expected 1 to 64"),
+        (("generate", "{}/script", "-m", "{}/chat", "-p", "x"), 1, "two models"),
+        (("generate", "{}/script", "-p", "x", "--stop", ""), 2, "--stop: '', expected at least one character"),
+        (("generate", "{}/script", "-p", "x", "--logit-bias", "1=inf"), 2, "'1=inf', expected a token id"),
+        (("generate", "{}/script", "-f", "{}/script"), 1, "script: byte 0 is 0x89, expected UTF-8 text"),
         (("generate", "{}/script", "-p", ""), 1, "prompt is empty"),
         (("generate", "{}/script", "-f", "{}/none"), 1, "none"),
         (("generate", "{}/script", "-p", "x", "--isa", "z80"), 1, "isa is 'z80', expected one of"),
         (("chat",), 2, "no model"),
         (("bench",), 2, "either a packed file or --shape"),
         (("bench", "--shape", "huge"), 1, "shape is 'huge', expected one of tiny"),
-        (("bench", "{}/script", "--prompt", "100"), 1, "exceed the available context"),
+        (("bench", "{}/script", "--prompt", "100"), 1, "gen need 129 tokens, the context holds 64"),
         (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding goes with --shape"),
         (("bench", "{}/none"), 1, "No such file"),
     ],
@@ -110,7 +108,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
 def test_one_clear_line_and_the_right_exit_code(models: Path, args: tuple[str, ...], code: int, message: str) -> None:
     done = bitnet(*(arg.replace("{}", str(models)) for arg in args))
     assert done.returncode == code
-    assert re.search(message, done.stderr)
+    assert re.search(message, done.stderr, re.M)
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
@@ -136,6 +134,17 @@ def test_a_closed_pipe_is_quiet(models: Path) -> None:
     assert done.stderr == b""
 
 
+def test_closed_streams(models: Path) -> None:
+    generate = shlex.join([sys.executable, "-m", "bitnet", "generate", str(models / "script")])
+    for redirection, code, out, err in (
+        ("-p go 2>&-", 0, "Hello world\n", ""),
+        ("-p go >&-", 1, "", "bitnet: error: standard output is closed, expected a place for the answer\n"),
+        ("<&-", 2, "", "bitnet: error: no prompt; give -p TEXT or -f FILE, or pipe text in\n"),
+    ):
+        done = subprocess.run(["bash", "-c", f"{generate} {redirection}"], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
 def test_ctrl_c_ends_generate_with_130(models: Path) -> None:
     command = [sys.executable, "-m", "bitnet", "generate", str(models / "slow"), "-p", "x", "-n", "none", "-t", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -146,78 +155,6 @@ def test_ctrl_c_ends_generate_with_130(models: Path) -> None:
     assert process.returncode == 130
     assert "Generation:" in errors
     assert "Traceback" not in errors
-
-
-# ---- chat ----
-
-
-def test_chat_through_a_pipe(models: Path) -> None:
-    typed = ["hello", '"""two', 'lines"""', "", "/help", "/nothing", "/clear", "again", "/exit", "never"]
-    done = bitnet("chat", models / "chat", stdin="\n".join(typed))
-    assert done.returncode == 0
-    assert done.stdout == "Good day\n" * 3
-    assert "unknown command /nothing" in done.stderr
-    assert "begin a new conversation" in done.stderr
-    prompts = [int(n) for n in re.findall(r"Prompt: (\d+) tokens", done.stderr)]
-    assert prompts[0] == prompts[2] == len("hello") + 3
-    assert prompts[1] == prompts[0] + len("Good day") + 1 + len("two\nlines") + 3
-
-
-def test_chat_without_a_template_says_so(models: Path) -> None:
-    done = bitnet("chat", models / "script", stdin="go\n")
-    assert (done.returncode, done.stdout) == (0, "Hello world\n")
-    assert "has no chat template" in done.stderr
-
-
-def test_chat_goes_on_after_an_error(models: Path) -> None:
-    done = bitnet("chat", models / "chat", "--quiet", stdin="x" * 300 + "\nhello\n")
-    assert (done.returncode, done.stdout) == (0, "Good day\n")
-
-
-class Terminal:
-    """The command on a pseudo-terminal."""
-
-    def __init__(self, *args: object) -> None:
-        self.process, self.fd = pty.fork()
-        if self.process == 0:
-            os.execv(sys.executable, [sys.executable, "-m", "bitnet", *map(str, args)])
-        self.seen = ""
-
-    def until(self, done: Callable[[str], bool], seconds: float = 30) -> str:
-        end = time.monotonic() + seconds
-        while not done(self.seen):
-            ready, _, _ = select.select([self.fd], [], [], max(end - time.monotonic(), 0))
-            if not ready:
-                os.kill(self.process, signal.SIGKILL)
-            assert ready, f"waited {seconds} s, saw {self.seen[-500:]!r}"
-            try:
-                self.seen += os.read(self.fd, 4096).decode(errors="replace")
-            except OSError:  # the command ended
-                break
-        text, self.seen = self.seen, ""
-        return text
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def exit_code(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-
-
-def test_ctrl_c_stops_the_answer_and_not_the_program(models: Path) -> None:
-    terminal = Terminal("chat", models / "slow", "-n", "none", "-t", 1)
-    terminal.until(lambda seen: "> " in seen)
-    terminal.type("abc\n")
-    terminal.until(lambda seen: len(seen) > 300)
-    terminal.type("\x03")
-    terminal.until(lambda seen: "Seed:" in seen and seen.endswith("> "))
-    time.sleep(0.5)  # a Ctrl-C while readline puts the prompt up waits for the next key
-    terminal.type("\x03")
-    terminal.until(lambda seen: "Ctrl-D or /exit leaves" in seen and seen.endswith("> "))
-    time.sleep(0.5)
-    terminal.type("\x04")
-    terminal.until(lambda seen: False)
-    assert terminal.exit_code() == 0
 
 
 # ---- bench ----

@@ -38,7 +38,6 @@ from bitnet_export import (
     verify,
     write_packed,
 )
-from bitnet_export.commands import escape
 from bitnet_export.pack import pack_checkpoint
 from bitnet_export.verify import real_tokens
 from bitnet_export.writer import Encoded
@@ -428,7 +427,6 @@ def test_inspect_never_sends_escapes_to_the_terminal(tmp_path: Path, capsys: pyt
     write_packed(tmp_path / "m", [config], same, metadata={evil: {evil: evil}})
     assert main(["inspect", str(tmp_path / "m")]) == 0
     assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
-    assert escape("é\x1b") == "é\\x1b"
 
 
 @pytest.mark.parametrize("words", [["export"], ["export", "x"], ["inspect"], ["export", "a", "b", "--tokens", "0"]])

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet_runtime.terminal import escape, say
+
 from . import finetune
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ def _export(args: argparse.Namespace) -> int:
             args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding, head=args.head, sparse=sparse
         )
         source = report.checkpoint
-    print(f"exported   {source} to {args.out}", report, sep="\n", file=sys.stderr)
+    say(f"exported   {source} to {args.out}\n{report}")
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0
@@ -185,7 +187,7 @@ def _convert(args: argparse.Namespace) -> int:
 
             given["sparse"] = args.sparse == "on"
             report = convert(args.source, args.out, progress=progress, **given)
-    print(f"converted  {args.source} to {args.out}", *map(escape, str(report).split("\n")), sep="\n", file=sys.stderr)
+    say(f"converted  {args.source} to {args.out}\n{report}")
     if args.json:
         print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
     return 0
@@ -199,7 +201,7 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
     def show(what: str) -> None:
         if shown:
             width = shutil.get_terminal_size().columns - 1  # more would wrap, and a wrapped line is not cleared
-            print(f"\r\x1b[K{what[:width]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{escape(what)[:width]}", end="", file=sys.stderr, flush=True)
 
     try:
         yield show
@@ -266,11 +268,6 @@ def _table(file: PackedFile) -> str:
         cells.append((t["name"], shape, t["encoding"], f"{t['bytes']:,}", scale, zeros))
     lines += ["", *_columns(("tensor", "shape", "encoding", "bytes", "scale", "zeros"), cells, "<<<>>>")]
     return "\n".join(lines)
-
-
-def escape(text: str) -> str:
-    """Text of a file for a terminal: what is not printable becomes \\x1b and the like."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _plain(value: object) -> str:

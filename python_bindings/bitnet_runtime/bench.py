@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_runtime import Model, __version__, machine
-from bitnet_runtime.errors import BitnetError, ContextLengthError
+from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.session import Session
 
 
@@ -81,7 +81,7 @@ def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dic
     verified = time.perf_counter() - begin
     needed = depth + max(prompt, gen + 1)
     if needed > model.n_ctx:
-        raise ContextLengthError(needed, model.n_ctx)
+        raise InvalidParameterError(f"depth, prompt and gen need {needed} tokens, the context holds {model.n_ctx}")
     with model, model.session(n_ctx=needed) as session:
         draw = random.Random(0)
         tokens = [draw.randrange(model.vocab_size) for _ in range(needed)]

@@ -14,9 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime.defaults import FIELDS, resolve
+from bitnet_runtime.errors import ContextLengthError, InvalidParameterError
+from bitnet_runtime.terminal import cut_off, end_line, escape, say, show, too_long
+
+if TYPE_CHECKING:
+    from bitnet_runtime.model import Model
 
 
 def register(subparsers: Any) -> None:
@@ -35,7 +40,13 @@ def register(subparsers: Any) -> None:
     generate.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
     generate.set_defaults(func=_generate)
 
-    chat = subparsers.add_parser("chat", help="talk to a model", description="Talk to a model in the terminal.")
+    chat = subparsers.add_parser(
+        "chat",
+        help="talk to a model",
+        description="Talk to a model in the terminal; /help there lists the commands. Each line, typed or from a "
+        'pipe, is a message; """ begins and ends one of several lines. A paste of several lines is one message where '
+        "Python has GNU readline.",
+    )
     _add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     _add_sampling(chat)
@@ -95,7 +106,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
             "help": f"{row['help']} (default: {default})",
         }
         if name == "stop":
-            options |= {"action": "append", "metavar": "TEXT"}
+            options |= {"action": "append", "metavar": "TEXT", "type": _stop}
         elif name == "logit_bias":
             options |= {"action": "append", "metavar": "ID=X", "type": _bias}
         else:
@@ -123,12 +134,19 @@ def _option(name: str) -> Callable[[str], Any]:
     return parse
 
 
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("'', expected at least one character")
+    return text
+
+
 def _bias(text: str) -> tuple[int, float]:
     token, _, value = text.partition("=")
     try:
-        return int(token), float(value)
+        resolve({"logit_bias": {int(token): float(value)}})
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a token id, =, and a number") from None
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a token id, =, and a number or -inf") from None
+    return int(token), float(value)
 
 
 def _count(low: int) -> Callable[[str], int]:
@@ -146,8 +164,24 @@ def _usage(message: str) -> int:
 
 
 def _model_path(args: argparse.Namespace) -> Path | None:
+    if args.model_flag and args.model:
+        raise ValueError(f"two models, {args.model} and {args.model_flag}; expected one")
     path: Path | None = args.model_flag or args.model
     return path
+
+
+@contextmanager
+def _open(args: argparse.Namespace, path: Path) -> Iterator[Model]:
+    """The model. Its errors of a context too small name the option that sets it."""
+    from bitnet_runtime.model import Model
+
+    try:
+        with Model.load(path, **_load_options(args)) as model:
+            yield model
+    except InvalidParameterError as error:
+        if error.param != "n_ctx":
+            raise
+        raise InvalidParameterError(str(error).replace("n_ctx", "--ctx", 1), "ctx") from None
 
 
 def _load_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -174,36 +208,51 @@ def _generate(args: argparse.Namespace) -> int:
     path = _model_path(args)
     if path is None:
         return _usage("no model; give a packed file, as in `bitnet generate model.bitnet -p TEXT`")
-    if args.prompt is not None:
-        prompt = args.prompt
-    elif args.file is not None:
-        prompt = args.file.read_text(encoding="utf-8")
-    elif not sys.stdin.isatty():
-        prompt = sys.stdin.read()
-    else:
+    prompt = _prompt(args)
+    if prompt is None:
         return _usage("no prompt; give -p TEXT or -f FILE, or pipe text in")
-    from bitnet_runtime import Model
-
-    with Model.load(path, **_load_options(args)) as model:
-        if not args.quiet:
-            print(model, file=sys.stderr)
-        stream = model.stream(prompt, **_sampling(args))
+    with _open(args, path) as model:
+        _note(args, escape(str(model)))
+        try:
+            stream = model.stream(prompt, **_sampling(args))
+        except ContextLengthError as error:
+            raise ValueError(too_long("prompt", error.n_prompt, model)) from None
         try:
             for piece in stream:
                 if not args.json and piece.text:
-                    sys.stdout.write(piece.text)
-                    sys.stdout.flush()
+                    show(piece.text)
         finally:
             stream.close()
             result = stream.result
             assert result is not None  # the stream is closed
             if args.json:
-                print(json.dumps(_as_json(result), ensure_ascii=False))
+                print(json.dumps(_as_json(result), ensure_ascii=sys.stdout.isatty()))
             else:
                 print(flush=True)
-            if not args.quiet:
-                print(end_line(result), file=sys.stderr)
+            if result.usage.completion_tokens != getattr(args, "max_tokens", None):  # as many as were asked for
+                _note(args, cut_off(result, model))
+            _note(args, end_line(result))
     return 0
+
+
+def _prompt(args: argparse.Namespace) -> str | None:
+    """The text to continue; None when there is none."""
+    if args.prompt is not None:
+        return str(args.prompt)
+    if args.file is None and (sys.stdin is None or sys.stdin.isatty()):
+        return None
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="strict")  # in the C locale it is not
+    try:
+        return sys.stdin.read() if args.file is None else str(args.file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start} is {error.object[error.start]:#04x}"
+        raise ValueError(f"{args.file or 'standard input'}: {found}, expected UTF-8 text") from None
+
+
+def _note(args: argparse.Namespace, text: str) -> None:
+    if text and not args.quiet:
+        say(text)
 
 
 def _as_json(result: Any) -> dict[str, Any]:
@@ -212,29 +261,15 @@ def _as_json(result: Any) -> dict[str, Any]:
     return values | {"usage": result.usage._asdict(), "timings": result.timings._asdict()}
 
 
-def end_line(result: Any) -> str:
-    """Speed, memory and seed of a result in one line."""
-    from bitnet_runtime.machine import peak_memory
-
-    usage, timings = result.usage, result.timings
-    return (
-        f"Prompt: {usage.prompt_tokens} tokens, {timings.prompt_tokens_per_second:.1f} tok/s · "
-        f"Generation: {usage.completion_tokens} tokens, {timings.generation_tokens_per_second:.1f} tok/s · "
-        f"Peak memory: {peak_memory() / 1e9:.2f} GB · Seed: {result.seed}"
-    )
-
-
 def _chat(args: argparse.Namespace) -> int:
     path = _model_path(args)
     if path is None:
         return _usage("no model; give a packed file, as in `bitnet chat model.bitnet`")
-    from bitnet_runtime import Model
-    from bitnet_runtime.terminal import Conversation
+    from bitnet_runtime.conversation import Conversation
 
-    with Model.load(path, **_load_options(args)) as model:
+    with _open(args, path) as model:
         model.require_head()
-        if not args.quiet:
-            print(model, file=sys.stderr)
+        _note(args, escape(str(model)))
         return Conversation(model, args.system, _sampling(args), quiet=args.quiet).run()
 
 

@@ -1,112 +1,113 @@
-"""`bitnet chat`: a conversation in the terminal."""
+"""Between a person's terminal and `bitnet generate` and `bitnet chat`: what is shown, what is read.
+
+Answers go to stdout, everything else to stderr. What a model or a file says is shown with `escape`,
+so that it cannot move the cursor, change colours or titles, or turn the direction of the line.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bitnet_runtime.commands import end_line
-from bitnet_runtime.errors import BitnetError
-from bitnet_runtime.model import Model
+if TYPE_CHECKING:
+    from bitnet_runtime.generation import Result
+    from bitnet_runtime.model import Model
 
-HELP = '''/clear   begin a new conversation
-/help    this text
-/exit    leave (or Ctrl-D)
-"""      begin and end a text of several lines
-Ctrl-C   stop the answer'''
-
-NO_TEMPLATE = "This model has no chat template and does not know turns: it continues your text as it stands."
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 and C1 controls, line separators, what overrides the direction of text, halves of characters."""
 
 
-class Conversation:
-    """Messages so far, and a session that holds them, so that only what is new is computed."""
+def escape(text: str, keep: str = "") -> str:
+    """Text for a terminal: control characters but those to `keep` become \\x1b and the like."""
 
-    def __init__(self, model: Model, system: str | None, sampling: dict[str, Any], quiet: bool = False) -> None:
-        self._model = model
-        self._opening = [{"role": "system", "content": system}] if system else []
-        self._sampling = sampling
-        self._quiet = quiet
-        self._messages = list(self._opening)
-        self._session = model.session()
+    def shown(found: re.Match[str]) -> str:
+        return found[0] if found[0] in keep else found[0].encode("unicode_escape").decode()
 
-    def run(self) -> int:
-        """Read, answer, again, until /exit or the end of input. Returns the exit code."""
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  line editing and history for input()
-        if not self._model.has_template:
-            self._say(NO_TEMPLATE)
-        self._say("/help lists the commands")
-        while (text := self._read()) is not None:
-            if text == "/exit":
-                break
-            if text == "/help":
-                self._say(HELP)
-            elif text == "/clear":
-                self._messages = list(self._opening)
-                self._say("a new conversation")
-            elif text.startswith("/"):
-                self._say(f"unknown command {text.split()[0]}; /help lists the commands")
-            elif text:
-                self._answer(text)
-        self._session.close()
-        return 0
+    return _CONTROLS.sub(shown, text)
 
-    def _read(self) -> str | None:
-        """One entry, of several lines when it begins with three quotes; None at the end of input."""
+
+def show(text: str) -> None:
+    """A piece of an answer to stdout: to a file or a pipe as the model said it, to a terminal with `escape`."""
+    sys.stdout.write(escape(text, keep="\n\t") if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Lines for the person, to stderr."""
+    print(escape(text, keep="\n\t"), file=sys.stderr, flush=True)
+
+
+def cut_off(result: Result, model: Model) -> str:
+    """Why an answer is not complete and what allows more, in one line; "" for a complete one."""
+    if result.finish_reason != "length":
+        return ""
+    if result.usage.total_tokens >= model.n_ctx:
+        return f"[stopped: the context of {model.n_ctx:,} tokens is full{larger_context(model)}]"
+    return f"[stopped after {result.usage.completion_tokens:,} tokens; -n N allows more]"
+
+
+def too_long(what: str, tokens: int, model: Model) -> str:
+    """Of a text that does not fit the context, for an error."""
+    return f"the {what} has {tokens:,} tokens, the context holds {model.n_ctx:,}; shorten it{larger_context(model)}"
+
+
+def larger_context(model: Model) -> str:
+    """How to get one, as the end of a sentence; "" when the model has no larger one."""
+    return f"; -c N allows up to {model.info.max_context:,}" if model.n_ctx < model.info.max_context else ""
+
+
+def end_line(result: Result) -> str:
+    """Speed, memory and seed of a result in one line."""
+    from bitnet_runtime.machine import peak_memory
+
+    usage, timings = result.usage, result.timings
+    return (
+        f"Prompt: {usage.prompt_tokens} tokens, {timings.prompt_tokens_per_second:.1f} tok/s · "
+        f"Generation: {usage.completion_tokens} tokens, {timings.generation_tokens_per_second:.1f} tok/s · "
+        f"Peak memory: {peak_memory() / 1e9:.2f} GB · Seed: {result.seed}"
+    )
+
+
+class Lines:
+    """Lines of standard input, with editing and history when a person types them."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.typed = sys.stdin is not None and sys.stdin.isatty()
+        """By a person at a terminal."""
+        self.pastes = False
+        """A paste comes as one line with line breaks in it."""
+        self._prompts = not quiet
+        self._readline: Any = None
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="surrogateescape")  # one wrong byte ends a message, not the program
+        if self.typed and sys.stdout.isatty():
+            self._edit()
+
+    def _edit(self) -> None:
         try:
-            text = self._line("> ")
-            if text.startswith('"""'):
-                text = text[3:]
-                while not text.endswith('"""'):
-                    text += "\n" + self._line("… ")
-                text = text[:-3]
-            return text.strip()
-        except EOFError:
-            return None
-        except KeyboardInterrupt:
-            self._say("\n(Ctrl-D or /exit leaves)")
-            return ""
-
-    def _answer(self, text: str) -> None:
-        try:
-            if self._model.has_template:
-                self._messages.append({"role": "user", "content": text})
-                stream = self._model.stream_chat(self._messages, session=self._session, **self._sampling)
-            else:
-                stream = self._model.stream(text, session=self._session, **self._sampling)
-        except BitnetError as error:
-            if self._model.has_template:
-                self._messages.pop()
-            self._say(f"error: {error}")
+            import readline
+        except ImportError:
             return
-        try:
-            with stream:
-                for piece in stream:
-                    sys.stdout.write(piece.text)
-                    sys.stdout.flush()
-        except KeyboardInterrupt:
-            pass
-        except BitnetError as error:
-            self._say(f"\nerror: {error}")
-        print(flush=True)
-        result = stream.result
-        assert result is not None  # the stream is closed
-        if self._model.has_template:
-            self._messages.append({"role": "assistant", "content": result.text})
-        self._say(end_line(result))
+        self._readline = readline
+        if "GNU" in (readline.__doc__ or "") and os.environ.get("TERM") != "dumb":
+            readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
+            self.pastes = True
 
-    def _line(self, prompt: str) -> str:
-        """A line of input. The prompt goes to stderr when stdout is not the terminal."""
-        if sys.stdin.isatty() and sys.stdout.isatty():
+    def read(self, prompt: str) -> str:
+        """The next line, without its end. Raises EOFError, and KeyboardInterrupt for Ctrl-C."""
+        if sys.stdin is None:
+            raise EOFError
+        if self.typed and sys.stdout.isatty():
             return input(prompt)
-        if sys.stdin.isatty() and not self._quiet:
+        if self.typed and self._prompts:
             print(prompt, end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:
             raise EOFError
-        return line.rstrip("\n")
+        return line.removesuffix("\n")
 
-    def _say(self, text: str) -> None:
-        if not self._quiet:
-            print(text, file=sys.stderr, flush=True)
+    def discarded(self) -> bool:
+        """After Ctrl-C: whether there was something on the line."""
+        return bool(self._readline and self._readline.get_line_buffer())

@@ -1,0 +1,228 @@
+"""`bitnet chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from bitnet_runtime.defaults import resolve
+from bitnet_runtime.errors import BitnetError, InvalidParameterError
+from bitnet_runtime.generation import Stream
+from bitnet_runtime.model import Message, Model
+from bitnet_runtime.terminal import Lines, cut_off, end_line, escape, larger_context, say, show, too_long
+
+HELP = '''/clear         begin a new conversation
+/retry         answer the last message again, with another seed
+/system TEXT   what the model is told before the conversation; without TEXT nothing
+/save FILE     add the conversation to a .jsonl file, as `bitnet finetune --chat` reads it
+/help          this text
+/exit          leave (or Ctrl-D)
+//TEXT         send a message that begins with a slash
+"""            begin and end a message of several lines
+Ctrl-C         stop the answer; twice without a message: leave'''
+PASTE = "A paste of several lines is one message."
+NO_PASTE = 'Each line is a message; put """ around a paste of several lines.'
+
+NO_TEMPLATE = "This model has no chat template and does not know turns: it continues your text as it stands."
+
+
+class Conversation:
+    """Messages so far, and a session that holds them, so that only what is new is computed."""
+
+    def __init__(self, model: Model, system: str | None, sampling: dict[str, Any], quiet: bool = False) -> None:
+        self._model = model
+        self._sampling = sampling
+        self._quiet = quiet
+        self._turns: list[Message] = []  # of user and assistant, one after the other
+        self._unseen = 0  # how many of them the model no longer sees
+        self._tell(system or "")
+        self._session = model.session()
+
+    def run(self) -> int:
+        """Read, answer, again, until /exit or the end of input. Returns the exit code; Ctrl-C twice raises."""
+        self._lines = Lines(self._quiet)
+        if not self._model.has_template:
+            self._note(NO_TEMPLATE)
+        self._note("/help lists the commands")
+        with self._session:
+            while (entry := self._read()) is not None:
+                text, is_command = entry
+                if is_command:
+                    if text == "/exit":
+                        break
+                    self._obey(text)
+                elif text:
+                    self._answer(text)
+        return 0
+
+    # ---- what is typed ----
+
+    def _read(self) -> tuple[str, bool] | None:
+        """A message, or a command and True; None at the end of input. Raises KeyboardInterrupt at the second Ctrl-C."""
+        interrupted = False
+        while True:
+            try:
+                text, is_command = self._entry()
+                text.encode()
+                return text, is_command
+            except UnicodeEncodeError:
+                say("error: this is not UTF-8; nothing was sent")
+            except EOFError:
+                if self._lines.typed:
+                    print(file=sys.stderr)
+                return None
+            except KeyboardInterrupt:
+                if not self._lines.typed or interrupted:
+                    raise
+                interrupted = not self._lines.discarded()
+                say("\n(Ctrl-C again, Ctrl-D or /exit leaves)" if interrupted else "")
+
+    def _entry(self) -> tuple[str, bool]:
+        text = self._lines.read("> ")
+        if "\n" in text:  # a paste
+            return text.strip("\n"), False
+        if text.startswith('"""'):
+            return self._block(text[3:]), False
+        text = text.strip()
+        if text.startswith("//"):
+            return text[1:], False
+        return text, text.startswith("/")
+
+    def _block(self, text: str) -> str:
+        """The rest of a message of several lines, to the closing quotes or the end of input."""
+        try:
+            while not text.endswith('"""'):
+                text += "\n" + self._lines.read("… ")
+        except EOFError:
+            return text.strip("\n")
+        return text[:-3].strip("\n")
+
+    def _obey(self, command: str) -> None:
+        name, _, words = command.partition(" ")
+        words = words.strip()
+        if name == "/system":
+            self._system(words)
+        elif name == "/save":
+            self._save(words)
+        elif command == "/clear":
+            self._turns, self._unseen = [], 0
+            self._note("a new conversation")
+        elif command == "/retry":
+            self._retry()
+        elif command == "/help":
+            say(f"{HELP}\n{PASTE if self._lines.pastes else NO_PASTE}")
+        else:
+            say(f"unknown command {name}; /help lists the commands, a second / in front sends it as a message")
+
+    def _system(self, text: str) -> None:
+        try:
+            self._tell(text)
+        except BitnetError as error:
+            say(f"error: {escape(str(error))}")
+        else:
+            self._note("from the next answer on" if text else "no system message")
+
+    def _tell(self, system: str) -> None:
+        """Make this the system message; "" for none. Raises BitnetError when the model does not take it."""
+        opening = [{"role": "system", "content": system}] if system else []
+        if self._model.has_template:
+            self._model.apply_template([*opening, {"role": "user", "content": "?"}])
+        elif system:
+            raise InvalidParameterError(f"{self._model.path.name} has no chat template, so no system message", "system")
+        else:
+            self._model.tokenize("?")
+        self._opening = opening
+
+    def _retry(self) -> None:
+        if not self._turns:
+            say("no message to answer again")
+            return
+        before = self._turns[-2:]
+        del self._turns[-2:]
+        if not self._answer(before[0]["content"], {"seed": None}):
+            self._turns += before
+
+    def _save(self, name: str) -> None:
+        path = Path(os.path.expanduser(name))
+        if path.suffix != ".jsonl":
+            say("/save wants the name of a .jsonl file, to which it adds a line")
+        elif not self._turns:
+            say("nothing to save")
+        else:
+            line = json.dumps({"messages": [*self._opening, *self._turns]}, ensure_ascii=False) + "\n"
+            try:
+                with path.open("ab+") as file:
+                    if file.tell():
+                        file.seek(-1, 2)
+                        line = line if file.read() == b"\n" else "\n" + line
+                    file.write(line.encode())
+            except (OSError, ValueError) as error:
+                say(f"error: {getattr(error, 'strerror', None) or error}: {escape(str(path))}")
+            else:
+                self._note(f"added to {escape(str(path))}")
+
+    # ---- what is answered ----
+
+    def _answer(self, text: str, changes: dict[str, Any] | None = None) -> bool:
+        """Show the answer to a message. Both become part of the conversation, unless it ends before a word: False."""
+        message: Message = {"role": "user", "content": text}
+        stream: Stream | None = None
+        try:
+            prompt = self._prompt(message)
+            stream = self._model.stream(prompt, session=self._session, **self._sampling | (changes or {}))
+            with stream:
+                for piece in stream:
+                    show(piece.text)
+        except KeyboardInterrupt:
+            if not self._lines.typed:
+                raise
+        except BitnetError as error:
+            say(("\n" if stream else "") + f"error: {escape(str(error))}")
+            return False
+        result = stream.result if stream else None
+        if result is None or (result.finish_reason == "cancelled" and not result.text):
+            self._note("\n[no answer, so the message is forgotten]")
+            return False
+        print(flush=True)
+        self._turns += [message, {"role": "assistant", "content": result.text}]
+        if notice := cut_off(result, self._model):
+            self._note(notice)
+        self._note(end_line(result))
+        return True
+
+    def _prompt(self, message: Message) -> list[int]:
+        """Its tokens. When the context has no room for the answer, the model no longer sees the oldest turns."""
+        n_ctx = self._session.n_ctx
+        whole = self._tokens(message, self._unseen)
+        most = resolve(self._sampling, self._model.defaults).max_tokens
+        room = n_ctx - min(n_ctx // 4, n_ctx if most is None else most)
+        if len(whole) <= room:
+            return whole
+        alone = self._tokens(message, len(self._turns))
+        if len(alone) > n_ctx:
+            what = "message with the system message" if self._opening else "message"
+            raise InvalidParameterError(too_long(what, len(alone), self._model), "prompt")
+        if not self._model.has_template or self._unseen == len(self._turns):
+            return alone
+        # Half of the context is freed at once: after each change the rest is computed anew.
+        places = range(self._unseen + 2, len(self._turns), 2)
+        found = bisect.bisect_left(places, True, key=lambda at: len(self._tokens(message, at)) <= n_ctx // 2)
+        self._unseen = [*places, len(self._turns)][found]
+        self._note(
+            f"[the context of {n_ctx:,} tokens is full: the model no longer sees the oldest {self._unseen // 2} of "
+            f"{len(self._turns) // 2} turns{larger_context(self._model)}; /clear begins anew]"
+        )
+        return self._tokens(message, self._unseen)
+
+    def _tokens(self, message: Message, unseen: int) -> list[int]:
+        if not self._model.has_template:
+            return self._model.tokenize(message["content"])
+        return self._model.apply_template([*self._opening, *self._turns[unseen:], message])
+
+    def _note(self, text: str) -> None:
+        if not self._quiet:
+            say(text)

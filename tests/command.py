@@ -1,0 +1,72 @@
+"""The `bitnet` command as tests run it: with pipes, and on a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Self
+
+
+def bitnet(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bitnet", *map(str, args)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+
+
+class Terminal:
+    """The command on a pseudo-terminal of its own."""
+
+    def __init__(self, *args: object) -> None:
+        self._process, self._fd = pty.fork()
+        if self._process == 0:
+            os.environ.update(TERM="xterm", INPUTRC="/dev/null")
+            os.execv(sys.executable, [sys.executable, "-m", "bitnet", *map(str, args)])
+        self._seen = b""
+
+    def until(self, done: Callable[[str], bool], seconds: float = 60) -> str:
+        """What is on the terminal since the last call, once it is `done`."""
+        end = time.monotonic() + seconds
+        while not done(self._text):
+            ready, _, _ = select.select([self._fd], [], [], max(end - time.monotonic(), 0))
+            assert ready, f"waited {seconds} s, saw {self._text[-500:]!r}"
+            try:
+                self._seen += os.read(self._fd, 4096)
+            except OSError:  # the command ended
+                break
+        text, self._seen = self._text, b""
+        return text
+
+    def prompt(self) -> str:
+        """What is on the terminal when it is our turn."""
+        seen = self.until(lambda seen: seen.endswith("> "))
+        time.sleep(0.5)  # a Ctrl-C while readline puts the prompt up waits for the next key
+        return seen
+
+    def rest(self) -> str:
+        return self.until(lambda seen: False)
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def exit_code(self) -> int:
+        code = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+        self._process = 0
+        return code
+
+    @property
+    def _text(self) -> str:
+        return self._seen.decode(errors="replace").replace("\r\n", "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            os.kill(self._process, signal.SIGKILL)
+            self.exit_code()
+        os.close(self._fd)
