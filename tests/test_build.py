@@ -90,6 +90,37 @@ def test_plain_build_computes_the_same_bits(plain_library: Path, tmp_path: Path)
     assert logits(plain, model, tokens) == expected.tobytes()
 
 
+def test_example_of_the_header_runs(plain_library: Path, tmp_path: Path) -> None:
+    """As it stands there: it ends where its context does, and before that at the end token."""
+    example = "\n".join(re.findall(r"^ \*     (.*)$", HEADER.read_text().partition("Determinism.")[0], re.MULTILINE))
+    assert "bn_session_append" in example
+    program = f"""#include <bitnet_runtime.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        int main(int argc, char **argv) {{
+            const int32_t prompt[] = {{1, 2, 3}}, n_prompt = 3, eos = atoi(argv[argc - 1]);
+            {example}
+            printf("%d %d", (int)status, (int)token);
+        }}"""
+    library = plain_library.parent
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    run(
+        CC, *strict, f"-I{HEADER.parent}", "-x", "c", "-", "-o", tmp_path / "example",
+        f"-L{library}", f"-Wl,-rpath,{library}", "-lbitnet_runtime", stdin=program,
+    )  # fmt: skip
+    (tmp_path / "model.bitnet").write_bytes(packed_bytes(SMALL))
+
+    def ends_with(eos: object) -> tuple[int, int]:
+        done = subprocess.run([tmp_path / "example", str(eos)], cwd=tmp_path, capture_output=True, timeout=60)
+        status, token = map(int, done.stdout.split())
+        return status, token
+
+    context_full = 16
+    status, token = ends_with(-1)
+    assert status == context_full
+    assert ends_with(token) == (0, token)
+
+
 def test_versions_agree(plain_library: Path) -> None:
     library = ctypes.CDLL(str(plain_library))
     library.bn_version.restype = ctypes.c_char_p

@@ -2,14 +2,24 @@
  *
  * bitnet_runtime.h: run a packed BitNet b1.58 model on a CPU.
  *
- * The whole public C API. A program needs five calls:
+ * The whole public C API. A program that continues a text:
  *
- *     bn_model *model;  bn_session *session;  int32_t token;  char why[BN_DETAIL_SIZE];
- *     bn_model_open("model.bitnet", NULL, &model, why);
- *     bn_session_new(model, NULL, &session);
- *     bn_session_append(session, prompt, n_prompt, BN_LOGITS_LAST, NULL);
- *     while (bn_session_sample(session, NULL, &token) == BN_OK && token != eos)
- *         bn_session_append(session, &token, 1, BN_LOGITS_LAST, NULL);
+ *     char why[BN_DETAIL_SIZE];
+ *     bn_model *model = NULL;
+ *     bn_session *session = NULL;
+ *     int32_t token;
+ *     bn_status status = bn_model_open("model.bitnet", NULL, &model, why);
+ *     if (!status)
+ *         status = bn_session_new(model, NULL, &session);
+ *     if (!status)
+ *         status = bn_session_append(session, prompt, n_prompt, BN_LOGITS_LAST, NULL);
+ *     while (!status && !(status = bn_session_sample(session, NULL, &token)) && token != eos)
+ *         status = bn_session_append(session, &token, 1, BN_LOGITS_LAST, NULL);
+ *     bn_session_free(session);
+ *     bn_model_close(model);
+ *
+ * It ends with BN_OK when eos comes, with BN_ERR_CONTEXT when the context is full, and with
+ * another status when something fails. runtime_c/examples has whole programs.
  *
  * Determinism. The logits of a token depend on the model file, the KV cache
  * type and the tokens before it. They do not depend on the instruction set,
@@ -279,11 +289,12 @@ BN_API bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tok
 /* Start the session's random sequence again; new sessions start at seed 0. */
 BN_API void bn_session_seed(bn_session *session, uint64_t seed);
 
-/* Stop what this session does: from any thread, at any moment. From then on append, score, embed,
- * sample, step and the batches fail with BN_ERR_CANCELLED before any work, and one of them that is
- * running ends after the block of tokens (bn_session_options.batch) it is at, with BN_ERR_CANCELLED
- * if that was not the last. So it stays until bn_session_rewind is called, which may be at any n,
- * the current position too. What the session holds can be read all the while. */
+/* Stop what this session does: from any thread, at any moment before it is freed. From then on
+ * append, score, embed, sample, step and the batches fail with BN_ERR_CANCELLED before any work,
+ * and one of them that is running ends after the block of tokens (bn_session_options.batch) it is
+ * at, with BN_ERR_CANCELLED if that was not the last. So it stays until bn_session_rewind is
+ * called, which may be at any n, the current position too. What the session holds can be read all
+ * the while. */
 BN_API void bn_session_cancel(bn_session *session);
 
 /* 1 from bn_session_cancel to bn_session_rewind, else 0. */
