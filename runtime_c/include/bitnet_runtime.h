@@ -144,16 +144,18 @@ typedef struct bn_session_options {
 } bn_session_options;
 
 /* How the next token is chosen from a row of logits. Order: logit bias and
- * penalties; temperature; top_k; top_p; min_p; one draw. */
+ * penalties; temperature; top_k; top_p; min_p; one draw. Zero turns a field
+ * off, so a program sets those it wants: (bn_sampler){.temperature = 0.8f}. */
 typedef struct bn_sampler {
     float temperature;       /* 0: the largest logit, lowest id on a tie; else > 0 */
     int32_t top_k;           /* keep the k most likely; 0: all */
-    float top_p;             /* keep the smallest set with this much probability; in (0, 1] */
-    float min_p;             /* drop what is less likely than min_p times the best; in [0, 1] */
-    float repeat_penalty;    /* > 0; 1: off. Divides positive, multiplies negative logits. */
-    float presence_penalty;  /* subtracted once from tokens already seen; 0: off */
-    float frequency_penalty; /* subtracted per occurrence; 0: off */
-    int32_t penalty_window;  /* how many of the latest tokens the penalties look at; -1: all */
+    float top_p;             /* keep the smallest set with this much probability; to 1; 0: all */
+    float min_p;             /* drop what is less likely than min_p times the best; to 1 */
+    float repeat_penalty;    /* divides positive, multiplies negative logits; > 0; 0 or 1: off */
+    float presence_penalty;  /* subtracted once from tokens already seen */
+    float frequency_penalty; /* subtracted per occurrence */
+    int32_t penalty_window;  /* how many of the latest tokens the penalties look at; -1: all; 0:
+                              * none, so penalties need it */
     int32_t n_bias;          /* entries in the two arrays below */
     const int32_t *bias_tokens;
     const float *bias_values; /* added to the logits; -INFINITY bans a token */

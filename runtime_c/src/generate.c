@@ -247,13 +247,12 @@ static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, i
 
 /* Logits good enough for this sampler: all of them, or exact where it can look (head.c). */
 static bn_status sampler_logits(bn_session *s, const bn_sampler *sampler) {
-    static const bn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     const bn_config *c = &s->model->config;
-    const bn_sampler *p = sampler ? sampler : &greedy;
-    const int32_t k = p->temperature == 0 ? 1 : p->top_k;
+    const bn_sampler p = bn_sampler_or_neutral(sampler);
+    const int32_t k = p.temperature == 0 ? 1 : p.top_k;
     int32_t more[BN_SCREEN_MOST], n;
     if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->model) || k < 1 ||
-        (n = adjusted_tokens(s, p, more)) < 0 || k > BN_SCREEN_MOST - n)
+        (n = adjusted_tokens(s, &p, more)) < 0 || k > BN_SCREEN_MOST - n)
         return full_logits(s);
     bn_pool_lock(s->model->pool);
     memcpy(s->work.x, s->hidden, c->dim * sizeof *s->hidden);

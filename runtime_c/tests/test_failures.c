@@ -149,7 +149,7 @@ typedef enum source { MAPPED, READ, IN_MEMORY } source;
 
 static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
     const int32_t prompt[PROMPT] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-    const bn_sampler sampler = {.temperature = 0.5f, .top_k = 3, .top_p = 1, .repeat_penalty = 1};
+    const bn_sampler sampler = {.temperature = 0.5f, .top_k = 3};
     bn_session *const both[] = {a, b};
     int32_t token, chosen[4], n;
     float scores[PROMPT];

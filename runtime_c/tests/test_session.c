@@ -38,24 +38,17 @@ static const int32_t biased[] = {5, 77, 8999};
 static const float bias[] = {3.5f, -INFINITY, 2};
 
 static const bn_sampler samplers[] = {
-    {.temperature = 0, .top_p = 1, .repeat_penalty = 1},
-    {.temperature = 0, .top_p = 1, .repeat_penalty = 1.3f, .penalty_window = 64},
-    {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1},
-    {.temperature = 1.5f,
-     .top_k = 100,
-     .top_p = 1,
-     .repeat_penalty = 1,
-     .n_bias = 3,
-     .bias_tokens = biased,
-     .bias_values = bias},
+    {0},
+    {.repeat_penalty = 1.3f, .penalty_window = 64},
+    {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f},
+    {.temperature = 1.5f, .top_k = 100, .n_bias = 3, .bias_tokens = biased, .bias_values = bias},
     {.temperature = 0.5f,
      .top_k = 7,
-     .top_p = 1,
      .repeat_penalty = 0.7f,
      .presence_penalty = -1,
      .frequency_penalty = 0.5f,
      .penalty_window = 100},
-    {.temperature = 1, .top_k = 0, .top_p = 0.9f, .repeat_penalty = 1.1f, .penalty_window = -1},
+    {.temperature = 1, .top_p = 0.9f, .repeat_penalty = 1.1f, .penalty_window = -1},
 };
 enum { SAMPLERS = sizeof samplers / sizeof *samplers };
 
@@ -398,7 +391,7 @@ static void *cancel_at(void *context) {
 
 /* A generation ends wherever the cancel comes, between two calls or within one: each time. */
 static void test_cancelled_generation(void) {
-    const bn_sampler sampler = {.temperature = 1, .top_k = 20, .top_p = 1, .repeat_penalty = 1};
+    const bn_sampler sampler = {.temperature = 1, .top_k = 20};
     uint64_t random = 5;
     bn_session *s = prompted();
     int32_t draft[3] = {1, 2, 3}, tokens[3], n;
