@@ -187,7 +187,8 @@ BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *
 /* --- Model --- */
 
 /* Map a packed file and check it. `detail`, if not NULL, has BN_DETAIL_SIZE
- * bytes and receives on failure one line: what was found, what was expected.
+ * bytes and receives one line on failure, whatever failed: what was found,
+ * what was expected; and on success an empty one.
  * The file must not be changed while it is open (see no_mmap). */
 BN_API bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
                                char *detail);
