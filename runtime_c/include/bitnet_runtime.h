@@ -59,7 +59,7 @@ extern "C" {
 typedef enum bn_status {
     BN_OK = 0,
     BN_ERR_ARGUMENT = 1,     /* a null pointer, or a number out of its documented range */
-    BN_ERR_MEMORY = 2,       /* an allocation failed */
+    BN_ERR_MEMORY = 2,       /* an allocation failed, or could never be filled */
     BN_ERR_IO = 3,           /* open, read, stat or mmap failed */
     BN_ERR_NOT_REGULAR = 4,  /* a directory, FIFO, device or socket */
     BN_ERR_MAGIC = 5,        /* not a packed file */
@@ -140,8 +140,17 @@ typedef struct bn_model_info {
 typedef struct bn_session_options {
     int32_t n_ctx;   /* tokens the cache holds; 0: the model's maximum */
     int32_t kv_type; /* bn_kv_type */
-    int32_t batch;   /* tokens of a prompt computed at a time; 0: 128. Never changes results. */
+    int32_t batch;   /* tokens of a prompt computed at a time, at most 4096; 0: 128. Never changes
+                      * results. */
 } bn_session_options;
+
+/* What a session takes, held against what there is. */
+typedef struct bn_session_memory {
+    uint64_t needed;        /* bytes of the session once its context is full, as bn_session_bytes */
+    uint64_t available;     /* bytes that this process can get now */
+    const char *limited_by; /* in words: RLIMIT_AS, RLIMIT_DATA, cgroup, machine; static storage */
+    int32_t largest_n_ctx;  /* the longest context that fits with the other options; 0: none */
+} bn_session_memory;
 
 /* How the next token is chosen from a row of logits. Order: logit bias and
  * penalties; temperature; top_k; top_p; min_p; one draw. Zero turns a field
@@ -189,7 +198,11 @@ BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *
 /* Map a packed file and check it. `detail`, if not NULL, has BN_DETAIL_SIZE
  * bytes and receives one line on failure, whatever failed: what was found,
  * what was expected; and on success an empty one.
- * The file must not be changed while it is open (see no_mmap). */
+ * The file must not be changed while it is open (see no_mmap). One that cannot
+ * fit is refused with BN_ERR_MEMORY before it is read: a mapped one when it is
+ * larger than the memory of the machine or of the cgroup, as then each token
+ * would read it anew, with no_mmap when it is larger than what is free there;
+ * and always when RLIMIT_AS or RLIMIT_DATA forbid it. */
 BN_API bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
                                char *detail);
 
@@ -210,11 +223,19 @@ BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which,
 
 /* --- Session: one text and its KV cache. All memory is allocated here. --- */
 
+/* What bn_session_new would take; NULL options as there. Fails with BN_ERR_ARGUMENT. */
+BN_API bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
+                                 bn_session_memory *memory);
+
+/* Fails with BN_ERR_ARGUMENT, or BN_ERR_MEMORY: at once when the session cannot fit once its
+ * context is full (see bn_session_plan), although the system gives the memory of a token when the
+ * token comes. */
 BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *options,
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
 
-/* A new session with the same tokens, cache, logits and random state; not cancelled. */
+/* A new session with the same tokens, cache, logits and random state; not cancelled. Fails like
+ * bn_session_new. */
 BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
 
 /* Forget all tokens from position n on (0 forgets everything). Logits become unavailable until the
