@@ -71,7 +71,8 @@ with Model.load(path, threads=1) as model:
 """
     first, second, position = child(code, path, limit, 128 << 20)
     pattern = (
-        rf"a session with n_ctx 4194304 takes (\S+) MB, expected at most (\S+) MB: .*{limit}.*; the largest .* \d+"
+        r"a session with n_ctx 4194304 takes (\S+) MB, expected at most (\S+) MB: "
+        rf".*{limit}.*; the largest that fits is \d+ .*"
     )
     for line in (first, second):
         found = re.fullmatch(pattern, line)
