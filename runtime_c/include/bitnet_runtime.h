@@ -33,7 +33,9 @@
  * Threads. A bn_model is immutable and may be shared; a bn_session belongs to
  * one caller at a time. Calls on sessions of one model take turns on the
  * model's thread pool. bn_session_cancel alone may be called at any moment, also
- * from a signal handler.
+ * from a signal handler. After fork() the child may go on with models and
+ * sessions that were at rest; it computes with one thread, as a process has
+ * only the forking thread of its parent's. To have more it opens the model again.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H
@@ -75,7 +77,7 @@ typedef enum bn_status {
     BN_ERR_CODE = 15,        /* a ternary code outside {0, 1, 2} */
     BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
-    BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append */
+    BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append, embed after */
     BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called, and bn_session_rewind() not yet */
     BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
     BN_ERR_THREAD = 21,      /* a worker thread could not be started */
@@ -133,7 +135,7 @@ typedef struct bn_model_info {
                                * bn_session_skipped is not taken off */
     uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
     uint64_t kv_bytes_per_token[3]; /* by bn_kv_type: cache bytes each token of context adds */
-    int32_t threads;                /* size of the pool, the caller's thread included */
+    int32_t threads;                /* that compute, the caller's included; 1 in a forked child */
     const char *isa;                /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
 

@@ -216,7 +216,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .has_head = c->has_head,
                             .pooling = c->pooling,
                             .file_bytes = m->mapping.size,
-                            .threads = bn_pool_threads(m->pool),
+                            .threads = bn_pool_running(m->pool),
                             .isa = m->kernels.isa};
     for (int32_t type = BN_KV_F16; type <= BN_KV_INT8; type++)
         info->kv_bytes_per_token[type] =
