@@ -201,9 +201,3 @@ def test_every_token_ruled_out(model: Model) -> None:
 def test_sampling_before_appending(model: Model) -> None:
     with model.session() as session, pytest.raises(StateError):
         session.sample()
-
-
-def test_an_option_too_small_for_a_float_is_not_off() -> None:
-    """Zero turns an option of the C struct off; 1e-60 is zero as a float."""
-    struct = Sampler(Sampling(top_p=1e-60, repeat_penalty=1e-60), 512).struct
-    assert struct.top_p > 0 and struct.repeat_penalty > 0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # tokens of a prompt between two chances for Ctrl-C
 
-FLOAT_MIN = 2.0**-126  # below, a C float may be 0, which turns an option off
-
 Rows = Literal["last", "all", "none"]
 _ROWS = {"none": lib.BN_LOGITS_NONE, "last": lib.BN_LOGITS_LAST, "all": lib.BN_LOGITS_ALL}
 
@@ -43,9 +41,9 @@ class Sampler:
             {
                 "temperature": options.temperature,
                 "top_k": options.top_k,
-                "top_p": max(options.top_p, FLOAT_MIN),
+                "top_p": options.top_p,
                 "min_p": options.min_p,
-                "repeat_penalty": max(options.repeat_penalty, FLOAT_MIN),
+                "repeat_penalty": options.repeat_penalty,
                 "presence_penalty": options.presence_penalty,
                 "frequency_penalty": options.frequency_penalty,
                 "penalty_window": options.repeat_last_n,
