@@ -2,7 +2,7 @@
  *
  * memory.c: see memory.h. A limit that cannot be read is none.
  */
-#define _GNU_SOURCE /* getrlimit, sysconf */
+#define _XOPEN_SOURCE 700 /* getrlimit, sysconf */
 
 #include "memory.h"
 #include "cgroup.h"
@@ -50,31 +50,27 @@ static uint64_t field(const char *text, const char *name) {
 
 /* --- of the process --- */
 
+/* `column` of /proc/self/statm, in pages, is what is used of it. */
+static void apply_rlimit(search *s, int resource, int column, const char *name) {
+    struct rlimit limit;
+    char text[256], *at = text;
+    uint64_t pages = 0;
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        !read_at(s->root, "proc/self/statm", text, sizeof text))
+        return;
+    for (int i = 0; i <= column; i++)
+        pages = strtoull(at, &at, 10);
+    /* and what malloc takes beside, to align large memory */
+    const uint64_t used = pages * (uint64_t)sysconf(_SC_PAGESIZE) + 2 * BN_HUGE_PAGE;
+    apply(s, limit.rlim_cur, used, name);
+}
+
 static void apply_rlimits(search *s) {
-    static const struct {
-        int resource;
-        const char *name;
-    } limits[] = {
 #if defined(RLIMIT_AS)
-        {RLIMIT_AS, "the limit on address space (RLIMIT_AS, ulimit -v)"},
+    apply_rlimit(s, RLIMIT_AS, 0, "the limit on address space (RLIMIT_AS, ulimit -v)");
 #endif
-        {RLIMIT_DATA, "the limit on data (RLIMIT_DATA, ulimit -d)"},
-    };
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        const int data = limits[i].resource == RLIMIT_DATA;
-        struct rlimit limit;
-        char text[256];
-        uint64_t pages[6] = {0}; /* size resident shared text lib data */
-        if ((data && s->use == BN_MEMORY_MAP) || getrlimit(limits[i].resource, &limit) != 0 ||
-            limit.rlim_cur == RLIM_INFINITY || !read_at(s->root, "proc/self/statm", text, 256))
-            continue;
-        char *at = text;
-        for (int j = 0; j < 6; j++)
-            pages[j] = strtoull(at, &at, 10);
-        /* and what malloc takes beside, to align large memory */
-        const uint64_t used = pages[data ? 5 : 0] * (uint64_t)sysconf(_SC_PAGESIZE);
-        apply(s, limit.rlim_cur, used + 2 * BN_HUGE_PAGE, limits[i].name);
-    }
+    if (s->use == BN_MEMORY_OWN) /* a file that is only read is no data */
+        apply_rlimit(s, RLIMIT_DATA, 5, "the limit on data (RLIMIT_DATA, ulimit -d)");
 }
 
 /* --- of its groups --- */
@@ -118,9 +114,11 @@ static void apply_machine(search *s) {
     static const char name[] = "the memory of this machine";
     char text[4096];
     if (!read_at(s->root, "proc/meminfo", text, sizeof text)) {
+#if defined(_SC_PHYS_PAGES)
         const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
         if (pages > 0 && size > 0)
             apply(s, (uint64_t)pages * (uint64_t)size, 0, name);
+#endif
         return;
     }
     const uint64_t total = field(text, "MemTotal:"), available = field(text, "MemAvailable:");

@@ -3,7 +3,7 @@
  * test_memory.c: what cannot fit is refused before any work: the limits of a machine that the test
  * makes up, and those that this process sets itself.
  */
-#define _GNU_SOURCE /* mkdtemp, setrlimit */
+#define _XOPEN_SOURCE 700 /* mkdtemp, setrlimit */
 
 #include "internal.h"
 #include "memory.h"

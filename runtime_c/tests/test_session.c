@@ -339,13 +339,14 @@ static void test_forked_process(void) {
         CHECK_EQ(info.threads, 1);
         ok(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL));
         same_logits(s, right);
-        _exit(0);
     }
+    bn_session_free(s);
+    bn_session_free(right);
+    if (child == 0)
+        _exit(0);
     int status;
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
-    bn_session_free(s);
-    bn_session_free(right);
 }
 
 int main(void) {
