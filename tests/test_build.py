@@ -90,6 +90,37 @@ def test_plain_build_computes_the_same_bits(plain_library: Path, tmp_path: Path)
     assert logits(plain, model, tokens) == expected.tobytes()
 
 
+def test_example_of_the_header_runs(plain_library: Path, tmp_path: Path) -> None:
+    """As it stands there: it ends where its context does, and before that at the end token."""
+    example = "\n".join(re.findall(r"^ \*     (.*)$", HEADER.read_text().partition("Determinism.")[0], re.MULTILINE))
+    assert "bn_session_append" in example
+    program = f"""#include <bitnet_runtime.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        int main(int argc, char **argv) {{
+            const int32_t prompt[] = {{1, 2, 3}}, n_prompt = 3, eos = atoi(argv[argc - 1]);
+            {example}
+            printf("%d %d", (int)status, (int)token);
+        }}"""
+    library = plain_library.parent
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    run(
+        CC, *strict, f"-I{HEADER.parent}", "-x", "c", "-", "-o", tmp_path / "example",
+        f"-L{library}", f"-Wl,-rpath,{library}", "-lbitnet_runtime", stdin=program,
+    )  # fmt: skip
+    (tmp_path / "model.bitnet").write_bytes(packed_bytes(SMALL))
+
+    def ends_with(eos: object) -> tuple[int, int]:
+        done = subprocess.run([tmp_path / "example", str(eos)], cwd=tmp_path, capture_output=True, timeout=60)
+        status, token = map(int, done.stdout.split())
+        return status, token
+
+    context_full = 16
+    status, token = ends_with(-1)
+    assert status == context_full
+    assert ends_with(token) == (0, token)
+
+
 def test_versions_agree(plain_library: Path) -> None:
     library = ctypes.CDLL(str(plain_library))
     library.bn_version.restype = ctypes.c_char_p
@@ -105,12 +136,74 @@ def test_versions_agree(plain_library: Path) -> None:
     assert len(set(versions.values())) == 1, versions
 
 
-@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
-def test_configure_refuses_fast_math(flag: str, tmp_path: Path) -> None:
+def cmake_command() -> str:
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert cmake is not None, "cmake is missing: make test installs it"
+    return cmake
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A shared and a static library, installed, then moved: nothing may know where it was made."""
+    folder, cmake, prefixes = tmp_path_factory.mktemp("installed"), cmake_command(), {}
+    for kind, shared in (("static", "OFF"), ("shared", "ON")):
+        options = [f"-DBUILD_SHARED_LIBS={shared}", "-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_C_COMPILER={CC}"]
+        run(cmake, "-S", ROOT, "-B", folder / "build", *options)
+        run(cmake, "--build", folder / "build", "--parallel", "2")
+        run(cmake, "--install", folder / "build", "--prefix", folder / "made" / kind)
+        prefixes[kind] = folder / "moved" / kind
+    (folder / "made").rename(folder / "moved")
+    return prefixes
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A model, and what runtime_c/examples/generate.c says of the prompt 1 2 3."""
+    path = tmp_path_factory.mktemp("model") / "model.bitnet"
+    path.write_bytes(packed_bytes(SMALL))
+    with Model.load(path) as model, model.session() as session:
+        session.append([1, 2, 3])
+        session.seed(1)
+        lines = []
+        for _ in range(5):
+            lines.append(session.sample(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1))
+            session.append(lines[-1:])
+    return path, "".join(f"{token}\n" for token in lines)
+
+
+@pytest.mark.parametrize("kind", ["shared", "static"])
+def test_cmake_finds_the_installed_library(
+    kind: str, installed: dict[str, Path], generated: tuple[Path, str], tmp_path: Path
+) -> None:
+    """The examples are a project of their own, built as another would be."""
+    model, expected = generated
+    cmake = cmake_command()
+    run(cmake, "-S", RUNTIME / "examples", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={installed[kind]}")
+    run(cmake, "--build", tmp_path)
+    assert run(tmp_path / "example_generate", model, "5", "1", "2", "3") == expected
+    assert run(tmp_path / "example_batch", model, "2", stdin="1 2 3\n4\n").count("\n") == 2
+
+
+@pytest.mark.parametrize("kind", ["shared", "static"])
+def test_pkg_config_finds_the_installed_library(
+    kind: str, installed: dict[str, Path], generated: tuple[Path, str], tmp_path: Path
+) -> None:
+    if not shutil.which("pkg-config"):
+        pytest.skip("no pkg-config")
+    model, expected = generated
+    (file,) = installed[kind].rglob("bitnet_runtime.pc")
+    flags = run("env", f"PKG_CONFIG_PATH={file.parent}", "pkg-config", "--cflags", "--libs", "bitnet_runtime").split()
+    version = run("env", f"PKG_CONFIG_PATH={file.parent}", "pkg-config", "--modversion", "bitnet_runtime").strip()
+    assert version == importlib.metadata.version("bitnet-edge")
+    program = tmp_path / "generate"
+    run(CC, RUNTIME / "examples" / "generate.c", *flags, f"-Wl,-rpath,{file.parent.parent}", "-o", program)
+    assert run(program, model, "5", "1", "2", "3") == expected
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
+def test_configure_refuses_fast_math(flag: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [cmake, "-S", ROOT, "-B", tmp_path, f"-DCMAKE_C_FLAGS={flag}"], capture_output=True, text=True
+        [cmake_command(), "-S", ROOT, "-B", tmp_path, f"-DCMAKE_C_FLAGS={flag}"], capture_output=True, text=True
     )
     assert done.returncode != 0
     assert f"CFLAGS contain {flag}" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from bitnet_runtime._native import ffi, lib
 
@@ -102,6 +103,21 @@ def check(status: int, detail: str = "") -> None:
     if status != lib.BN_OK:
         sentence = ffi.string(lib.bn_status_text(status)).decode()
         raise _CLASSES.get(status, ModelFormatError)(f"{sentence}: {detail}" if detail else sentence)
+
+
+def check_session(status: int, model: Any, options: Any) -> None:
+    """`check` for a new session: says what it needs, what there is, and how much context fits."""
+    if status == lib.BN_ERR_MEMORY:
+        memory = ffi.new("bn_session_memory *")
+        check(lib.bn_session_plan(model, options, memory))
+        if memory.needed > memory.available:
+            most = memory.largest_n_ctx
+            largest = f"the largest that fits is {most} (n_ctx={most}, --ctx {most})" if most else "not even 1 fits"
+            raise ModelTooLargeError(
+                f"a session with n_ctx {options.n_ctx} takes {memory.needed / 1e6:,.1f} MB, expected at most "
+                f"{memory.available / 1e6:,.1f} MB: {ffi.string(memory.limited_by).decode()}; {largest}"
+            )
+    check(status)
 
 
 def check_open(status: int, detail: str, path: Path) -> None:

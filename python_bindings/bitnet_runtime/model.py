@@ -24,6 +24,7 @@ from bitnet_runtime.errors import (
     UnsupportedModelError,
     check,
     check_open,
+    check_session,
 )
 from bitnet_runtime.generation import Result, Stream, generate_batch
 from bitnet_runtime.handles import Handles
@@ -248,13 +249,17 @@ class Model:
     # ---- tokens ----
 
     def session(self, n_ctx: int | None = None) -> Session:
-        """A new session for token-level work, with room for `n_ctx` tokens; None: the model's `n_ctx`."""
+        """A new session for token-level work, with room for `n_ctx` tokens; None: the model's `n_ctx`.
+
+        Raises ModelTooLargeError, before any work, if all of it would not fit in memory; the largest
+        n_ctx that fits is in the message.
+        """
         if n_ctx is not None and not 1 <= n_ctx <= self.info.max_context:
             raise InvalidParameterError(f"n_ctx is {n_ctx}, expected 1 to {self.info.max_context}", "n_ctx")
-        options = {"n_ctx": n_ctx or self.n_ctx, "kv_type": KV_TYPES[self._kv_type]}
-        out = ffi.new("bn_session **")
+        fields = {"n_ctx": n_ctx or self.n_ctx, "kv_type": KV_TYPES[self._kv_type]}
+        options, out = ffi.new("bn_session_options *", fields), ffi.new("bn_session **")
         with self._handles.lock:
-            check(lib.bn_session_new(self._open, ffi.new("bn_session_options *", options), out))
+            check_session(lib.bn_session_new(self._open, options, out), self._open, options)
             return self.adopt(out[0])
 
     def adopt(self, pointer: Any) -> Session:

@@ -2,14 +2,24 @@
  *
  * bitnet_runtime.h: run a packed BitNet b1.58 model on a CPU.
  *
- * The whole public C API. A program needs five calls:
+ * The whole public C API. A program that continues a text:
  *
- *     bn_model *model;  bn_session *session;  int32_t token;  char why[BN_DETAIL_SIZE];
- *     bn_model_open("model.bitnet", NULL, &model, why);
- *     bn_session_new(model, NULL, &session);
- *     bn_session_append(session, prompt, n_prompt, BN_LOGITS_LAST, NULL);
- *     while (bn_session_sample(session, NULL, &token) == BN_OK && token != eos)
- *         bn_session_append(session, &token, 1, BN_LOGITS_LAST, NULL);
+ *     char why[BN_DETAIL_SIZE];
+ *     bn_model *model = NULL;
+ *     bn_session *session = NULL;
+ *     int32_t token;
+ *     bn_status status = bn_model_open("model.bitnet", NULL, &model, why);
+ *     if (!status)
+ *         status = bn_session_new(model, NULL, &session);
+ *     if (!status)
+ *         status = bn_session_append(session, prompt, n_prompt, BN_LOGITS_LAST, NULL);
+ *     while (!status && !(status = bn_session_sample(session, NULL, &token)) && token != eos)
+ *         status = bn_session_append(session, &token, 1, BN_LOGITS_LAST, NULL);
+ *     bn_session_free(session);
+ *     bn_model_close(model);
+ *
+ * It ends with BN_OK when eos comes, with BN_ERR_CONTEXT when the context is full, and with
+ * another status when something fails. runtime_c/examples has whole programs.
  *
  * Determinism. The logits of a token depend on the model file, the KV cache
  * type and the tokens before it. They do not depend on the instruction set,
@@ -22,7 +32,10 @@
  *
  * Threads. A bn_model is immutable and may be shared; a bn_session belongs to
  * one caller at a time. Calls on sessions of one model take turns on the
- * model's thread pool. bn_session_cancel alone may be called at any moment.
+ * model's thread pool. bn_session_cancel alone may be called at any moment, also
+ * from a signal handler. After fork() the child may go on with models and
+ * sessions that were at rest; it computes with one thread, as a process has
+ * only the forking thread of its parent's. To have more it opens the model again.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H
@@ -48,7 +61,7 @@ extern "C" {
 typedef enum bn_status {
     BN_OK = 0,
     BN_ERR_ARGUMENT = 1,     /* a null pointer, or a number out of its documented range */
-    BN_ERR_MEMORY = 2,       /* an allocation failed */
+    BN_ERR_MEMORY = 2,       /* an allocation failed, or could never be filled */
     BN_ERR_IO = 3,           /* open, read, stat or mmap failed */
     BN_ERR_NOT_REGULAR = 4,  /* a directory, FIFO, device or socket */
     BN_ERR_MAGIC = 5,        /* not a packed file */
@@ -64,8 +77,8 @@ typedef enum bn_status {
     BN_ERR_CODE = 15,        /* a ternary code outside {0, 1, 2} */
     BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
-    BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append */
-    BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called; the session keeps whole tokens */
+    BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append, embed after */
+    BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called, and bn_session_rewind() not yet */
     BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
     BN_ERR_THREAD = 21,      /* a worker thread could not be started */
     BN_ERR_NO_HEAD = 22      /* logits asked of a model that has none, see bn_session_embed */
@@ -122,27 +135,38 @@ typedef struct bn_model_info {
                                * bn_session_skipped is not taken off */
     uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
     uint64_t kv_bytes_per_token[3]; /* by bn_kv_type: cache bytes each token of context adds */
-    int32_t threads;                /* size of the pool, the caller's thread included */
+    int32_t threads;                /* that compute, the caller's included; 1 in a forked child */
     const char *isa;                /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
 
 typedef struct bn_session_options {
     int32_t n_ctx;   /* tokens the cache holds; 0: the model's maximum */
     int32_t kv_type; /* bn_kv_type */
-    int32_t batch;   /* tokens of a prompt computed at a time; 0: 128. Never changes results. */
+    int32_t batch;   /* tokens of a prompt computed at a time, at most 4096; 0: 128. Never changes
+                      * results. */
 } bn_session_options;
 
+/* What a session takes, held against what there is. */
+typedef struct bn_session_memory {
+    uint64_t needed;        /* bytes of the session once its context is full, as bn_session_bytes */
+    uint64_t available;     /* bytes that this process can get now */
+    const char *limited_by; /* in words: RLIMIT_AS, RLIMIT_DATA, cgroup, machine; static storage */
+    int32_t largest_n_ctx;  /* the longest context that fits with the other options; 0: none */
+} bn_session_memory;
+
 /* How the next token is chosen from a row of logits. Order: logit bias and
- * penalties; temperature; top_k; top_p; min_p; one draw. */
+ * penalties; temperature; top_k; top_p; min_p; one draw. Zero turns a field
+ * off, so a program sets those it wants: (bn_sampler){.temperature = 0.8f}. */
 typedef struct bn_sampler {
     float temperature;       /* 0: the largest logit, lowest id on a tie; else > 0 */
     int32_t top_k;           /* keep the k most likely; 0: all */
-    float top_p;             /* keep the smallest set with this much probability; in (0, 1] */
-    float min_p;             /* drop what is less likely than min_p times the best; in [0, 1] */
-    float repeat_penalty;    /* > 0; 1: off. Divides positive, multiplies negative logits. */
-    float presence_penalty;  /* subtracted once from tokens already seen; 0: off */
-    float frequency_penalty; /* subtracted per occurrence; 0: off */
-    int32_t penalty_window;  /* how many of the latest tokens the penalties look at; -1: all */
+    float top_p;             /* keep the smallest set with this much probability; to 1; 0: all */
+    float min_p;             /* drop what is less likely than min_p times the best; to 1 */
+    float repeat_penalty;    /* divides positive, multiplies negative logits; > 0; 0 or 1: off */
+    float presence_penalty;  /* subtracted once from tokens already seen */
+    float frequency_penalty; /* subtracted per occurrence */
+    int32_t penalty_window;  /* how many of the latest tokens the penalties look at; -1: all; 0:
+                              * none, so penalties need it */
     int32_t n_bias;          /* entries in the two arrays below */
     const int32_t *bias_tokens;
     const float *bias_values; /* added to the logits; -INFINITY bans a token */
@@ -174,8 +198,13 @@ BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *
 /* --- Model --- */
 
 /* Map a packed file and check it. `detail`, if not NULL, has BN_DETAIL_SIZE
- * bytes and receives on failure one line: what was found, what was expected.
- * The file must not be changed while it is open (see no_mmap). */
+ * bytes and receives one line on failure, whatever failed: what was found,
+ * what was expected; and on success an empty one.
+ * The file must not be changed while it is open (see no_mmap). One that cannot
+ * fit is refused with BN_ERR_MEMORY before it is read: a mapped one when it is
+ * larger than the memory of the machine or of the cgroup, as then each token
+ * would read it anew, with no_mmap when it is larger than what is free there;
+ * and always when RLIMIT_AS or RLIMIT_DATA forbid it. */
 BN_API bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
                                char *detail);
 
@@ -196,15 +225,24 @@ BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which,
 
 /* --- Session: one text and its KV cache. All memory is allocated here. --- */
 
+/* What bn_session_new would take; NULL options as there. Fails with BN_ERR_ARGUMENT. */
+BN_API bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
+                                 bn_session_memory *memory);
+
+/* Fails with BN_ERR_ARGUMENT, or BN_ERR_MEMORY: at once when the session cannot fit once its
+ * context is full (see bn_session_plan), although the system gives the memory of a token when the
+ * token comes. */
 BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *options,
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
 
-/* A new session with the same tokens, cache, logits and random state. */
+/* A new session with the same tokens, cache, logits and random state; not cancelled. Fails like
+ * bn_session_new. */
 BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
 
-/* Forget all tokens from position n on (0 forgets everything). Logits become
- * unavailable until the next append. Fails with BN_ERR_ARGUMENT past the end. */
+/* Forget all tokens from position n on (0 forgets everything). Logits become unavailable until the
+ * next append, unless n is the current position, which forgets nothing. Takes back a
+ * bn_session_cancel. Fails with BN_ERR_ARGUMENT past the end. */
 BN_API bn_status bn_session_rewind(bn_session *session, int32_t n);
 
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
@@ -222,7 +260,7 @@ BN_API const int32_t *bn_session_tokens(const bn_session *session);
  * available to bn_session_logits and bn_session_sample unless _NONE.
  * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN, and with
  * BN_ERR_NO_HEAD unless _NONE. On BN_ERR_CANCELLED the session keeps the
- * blocks finished so far. */
+ * blocks finished so far; unless it was cancelled before, there are no logits. */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
 
@@ -248,8 +286,9 @@ BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, in
 
 /* bn_session_embed for n different sessions of one model: text i is tokens[i][0..n_tokens[i]) and
  * goes into sessions[i], out is float[n][dim]. Short texts share the reading of the weights; each
- * vector is the same bit for bit. Nothing is done unless all can be. To stop, cancel sessions[0].
- */
+ * vector is the same bit for bit. Nothing is done unless all can be, so BN_ERR_CANCELLED when one
+ * is cancelled already. Cancelling any of them stops the call at the next block of tokens; each
+ * session keeps what it has of its text (bn_session_position), and the others can go on. */
 BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                                 const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out);
 
@@ -269,15 +308,23 @@ BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
 
 /* Append tokens[i] to sessions[i] for n different sessions of one model, reading the weights once
  * for all. Each ends as after bn_session_append(sessions[i], &tokens[i], 1, BN_LOGITS_LAST, NULL),
- * bit for bit. Nothing is done unless all can be. */
+ * bit for bit. Nothing is done unless all can be, so BN_ERR_CANCELLED when one is cancelled already
+ * (bn_session_cancelled says which). A cancel while it runs counts from the next call on. */
 BN_API bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n);
 
 /* Start the session's random sequence again; new sessions start at seed 0. */
 BN_API void bn_session_seed(bn_session *session, uint64_t seed);
 
-/* Ask a running append or score to stop at the next block; from any thread.
- * Cleared when the next append or score starts. */
+/* Stop what this session does: from any thread, at any moment before it is freed. From then on
+ * append, score, embed, sample, step and the batches fail with BN_ERR_CANCELLED before any work,
+ * and one of them that is running ends after the block of tokens (bn_session_options.batch) it is
+ * at, with BN_ERR_CANCELLED if that was not the last. So it stays until bn_session_rewind is
+ * called, which may be at any n, the current position too. What the session holds can be read all
+ * the while. */
 BN_API void bn_session_cancel(bn_session *session);
+
+/* 1 from bn_session_cancel to bn_session_rewind, else 0. */
+BN_API int32_t bn_session_cancelled(const bn_session *session);
 
 /* cffi-end */
 

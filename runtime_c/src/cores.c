@@ -7,9 +7,9 @@
 
 #include "cores.h"
 #include "bitnet_runtime.h"
+#include "cgroup.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #if defined(__linux__)
@@ -26,32 +26,20 @@ static int32_t clamp_cpus(long n) {
 
 /* --- cgroup quota --- */
 
-/* Text of a small file; returns 0 when it cannot be read. */
-static int read_text(const char *path, char *text, size_t size) {
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
-        return 0;
-    const size_t n = fread(text, 1, size - 1, file);
-    text[n] = '\0';
-    fclose(file);
-    return n > 0;
-}
-
 /* Quota of the one group at `directory`, in processors; 0 when it sets none. */
-static double quota_at(const char *directory) {
+static double quota_at(const char *directory, int version) {
     char path[PATH_SIZE + 32], text[64];
     double quota = 0, period = 0;
-    snprintf(path, sizeof path, "%s/cpu.max",
-             directory); /* version 2: "max 100000", "200000 ..." */
-    if (read_text(path, text, sizeof text)) {
-        if (sscanf(text, "%lf %lf", &quota, &period) != 2)
+    if (version == 2) { /* "max 100000", "200000 100000" */
+        snprintf(path, sizeof path, "%s/cpu.max", directory);
+        if (!bn_read_text(path, text, sizeof text) || sscanf(text, "%lf %lf", &quota, &period) != 2)
             return 0;
-    } else { /* version 1: two files, -1 for no quota */
+    } else { /* two files, -1 for no quota */
         snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", directory);
-        if (!read_text(path, text, sizeof text) || sscanf(text, "%lf", &quota) != 1)
+        if (!bn_read_text(path, text, sizeof text) || sscanf(text, "%lf", &quota) != 1)
             return 0;
         snprintf(path, sizeof path, "%s/cpu.cfs_period_us", directory);
-        if (!read_text(path, text, sizeof text) || sscanf(text, "%lf", &period) != 1)
+        if (!bn_read_text(path, text, sizeof text) || sscanf(text, "%lf", &period) != 1)
             return 0;
     }
     return quota > 0 && period > 0 ? quota / period : 0;
@@ -61,50 +49,14 @@ static double least(double a, double b) {
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
 
-/* The least quota of the group at `directory` and of its ancestors, down to `root` characters: a
- * limit holds for all groups below, and a container may see only the last of them. */
-static double quota_up(char *directory, size_t root) {
-    double quota = 0;
-    for (;;) {
-        quota = least(quota, quota_at(directory));
-        char *slash = strrchr(directory, '/');
-        if (slash == NULL || slash < directory + root)
-            return quota;
-        *slash = '\0';
-    }
-}
-
-/* Is "cpu" an item of a comma-separated list of n characters? */
-static int names_cpu(const char *list, size_t n) {
-    for (const char *end = list + n; list < end;) {
-        const size_t item = strcspn(list, ",:");
-        if (item == 3 && memcmp(list, "cpu", 3) == 0)
-            return 1;
-        list += item + 1;
-    }
-    return 0;
+static void least_quota(const char *directory, int version, void *context) {
+    double *quota = context;
+    *quota = least(*quota, quota_at(directory, version));
 }
 
 double bn_cgroup_quota(const char *membership, const char *mount) {
     double quota = 0;
-    for (const char *line = membership, *end; *line != '\0'; line = *end == '\0' ? end : end + 1) {
-        end = line + strcspn(line, "\n");
-        /* "id:controllers:/group"; the list of controllers is empty in version 2 */
-        const char *controllers = line + strcspn(line, ":\n");
-        const char *group = controllers + (*controllers == ':');
-        group += strcspn(group, ":\n");
-        if (*controllers != ':' || *group != ':')
-            continue;
-        controllers++;
-        const size_t n = (size_t)(group++ - controllers);
-        if (n != 0 && !names_cpu(controllers, n))
-            continue;
-        char directory[PATH_SIZE];
-        const int length = snprintf(directory, sizeof directory, "%s%s%.*s", mount,
-                                    n == 0 ? "" : "/cpu", (int)(end - group), group);
-        if (length > 0 && length < PATH_SIZE)
-            quota = least(quota, quota_up(directory, strlen(mount)));
-    }
+    bn_cgroup_visit(membership, mount, "cpu", least_quota, &quota);
     return quota;
 }
 
@@ -122,7 +74,7 @@ int32_t bn_usable_cpus(void) {
     cpu_set_t set;
     char membership[8192];
     long n = allowed_cpus(&set) ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
-    if (read_text("/proc/self/cgroup", membership, sizeof membership)) {
+    if (bn_read_text("/proc/self/cgroup", membership, sizeof membership)) {
         const double quota = bn_cgroup_quota(membership, "/sys/fs/cgroup");
         if (quota > 0 && quota < (double)n)
             n = (long)quota;
@@ -136,7 +88,7 @@ static size_t core_of(size_t cpu) {
     size_t first;
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list",
              cpu);
-    if (!read_text(path, text, sizeof text) || sscanf(text, "%zu", &first) != 1)
+    if (!bn_read_text(path, text, sizeof text) || sscanf(text, "%zu", &first) != 1)
         return cpu;
     return first < CPU_SETSIZE ? first : cpu;
 }

@@ -117,7 +117,7 @@ struct bn_session {
     uint64_t rng;
     void *memory; /* all but the workspace */
     size_t memory_size;
-    atomic_int cancel;
+    atomic_int cancelled; /* until the next rewind */
 };
 
 /* --- linear.c --- */
@@ -242,6 +242,8 @@ void bn_head_top(const bn_model *m, const bn_workspace *w, size_t k, const int32
 
 /* --- workspace.c --- */
 
+/* The memory it takes, which grows with both. */
+size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx);
 bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_workspace *w);
 void bn_workspace_free(bn_workspace *w);
 

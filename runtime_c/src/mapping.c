@@ -6,6 +6,7 @@
 #define _GNU_SOURCE /* madvise */
 #endif
 #include "file.h"
+#include "memory.h"
 #include "pages.h"
 
 #include <errno.h>
@@ -105,6 +106,15 @@ static bn_status open_regular(const char *path, int *fd, struct stat *st, char *
     return status;
 }
 
+static bn_status check_room(uint64_t size, int no_mmap, char *detail) {
+    const uint64_t bytes = no_mmap ? bn_pages_size((size_t)size) : size;
+    const bn_memory left = bn_memory_left("", no_mmap ? BN_MEMORY_OWN : BN_MEMORY_MAP, bytes);
+    if (left.bytes >= bytes)
+        return BN_OK;
+    return bn_fail(detail, BN_ERR_MEMORY, "the file has %.1f MB, expected at most %.1f MB: %s",
+                   (double)size / 1e6, (double)left.bytes / 1e6, left.limit);
+}
+
 bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, char *detail) {
     struct stat st;
     int fd = -1;
@@ -112,7 +122,9 @@ bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, ch
     if (status != BN_OK)
         return status;
     bn_mapping m = {.size = (size_t)st.st_size};
-    status = no_mmap ? read_into_memory(fd, &m, detail) : map(fd, &m, detail);
+    status = check_room(m.size, no_mmap, detail);
+    if (status == BN_OK)
+        status = no_mmap ? read_into_memory(fd, &m, detail) : map(fd, &m, detail);
     (void)close(fd); /* a mapping outlives its descriptor */
     if (status == BN_OK)
         *mapping = m;

@@ -86,12 +86,29 @@ static bn_status resolve(bn_model *m) {
     return BN_OK;
 }
 
+static bn_status select_kernels(const char *asked, bn_kernels *kernels, char *detail) {
+    const char *isa = asked ? asked : getenv("BITNET_ISA");
+    if (bn_kernels_select(kernels, isa && *isa ? isa : NULL))
+        return BN_OK;
+    return bn_fail(detail, BN_ERR_ARGUMENT,
+                   "%s '%.32s' is not one this machine runs; the best is '%s'",
+                   asked ? "isa" : "the environment variable BITNET_ISA: isa", isa, bn_isa_name(0));
+}
+
+static bn_status start_threads(int32_t asked, bn_pool **pool, char *detail) {
+    const int32_t threads = asked ? asked : bn_default_threads();
+    const bn_status status = bn_pool_new(threads, pool);
+    if (status == BN_ERR_THREAD)
+        return bn_fail(detail, status, "the system does not give %d threads: ask for fewer",
+                       (int)threads);
+    return status;
+}
+
 /* Everything after the bytes are there. Takes over the mapping, also on failure. */
 static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
                               char *detail) {
     const bn_load_options defaults = {0};
     const bn_load_options *o = options ? options : &defaults;
-    const char *isa = o->isa ? o->isa : getenv("BITNET_ISA");
     bn_model *m = calloc(1, sizeof *m);
     bn_status status = BN_ERR_MEMORY;
     if (!m) {
@@ -99,17 +116,13 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
         return status;
     }
     m->mapping = mapping;
-    if (!bn_kernels_select(&m->kernels, isa && *isa ? isa : NULL)) {
-        status = bn_fail(detail, BN_ERR_ARGUMENT,
-                         "isa '%.32s' is not one this machine runs; the best is '%s'", isa,
-                         bn_isa_name(0));
+    if ((status = select_kernels(o->isa, &m->kernels, detail)))
         goto error;
-    }
     if ((status = bn_file_parse(mapping.bytes, mapping.size, &m->kernels, &m->file, detail)))
         goto error;
     if ((status = check_supported(&m->file, detail)))
         goto error;
-    if ((status = bn_pool_new(o->threads ? o->threads : bn_default_threads(), &m->pool)))
+    if ((status = start_threads(o->threads, &m->pool, detail)))
         goto error;
     if (!o->no_verify && (status = bn_file_verify(&m->file, &m->kernels, m->pool, detail)))
         goto error;
@@ -122,9 +135,21 @@ error:
     return status;
 }
 
+/* `detail` begins empty, so that here one is found that nobody has written to. */
+static void begin(char *detail) {
+    if (detail)
+        *detail = '\0';
+}
+
+static bn_status explain(bn_status status, char *detail) {
+    return status && detail && !*detail ? bn_fail(detail, status, "%s", bn_status_text(status))
+                                        : status;
+}
+
 static bn_status check_options(const bn_load_options *o, char *detail) {
     if (o && (o->threads < 0 || o->threads > 256))
-        return bn_fail(detail, BN_ERR_ARGUMENT, "threads must be 0 (automatic) to 256");
+        return bn_fail(detail, BN_ERR_ARGUMENT, "threads is %d, expected 0 (automatic) to 256",
+                       (int)o->threads);
     return BN_OK;
 }
 
@@ -132,24 +157,28 @@ bn_status bn_model_open(const char *path, const bn_load_options *options, bn_mod
                         char *detail) {
     bn_mapping mapping;
     bn_status status;
+    begin(detail);
     if (!path || !model)
         return bn_fail(detail, BN_ERR_ARGUMENT, "path and model must not be NULL");
     if ((status = check_options(options, detail)))
         return status;
-    if ((status = bn_mapping_open(path, options && options->no_mmap, &mapping, detail)))
-        return status;
-    return open_mapping(mapping, options, model, detail);
+    status = bn_mapping_open(path, options && options->no_mmap, &mapping, detail);
+    if (!status)
+        status = open_mapping(mapping, options, model, detail);
+    return explain(status, detail);
 }
 
 bn_status bn_model_open_bytes(const void *bytes, size_t size, const bn_load_options *options,
                               bn_model **model, char *detail) {
     bn_status status;
+    begin(detail);
     if (!bytes || !model || (uintptr_t)bytes % 64 != 0)
-        return bn_fail(detail, BN_ERR_ARGUMENT, "bytes must be 64-byte aligned and not NULL");
+        return bn_fail(detail, BN_ERR_ARGUMENT,
+                       "bytes and model must not be NULL, and bytes 64-byte aligned");
     if ((status = check_options(options, detail)))
         return status;
     const bn_mapping mapping = {.bytes = bytes, .size = size, .mapped = -1};
-    return open_mapping(mapping, options, model, detail);
+    return explain(open_mapping(mapping, options, model, detail), detail);
 }
 
 void bn_model_close(bn_model *m) {
@@ -187,7 +216,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .has_head = c->has_head,
                             .pooling = c->pooling,
                             .file_bytes = m->mapping.size,
-                            .threads = bn_pool_threads(m->pool),
+                            .threads = bn_pool_running(m->pool),
                             .isa = m->kernels.isa};
     for (int32_t type = BN_KV_F16; type <= BN_KV_INT8; type++)
         info->kv_bytes_per_token[type] =

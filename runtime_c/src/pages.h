@@ -9,6 +9,9 @@
 
 enum { BN_HUGE_PAGE = 2 << 20 };
 
+/* What bn_pages_new makes of a size. */
+size_t bn_pages_size(size_t size);
+
 /* *size bytes, at most SIZE_MAX - BN_HUGE_PAGE, aligned to 64; *size is rounded up to what there
  * is. NULL: no memory. To be freed with free. */
 void *bn_pages_new(size_t *size);

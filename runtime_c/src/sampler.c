@@ -36,6 +36,13 @@ static scratch divide_scratch(void *memory, uint32_t vocab) {
 
 /* --- Arguments --- */
 
+bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler) {
+    bn_sampler s = sampler != NULL ? *sampler : (bn_sampler){0};
+    s.top_p = s.top_p == 0 ? 1 : s.top_p;
+    s.repeat_penalty = s.repeat_penalty == 0 ? 1 : s.repeat_penalty;
+    return s;
+}
+
 static bn_status check_sampler(const bn_sampler *s, uint32_t vocab) {
     /* Written so that NaN fails each test. */
     const int valid = s->temperature >= 0 && s->temperature < INFINITY && s->top_k >= 0 &&
@@ -241,8 +248,7 @@ static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float
 bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
                     const int32_t *tokens, int32_t n_tokens, uint64_t *rng, void *memory,
                     const bn_kernels *kernels, int32_t *token) {
-    static const bn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
-    const bn_sampler *s = sampler != NULL ? sampler : &greedy;
+    const bn_sampler given = bn_sampler_or_neutral(sampler), *s = &given;
     if (vocab < 1 || vocab > INT32_MAX || n_tokens < 0 || (n_tokens > 0 && tokens == NULL))
         return BN_ERR_ARGUMENT;
     bn_status status = check_sampler(s, vocab);

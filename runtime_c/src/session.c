@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "internal.h"
+#include "memory.h"
 #include "sampler.h"
 
 enum { ALIGN = 64, SCORE_FLOATS = 1 << 20, DEFAULT_BATCH = 128, MAX_BATCH = 4096 };
@@ -53,26 +54,63 @@ static int lay_out(bn_session *s, uint8_t *base) {
     return 1;
 }
 
-bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_session **session) {
-    const bn_session_options defaults = {0};
-    const bn_session_options *o = options ? options : &defaults;
-    if (!model || !session || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->config.max_context ||
-        o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < BN_KV_F16 || o->kv_type > BN_KV_INT8)
+/* Everything about a session but its memory. work.size is what it will be. */
+static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *s) {
+    if (!model || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->config.max_context || o->batch < 0 ||
+        o->batch > MAX_BATCH || o->kv_type < BN_KV_F16 || o->kv_type > BN_KV_INT8)
         return BN_ERR_ARGUMENT;
-    bn_session *s = calloc(1, sizeof *s);
-    if (!s)
-        return BN_ERR_MEMORY;
-    s->model = model;
+    *s = (bn_session){.model = model, .cache.type = o->kv_type};
     s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)model->config.max_context;
-    s->cache.type = o->kv_type;
     int32_t batch = o->batch ? o->batch : DEFAULT_BATCH;
     batch = batch < s->n_ctx ? batch : s->n_ctx;
     const int32_t rows = (int32_t)(SCORE_FLOATS / model->config.vocab_size);
     s->score_rows = rows < 1 ? 1 : rows < batch ? rows : batch;
-    atomic_init(&s->cancel, 0);
+    s->work.batch = (size_t)batch;
+    s->work.size = bn_workspace_size(model, (size_t)batch, (size_t)s->n_ctx);
+    return lay_out(s, NULL) ? BN_OK : BN_ERR_MEMORY;
+}
+
+bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
+                          bn_session_memory *memory) {
+    bn_session_options o = options ? *options : (bn_session_options){0};
+    bn_model *m = (bn_model *)(uintptr_t)model; /* which is not changed */
+    bn_session s;
+    bn_status status = memory ? plan(m, &o, &s) : BN_ERR_ARGUMENT;
+    if (status == BN_ERR_ARGUMENT)
+        return status;
+    const bn_memory left = bn_memory_left("", BN_MEMORY_OWN, UINT64_MAX);
+    *memory = (bn_session_memory){.needed = status ? UINT64_MAX : bn_session_bytes(&s),
+                                  .available = left.bytes,
+                                  .limited_by = left.limit};
+    int32_t most = (int32_t)model->config.max_context;
+    while (memory->largest_n_ctx < most) { /* lies in [largest_n_ctx, most] */
+        o.n_ctx = most - (most - memory->largest_n_ctx) / 2;
+        if (plan(m, &o, &s) == BN_OK && bn_session_bytes(&s) <= left.bytes)
+            memory->largest_n_ctx = o.n_ctx;
+        else
+            most = o.n_ctx - 1;
+    }
+    return BN_OK;
+}
+
+bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_session **session) {
+    const bn_session_options defaults = {0};
+    bn_session planned;
+    const bn_status status =
+        session ? plan(model, options ? options : &defaults, &planned) : BN_ERR_ARGUMENT;
+    if (status)
+        return status;
+    const uint64_t bytes = bn_session_bytes(&planned);
+    if (bn_memory_left("", BN_MEMORY_OWN, bytes).bytes < bytes)
+        return BN_ERR_MEMORY;
+    bn_session *s = malloc(sizeof *s);
+    if (!s)
+        return BN_ERR_MEMORY;
+    *s = planned;
+    s->work.size = 0;
     /* calloc: memory of tokens that never come is never touched */
-    if (!lay_out(s, NULL) || !(s->memory = calloc(1, s->memory_size + ALIGN)) ||
-        bn_workspace_new(model, (size_t)batch, (size_t)s->n_ctx, &s->work) != BN_OK) {
+    if (!(s->memory = calloc(1, s->memory_size + ALIGN)) ||
+        bn_workspace_new(model, s->work.batch, (size_t)s->n_ctx, &s->work) != BN_OK) {
         bn_session_free(s);
         return BN_ERR_MEMORY;
     }
@@ -135,9 +173,12 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
 bn_status bn_session_rewind(bn_session *s, int32_t n) {
     if (!s || n < 0 || n > s->position)
         return BN_ERR_ARGUMENT;
-    s->position = n;
-    s->pooled = 0;
-    s->ready = BN_READY_NOTHING;
+    if (n < s->position) {
+        s->position = n;
+        s->pooled = 0;
+        s->ready = BN_READY_NOTHING;
+    }
+    atomic_store(&s->cancelled, 0);
     return BN_OK;
 }
 
@@ -171,5 +212,9 @@ void bn_session_seed(bn_session *s, uint64_t seed) {
 
 void bn_session_cancel(bn_session *s) {
     if (s)
-        atomic_store(&s->cancel, 1);
+        atomic_store(&s->cancelled, 1);
+}
+
+int32_t bn_session_cancelled(const bn_session *s) {
+    return s ? atomic_load(&s->cancelled) : 0;
 }

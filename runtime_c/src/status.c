@@ -47,9 +47,9 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_TOKEN:
         return "a token id outside the vocabulary";
     case BN_ERR_STATE:
-        return "called in the wrong order: there are no logits yet";
+        return "called in the wrong order: no logits, or embed after tokens of another call";
     case BN_ERR_CANCELLED:
-        return "cancelled";
+        return "the session was cancelled, and not rewound since";
     case BN_ERR_NUMERIC:
         return "the logits are not numbers, or every token is ruled out";
     case BN_ERR_THREAD:

@@ -304,6 +304,10 @@ int32_t bn_pool_threads(const bn_pool *pool) {
     return pool->n_threads;
 }
 
+int32_t bn_pool_running(const bn_pool *pool) {
+    return pool->n_started + 1;
+}
+
 void bn_pool_lock(bn_pool *pool) {
     pthread_mutex_lock(&pool->turn);
 }

@@ -18,6 +18,7 @@ typedef void (*bn_task)(void *context, int32_t thread, size_t first, size_t end)
 bn_status bn_pool_new(int32_t n_threads, bn_pool **pool);
 void bn_pool_free(bn_pool *pool); /* NULL is allowed */
 int32_t bn_pool_threads(const bn_pool *pool);
+int32_t bn_pool_running(const bn_pool *pool); /* those there are: in a forked child, 1 */
 
 /* Do items 0..items-1, fewer than 2³², in parts of at most `most` consecutive ones, and return when
  * all are done; what the task wrote is visible. A thread has the same contiguous share in every run

@@ -63,15 +63,20 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     w->chunks_done = take(a, c->n_kv_heads, sizeof *w->chunks_done);
 }
 
+size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx) {
+    arena a = {0};
+    bn_workspace w = {.batch = batch, .n_ctx = n_ctx};
+    lay_out(m, n_ctx, &w, &a);
+    return bn_pages_size(a.used);
+}
+
 bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_workspace *w) {
     arena a = {0};
     *w = (bn_workspace){.batch = batch, .n_ctx = n_ctx};
-    lay_out(m, n_ctx, w, &a);
-    w->size = a.used;
+    w->size = bn_workspace_size(m, batch, n_ctx);
     w->memory = a.base = bn_pages_new(&w->size);
     if (!a.base)
         return BN_ERR_MEMORY;
-    a.used = 0;
     lay_out(m, n_ctx, w, &a);
     if (w->lookup)
         memset(w->lookup, 0, (size_t)bn_pool_threads(m->pool) * w->lookup_stride);

@@ -149,7 +149,7 @@ typedef enum source { MAPPED, READ, IN_MEMORY } source;
 
 static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
     const int32_t prompt[PROMPT] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-    const bn_sampler sampler = {.temperature = 0.5f, .top_k = 3, .top_p = 1, .repeat_penalty = 1};
+    const bn_sampler sampler = {.temperature = 0.5f, .top_k = 3};
     bn_session *const both[] = {a, b};
     int32_t token, chosen[4], n;
     float scores[PROMPT];
@@ -183,12 +183,15 @@ static bn_status use_model(bn_model *model, float *logits) {
 
 static bn_status use_engine(source from, float *logits) {
     const bn_load_options options = {.threads = 3, .no_mmap = from == READ};
-    char detail[BN_DETAIL_SIZE] = "";
+    char detail[BN_DETAIL_SIZE];
     bn_model *model = NULL;
+    memset(detail, 'x', sizeof detail); /* of another call, say, and without an end */
     bn_status status = from == IN_MEMORY
                            ? bn_model_open_bytes(good, good_size, &options, &model, detail)
                            : bn_model_open(path, &options, &model, detail);
+    CHECK(memchr(detail, '\0', sizeof detail) != NULL);
     CHECK_MSG((status == BN_OK) == (model != NULL), "%s", detail);
+    CHECK_MSG((status == BN_OK) == (*detail == '\0'), "status %d: \"%s\"", status, detail);
     if (!status)
         status = use_model(model, logits);
     bn_model_close(model);
@@ -219,6 +222,42 @@ static void test_each_failure(source from) {
     CHECK_MSG(n >= 9, "only %ld calls could fail: is the engine linked with --wrap?", n);
     CHECK_EQ(use_engine(from, logits), BN_OK);
     CHECK(memcmp(logits, expected, sizeof logits) == 0);
+}
+
+/* Before anything is opened: each says what is wrong, also of what the environment says. */
+static void test_arguments(void) {
+    const bn_load_options threads = {.threads = 257}, negative = {.threads = -1},
+                          isa = {.isa = "z80"};
+    const struct {
+        const char *path;
+        const bn_load_options *options;
+        const char *environment, *says;
+        bn_status status;
+    } cases[] = {
+        {NULL, NULL, NULL, "path", BN_ERR_ARGUMENT},
+        {path, &threads, NULL, "threads is 257, expected 0 (automatic) to 256", BN_ERR_ARGUMENT},
+        {path, &negative, NULL, "threads is -1", BN_ERR_ARGUMENT},
+        {path, &isa, "scalar", "isa 'z80'", BN_ERR_ARGUMENT},
+        {path, NULL, "z80", "BITNET_ISA: isa 'z80' is not one this machine runs", BN_ERR_ARGUMENT},
+        {"/", NULL, NULL, "a directory", BN_ERR_NOT_REGULAR},
+        {"/none/such", NULL, NULL, "stat: ", BN_ERR_IO},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char detail[BN_DETAIL_SIZE] = "of another call";
+        bn_model *model = NULL;
+        if (cases[i].environment)
+            CHECK_EQ(setenv("BITNET_ISA", cases[i].environment, 1), 0);
+        const bn_status status = bn_model_open(cases[i].path, cases[i].options, &model, detail);
+        CHECK_EQ(status, cases[i].status);
+        CHECK_MSG(strstr(detail, cases[i].says), "\"%s\", expected \"%s\"", detail, cases[i].says);
+        CHECK_EQ(bn_model_open(cases[i].path, cases[i].options, &model, NULL), cases[i].status);
+        CHECK(model == NULL);
+        CHECK_EQ(unsetenv("BITNET_ISA"), 0);
+    }
+    bn_model *model = NULL;
+    char detail[BN_DETAIL_SIZE] = "of another call";
+    CHECK_EQ(bn_model_open_bytes(good + 1, 64, NULL, &model, detail), BN_ERR_ARGUMENT);
+    CHECK_MSG(strstr(detail, "aligned") != NULL, "\"%s\"", detail);
 }
 
 static void test_slow_reads(void) {
@@ -252,6 +291,7 @@ int main(void) {
     test_each_failure(MAPPED);
     test_each_failure(READ);
     test_each_failure(IN_MEMORY);
+    test_arguments();
     test_slow_reads();
     test_measurements();
     CHECK_EQ(unlink(path), 0);

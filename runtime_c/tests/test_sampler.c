@@ -253,6 +253,41 @@ static void test_greedy(void) {
     CHECK_EQ(token, 1);
 }
 
+/* Zero is off: each field alone does what it does beside neutral ones. */
+static void test_zero_is_off(void) {
+    static const bn_sampler alone[] = {
+        {0},
+        {.temperature = 0.8f},
+        {.temperature = 1, .top_k = 3},
+        {.temperature = 1, .top_p = 0.7f},
+        {.temperature = 1, .min_p = 0.2f},
+        {.temperature = 1, .repeat_penalty = 1.5f, .penalty_window = -1},
+        {.temperature = 1, .presence_penalty = 1, .penalty_window = 2},
+        {.temperature = 1, .frequency_penalty = 1, .penalty_window = -1},
+        {.temperature = 1, .repeat_penalty = 1.5f}, /* but no window */
+    };
+    const int32_t seen[] = {3, 1, 1};
+    uint64_t random = 3;
+    for (size_t i = 0; i < sizeof alone / sizeof *alone; i++) {
+        bn_sampler neutral = alone[i];
+        neutral.top_p = neutral.top_p == 0 ? 1 : neutral.top_p;
+        neutral.repeat_penalty = neutral.repeat_penalty == 0 ? 1 : neutral.repeat_penalty;
+        for (uint64_t draw = 0; draw < 200; draw++) {
+            uint64_t rng = draw, same = draw;
+            int32_t token = -1, expected = -1;
+            float logits[6];
+            for (int v = 0; v < 6; v++)
+                logits[v] = 2 * check_float(&random);
+            CHECK_EQ(bn_sample(&alone[i], logits, 6, seen, 3, &rng, scratch, &kernels, &token),
+                     BN_OK);
+            CHECK_EQ(bn_sample(&neutral, logits, 6, seen, 3, &same, scratch, &kernels, &expected),
+                     BN_OK);
+            CHECK_EQ(token, expected);
+            CHECK(rng == same);
+        }
+    }
+}
+
 /* What is ruled out never comes, however flat and however often. */
 static void test_banned(void) {
     float logits[64];
@@ -325,18 +360,17 @@ static void test_refusals(void) {
     const int32_t inside[] = {2}, outside[] = {3}, negative[] = {-1};
     const float one[] = {1}, none[] = {nan}, most[] = {inf};
     const bn_sampler refused[] = {
-        {.temperature = 1}, /* all zero: top_p and repeat_penalty */
         {.temperature = -1, .top_p = 1, .repeat_penalty = 1},
         {.temperature = nan, .top_p = 1, .repeat_penalty = 1},
         {.temperature = inf, .top_p = 1, .repeat_penalty = 1},
         {.top_k = -1, .top_p = 1, .repeat_penalty = 1},
-        {.top_p = 0, .repeat_penalty = 1},
+        {.top_p = -0.1f, .repeat_penalty = 1},
         {.top_p = 1.01f, .repeat_penalty = 1},
         {.top_p = nan, .repeat_penalty = 1},
         {.top_p = 1, .min_p = -0.1f, .repeat_penalty = 1},
         {.top_p = 1, .min_p = 1.1f, .repeat_penalty = 1},
         {.top_p = 1, .min_p = nan, .repeat_penalty = 1},
-        {.top_p = 1, .repeat_penalty = 0},
+        {.top_p = 1, .repeat_penalty = -1},
         {.top_p = 1, .repeat_penalty = nan},
         {.top_p = 1, .repeat_penalty = inf},
         {.top_p = 1, .repeat_penalty = 1, .presence_penalty = nan},
@@ -412,6 +446,7 @@ int main(void) {
     test_against_reference();
     test_distributions();
     test_greedy();
+    test_zero_is_off();
     test_banned();
     test_ties();
     test_penalties();

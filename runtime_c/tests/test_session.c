@@ -9,8 +9,8 @@
 #include "internal.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "session_model.h"
 
@@ -37,24 +37,17 @@ static const int32_t biased[] = {5, 77, 8999};
 static const float bias[] = {3.5f, -INFINITY, 2};
 
 static const bn_sampler samplers[] = {
-    {.temperature = 0, .top_p = 1, .repeat_penalty = 1},
-    {.temperature = 0, .top_p = 1, .repeat_penalty = 1.3f, .penalty_window = 64},
-    {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1},
-    {.temperature = 1.5f,
-     .top_k = 100,
-     .top_p = 1,
-     .repeat_penalty = 1,
-     .n_bias = 3,
-     .bias_tokens = biased,
-     .bias_values = bias},
+    {0},
+    {.repeat_penalty = 1.3f, .penalty_window = 64},
+    {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f},
+    {.temperature = 1.5f, .top_k = 100, .n_bias = 3, .bias_tokens = biased, .bias_values = bias},
     {.temperature = 0.5f,
      .top_k = 7,
-     .top_p = 1,
      .repeat_penalty = 0.7f,
      .presence_penalty = -1,
      .frequency_penalty = 0.5f,
      .penalty_window = 100},
-    {.temperature = 1, .top_k = 0, .top_p = 0.9f, .repeat_penalty = 1.1f, .penalty_window = -1},
+    {.temperature = 1, .top_p = 0.9f, .repeat_penalty = 1.1f, .penalty_window = -1},
 };
 enum { SAMPLERS = sizeof samplers / sizeof *samplers };
 
@@ -332,43 +325,28 @@ static void test_refusals(void) {
     CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
 }
 
-static atomic_int stop;
-
-static void *cancel_often(void *session) {
-    while (!atomic_load(&stop))
-        bn_session_cancel(session);
-    return NULL;
-}
-
-/* A cancelled append keeps whole blocks and can be finished. */
-static void test_cancel(void) {
-    const bn_session_options options = {.batch = 1};
-    bn_session *s, *right = prompted();
-    pthread_t thread;
-    int cancelled = 0;
-    ok(bn_session_new(model, &options, &s));
-    CHECK_EQ(pthread_create(&thread, NULL, cancel_often, s), 0);
-    for (int round = 0; cancelled == 0; round++) { /* the other thread may be slow to start */
-        CHECK(round < 1000);
-        ok(bn_session_rewind(s, 0));
-        for (int32_t at; (at = bn_session_position(s)) < PROMPT;) {
-            const bn_status status =
-                bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL);
-            cancelled += status == BN_ERR_CANCELLED;
-            CHECK(status == BN_OK || status == BN_ERR_CANCELLED);
-            if (cancelled == 10)
-                atomic_store(&stop, 1);
-        }
+/* A child goes on with what was at rest, with one thread, and says so. */
+static void test_forked_process(void) {
+    bn_session *s = prompted(), *right = prompted();
+    bn_model_info info;
+    ok(bn_model_get_info(model, &info));
+    CHECK_EQ(info.threads, 2);
+    ok(bn_session_append(right, prompt, 2, BN_LOGITS_LAST, NULL));
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        ok(bn_model_get_info(model, &info));
+        CHECK_EQ(info.threads, 1);
+        ok(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL));
+        same_logits(s, right);
     }
-    atomic_store(&stop, 1);
-    pthread_join(thread, NULL);
-    if (bn_session_logits(s) == NULL) { /* cancelled after the last block */
-        ok(bn_session_rewind(s, PROMPT - 1));
-        ok(bn_session_append(s, prompt + PROMPT - 1, 1, BN_LOGITS_LAST, NULL));
-    }
-    same_logits(s, right);
     bn_session_free(s);
     bn_session_free(right);
+    if (child == 0)
+        _exit(0);
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
 }
 
 int main(void) {
@@ -397,7 +375,7 @@ int main(void) {
     test_memory();
     test_batch_of_different_contexts();
     test_refusals();
-    test_cancel();
+    test_forked_process();
     bn_model_close(model);
     free(file);
     return 0;

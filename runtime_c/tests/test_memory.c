@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_memory.c: what cannot fit is refused before any work: the limits of a machine that the test
+ * makes up, and those that this process sets itself.
+ */
+#define _XOPEN_SOURCE 700 /* mkdtemp, setrlimit */
+
+#include "internal.h"
+#include "memory.h"
+#include "pages.h"
+#include "tiny_file.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__has_feature)
+#define HAS_FEATURE(x) __has_feature(x)
+#else
+#define HAS_FEATURE(x) 0
+#endif
+/* Sanitizers map terabytes, and end the program when they get no more. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
+    HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
+/* --- a machine made of files --- */
+
+static char root[] = "/tmp/bitnet_memory_XXXXXX";
+
+static const struct {
+    const char *name, *text; /* NULL: a directory; each after the one it lies in */
+} machine[] = {
+    {"proc", NULL},
+    {"proc/self", NULL},
+    {"proc/self/cgroup", ""},
+    {"proc/meminfo", "MemTotal:       8000000 kB\nMemFree:         100000 kB\n"
+                     "MemAvailable:    5000000 kB\nSwapTotal:       2000000 kB\n"
+                     "SwapFree:        1000000 kB\n"},
+    {"sys", NULL},
+    {"sys/fs", NULL},
+    {"sys/fs/cgroup", NULL},
+    {"sys/fs/cgroup/free", NULL}, /* version 2 */
+    {"sys/fs/cgroup/free/memory.max", "max\n"},
+    {"sys/fs/cgroup/free/memory.current", "1000000000\n"},
+    {"sys/fs/cgroup/box", NULL},
+    {"sys/fs/cgroup/box/memory.max", "1000000000\n"},
+    {"sys/fs/cgroup/box/memory.current", "700000000\n"},
+    {"sys/fs/cgroup/box/memory.stat", "anon 600000000\nfile 100000000\ninactive_anon 7\n"
+                                      "active_anon 600000000\ninactive_file 30000000\n"
+                                      "active_file 60000000\nunevictable 0\n"},
+    {"sys/fs/cgroup/box/inner", NULL},
+    {"sys/fs/cgroup/box/inner/memory.max", "400000000\n"},
+    {"sys/fs/cgroup/box/inner/memory.current", "100000000\n"},
+    {"sys/fs/cgroup/full", NULL},
+    {"sys/fs/cgroup/full/memory.max", "4096\n"},
+    {"sys/fs/cgroup/full/memory.current", "8192\n"},
+    {"sys/fs/cgroup/bad", NULL},
+    {"sys/fs/cgroup/bad/memory.max", "plenty\n"},
+    {"sys/fs/cgroup/memory", NULL}, /* version 1 */
+    {"sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
+    {"sys/fs/cgroup/memory/old", NULL},
+    {"sys/fs/cgroup/memory/old/memory.limit_in_bytes", "2000000000\n"},
+    {"sys/fs/cgroup/memory/old/memory.usage_in_bytes", "1500000000\n"},
+    {"sys/fs/cgroup/memory/old/memory.stat", "cache 1\nactive_file 5\ninactive_file 5\n"
+                                             "total_inactive_file 200000000\n"
+                                             "total_active_file 100000000\n"},
+};
+enum { FILES = sizeof machine / sizeof *machine };
+
+static void put(const char *name, const char *text) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    if (text == NULL) {
+        CHECK_EQ(mkdir(path, 0700), 0);
+        return;
+    }
+    FILE *file = fopen(path, "w");
+    CHECK_MSG(file != NULL, "%s", path);
+    CHECK(fputs(text, file) >= 0);
+    CHECK_EQ(fclose(file), 0);
+}
+
+static void test_limits_of_a_machine(void) {
+    static const struct {
+        const char *membership;
+        uint64_t own, map;
+        const char *limit;
+    } cases[] = {
+        {"", 6000000ull * 1024, 8000000ull * 1024, "machine"},
+        {"0::/\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
+        {"0::/free\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
+        {"0::/bad\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
+        {"0::/none/such\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
+        {"0::/box\n", 390000000, 1000000000, "group"}, /* what lies in files can be had back */
+        {"0::/box/inner\n", 300000000, 400000000, "group"},
+        {"0::/box/gone/deeper\n", 390000000, 1000000000, "group"},
+        {"0::/full\n", 0, 4096, "group"},
+        {"5:memory:/old\n", 800000000, 2000000000, "group"},
+        {"5:memory:/\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
+        {"5:cpu:/old\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
+        {"5:memory,hugetlb:/old\n0::/box\n", 390000000, 1000000000, "group"}, /* both at once */
+    };
+    CHECK(mkdtemp(root) != NULL);
+    for (int i = 0; i < FILES; i++)
+        put(machine[i].name, machine[i].text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        put("proc/self/cgroup", cases[i].membership);
+        const bn_memory own = bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX);
+        const bn_memory map = bn_memory_left(root, BN_MEMORY_MAP, UINT64_MAX);
+        CHECK_MSG(own.bytes == cases[i].own, "%zu: %" PRIu64, i, own.bytes);
+        CHECK_MSG(map.bytes == cases[i].map, "%zu: %" PRIu64, i, map.bytes);
+        CHECK_MSG(strstr(own.limit, cases[i].limit), "%zu: %s", i, own.limit);
+        CHECK_MSG(strstr(map.limit, cases[i].limit), "%zu: %s", i, map.limit);
+        for (uint64_t enough = 1; enough < (uint64_t)1 << 40; enough *= 3) { /* never misleads */
+            const uint64_t found = bn_memory_left(root, BN_MEMORY_OWN, enough).bytes;
+            CHECK(found == own.bytes || (found >= enough && own.bytes >= enough));
+        }
+    }
+    put("proc/meminfo", "MemTotal: 1000 kB\n"); /* of a kernel before 3.14 */
+    put("proc/self/cgroup", "");
+    CHECK_EQ(bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX).bytes, 1024000);
+    for (int i = FILES - 1; i >= 0; i--) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s", root, machine[i].name);
+        CHECK_EQ(remove(path), 0);
+    }
+    CHECK_EQ(rmdir(root), 0);
+    const bn_memory blind = bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX); /* nothing to read */
+    CHECK(blind.bytes > 0 && strstr(blind.limit, "machine") != NULL);
+}
+
+/* --- this process --- */
+
+enum { MEGABYTE = 1 << 20, CONTEXT = 1 << 22 };
+
+/* Let this process have so much more address space, or data; 0: as before. */
+static void set_limit(int resource, uint64_t more) {
+    static struct rlimit before;
+    struct rlimit limit;
+    CHECK_EQ(getrlimit(resource, &limit), 0);
+    if (more) {
+        unsigned long long size, data;
+        FILE *file = fopen("/proc/self/statm", "r");
+        CHECK(file != NULL);
+        CHECK_EQ(fscanf(file, "%llu %*u %*u %*u %*u %llu", &size, &data), 2);
+        CHECK_EQ(fclose(file), 0);
+        before = limit;
+        const uint64_t pages = resource == RLIMIT_DATA ? data : size;
+        limit.rlim_cur = pages * (uint64_t)sysconf(_SC_PAGESIZE) + more;
+    } else {
+        limit.rlim_cur = before.rlim_cur;
+    }
+    CHECK_EQ(setrlimit(resource, &limit), 0);
+}
+
+static bn_session_memory plan(const bn_model *model, bn_session_options options) {
+    bn_session_memory memory;
+    CHECK_EQ(bn_session_plan(model, &options, &memory), BN_OK);
+    return memory;
+}
+
+/* A plan says what the session then has. */
+static void test_plan(bn_model *model) {
+    bn_session_memory memory;
+    CHECK_EQ(bn_session_plan(NULL, NULL, &memory), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_plan(model, NULL, NULL), BN_ERR_ARGUMENT);
+    const bn_session_options wrong = {.n_ctx = CONTEXT + 1};
+    CHECK_EQ(bn_session_plan(model, &wrong, &memory), BN_ERR_ARGUMENT);
+    for (int32_t kv_type = BN_KV_F16; kv_type <= BN_KV_INT8; kv_type++)
+        for (int32_t n_ctx = 1; n_ctx < 100000; n_ctx = 7 * n_ctx + 3)
+            for (int32_t batch = 0; batch <= 4096; batch += 1024) {
+                const bn_session_options options = {n_ctx, kv_type, batch};
+                bn_session *s;
+                CHECK_EQ(bn_session_new(model, &options, &s), BN_OK);
+                CHECK_EQ(plan(model, options).needed, bn_session_bytes(s));
+                bn_session_free(s);
+            }
+}
+
+/* The largest context that fits is given, and one token more is refused. */
+static void test_session_under(bn_model *model, int resource, const char *name) {
+    const bn_session_options whole = {.kv_type = BN_KV_F32};
+    bn_session *s = NULL;
+    set_limit(resource, 64 * MEGABYTE);
+    const bn_session_memory memory = plan(model, whole);
+    CHECK(strstr(memory.limited_by, name) != NULL);
+    CHECK(memory.needed > 500 * (uint64_t)MEGABYTE);
+    CHECK(memory.available <= 64 * MEGABYTE && memory.available > 50 * MEGABYTE);
+    CHECK(memory.largest_n_ctx > 1000 && memory.largest_n_ctx < CONTEXT);
+    CHECK_EQ(bn_session_new(model, &whole, &s), BN_ERR_MEMORY);
+    bn_session_options fits = {.kv_type = BN_KV_F32, .n_ctx = memory.largest_n_ctx};
+    CHECK(plan(model, fits).needed <= memory.available);
+    if (!SANITIZED) {
+        CHECK_EQ(bn_session_new(model, &fits, &s), BN_OK);
+        bn_session_free(s);
+    }
+    fits.n_ctx += 4096; /* more than a page of anything else */
+    CHECK(plan(model, fits).needed > memory.available);
+    CHECK_EQ(bn_session_new(model, &fits, &s), BN_ERR_MEMORY);
+    set_limit(resource, 0);
+}
+
+static void test_session_of_a_machine(bn_model *model) {
+    const bn_session_memory memory = plan(model, (bn_session_options){.batch = 4096});
+    CHECK(memory.available > 0 && memory.available < UINT64_MAX);
+    CHECK_EQ(memory.largest_n_ctx == CONTEXT, memory.needed <= memory.available);
+}
+
+/* A file of nothing, so large that it would be MAGIC if a byte were read. */
+static void test_file_under(const char *path, int resource, const char *name, int no_mmap,
+                            bn_status expected) {
+    const bn_load_options options = {.threads = 1, .no_mmap = no_mmap};
+    char detail[BN_DETAIL_SIZE];
+    bn_model *model;
+    if (resource >= 0)
+        set_limit(resource, 64 * MEGABYTE);
+    CHECK_EQ(bn_model_open(path, &options, &model, detail), expected);
+    if (expected == BN_ERR_MEMORY) {
+        CHECK_MSG(strstr(detail, name) && strstr(detail, " MB, expected at most "), "%s", detail);
+    }
+    if (resource >= 0)
+        set_limit(resource, 0);
+}
+
+static void test_files(void) {
+    char path[] = "/tmp/bitnet_large_XXXXXX";
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    CHECK_EQ(ftruncate(fd, 200 * MEGABYTE), 0);
+    test_file_under(path, RLIMIT_AS, "RLIMIT_AS", 0, BN_ERR_MEMORY);
+    test_file_under(path, RLIMIT_AS, "RLIMIT_AS", 1, BN_ERR_MEMORY);
+    test_file_under(path, RLIMIT_DATA, "RLIMIT_DATA", 0, BN_ERR_MAGIC); /* a map is no data */
+    test_file_under(path, RLIMIT_DATA, "RLIMIT_DATA", 1, BN_ERR_MEMORY);
+    if (ftruncate(fd, (off_t)8 << 40) == 0) { /* if the file system lets us */
+        test_file_under(path, -1, "machine", 0, BN_ERR_MEMORY);
+        test_file_under(path, -1, "", 1, BN_ERR_MEMORY);
+    }
+    CHECK_EQ(close(fd), 0);
+    CHECK_EQ(unlink(path), 0);
+}
+
+int main(void) {
+    size_t size;
+    uint8_t *file = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
+    const bn_load_options options = {.threads = 1};
+    bn_model *model;
+    tiny_put(file + tiny_section(file, 1) + 4 * 9, CONTEXT, 4); /* max_context */
+    tiny_fix_checksums(file, size);
+    test_limits_of_a_machine();
+    CHECK_EQ(bn_model_open_bytes(file, size, &options, &model, NULL), BN_OK);
+    test_plan(model);
+    test_session_of_a_machine(model);
+#if defined(__linux__)
+    test_session_under(model, RLIMIT_AS, "RLIMIT_AS");
+    test_session_under(model, RLIMIT_DATA, "RLIMIT_DATA");
+    test_files();
+#endif
+    bn_model_close(model);
+    free(file);
+    return 0;
+}

@@ -1,0 +1,114 @@
+"""Memory: what cannot fit is refused before any work, with both numbers, what limits, and what fits."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime_models import SMALL, small_model
+
+LONG = SMALL.replace(max_context=2**22)
+
+CHILD = """
+import resource, sys
+from pathlib import Path
+from bitnet_runtime import Model, ModelTooLargeError
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+path, limit, more = sys.argv[1], getattr(resource, sys.argv[2]), int(sys.argv[3])
+data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+def restrict():
+    used = data if limit == resource.RLIMIT_DATA else size
+    resource.setrlimit(limit, (used + more, resource.RLIM_INFINITY))
+def too_large(call):
+    try:
+        call()
+    except ModelTooLargeError as error:
+        print(error)
+"""
+
+
+def child(code: str, *arguments: object) -> list[str]:
+    command = [sys.executable, "-c", CHILD + code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models"), config=LONG)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+needs_own_memory = pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer maps terabytes")
+
+
+@linux
+@needs_own_memory
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_session_beyond_a_limit(path: Path, limit: str) -> None:
+    """The context that the error names can be had; the session asked for is refused and nothing is lost."""
+    code = """
+with Model.load(path, threads=1) as model:
+    restrict()
+    too_large(model.session)
+    too_large(lambda: model.generate([1, 2, 3], max_tokens=None))
+    assert model.generate([1, 2, 3], max_tokens=2).usage.total_tokens == 5  # needs no more context
+    import re
+    try:
+        model.session()
+    except ModelTooLargeError as error:
+        largest = int(re.search(r"fits is (\\d+)", str(error))[1])
+    with model.session(largest) as session:
+        session.feed([1, 2, 3])
+        print(session.position)
+"""
+    first, second, position = child(code, path, limit, 128 << 20)
+    pattern = (
+        r"a session with n_ctx 4194304 takes (\S+) MB, expected at most (\S+) MB: "
+        rf".*{limit}.*; the largest that fits is \d+ .*"
+    )
+    for line in (first, second):
+        found = re.fullmatch(pattern, line)
+        assert found, line
+        needed, available = (float(number.replace(",", "")) for number in found.groups())
+        assert needed > 2**22 * 256 / 1e6 and 64 < available < 135
+    assert position == "3"
+
+
+@linux
+@needs_own_memory
+def test_file_beyond_a_limit(tmp_path: Path) -> None:
+    """Nothing of it is read: it would not be a packed file."""
+    large = tmp_path / "large.bitnet"
+    with open(large, "wb") as file:
+        file.truncate(1 << 30)
+    code = "restrict()\ntoo_large(lambda: Model.load(path))\ntoo_large(lambda: Model.load(path, mmap=False))"
+    mapped, read = child(code, large, "RLIMIT_AS", 256 << 20)
+    for line in (mapped, read):
+        assert re.search(r"large\.bitnet: the file has 1073\.7 MB, expected at most \S+ MB: .*RLIMIT_AS", line), line
+
+
+@linux
+def test_command_line_says_it_in_one_line(path: Path) -> None:
+    """As `ulimit -v` would do it."""
+    size = 900 << 20  # Python, its libraries and the model; not the session of 1.1 GB beside them
+
+    def restrict() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+    command = [Path(sys.executable).with_name("bitnet"), "generate", path, "-p", "abc", "-n", "none"]
+    fits = subprocess.run([*command, "-c", "256"], capture_output=True, text=True, timeout=60)
+    assert fits.returncode == 0, fits.stderr
+    if "LD_PRELOAD" in os.environ:
+        return
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=restrict)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "the largest that fits is" in done.stderr.splitlines()[-1]
