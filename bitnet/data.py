@@ -48,6 +48,13 @@ class Tokens:
         assert isinstance(self.ids, np.memmap)
         return self.map, (Path(str(self.ids.filename)), self.ids.dtype.name, self.n_bytes, self.digest)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For `recorded`, in a folder that may have been moved since."""
+        assert isinstance(self.ids, np.memmap)
+        file = Path(str(self.ids.filename)).name
+        known = {"dtype": self.ids.dtype.name, "n_bytes": self.n_bytes, "digest": self.digest}
+        return {"file": file, "tokens": self.n_tokens} | known
+
     @property
     def n_tokens(self) -> int:
         return len(self.ids)
@@ -67,6 +74,18 @@ class Tokens:
         rows = [self.ids[shift + i * context : shift + (i + 1) * context + 1].astype(np.int64) for i in indices]
         block = torch.from_numpy(np.stack(rows))
         return block[:, :-1], block[:, 1:]
+
+
+def recorded(state: dict[str, Any], side: str, folder: Path) -> Tokens | None:
+    """The token ids of "train" or "validation" that a run recorded in `state`; None unless they are in its folder."""
+    try:
+        kept = state["texts"][side]
+        file, dtype = folder / Path(kept["file"]).name, np.dtype(kept["dtype"])
+        if dtype.name not in ("uint16", "uint32") or file.stat().st_size != kept["tokens"] * dtype.itemsize:
+            return None
+        return Tokens.map(file, dtype.name, kept["n_bytes"], kept["digest"])
+    except (KeyError, TypeError, ValueError, OSError):
+        return None
 
 
 PORTION = 64, 1 << 20

@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import glob
+import os
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import PRESETS, TERNARY_LINEARS, ModelConfig
 
 CHOICES = {
     "optimizer": ("adamw", "muon"),
@@ -46,17 +48,19 @@ CONVERSION = ("source", "distill", "distill_temperature", "distill_relations", "
 class Settings:
     """Every option of `bitnet train` and `bitnet finetune` except the model's own (`ModelConfig`)."""
 
-    preset: str = option("tiny", f"where model and training start from: {', '.join(PRESETS)}")
+    preset: str = option("tiny", "where model and training start from: tiny, mini-gpt or bitnet-2b4t")
     data: list[str] = option(
-        [], "files, folders or globs of .txt .py .md .jsonl, or hf:NAME:SPLIT; none: Python's standard library"
+        [],
+        "text: files, globs, folders (of which .txt .md .rst .py .jsonl are read), or hf:NAME:SPLIT; none: Python's "
+        "standard library",
     )
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     tokenizer: str = option("bpe", "bpe, byte or char, or the path of a tokenizer.json")
     validation: float = option(0.05, "share of the documents kept for validation")
 
-    steps: int = option(1000, "optimizer steps")
-    minutes: float = option(0.0, "train this long instead of a number of steps; the schedule follows the clock")
+    steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
+    minutes: float = option(0.0, "train this long instead of --steps; the schedule follows the clock; 0: --steps")
     batch: int = option(16, "sequences in a forward pass of one process, at most")
     accumulate: int = option(1, "forward passes in an optimizer step; several processes share them")
     batch_tokens: int = option(0, "tokens in an optimizer step, instead of --accumulate; 0: as that says")
@@ -90,12 +94,13 @@ class Settings:
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
-    threads: int = option(0, "CPU threads; 0: as many as torch finds")
+    threads: int = option(0, "CPU threads, at most one for each core; 0: as many as torch finds")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see TRAINING.md")
     recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
     eval_every: int = option(200, "steps between evaluations")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
     save_every: int = option(500, "steps between checkpoints")
+    save_minutes: float = option(10.0, "minutes after which one is saved before that; 0: by steps alone")
     keep: int = option(2, "checkpoints to keep")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
     tensorboard: str = option("", "folder to write the log to for TensorBoard, too; none: log.jsonl alone")
@@ -111,7 +116,7 @@ class Settings:
             "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
             "distill_layer": (0, 1e4), "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
             "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
-            "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
+            "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
@@ -168,6 +173,39 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
 FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.0}
 """How those of `bitnet finetune` do: what it begins with should not be forgotten."""
 
+CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
+
+INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
+"""Options that take the place of another. Whichever of the two is given last counts."""
+
+PATHS = ("data", "chat", "tokenizer", "source", "teacher", "tensorboard")
+"""Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
+
+KEPT = ("preset", "tokenizer", "source")
+"""Options that a run keeps: model, vocabulary and first weights follow from them."""
+
+
+def of_source(config: ModelConfig) -> tuple[dict[str, Any], ModelConfig]:
+    """Settings and model of `bitnet finetune` from a source with this configuration, before the user's own.
+
+    A full-precision model becomes ternary, slowly; one that is ternary already goes on so.
+    """
+    convert = not config.ternary
+    settings = FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
+    if config.max_context > CONTEXT:
+        settings["context"] = CONTEXT
+    config = config.replace(head_format=config.head_format if config.head_format != "f32" else "int8")
+    return settings, config.replace(ternary=TERNARY_LINEARS) if convert else config
+
+
+def run_folder(given: argparse.Namespace) -> Path:
+    """Where the run is that parsed flags mean. Raises ValueError: they do not say it."""
+    train = _given(given)[0]
+    if not train.get("out") and hasattr(given, "source") and not given.source:
+        raise ValueError("--resume without SRC needs the run: name its folder with --out")
+    source = {"source": train["source"], "quantize_warmup": 0.0} if "source" in train else {}
+    return Settings.from_dict({name: train[name] for name in ("out", "preset") if name in train} | source).run_folder
+
 
 def resolve(
     given: argparse.Namespace,
@@ -178,24 +216,73 @@ def resolve(
 
     saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of one.
     """
-    file = _read(given.config) if given.config else {}
-    names = [f.name for f in dataclasses.fields(Settings)]
-    flags = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
-    overrides: dict[str, Any] = file.get("model", {}) | dict(_assignment(text) for text in given.set or [])
-    train = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {}) | flags
+    train, overrides = _given(given)
     if saved is not None:
-        settings = Settings.from_dict(saved["settings"] | train)
-        model = ModelConfig.from_dict(saved["model"])
-        if overrides and model.replace(**overrides) != model:
-            raise ValueError("a resumed run keeps its model; start another with --out to change it")
-        return settings, model
+        _check_resumed(train, overrides, saved)
+        return Settings.from_dict(_over(saved["settings"], train)), ModelConfig.from_dict(saved["model"])
     if base is not None:
-        return Settings.from_dict(base[0] | train), base[1].replace(**overrides)
+        for name in ("preset", "tokenizer"):
+            if name in train:
+                raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
+        return Settings.from_dict(_over(base[0], train)), base[1].replace(**overrides)
     preset = train.get("preset", "tiny")
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}, expected {', '.join(PRESETS)}" + did_you_mean(preset, [*PRESETS]))
-    settings = Settings.from_dict(PRESET_SETTINGS[preset] | train)
+    settings = Settings.from_dict(_over(PRESET_SETTINGS.get(preset, {}), train))
     return settings, PRESETS[preset].replace(**overrides)
+
+
+def _given(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of training and of the model that the user gave, by file and by flag; flags win."""
+    file = _read(given.config) if given.config else {}
+    names = [f.name for f in dataclasses.fields(Settings)]
+    flags = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
+    in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
+    train = _over(_over({}, in_file), flags)
+    for name in PATHS:
+        value = train.get(name)
+        if isinstance(value, str):
+            train[name] = absolute(value)
+        elif isinstance(value, list):
+            train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
+    return train, file.get("model", {}) | dict(_assignment(text) for text in given.set or [])
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Options with others over them; of two that take each other's place the upper one counts."""
+    below = dict(below)
+    for name, other in INSTEAD.items():
+        if above.get(name) and other in above:
+            raise ValueError(f"both {_flag(name)} and {_flag(other)} are given, expected one of them")
+        for given, hidden in ((above.get(name), other), (other in above, name)):
+            if given:
+                below.pop(hidden, None)
+    return below | above
+
+
+def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raises ValueError: an option that a run which is resumed cannot follow."""
+    before, elsewhere = saved["settings"], "start another run with --out to change it"
+    for name in KEPT:
+        if name in train and train[name] != (old := absolute(before.get(name, ""))):
+            raise ValueError(f"{name} is {train[name]}, but a resumed run keeps its {name}, {old}; {elsewhere}")
+    model = ModelConfig.from_dict(saved["model"])
+    if overrides and (changed := model.replace(**overrides)) != model:
+        names = [f.name for f in dataclasses.fields(model) if getattr(changed, f.name) != getattr(model, f.name)]
+        said = ", ".join(f"{name} = {getattr(model, name)}" for name in names)
+        raise ValueError(f"a resumed run keeps its model, which has {said}; {elsewhere}")
+    for name, done in (("steps", saved["step"]), ("minutes", saved["seconds"] / 60)):
+        if isinstance(train.get(name), int | float) and 0 < train[name] < done:
+            raise ValueError(f"--{name} is {train[name]:g}, but the run has {done:,.4g} behind it; give more, or none")
+
+
+def absolute(path: str) -> str:
+    """The absolute path of what a file, folder or glob names; what names nothing stays, to be shown as it was given."""
+    hub, name = ("hf:", path.removeprefix("hf:")) if path.startswith("hf:") else ("", path)
+    name, *more = name.split(":") if hub else (name,)
+    if name and (os.path.exists(name) or (not hub and next(glob.iglob(name, recursive=True), None))):
+        name = os.path.abspath(name)
+    return hub + ":".join([name, *more])
 
 
 def did_you_mean(name: str, names: list[str]) -> str:
@@ -203,27 +290,49 @@ def did_you_mean(name: str, names: list[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
-def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
+def default_of(name: str, finetune: bool = False) -> str:
+    """The default of an option as --help prints it, "" where its sentence says what none means."""
+    plain = getattr(Settings(), name)
+    if finetune:
+        depends = {"quantize_warmup": "0.5, from a ternary source 0", "context": f"the source's, at most {CONTEXT}"}
+        return depends.get(name) or _shown(FINETUNE_SETTINGS.get(name, plain))
+    values: dict[str, list[str]] = {}
+    for preset, changes in PRESET_SETTINGS.items():
+        values.setdefault(_shown(changes.get(name, plain)), []).append(preset)
+    if len(values) == 1:
+        return _shown(plain)
+    return "; ".join(f"{', '.join(presets)}: {value}" for value, presets in values.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value in ("", []) else str(value)
+
+
+def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
     """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
     parser.add_argument("--config", metavar="FILE.toml", help="options in tables [train] and [model]; flags win")
     parser.add_argument(
-        "--set", metavar="NAME=VALUE", action="append", help="an option of the model, such as dim=256; repeatable"
-    )
-    defaults = Settings()
+        "--set", metavar="NAME=VALUE", action="append",
+        help="an option of the model, such as dim=256; repeatable; bitnet/OPTIONS.md lists them",
+    )  # fmt: skip
     for f in dataclasses.fields(Settings):
         if f.name in without:
             continue
-        default = getattr(defaults, f.name)
-        text = f.metadata["help"] + (f" [{default}]" if default not in ("", []) else "")
-        if isinstance(default, bool):
-            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=f.metadata["help"])
+        plain, shown = getattr(Settings(), f.name), default_of(f.name, finetune)
+        text = f.metadata["help"] + (f" [{shown}]" if shown else "")
+        if isinstance(plain, bool):
+            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=text)
             continue
-        kind: dict[str, Any] = {"nargs": "+"} if isinstance(default, list) else {"type": type(default)}
+        kind: dict[str, Any] = {"nargs": "+"} if isinstance(plain, list) else {"type": type(plain)}
         if f.name in CHOICES:
             kind["choices"] = CHOICES[f.name]
-        parser.add_argument(
-            f"--{f.name.replace('_', '-')}", default=None, help=text, metavar=None if f.name in CHOICES else "", **kind
-        )
+        parser.add_argument(_flag(f.name), default=None, help=text, metavar=None if f.name in CHOICES else "", **kind)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -108,7 +108,8 @@ def test_default_is_the_standard_library() -> None:
     [
         ({}, "missing.txt", "no file, folder or glob matches"),
         ({}, ".", "holds no text, expected files ending in .txt"),
-        ({"a.bin": "x"}, "a.bin", "holds no text"),
+        ({"a.bin": "x"}, ".", "holds no text"),
+        ({"a.bin": "x"}, "*", "holds no text"),
         (
             {"a.jsonl": '{"text": "x"}\n{"txt": 1}\n'},
             "a.jsonl",

@@ -101,6 +101,7 @@ def edit(folder: Path, **tensors: torch.Tensor | None) -> None:
         if tensor is not None:
             weights[name.replace("__", ".")] = tensor
     save_file(weights, folder / "model.safetensors")
+    (folder / "manifest.json").unlink(missing_ok=True)
 
 
 # ---- the same numbers ----
