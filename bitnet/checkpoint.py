@@ -212,7 +212,12 @@ def _put(work: Path, final: Path) -> None:
     if final.exists():
         shutil.rmtree(before, ignore_errors=True)
         final.rename(before)
-    work.rename(final)
+    try:
+        work.rename(final)
+    except BaseException:
+        if before.exists():
+            before.rename(final)
+        raise
     flush(final.parent)
     shutil.rmtree(before, ignore_errors=True)
 

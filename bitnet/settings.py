@@ -307,6 +307,8 @@ def default_of(name: str, finetune: bool = False) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
     return "" if value in ("", []) else str(value)
 
 

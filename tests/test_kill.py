@@ -53,9 +53,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody killed, with the checkpoint of every step."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    process = start(text, run, "--keep", str(STEPS))
+    process = start(text, run, "--keep", str(STEPS + 1))
     process.join(120)
-    assert process.exitcode == 0 and len(checkpoint.all_of(run)) == STEPS
+    assert process.exitcode == 0 and len(checkpoint.all_of(run)) == STEPS + 1
     return run
 
 
