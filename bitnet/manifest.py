@@ -8,19 +8,20 @@ files know their own size.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from bitnet.process import sha256
+
 NAME = "manifest.json"
 
 
 def write(folder: Path) -> None:
     """Of the files that are in a folder now."""
-    files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(folder.iterdir())}
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(folder.iterdir())}
     (folder / NAME).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -46,7 +47,7 @@ def _damage(checkpoint: Path, seen: tuple[Any, ...]) -> str:
                 return f"{name} is missing"
             if (size := file.stat().st_size) != said["bytes"]:
                 return f"{name} has {size:,} bytes, {NAME} says {said['bytes']:,}"
-            if _sha256(file) != said["sha256"]:
+            if sha256(file) != said["sha256"]:
                 return f"{name} holds other bytes than were saved (SHA-256)"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
@@ -65,8 +66,3 @@ def _without_manifest(checkpoint: Path) -> str:
         except SafetensorError as error:
             return f"{file.name} is damaged or not a safetensors file: {error}"
     return ""
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

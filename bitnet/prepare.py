@@ -67,7 +67,7 @@ def prepare(
         checkpoint.load_optimizer(optimizer, model, newest)
         state |= {name: before[name] for name in state.keys() & before.keys()}
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
-    if isinstance(batches.tokens, data.Tokens) and isinstance(held_out, data.Tokens):
+    if parallel.is_first() and isinstance(batches.tokens, data.Tokens) and isinstance(held_out, data.Tokens):
         state["texts"] = {"train": batches.tokens.to_dict(), "validation": held_out.to_dict()}
     say(
         f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "

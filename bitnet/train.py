@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from bitnet import checkpoint, data, distill, finetune, parallel, process, runlog, schedule, telemetry
 from bitnet.prepare import prepare
 from bitnet.progress import Progress, say
+from bitnet.resolve import resolve, run_folder
 from bitnet.run import Run, TrainingError, describe
-from bitnet.settings import resolve, run_folder
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure

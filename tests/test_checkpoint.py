@@ -116,7 +116,7 @@ def test_the_newest_whole_checkpoint_counts(
         checkpoint.find(run / "step-000020")
     damage(run / "step-000010")
     shutil.rmtree(run / "step-000000", ignore_errors=True)
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint is whole: .*step-000020.*; .*step-000010"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint is whole: .*step-000020.*; .*step-000010"):
         checkpoint.find(run)
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from bitnet import cli, reference
 from bitnet.config import PRESETS, ModelConfig
-from bitnet.settings import Settings, default_of, of_source, resolve
+from bitnet.resolve import resolve
+from bitnet.settings import Settings, default_of, of_source
 
 SMALL = {
     "vocab_size": 10, "dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "ffn_dim": 16,

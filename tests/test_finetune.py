@@ -121,7 +121,7 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
         read_start(str(tmp_path / "m.gguf"))
     (tmp_path / "m.bitnet").write_bytes(packed.MAGIC + bytes(100))
     with pytest.raises(
-        SourceError, match="is a packed model: .* name the run folder or checkpoint that it was exported"
+        SourceError, match=r"is a packed model: .* name the run folder or checkpoint that it was exported"
     ):
         read_start(str(tmp_path / "m.bitnet"))
     with pytest.raises(checkpoint.CheckpointError, match="does not exist, expected a checkpoint"):

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet import checkpoint, prepare, progress, settings
+from bitnet import checkpoint, prepare, progress, resolve, settings
 from bitnet.config import PRESETS
-from bitnet_export.pack import export_checkpoint
+from bitnet_export.verify import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
@@ -45,11 +45,14 @@ def test_before_the_first_step_from_elsewhere_and_without_the_text(
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)
     assert bitnet("eval", run, "--json") == 0
     assert json.loads(capsys.readouterr().out)["nats_per_token"] == losses(run)[-1]["validation"]["nats_per_token"]
-    assert export_checkpoint(run, tmp_path / "m.bitnet", tokens=300).text.startswith("validation text")
+    assert real_tokens(checkpoint.find(run), 300, 300)[1] == "validation text"  # that `export` compares on
 
-    for file in run.glob("validation-*.bin"):
-        file.unlink()
-    text = export_checkpoint(run, tmp_path / "m.bitnet", tokens=300).text
+    (file,) = run.glob("validation-*.bin")
+    file.write_bytes(file.read_bytes()[:-2] + b"\xff\xff")
+    assert bitnet("eval", run) == 1
+    assert f"{file.name} is damaged (SHA-256); remove it" in capsys.readouterr().err
+    file.unlink()
+    text = real_tokens(checkpoint.find(run), 300, 300)[1]
     assert text.startswith("the standard library's source (the validation text cannot be read: no file, folder or glob")
     assert bitnet("train", "--resume", "--out", run, "--steps", "21") == 1
     assert f"matches '{tmp_path / 'here' / 'text'}'" in capsys.readouterr().err
@@ -100,7 +103,7 @@ def test_options_that_a_run_cannot_follow(
 
 def resolved(flags: dict[str, Any], file: str, tmp_path: Path, **more: Any) -> settings.Settings:
     (tmp_path / "c.toml").write_text(file)
-    return settings.resolve(argparse.Namespace(config=str(tmp_path / "c.toml"), set=[], **flags), **more)[0]
+    return resolve.resolve(argparse.Namespace(config=str(tmp_path / "c.toml"), set=[], **flags), **more)[0]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("a b", f"{tmp_path}/a b"), ("*.txt", f"{tmp_path}/*.txt"), ("hf:a b:train", f"hf:{tmp_path}/a b:train"),
         ("hf:roneneldan/TinyStories", "hf:roneneldan/TinyStories"), ("none.txt", "none.txt"), ("bpe", "bpe"), ("", ""),
     ):  # fmt: skip
-        assert settings.absolute(path) == expected
+        assert resolve.absolute(path) == expected
 
 
 def test_checkpoints_by_time(sentences: str, tmp_path: Path) -> None:

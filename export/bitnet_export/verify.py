@@ -173,13 +173,13 @@ def _validation_ids(folder: Path, words: Tokenizer, start: list[int], n: int) ->
     from bitnet import chat, corpus, data
 
     state = _state(folder)
-    if kept := data.recorded(state, "validation", folder.resolve().parent):
-        return kept.ids[:n].tolist(), ""
     if not (settings := state.get("settings")):
         return [], ""
     texts: Iterable[str]
     ids: list[int] = []
     try:
+        if kept := data.recorded(state, "validation", folder.resolve().parent):
+            return kept.ids[:n].tolist(), ""
         if settings.get("chat"):
             held_out = chat.split(chat.read(corpus.files_of(settings["chat"])), settings["validation"])[1]
             texts = ["\n".join(message["content"] for message in each.messages) for each in held_out]
