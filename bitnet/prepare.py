@@ -50,6 +50,10 @@ def prepare(
         config = config.replace(vocab_size=max(config.vocab_size, words.get_vocab_size()))
     if newest is None and not start and not Path(settings.tokenizer).is_file():
         config = config.replace(vocab_size=words.get_vocab_size())
+    if newest is None and not start and (size := words.get_vocab_size()) > config.vocab_size:
+        raise TrainingError(
+            f"{settings.tokenizer} has {size:,} tokens, the model {config.vocab_size:,}; add --set vocab_size={size}"
+        )
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
     sequences = sequences_of_step(settings, batches.context)
@@ -130,6 +134,7 @@ def read_data(
             if kept[0] and kept[1]:
                 return choose([]), kept[0], kept[1]
         texts = corpus.Documents(settings.data)
+        say(f"{folder}: reading the text and making token ids of it")
         sides = corpus.split(texts, settings.validation)
         if texts.left_out:
             say(texts.left_out)

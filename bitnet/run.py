@@ -15,6 +15,7 @@ from bitnet import chat, checkpoint, compiler, data, distill, parallel, runlog, 
 from bitnet.bitlinear import BitLinear
 from bitnet.evaluate import Result, evaluate
 from bitnet.model import Transformer
+from bitnet.progress import say
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings
 
@@ -83,11 +84,14 @@ class Run:
         """What to say when a file of the run cannot be written, because the disk is full, for example."""
         what = getattr(error, "strerror", None) or str(error)
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
-        advice = f"{self.last_good()}, from which --resume goes on"
+        good = self.last_good()
+        advice = f"{good}, from which --resume goes on" if self.state["step"] else good
         return TrainingError(f"{self.folder} cannot be written at step {self.state['step']:,}: {what}{where}; {advice}")
 
     def evaluate(self, log: runlog.Log, limit: int = 0) -> Result:
         """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""
+        if not limit and self.held_out.n_tokens > self.settings.eval_tokens:
+            say(f"evaluating on all {self.held_out.n_tokens:,} tokens of validation")
         with compiler.eagerly():
             result = evaluate(self.model, self.held_out, self.batches.context, self.settings.batch, limit)
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}

@@ -26,7 +26,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bitnet import checkpoint, cli, optimizers, parallel, runlog, train
+from bitnet import checkpoint, cli, manifest, optimizers, parallel, runlog, train
 from bitnet.model import Transformer
 from bitnet.settings import Settings
 
@@ -158,6 +158,7 @@ def test_telemetry_is_of_the_whole_model(way: str, runs: dict[str, Path]) -> Non
 def test_a_checkpoint_does_not_say_who_wrote_it(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     names = {name: {file.name for file in checkpoint.find(run).iterdir()} for name, run in runs.items()}
     assert len(set(map(frozenset, names.values()))) == 1
+    assert not any(manifest.damage(checkpoint.find(run)) for run in runs.values())
     for way in ("ddp", "fsdp"):
         for file in ("model.safetensors", "optimizer.safetensors"):
             found, expected = (load_file(checkpoint.find(runs[name]) / file) for name in (way, "one"))
@@ -183,8 +184,11 @@ def test_two_processes_go_on_from_any_checkpoint(
     before: str, way: str, runs: dict[str, Path], text: str, tmp_path: Path
 ) -> None:
     run = begun(runs[f"{before} of floats"], tmp_path / "run")
+    damaged = Path(shutil.copytree(runs[f"{before} of floats"] / "step-000008", run / "step-000008"))
+    os.truncate(damaged / "optimizer.safetensors", 0)
     codes, errors = run_pair(run, "--data", text, "--resume", "--parallel", way)
     assert codes == [0, 0] and "from step 4" in errors
+    assert errors.count("step-000008 is damaged: optimizer.safetensors has 0 bytes") == 1
     assert_same_curve(run, runs["one of floats"], FLOAT_TOLERANCE)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet import checkpoint, prepare, progress, resolve, settings
+from bitnet import checkpoint, prepare, progress, resolve, settings, tokenizer
 from bitnet.config import PRESETS
 from bitnet_export.verify import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
@@ -97,7 +97,7 @@ def test_options_that_a_run_cannot_follow(
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != "lock"}
     assert bitnet("train", "--resume", "--out", finished, *argv) == 1
     errors = capsys.readouterr().err
-    assert message in errors and errors.count("\n") == 1
+    assert message in errors.splitlines()[-1] and errors.count("error") == 1
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != "lock"} == before
 
 
@@ -196,6 +196,23 @@ def test_a_start_that_fails_leaves_what_was_there(argv: list[str], sentences: st
     for run in (tmp_path / "mine", tmp_path / "new" / "run"):
         assert bitnet("train", *TINY, "--data", sentences, "--out", run, *argv) == 1
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["mine", "notes.txt"]
+
+
+def test_a_tokenizer_of_others(
+    sentences: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has <s> and </s> in place of our end token: refused with the remedy, then trained with."""
+    words = tokenizer.build("byte", [], 257).to_str().replace(tokenizer.END, "<s>")
+    (tmp_path / "tokenizer.json").write_text(words)
+    argv = ["train", *TINY[:-2], "--steps", "1", "--data", sentences, "--out", tmp_path / "run"]
+    argv += ["--tokenizer", tmp_path / "tokenizer.json"]
+    assert bitnet(*argv) == 1
+    assert "put a tokenizer_config.json" in capsys.readouterr().err
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}, "eos_token": "<s>"}')
+    assert bitnet(*argv, "--set", "vocab_size=256") == 1
+    assert "tokenizer.json has 257 tokens, the model 256; add --set vocab_size=257" in capsys.readouterr().err
+    assert bitnet(*argv) == 0
+    assert checkpoint.load_generation(tmp_path / "run") == {"bos_token_id": 0, "eos_token_ids": [0]}
 
 
 def test_a_file_is_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bitnet import checkpoint, runlog, schedule, train
+from bitnet import checkpoint, schedule, train
 from bitnet.settings import Settings
 from training import TINY, edited, killed_before, losses
 from training import bitnet as run
@@ -119,16 +118,6 @@ def test_resume_can_lengthen_a_run(finished: Path, sentences: str, tmp_path: Pat
     assert checkpoint.load_state(tmp_path / "longer")["step"] == 22
 
 
-def test_resume_refuses_other_model_or_text(
-    finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("train", "--out", str(finished), "--resume", "--set", "dim=64") == 1
-    assert "a resumed run keeps its model" in capsys.readouterr().err
-    (tmp_path / "other.txt").write_text("something else " * 3000)
-    assert run("train", "--out", str(finished), "--resume", "--data", str(tmp_path)) == 1
-    assert "was trained on other text" in capsys.readouterr().err
-
-
 def test_accumulation_is_one_larger_batch(sentences: str, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     options = [*TINY, "--data", sentences, "--precision", "fp32", "--steps", "1", "--warmup", "0", "--clip", "0"]
@@ -145,22 +134,27 @@ def test_accumulation_is_one_larger_batch(sentences: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_save_and_stop(number: signal.Signals, code: int, sentences: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    argv = [*TINY, "--data", sentences, "--out", str(folder), "--steps", "1000000", "--save-every", "1000000"]
-    process = subprocess.Popen([sys.executable, "-m", "bitnet", "train", *argv], stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while not (folder / "log.jsonl").exists() or len(runlog.read(folder / "log.jsonl")) < 3:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == code and "stopped and saved at step" in errors and "Traceback" not in errors
-    assert checkpoint.load_state(folder)["step"] >= 3
-    assert checkpoint.load_model(folder).config.dim == 32
+def test_signals_save_and_stop(
+    number: signal.Signals,
+    code: int,
+    sentences: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    update = train.update
+
+    def interrupted(self: train.Run) -> tuple[float, float]:
+        if self.state["step"] == 3:
+            os.kill(os.getpid(), number)
+        return update(self)  # the step is finished
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(train, "update", interrupted)
+    assert run("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == code
+    assert "stopped and saved at step 4; --resume goes on from here" in capsys.readouterr().err
+    assert checkpoint.load_state(tmp_path / "run")["step"] == 4 and signal.getsignal(number) == before
+    assert checkpoint.load_model(tmp_path / "run").config.dim == 32
 
 
 def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,11 +178,11 @@ def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsy
 def test_minutes(sentences: str, tmp_path: Path) -> None:
     begin = time.monotonic()
     assert (
-        run("train", *TINY[:-2], "--data", sentences, "--out", tmp_path / "run", "--minutes", "0.03", "--lr", "0.003")
+        run("train", *TINY[:-2], "--data", sentences, "--out", tmp_path / "run", "--minutes", "0.02", "--lr", "0.003")
         == 0
     )
     state = checkpoint.load_state(tmp_path / "run")
-    assert 1.8 <= state["seconds"] < time.monotonic() - begin
+    assert 1.2 <= state["seconds"] < time.monotonic() - begin
     rates = [record["lr"] for record in losses(tmp_path / "run") if "lr" in record]
     step = state["step"] + 2
     assert max(rates) == pytest.approx(0.003) and rates[-1] < 0.5 * max(rates)  # the clock drives the schedule
@@ -225,7 +219,8 @@ def test_refusals(
 ) -> None:
     assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path / "run"), *argv) == code
     errors = capsys.readouterr().err
-    assert message in errors and "error:" in errors and len(errors.strip().splitlines()) <= 2
+    lines = [line for line in errors.strip().splitlines() if "reading the text" not in line]
+    assert message in errors and "error:" in lines[0] and len(lines) <= 2
     assert not (tmp_path / "run").exists()  # neither lock nor tokens
 
 
