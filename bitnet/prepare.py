@@ -46,14 +46,9 @@ def prepare(
         raise TrainingError(
             f"{newest} was trained on other text, or with another --validation; start another run with --out"
         )
-    if newest is None and (start or settings.chat):  # a template may have brought tokens
-        config = config.replace(vocab_size=max(config.vocab_size, words.get_vocab_size()))
-    if newest is None and not start and not Path(settings.tokenizer).is_file():
-        config = config.replace(vocab_size=words.get_vocab_size())
-    if newest is None and not start and (size := words.get_vocab_size()) > config.vocab_size:
-        raise TrainingError(
-            f"{settings.tokenizer} has {size:,} tokens, the model {config.vocab_size:,}; add --set vocab_size={size}"
-        )
+    most = before.get("vocab_size", config.vocab_size)
+    if newest is None:
+        config = with_room(settings, config, words, start)
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
     sequences = sequences_of_step(settings, batches.context)
@@ -71,6 +66,7 @@ def prepare(
         checkpoint.load_optimizer(optimizer, model, newest)
         state |= {name: before[name] for name in state.keys() & before.keys()}
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
+    state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
     if parallel.is_first() and isinstance(batches.tokens, data.Tokens) and isinstance(held_out, data.Tokens):
         state["texts"] = {"train": batches.tokens.to_dict(), "validation": held_out.to_dict()}
     say(
@@ -87,6 +83,20 @@ def prepare(
     if newest is None:
         run.save()
     return run
+
+
+def with_room(settings: Settings, config: ModelConfig, words: Tokenizer, start: finetune.Start | None) -> ModelConfig:
+    """The model with as many tokens as the tokenizer has, or more. Raises TrainingError: a file's has too many."""
+    size = words.get_vocab_size()
+    if not start and not Path(settings.tokenizer).is_file():
+        return config.replace(vocab_size=size)
+    if start or settings.chat:  # a template may have brought tokens
+        return config.replace(vocab_size=max(config.vocab_size, size))
+    if size > config.vocab_size:
+        raise TrainingError(
+            f"{settings.tokenizer} has {size:,} tokens, the model {config.vocab_size:,}; add --set vocab_size={size}"
+        )
+    return config
 
 
 def set_threads(wanted: int) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ class Claim:
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[Claim]:
-    """The folder, made and locked. When the block fails before the run has begun, all that is new there is removed."""
+    """The folder, made and locked. When the block fails before the run has begun, new files in it are removed."""
     if folder.is_file():
         raise NotADirectoryError(f"{folder} is a file, expected a run folder")
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -59,7 +58,8 @@ def claimed(folder: Path) -> Iterator[Claim]:
                 yield claim
             except BaseException:
                 for path in () if claim.begun else set(folder.iterdir()) - before:
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    if path.is_file():  # a folder is a checkpoint, which nobody removes by mistake
+                        path.unlink()
                 raise
     finally:
         for each in () if claim.begun else missing:

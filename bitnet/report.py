@@ -38,6 +38,8 @@ def command(args: argparse.Namespace) -> int:
         raise ReportError(f"--tokens is {args.tokens}, expected 0 to 4096")
     if not (run / "log.jsonl").is_file():
         raise ReportError(f"{run} has no log.jsonl, expected a run folder of `bitnet train`")
+    if not out.parent.is_dir():
+        raise ReportError(f"--out is {out}, but the folder {out.parent} does not exist")
     records = runlog.read(run / "log.jsonl")
     if not records:
         raise ReportError(f"{run}/log.jsonl holds no step yet; wait for the first")

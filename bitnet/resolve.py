@@ -101,13 +101,16 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
         if name in train and train[name] != (old := absolute(before.get(name, ""))):
             raise ValueError(f"{name} is {train[name]}, but a resumed run keeps its {name}, {old}; {elsewhere}")
     model = ModelConfig.from_dict(saved["model"])
+    if overrides.get("vocab_size") == saved.get("vocab_size"):
+        overrides = {name: value for name, value in overrides.items() if name != "vocab_size"}
     if overrides and (changed := model.replace(**overrides)) != model:
         names = [f.name for f in dataclasses.fields(model) if getattr(changed, f.name) != getattr(model, f.name)]
         said = ", ".join(f"{name} = {getattr(model, name)}" for name in names)
         raise ValueError(f"a resumed run keeps its model, which has {said}; {elsewhere}")
     for name, done in (("steps", saved["step"]), ("minutes", saved["seconds"] / 60)):
-        if isinstance(train.get(name), int | float) and 0 < train[name] < done:
-            raise ValueError(f"--{name} is {train[name]:g}, but the run has {done:,.4g} behind it; give more, or none")
+        given = train.get(name)
+        if isinstance(given, int | float) and 0 < given < done and given != before.get(name):
+            raise ValueError(f"--{name} is {given:g}, but the run has {done:,.4g} behind it; give more, or none")
 
 
 def absolute(path: str, made: bool = False) -> str:

@@ -128,8 +128,10 @@ def test_eval_export_and_resume_take_it(finished: Path, tmp_path: Path, capsys: 
     assert capsys.readouterr().err.count(said) == 1
     assert bitnet("export", run, tmp_path / "m.bitnet", "--tokens", "64") == 0
     assert capsys.readouterr().err.count(said) == 1
-    assert bitnet("train", "--resume", "--out", run, "--keep", "1") == 0
+    assert bitnet("train", "--resume", "--out", run, "--steps", "5") == 1  # refused, and nothing is lost
     assert capsys.readouterr().err.count(said) == 1
+    assert (run / "step-000020.damaged").is_dir()
+    assert bitnet("train", "--resume", "--out", run, "--keep", "1") == 0
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000020"]
     assert (run / "step-000020.damaged").is_dir()  # it is the user's to remove
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)

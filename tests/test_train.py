@@ -82,7 +82,7 @@ def test_resume_is_bit_for_bit(finished: Path, sentences: str, tmp_path: Path) -
     assert [p.name for p in checkpoint.all_of(folder)] == ["step-000000", "step-000010"]
     assert losses(folder)[-1]["step"] == 13
     torch.rand(99)  # the state of torch's own generator plays no part
-    assert run("train", "--data", sentences, "--out", str(folder), "--resume") == 0
+    assert run("train", *TINY, "--data", sentences, "--out", folder, "--resume") == 0  # as it was given at first
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (folder / "step-000020" / name).read_bytes() == (finished / "step-000020" / name).read_bytes()
     assert losses(folder) == losses(finished)
@@ -186,6 +186,8 @@ def test_minutes(sentences: str, tmp_path: Path) -> None:
     rates = [record["lr"] for record in losses(tmp_path / "run") if "lr" in record]
     step = state["step"] + 2
     assert max(rates) == pytest.approx(0.003) and rates[-1] < 0.5 * max(rates)  # the clock drives the schedule
+    assert run("train", "--resume", "--out", tmp_path / "run", "--minutes", "0.02") == 0  # it is at its end, no more
+    assert checkpoint.load_state(tmp_path / "run")["step"] == state["step"]
     assert run("train", "--resume", "--out", tmp_path / "run", "--steps", step) == 0
     assert checkpoint.load_state(tmp_path / "run")["step"] == step
 
