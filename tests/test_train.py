@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -175,18 +176,19 @@ def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsy
     assert checkpoint.load_model(folder).config.dim == 32
 
 
-def test_minutes(sentences: str, tmp_path: Path) -> None:
+def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begin = time.monotonic()
     assert (
-        run("train", *TINY[:-2], "--data", sentences, "--out", tmp_path / "run", "--minutes", "0.02", "--lr", "0.003")
+        run("train", *TINY[:-2], "--data", sentences, "--out", tmp_path / "run", "--minutes", "0.03", "--lr", "0.003")
         == 0
     )
+    assert re.search(r"\nstep 1, \d+% of 2 s: loss 5\..*, about \d+ s left\n", capsys.readouterr().err)
     state = checkpoint.load_state(tmp_path / "run")
-    assert 1.2 <= state["seconds"] < time.monotonic() - begin
+    assert 1.8 <= state["seconds"] < time.monotonic() - begin
     rates = [record["lr"] for record in losses(tmp_path / "run") if "lr" in record]
     step = state["step"] + 2
     assert max(rates) == pytest.approx(0.003) and rates[-1] < 0.5 * max(rates)  # the clock drives the schedule
-    assert run("train", "--resume", "--out", tmp_path / "run", "--minutes", "0.02") == 0  # it is at its end, no more
+    assert run("train", "--resume", "--out", tmp_path / "run", "--minutes", "0.03") == 0  # it is at its end, no more
     assert checkpoint.load_state(tmp_path / "run")["step"] == state["step"]
     assert run("train", "--resume", "--out", tmp_path / "run", "--steps", step) == 0
     assert checkpoint.load_state(tmp_path / "run")["step"] == step
