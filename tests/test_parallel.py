@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -304,6 +305,30 @@ def poisoned(argv: list[str]) -> int:
 
     train.loss_terms = poison
     return cli.main(argv)
+
+
+def on_a_full_disk(argv: list[str]) -> int:
+    """A run that cannot write more than 20,000 bytes of a file when it saves step 4."""
+    save = checkpoint.save
+
+    def full(run: Path, model: Any, words: str, optimizer: Any, state: dict[str, Any], *more: Any) -> Path:
+        if state["step"] == 4:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        return save(run, model, words, optimizer, state, *more)
+
+    checkpoint.save = full
+    return cli.main(argv)
+
+
+def test_a_full_disk_stops_both(text: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [*TINY, "--data", text, "--parallel", "fsdp"]
+    codes, errors = run_pair(run, *argv, work=on_a_full_disk)
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "cannot be written at step 4: File too large" in errors
+    assert "step-000000 is the last good checkpoint, from which --resume goes on" in errors
+    assert not manifest.damage(run / "step-000000") and not list(run.glob(".*"))
 
 
 def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
