@@ -53,7 +53,7 @@ CONVERTED = ("direct", "ce", "logits", "relations")
 
 def run(folder: Path, verb: list[Any], options: Words, model: Words, ids: Path | None = None) -> Outcome:
     """The outcome of a run, which is made or continued unless it is there. ids: a run that has the same token ids."""
-    words = [*verb, "--resume", "--json", "--out", folder]
+    words = [*verb, "--json", "--out", folder, *(["--resume"] if checkpoint.all_of(folder) else [])]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     words += [word for name, value in model.items() for word in ("--set", f"{name}={value}")]
     return training_runs.finished(folder, ids, lambda: training_runs.bitnet(*map(str, words)))

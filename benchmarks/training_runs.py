@@ -20,7 +20,7 @@ from typing import Any
 
 import report
 
-from bitnet import runlog
+from bitnet import checkpoint, runlog
 from bitnet.config import ModelConfig
 
 Options = Mapping[str, Any]  # of `bitnet train`, by flag
@@ -110,7 +110,8 @@ def _train(folder: Path, config: ModelConfig, options: Options) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_dict().items())
     (folder / "run.toml").write_text("[model]\n" + model)
-    words = ["train", "--resume", "--json", "--config", folder / "run.toml", "--out", folder, "--threads", 1]
+    words = ["train", "--json", "--config", folder / "run.toml", "--out", folder, "--threads", 1]
+    words += ["--resume"] if checkpoint.all_of(folder) else []
     for flag, value in options.items():
         words += [f"--{flag}", *(value if isinstance(value, list) else [value])]
     bitnet(*map(str, words))

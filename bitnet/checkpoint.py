@@ -8,9 +8,11 @@
         state.json             step, tokens, seconds, losses, settings          (to resume)
         chat_template.jinja    of a model that answers                          (if there is one)
         generation.json        start and end tokens, sampling defaults          (if there are any)
+        manifest.json          size and SHA-256 of the others (`bitnet.manifest`)
 
 A checkpoint is written under another name, flushed to disk, and renamed: under its own name
-it is always whole.
+it is always whole. What happens to it later, the manifest tells: of a run the newest whole one counts.
+A run has one from before its first step, of step 0.
 
 It is the same whatever number of processes wrote it, and any number can read it. Of a sharded model
 (`bitnet.parallel`) each process writes its own rows, which the first then puts together, tensor by
@@ -20,10 +22,10 @@ tensor; each reads tensor by tensor and keeps its rows. None ever holds the whol
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +34,55 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bitnet import parallel
+from bitnet import manifest, optimizers, parallel
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
+from bitnet.process import flush
 
 TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
+REPLACED = ".replaced"  # ending of a checkpoint while another of the same step takes its place
 
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, or not what its configuration says."""
 
 
-def find(path: str | Path) -> Path:
-    """The checkpoint that `path` means: itself, or the newest one of a run folder."""
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def find(path: str | Path, say: Callable[[str], object] = to_stderr) -> Path:
+    """The checkpoint that `path` means: itself, or the newest whole one of a run folder.
+
+    say: gets a line for each newer one that is damaged. Raises CheckpointError: there is none, or it is damaged.
+    """
     folder = Path(path)
-    if (folder / "model.safetensors").is_file():
+    if (folder / "model.safetensors").is_file() or (folder / manifest.NAME).is_file():
+        if problem := manifest.damage(folder):
+            raise CheckpointError(
+                f"{folder} is damaged: {problem}; name another checkpoint, or the run folder for its newest whole one "
+                f"(if you changed it on purpose, remove {manifest.NAME})"
+            )
         return folder
     if not folder.exists():
         raise CheckpointError(f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`")
     steps = all_of(folder)
     if not steps:
         raise CheckpointError(f"{folder} has no model.safetensors and no step-* folder, expected a checkpoint")
-    return steps[-1]
+    problems: list[str] = []
+    for checkpoint in reversed(steps):
+        problem = manifest.damage(checkpoint)
+        if not problem:
+            for line in problems:
+                say(f"{line}; taking {checkpoint.name}")
+            return checkpoint
+        problems.append(f"{checkpoint} is damaged: {problem}")
+    raise CheckpointError(f"no checkpoint is whole: {'; '.join(problems)}")
+
+
+def _found(path: str | Path) -> Path:
+    """`find` for those who need not hear of damage again."""
+    return find(path, lambda _: None)
 
 
 def all_of(run: Path) -> list[Path]:
@@ -63,7 +92,7 @@ def all_of(run: Path) -> list[Path]:
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    values = read_json(find(path) / "config.json")
+    values = read_json(_found(path) / "config.json")
     if "architectures" in values:
         raise CheckpointError(
             f"{path} is a Hugging Face folder, expected a checkpoint; bitnet convert and bitnet finetune read those"
@@ -73,12 +102,12 @@ def load_config(path: str | Path) -> ModelConfig:
 
 def load_state(path: str | Path) -> dict[str, Any]:
     """state.json: at least `step`, `tokens`, `seconds` and `settings` of the run that wrote it."""
-    return read_json(find(path) / "state.json")
+    return read_json(_found(path) / "state.json")
 
 
 def load_template(path: str | Path) -> str | None:
     """The chat template, None where there is none."""
-    file = find(path) / TEMPLATE
+    file = _found(path) / TEMPLATE
     try:
         return file.read_text(encoding="utf-8") if file.is_file() else None
     except UnicodeDecodeError as error:
@@ -87,13 +116,13 @@ def load_template(path: str | Path) -> str | None:
 
 def load_generation(path: str | Path) -> dict[str, Any]:
     """`generation` of the packed file's METADATA (FORMAT.md §5), empty where nothing is known."""
-    file = find(path) / GENERATION
+    file = _found(path) / GENERATION
     return read_json(file) if file.is_file() else {}
 
 
 def load_model(path: str | Path) -> Transformer:
     """The model in evaluation mode, fp32, after checking that file and configuration agree exactly."""
-    folder = find(path)
+    folder = _found(path)
     model = Transformer(load_config(folder))
     load_weights(model, folder)
     return model.eval()
@@ -118,8 +147,11 @@ def load_weights(model: Transformer, folder: Path) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: Transformer, folder: Path) -> None:
-    """Restore the moments written by `save`, of a model that may be sharded."""
-    parameters = dict(model.named_parameters())
+    """Restore the moments written by `save`, of a model that may be sharded: all of them, or CheckpointError."""
+    parameters, state = dict(model.named_parameters()), load_state(folder)
+    updated = state["step"] > state.get("skipped", 0)  # there are none before the first step that was not skipped
+    names = {p: name for name, p in parameters.items()}
+    missing = {f"{names[p]}.{key}" for p, keys in optimizers.moments(optimizer) for key in keys} if updated else set()
     for name, tensor in _read_tensors(folder / "optimizer.safetensors"):
         owner, _, key = name.rpartition(".")
         if owner not in parameters:
@@ -131,6 +163,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: Transformer, folder:
             optimizer.state[parameter][key] = parallel.like(tensor, parameter)
         else:
             raise CheckpointError(f"{folder}: {name} is {_shape(tensor)}, its parameter {_shape(parameter)}")
+        missing.discard(name)
+    if missing:
+        raise CheckpointError(f"{folder}: optimizer.safetensors lacks {min(missing)}; it cannot be gone on from")
 
 
 def save(
@@ -160,17 +195,51 @@ def save(
             (work / TEMPLATE).write_text(template, encoding="utf-8")
         if generation:
             (work / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+        manifest.write(work)
         for file in work.iterdir():
-            _flush(file)
-        _flush(work)
-        if final.exists():  # a checkpoint of the same step, written before a resume
-            _remove(final)
-        work.rename(final)
-        _flush(run)
+            flush(file)
+        flush(work)
+        _put(work, final)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
     return final
+
+
+def _put(work: Path, final: Path) -> None:
+    """Rename a checkpoint that is on disk. One of the same step is gone only when the new one has its name."""
+    before = final.with_name(f".{final.name}{REPLACED}")
+    if final.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        final.rename(before)
+    try:
+        work.rename(final)
+    except BaseException:
+        if before.exists():
+            before.rename(final)
+        raise
+    flush(final.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def recover(run: Path) -> None:
+    """Put back what a process was replacing when it was killed, and remove what it left of writing or removing."""
+    for before in run.glob(f".step-*{REPLACED}"):
+        final = run / before.name.removeprefix(".").removesuffix(REPLACED)
+        if final.exists():
+            shutil.rmtree(before)
+        else:
+            before.rename(final)
+    for left in run.glob(".step-*.partial"):
+        shutil.rmtree(left)
+
+
+def set_aside(run: Path, newest: Path) -> None:
+    """Rename what is newer than the newest whole checkpoint, so that it is never counted as one to keep."""
+    for damaged in all_of(run)[all_of(run).index(newest) + 1 :]:
+        aside = damaged.with_name(f"{damaged.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        damaged.rename(aside)
 
 
 def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
@@ -198,11 +267,9 @@ def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def keep_newest(run: Path, n: int) -> None:
-    """Remove all checkpoints but the newest n, and what a killed run left of writing or removing one."""
+    """Remove all checkpoints but the newest n."""
     for old in all_of(run)[:-n]:
         _remove(old)
-    for left in run.glob(".step-*.partial"):
-        shutil.rmtree(left)
 
 
 def _remove(checkpoint: Path) -> None:
@@ -248,12 +315,3 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _shape(tensor: Tensor) -> str:
     return "×".join(map(str, tensor.shape))
-
-
-def _flush(path: Path) -> None:
-    """fsync a file, or the entries of a folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -62,7 +62,7 @@ def register(verbs: Any) -> None:
         description="Train a model. Options come from the preset, then --config, then flags. "
         "Without --data it learns from the source of Python's standard library.",
     )
-    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
     train.add_argument("--json", action="store_true", help="print the result as one JSON object")
     settings.add_flags(train, without=settings.CONVERSION)
     train.set_defaults(func=_train)

@@ -36,65 +36,65 @@ class ModelConfig:
     """One transformer stack. Shapes: D = dim, H = n_heads, G = n_kv_heads, E = head_dim, F = ffn_dim."""
 
     # size
-    vocab_size: int
+    vocab_size: int  # tokens
     dim: int  # D, width of the residual stream
-    n_layers: int
+    n_layers: int  # blocks of attention and FFN
     n_heads: int  # H, query heads
     n_kv_heads: int  # G, divides H; H: MHA, 1: MQA
-    head_dim: int  # E
-    ffn_dim: int  # F
-    max_context: int
+    head_dim: int  # E, width of a head
+    ffn_dim: int  # F, width between up and down
+    max_context: int  # tokens that a sequence may have
     name: str = "decoder"  # of the stack in the packed file
 
     # input, output, mask
-    input: str = "tokens"
-    mask: str = "causal"
+    input: str = "tokens"  # embeddings: the model is given vectors
+    mask: str = "causal"  # what a token sees: those before it, all, or all of a first part and then those before it
     sliding_window: int = 0  # 0: none; else a token sees itself and the window - 1 before it
     global_every: int = 0  # 0: all layers alike; n: of n layers the last has neither window nor local RoPE
-    has_head: bool = True
-    tie_embeddings: bool = True
-    pooling: str = "none"
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    logit_softcap: float = 0.0
-    attention_softcap: float = 0.0
+    has_head: bool = True  # that predicts tokens
+    tie_embeddings: bool = True  # the head is the embedding
+    pooling: str = "none"  # of an embedding model: what becomes the vector of a text
+    embedding_scale: float = 1.0  # embeddings are multiplied with it
+    residual_scale: float = 1.0  # what a block adds is multiplied with it
+    logit_softcap: float = 0.0  # c·tanh(x / c) of logits; 0: none
+    attention_softcap: float = 0.0  # the same of attention scores
     attention_scale: float = 0.0  # 0: 1/sqrt(E)
 
     # norms
-    norm: str = "rms"
-    norm_eps: float = 1e-5
+    norm: str = "rms"  # RMSNorm or LayerNorm
+    norm_eps: float = 1e-5  # added below the root
     pre_norm: bool = True  # before attention and before the FFN
     post_norm: bool = False  # after each, before the residual addition
     sub_norm: bool = True  # before o and before down
     linear_norm: bool = False  # one before every projection
-    norm_bias: bool = False
-    qk_norm: bool = False
+    norm_bias: bool = False  # norms have a bias
+    qk_norm: bool = False  # norms of queries and keys, head by head
 
     # FFN
-    ffn: str = "gated"
-    activation: str = "relu2"
-    n_experts: int = 0
-    experts_per_token: int = 0
+    ffn: str = "gated"  # down(act(gate) · up), or down(act(up))
+    activation: str = "relu2"  # relu2: relu(x)²
+    n_experts: int = 0  # FFNs of which a token takes some; 0: one for all
+    experts_per_token: int = 0  # how many it takes
 
     # positions
-    position: str = "rope"
-    rope_theta: float = 10_000.0
+    position: str = "rope"  # how a token knows its place
+    rope_theta: float = 10_000.0  # base of the frequencies
     rope_local_theta: float = 0.0  # of layers with a window where global_every > 0, unscaled; 0: as the others
     rope_dim: int = -1  # dimensions of a head that turn; -1: all
-    rope_scaling: str = "none"
-    rope_factor: float = 1.0
-    rope_original_context: int = 0
+    rope_scaling: str = "none"  # of frequencies, for longer contexts
+    rope_factor: float = 1.0  # by how much longer
+    rope_original_context: int = 0  # before scaling; llama3, yarn
     rope_low_freq_factor: float = 1.0  # llama3
     rope_high_freq_factor: float = 4.0  # llama3
     rope_beta_fast: float = 32.0  # yarn
     rope_beta_slow: float = 1.0  # yarn
-    rope_attention_factor: float = 1.0
+    rope_attention_factor: float = 1.0  # scores are scaled by its square; yarn
 
     # biases
-    qkv_bias: bool = False
-    o_bias: bool = False
-    ffn_bias: bool = False
-    head_bias: bool = False
+    qkv_bias: bool = False  # of q, k and v
+    o_bias: bool = False  # of o
+    ffn_bias: bool = False  # of gate, up and down
+    head_bias: bool = False  # of the head
 
     # numbers
     ternary: tuple[str, ...] = TERNARY_LINEARS  # which linears are ternary; the rest stay float

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUFFIXES = (".txt", ".py", ".md", ".jsonl")
+SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
+"""Of the files that are read from a folder. A file that is named is read whatever its name."""
+PACKED = b"\x89BITNET\n"  # how a packed model begins (export/FORMAT.md)
 HUB = "hf:"  # a source that begins so is read by the `datasets` library
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 """Folders of the standard library that are others' packages, tests, or generated tables."""
@@ -30,24 +32,45 @@ class DataError(ValueError):
     """The data cannot be read, or is too little."""
 
 
+class NotUTF8Error(DataError):
+    """A file is no text, or in another encoding."""
+
+
 def files_of(sources: Sequence[str]) -> list[Path]:
-    """The files that paths, folders and globs name, each once; no source: Python's standard library."""
+    """The files that paths, folders and globs name, each once; no source: Python's standard library.
+
+    Of folders and open globs those with SUFFIXES; a file that is named, and what a glob's own suffix names, always.
+    """
     if not sources:
         root = Path(sysconfig.get_path("stdlib"))
         return [f for f in _walk(root) if f.suffix == ".py" and not LEFT_OUT & set(f.relative_to(root).parts)]
     files: dict[Path, None] = {}
     for source in sources:
-        matches = (
-            [Path(source)] if Path(source).exists() else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
-        )
+        path = Path(source)
+        matches = [path] if path.exists() else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
         if not matches:
             raise DataError(f"no file, folder or glob matches {source!r}")
-        found = [file for match in matches for file in (_walk(match) if match.is_dir() else [match])]
-        known = [file for file in found if file.suffix in SUFFIXES]
+        known = [path] if path.is_file() else []
+        for match in matches if not known else ():
+            found = _walk(match) if match.is_dir() else [match]
+            known += [file for file in found if file.suffix in (*SUFFIXES, path.suffix or None)]
         if not known:
             raise DataError(f"{source!r} holds no text, expected files ending in {', '.join(SUFFIXES)}")
         files |= dict.fromkeys(known)
+    for file in files:
+        if file.suffix not in SUFFIXES and _is_packed(file):
+            raise DataError(
+                f"{file} is a packed model, expected text; `bitnet finetune RUN --data TEXT` goes on with the run it "
+                f"came from, `bitnet eval {file.name} --data TEXT` measures it"
+            )
     return list(files)
+
+
+def _is_packed(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as handle:
+        return handle.read(len(PACKED)) == PACKED
 
 
 class Documents:
@@ -62,9 +85,26 @@ class Documents:
         paths = [source for source in sources if source not in hub]
         self._files = files_of(paths) if paths or not hub else []
         self._datasets = {source: _dataset(source) for source in hub}
+        self._left_out: list[str] = []
+
+    @property
+    def left_out(self) -> str:
+        """What to say of files that the last iteration left out, because they are not UTF-8; "" of none."""
+        n = len(self._left_out)
+        what = "1 file was" if n == 1 else f"{n:,} files were"
+        return f"{what} left out, not being UTF-8: {self._left_out[0]}{' and others' if n > 1 else ''}" if n else ""
 
     def __iter__(self) -> Iterator[str]:
-        yield from documents(self._files)
+        self._left_out = []
+        for file in self._files:
+            try:
+                yield from documents([file])
+            except NotUTF8Error:
+                if file.suffix == ".jsonl":  # of which some lines have been read
+                    raise
+                self._left_out.append(str(file))
+        if self._files and len(self._left_out) == len(self._files):
+            raise DataError(f"the data holds no text: {self.left_out}")
         for source, rows in self._datasets.items():
             for number, row in enumerate(rows, start=1):
                 yield _text_of(row, f"{source}, row {number}")
@@ -183,7 +223,7 @@ def _decoded(text: bytes, file: Path, start: int) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 (byte {start + error.start}); convert it or leave it out") from None
+        raise NotUTF8Error(f"{file} is not UTF-8 (byte {start + error.start}); convert it or leave it out") from None
 
 
 def _text_of_line(line: str, where: str) -> str:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from bitnet import corpus
 from bitnet.corpus import DataError
+from bitnet.process import sha256
 from bitnet.tokenizer import END_ID
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ class Tokens:
         assert isinstance(self.ids, np.memmap)
         return self.map, (Path(str(self.ids.filename)), self.ids.dtype.name, self.n_bytes, self.digest)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For `recorded`, in a folder that may have been moved since."""
+        assert isinstance(self.ids, np.memmap)
+        file = Path(str(self.ids.filename)).name
+        known = {"dtype": self.ids.dtype.name, "n_bytes": self.n_bytes, "digest": self.digest}
+        return {"file": file, "sha256": sha256(Path(str(self.ids.filename)))} | known
+
     @property
     def n_tokens(self) -> int:
         return len(self.ids)
@@ -67,6 +75,24 @@ class Tokens:
         rows = [self.ids[shift + i * context : shift + (i + 1) * context + 1].astype(np.int64) for i in indices]
         block = torch.from_numpy(np.stack(rows))
         return block[:, :-1], block[:, 1:]
+
+
+def recorded(state: dict[str, Any], side: str, folder: Path) -> Tokens | None:
+    """The token ids of "train" or "validation" that a run recorded in `state`; None unless they are in its folder.
+
+    Raises DataError: the file is not what it was.
+    """
+    try:
+        kept = state["texts"][side]
+        file, dtype, said = folder / Path(kept["file"]).name, kept["dtype"], kept["sha256"]
+        n_bytes, digest = int(kept["n_bytes"]), str(kept["digest"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not file.is_file() or dtype not in ("uint16", "uint32"):
+        return None
+    if sha256(file) != said:
+        raise DataError(f"{file} is damaged (SHA-256); remove it, so that it is made again from the text")
+    return Tokens.map(file, dtype, n_bytes, digest)
 
 
 PORTION = 64, 1 << 20

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
-    from bitnet import chat
+    from bitnet import chat, corpus
     from bitnet.evaluate import Overlapping
     from bitnet_runtime import Model
 
@@ -48,7 +48,7 @@ def register(verbs: Any) -> None:
     text.add_argument("--samples", type=int, default=0, metavar="", help="texts of the model to print [0]")
     text.add_argument("--prompt", metavar="", help="what the samples begin with; none: a document's beginning")
     tasks = evaluate.add_argument_group("tasks", "need lm-evaluation-harness, the extra [eval]")
-    tasks.add_argument("--tasks", metavar="", help="names of the harness, or .yaml files, with commas between")
+    tasks.add_argument("--tasks", metavar="", help="names of the harness, or .yaml and .yml files, with commas between")
     tasks.add_argument("--fewshot", type=int, metavar="", help="solved examples before each question; none: by task")
     tasks.add_argument("--limit", type=int, default=0, metavar="", help="questions of each task, the first; 0: all [0]")
     tasks.add_argument("--chat", action="store_true", help="ask through the chat template")
@@ -133,7 +133,9 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     first = tokenizer.separator(words, model.metadata.get("generation") or {})
     context, stride = _window(args, model.n_ctx, model.n_ctx)
     with tempfile.TemporaryDirectory() as scratch:
-        text = data.tokenize(corpus.Documents(args.data), words, Path(scratch), "text", first)
+        texts = corpus.Documents(args.data)
+        text = data.tokenize(texts, words, Path(scratch), "text", first)
+        _note(texts)
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
     return asdict(result) | {"context": context, "stride": stride}
 
@@ -148,7 +150,8 @@ def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
     model = checkpoint.load_model(folder)
     words = tokenizer.load(folder / "tokenizer.json")
     check_vocabulary(words, model.config, str(folder))
-    settings = Settings.from_dict(checkpoint.load_state(folder)["settings"])
+    state = checkpoint.load_state(folder)
+    settings = Settings.from_dict(state["settings"])
     generation = checkpoint.load_generation(folder)
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
@@ -159,15 +162,23 @@ def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
             encoder = chat.Encoder(words, checkpoint.load_template(folder) or chat.CHATML, generation)
             held_out = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation)[1]
             tokens = chat.Dialogues(held_out, encoder, words)
+        elif not args.data and (kept := data.recorded(state, "validation", folder.resolve().parent)):
+            tokens = Overlapping(kept, stride)
         else:
             texts = corpus.Documents(args.data or settings.data)
             first = tokenizer.separator(words, generation)
             text = data.tokenize(
                 texts if args.data else corpus.split(texts, settings.validation)[1], words, Path(scratch), "text", first
             )
+            _note(texts)
             tokens = Overlapping(text, stride)
         result = evaluate(model, tokens, context, settings.batch, args.tokens)
     return asdict(result) | {"context": context, "stride": stride, "checkpoint": folder.name}
+
+
+def _note(texts: corpus.Documents) -> None:
+    if texts.left_out:
+        print(texts.left_out, file=sys.stderr)
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:

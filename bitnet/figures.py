@@ -143,8 +143,11 @@ def _lines(quantity: str, label: str, *, percent: bool = False, log: bool = Fals
     return draw
 
 
-def _map(quantity: str, *, percent: bool = False) -> Any:
-    """Draws the last record of a quantity as a table, coloured where a layer is not like the others of its role."""
+def _map(quantity: str, *, percent: bool = False, least: float = 0.0) -> Any:
+    """Draws the last record of a quantity as a table, coloured where a layer is not like the others of its role.
+
+    least: a value that is as good as any below it, so that they differ in nothing.
+    """
 
     def draw(axes: Any, records: Records) -> bool:
         roles = of_layers(records, quantity)[1]
@@ -155,7 +158,8 @@ def _map(quantity: str, *, percent: bool = False) -> Any:
         for column, values in enumerate(roles.values()):
             table[: values.shape[1], column] = values[-1] * (100 if percent else 1)
         with np.errstate(all="ignore"):  # a column of zeros, or of nothing
-            odd = np.nan_to_num(np.log2(table / np.nanmedian(table, axis=0)), posinf=1, neginf=-1)
+            shown = np.maximum(table, least)
+            odd = np.nan_to_num(np.log2(shown / np.nanmedian(shown, axis=0)), posinf=1, neginf=-1)
         axes.imshow(odd, aspect="auto", cmap="RdBu_r", vmin=-1.5, vmax=1.5)
         axes.set_xticks(range(len(roles)), list(roles))
         axes.yaxis.get_major_locator().set_params(integer=True)
@@ -231,8 +235,9 @@ PANELS = (
     ),
     Panel(
         "Now, by layer: flips in one step, %",
-        "Red layers still change more than others of their role; a cell of 0 while others move has no gradient.",
-        _map("flips", percent=True),
+        "Red layers still change more than others of their role; a cell of 0 while others move has no gradient. Below "
+        "0.1 % all have settled, and none is coloured.",
+        _map("flips", percent=True, least=0.1),
     ),
     Panel(
         "Now, by layer: absmax",

@@ -15,13 +15,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bitnet import checkpoint, tokenizer
-from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.config import ModelConfig
 from bitnet.layers import RMSNorm
 from bitnet.model import Transformer
-from bitnet.settings import FINETUNE_SETTINGS
+from bitnet.settings import of_source
 
 TABLES = ("embedding.weight", "head.weight")
-CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
 
 
 class SourceModelError(ValueError):
@@ -41,17 +40,8 @@ class Start:
     assumptions: tuple[str, ...] = ()  # a line each
 
     def defaults(self) -> tuple[dict[str, Any], ModelConfig]:
-        """Settings and model of a run, before the user's own.
-
-        A full-precision model becomes ternary, slowly; one that is ternary already goes on so.
-        """
-        convert = not self.config.ternary
-        settings = FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
-        if self.config.max_context > CONTEXT:
-            settings["context"] = CONTEXT
-        head = self.config.head_format if self.config.head_format != "f32" else "int8"
-        config = self.config.replace(head_format=head)
-        return settings, config.replace(ternary=TERNARY_LINEARS) if convert else config
+        """Settings and model of a run, before the user's own."""
+        return of_source(self.config)
 
 
 def is_checkpoint(path: str | Path) -> bool:

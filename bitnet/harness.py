@@ -30,6 +30,7 @@ from bitnet.evaluate import log_probabilities
 from bitnet_runtime import Model, Session
 from bitnet_runtime.generation import extend, generate_batch
 
+YAML = (".yaml", ".yml")
 MAX_LOGITS = 1 << 22  # numbers that are held at a time: 16 MB, and twice as much in fp64
 
 Scored = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -225,9 +226,9 @@ def report(
 ) -> tuple[dict[str, Any], str]:
     """What `bitnet eval --tasks` prints: the harness's figures by task, and its table of them.
 
-    names: of tasks or groups, or .yaml files that define one. Raises ValueError: there is no such task.
+    names: of tasks or groups, or YAML files that define one. Raises ValueError: there is no such task.
     """
-    files = [Path(name) for name in names if name.endswith(".yaml")]
+    files = [Path(name) for name in names if name.endswith(YAML)]
     if chat and not model.has_template:
         raise ValueError(f"{model.path.name} has no chat template; leave --chat out")
     with contextlib.redirect_stdout(sys.stderr):  # what the harness says meanwhile is no result
@@ -264,7 +265,7 @@ def _check_file(file: Path, manager: TaskManager) -> None:
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
     """Raises ValueError: a name that is no file's and not known, with the nearest that are."""
     for name in names:
-        if not name.endswith(".yaml") and name not in known:
+        if not name.endswith(YAML) and name not in known:
             near = difflib.get_close_matches(name, known, 3)
             hint = f", did you mean {' or '.join(near)}?" if near else "; `lm_eval ls tasks` lists them"
             raise ValueError(f"the harness has no task {name!r}{hint}")

@@ -43,6 +43,16 @@ def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
+def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[str, ...]]]:
+    """Each parameter, and what is kept for it from its first update on."""
+    found: list[tuple[nn.Parameter, tuple[str, ...]]] = []
+    for part in optimizer.parts if isinstance(optimizer, Chained) else (optimizer,):
+        muon = isinstance(part, torch.optim.Muon)
+        keys: tuple[str, ...] = ("momentum_buffer",) if muon else ("step", "exp_avg", "exp_avg_sq")
+        found += [(p, keys) for group in part.param_groups for p in group["params"]]
+    return found
+
+
 def of_layers(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The matrices of the layers; gains, biases and embeddings."""
     named = list(model.named_parameters())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -31,20 +34,72 @@ class Interruption:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@dataclass
+class Claim:
+    """A run folder that is ours; `begun`: the run has something in it to go on from."""
+
+    begun: bool = False
+
+
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Refuse a second run in the same folder. The lock ends with the process, however that ends."""
+def claimed(folder: Path) -> Iterator[Claim]:
+    """The folder, made and locked. When the block fails before the run has begun, new files in it are removed."""
+    if folder.is_file():
+        raise NotADirectoryError(f"{folder} is a file, expected a run folder")
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        with contextlib.suppress(OSError):  # a folder that one may pass through, but not read
+            flush(each.parent)
+    claim = Claim()
+    try:
+        with locked(folder) as before:
+            try:
+                yield claim
+            except BaseException:
+                for path in () if claim.begun else set(folder.iterdir()) - before:
+                    if path.is_file():  # a folder is a checkpoint, which nobody removes by mistake
+                        path.unlink()
+                raise
+    finally:
+        for each in () if claim.begun else missing:
+            with contextlib.suppress(OSError):  # there is something in it
+                each.rmdir()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[set[Path]]:
+    """Refuse a second run in the same folder. The lock ends with the process, however that ends.
+
+    Yields what was in the folder before.
+    """
     try:
         import fcntl
     except ImportError:  # Windows: no lock
-        yield
+        yield set(folder.iterdir())
         return
-    with (folder / "lock").open("w") as handle:
+    file = folder / "lock"
+    ours = set() if file.exists() else {file}
+    with file.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BlockingIOError(f"another run is writing to {folder}; wait for it, or name another --out") from None
-        yield
+        yield set(folder.iterdir()) - ours
+
+
+def flush(path: Path) -> None:
+    """fsync a file, or the entries of a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def is_locked(folder: Path) -> bool:

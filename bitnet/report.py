@@ -38,6 +38,8 @@ def command(args: argparse.Namespace) -> int:
         raise ReportError(f"--tokens is {args.tokens}, expected 0 to 4096")
     if not (run / "log.jsonl").is_file():
         raise ReportError(f"{run} has no log.jsonl, expected a run folder of `bitnet train`")
+    if not out.parent.is_dir():
+        raise ReportError(f"--out is {out}, but the folder {out.parent} does not exist")
     records = runlog.read(run / "log.jsonl")
     if not records:
         raise ReportError(f"{run}/log.jsonl holds no step yet; wait for the first")
@@ -72,15 +74,16 @@ def _of_checkpoint(run: Path) -> Facts:
     """Model and settings, from the newest checkpoint."""
     from bitnet import checkpoint
 
+    damaged: list[str] = []
     try:
-        folder = checkpoint.find(run)
+        folder = checkpoint.find(run, damaged.append)
         config, settings = checkpoint.load_config(folder), checkpoint.load_state(folder).get("settings")
     except (ValueError, TypeError, OSError) as error:  # none yet, damaged, or removed by the run this very moment
         return {"checkpoint": str(error)}
     shown = ("lr", "schedule", "batch", "accumulate", "weight_decay", "precision", "seed")
     said = settings if isinstance(settings, dict) else {}
     return {
-        "checkpoint": folder.name,
+        "checkpoint": "; ".join([folder.name, *damaged]),
         "model": f"{config.n_layers} layers of width {config.dim}, {config.ternary_weights:,} ternary weights, "
         f"vocabulary {config.vocab_size:,}",
         "settings": ", ".join(f"{name} {said[name]}" for name in shown if name in said),
@@ -94,7 +97,7 @@ def sample(run: Path, args: argparse.Namespace) -> str:
     if not args.tokens:
         return "[not asked for: --tokens 0]"
     try:
-        folder = checkpoint.find(run)
+        folder = checkpoint.find(run, lambda _: None)
         config = checkpoint.load_config(folder)
         if config.ternary_weights > LARGEST:
             return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"

@@ -27,8 +27,11 @@ class Log:
             self._board = SummaryWriter(tensorboard, purge_step=step + 1)
         self.records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
         partial = file.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
-        partial.rename(file)
+        try:
+            partial.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
+            partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
         self._out = file.open("a", encoding="utf-8", buffering=1)
 
     def write(self, record: dict[str, Any]) -> None:

@@ -1,13 +1,4 @@
-"""What a training run is told: a preset, then a TOML file, then flags; each wins over the one before.
-
-    preset = "tiny"
-    [train]
-    lr = 0.004
-    [model]
-    dim = 256
-
-Imports no torch: the command line is built from these fields.
-"""
+"""What a training run can be told, and the defaults. Imports no torch: the command line is built from these fields."""
 
 # ruff: noqa: RUF009  (`option` is `field`)
 from __future__ import annotations
@@ -15,12 +6,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import TERNARY_LINEARS, ModelConfig
 
 CHOICES = {
     "optimizer": ("adamw", "muon"),
@@ -46,17 +36,19 @@ CONVERSION = ("source", "distill", "distill_temperature", "distill_relations", "
 class Settings:
     """Every option of `bitnet train` and `bitnet finetune` except the model's own (`ModelConfig`)."""
 
-    preset: str = option("tiny", f"where model and training start from: {', '.join(PRESETS)}")
+    preset: str = option("tiny", "where model and training start from: tiny, mini-gpt or bitnet-2b4t")
     data: list[str] = option(
-        [], "files, folders or globs of .txt .py .md .jsonl, or hf:NAME:SPLIT; none: Python's standard library"
+        [],
+        "text: files, globs, folders (of which .txt .md .rst .py .jsonl are read), or hf:NAME:SPLIT; none: Python's "
+        "standard library",
     )
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     tokenizer: str = option("bpe", "bpe, byte or char, or the path of a tokenizer.json")
     validation: float = option(0.05, "share of the documents kept for validation")
 
-    steps: int = option(1000, "optimizer steps")
-    minutes: float = option(0.0, "train this long instead of a number of steps; the schedule follows the clock")
+    steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
+    minutes: float = option(0.0, "train this long instead of --steps; the schedule follows the clock; 0: --steps")
     batch: int = option(16, "sequences in a forward pass of one process, at most")
     accumulate: int = option(1, "forward passes in an optimizer step; several processes share them")
     batch_tokens: int = option(0, "tokens in an optimizer step, instead of --accumulate; 0: as that says")
@@ -90,12 +82,13 @@ class Settings:
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
-    threads: int = option(0, "CPU threads; 0: as many as torch finds")
+    threads: int = option(0, "CPU threads, at most one for each core; 0: as many as torch finds")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see TRAINING.md")
     recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
     eval_every: int = option(200, "steps between evaluations")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
     save_every: int = option(500, "steps between checkpoints")
+    save_minutes: float = option(10.0, "minutes after which one is saved before that; 0: by steps alone")
     keep: int = option(2, "checkpoints to keep")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
     tensorboard: str = option("", "folder to write the log to for TensorBoard, too; none: log.jsonl alone")
@@ -111,7 +104,7 @@ class Settings:
             "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
             "distill_layer": (0, 1e4), "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
             "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
-            "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
+            "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
@@ -168,34 +161,20 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
 FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.0}
 """How those of `bitnet finetune` do: what it begins with should not be forgotten."""
 
+CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
 
-def resolve(
-    given: argparse.Namespace,
-    saved: dict[str, Any] | None = None,
-    base: tuple[dict[str, Any], ModelConfig] | None = None,
-) -> tuple[Settings, ModelConfig]:
-    """Settings and model of a run from parsed flags.
 
-    saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of one.
+def of_source(config: ModelConfig) -> tuple[dict[str, Any], ModelConfig]:
+    """Settings and model of `bitnet finetune` from a source with this configuration, before the user's own.
+
+    A full-precision model becomes ternary, slowly; one that is ternary already goes on so.
     """
-    file = _read(given.config) if given.config else {}
-    names = [f.name for f in dataclasses.fields(Settings)]
-    flags = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
-    overrides: dict[str, Any] = file.get("model", {}) | dict(_assignment(text) for text in given.set or [])
-    train = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {}) | flags
-    if saved is not None:
-        settings = Settings.from_dict(saved["settings"] | train)
-        model = ModelConfig.from_dict(saved["model"])
-        if overrides and model.replace(**overrides) != model:
-            raise ValueError("a resumed run keeps its model; start another with --out to change it")
-        return settings, model
-    if base is not None:
-        return Settings.from_dict(base[0] | train), base[1].replace(**overrides)
-    preset = train.get("preset", "tiny")
-    if preset not in PRESETS:
-        raise ValueError(f"unknown preset {preset!r}, expected {', '.join(PRESETS)}" + did_you_mean(preset, [*PRESETS]))
-    settings = Settings.from_dict(PRESET_SETTINGS[preset] | train)
-    return settings, PRESETS[preset].replace(**overrides)
+    convert = not config.ternary
+    settings = FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
+    if config.max_context > CONTEXT:
+        settings["context"] = CONTEXT
+    config = config.replace(head_format=config.head_format if config.head_format != "f32" else "int8")
+    return settings, config.replace(ternary=TERNARY_LINEARS) if convert else config
 
 
 def did_you_mean(name: str, names: list[str]) -> str:
@@ -203,47 +182,48 @@ def did_you_mean(name: str, names: list[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
-def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
+def default_of(name: str, finetune: bool = False) -> str:
+    """The default of an option as --help prints it, "" where its sentence says what none means."""
+    plain = getattr(Settings(), name)
+    if finetune:
+        depends = {"quantize_warmup": "0.5, from a ternary source 0", "context": f"the source's, at most {CONTEXT}"}
+        return depends.get(name) or _shown(FINETUNE_SETTINGS.get(name, plain))
+    values: dict[str, list[str]] = {}
+    for preset, changes in PRESET_SETTINGS.items():
+        values.setdefault(_shown(changes.get(name, plain)), []).append(preset)
+    if len(values) == 1:
+        return _shown(plain)
+    return "; ".join(f"{', '.join(presets)}: {value}" for value, presets in values.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value in ("", []) else str(value)
+
+
+def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
     """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
     parser.add_argument("--config", metavar="FILE.toml", help="options in tables [train] and [model]; flags win")
     parser.add_argument(
-        "--set", metavar="NAME=VALUE", action="append", help="an option of the model, such as dim=256; repeatable"
-    )
-    defaults = Settings()
+        "--set", metavar="NAME=VALUE", action="append",
+        help="an option of the model, such as dim=256; repeatable; bitnet/OPTIONS.md lists them",
+    )  # fmt: skip
     for f in dataclasses.fields(Settings):
         if f.name in without:
             continue
-        default = getattr(defaults, f.name)
-        text = f.metadata["help"] + (f" [{default}]" if default not in ("", []) else "")
-        if isinstance(default, bool):
-            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=f.metadata["help"])
+        plain, shown = getattr(Settings(), f.name), default_of(f.name, finetune)
+        text = f.metadata["help"] + (f" [{shown}]" if shown else "")
+        if isinstance(plain, bool):
+            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=text)
             continue
-        kind: dict[str, Any] = {"nargs": "+"} if isinstance(default, list) else {"type": type(default)}
+        kind: dict[str, Any] = {"nargs": "+"} if isinstance(plain, list) else {"type": type(plain)}
         if f.name in CHOICES:
             kind["choices"] = CHOICES[f.name]
-        parser.add_argument(
-            f"--{f.name.replace('_', '-')}", default=None, help=text, metavar=None if f.name in CHOICES else "", **kind
-        )
+        parser.add_argument(flag_of(f.name), default=None, help=text, metavar=None if f.name in CHOICES else "", **kind)
 
 
-def _read(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as handle:
-            values = tomllib.load(handle)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
-    for name in values:
-        if name not in ("preset", "train", "model"):
-            raise ValueError(f"{path}: unknown name {name!r}, expected preset, [train] or [model]")
-    return values
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    """`dim=256` as TOML would read it; a bare word is a string."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set {text!r}, expected NAME=VALUE")
-    try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name, value
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

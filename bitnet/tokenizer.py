@@ -7,6 +7,7 @@ document and is the BOS and EOS of generation.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -67,7 +68,38 @@ def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
     for token in (generation.get("bos_token_id"), tokenizer.token_to_id(END), *ends[:1]):
         if isinstance(token, int) and 0 <= token < tokenizer.get_vocab_size():
             return token
-    raise ValueError(f"the tokenizer has no start token, no {END} and no end token; documents would run together")
+    raise ValueError(
+        f"the tokenizer has no {END} and nothing names its start and end tokens, so documents would run together; "
+        'put a tokenizer_config.json with "bos_token" or "eos_token" beside the tokenizer.json'
+    )
+
+
+def ends_beside(file: str | Path) -> dict[str, Any]:
+    """What tokenizer_config.json beside a tokenizer.json says: `generation` of a checkpoint, empty without it.
+
+    A text ends with its end token or where the next document would begin. Raises ValueError: a token that is not one.
+    """
+    words, config = load(file), Path(file).with_name("tokenizer_config.json")
+    if not config.is_file():
+        return {}
+    try:
+        said = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{config} is damaged: {error}") from None
+    found: dict[str, int] = {}
+    for name in ("bos_token", "eos_token"):
+        token = said.get(name) if isinstance(said, dict) else None
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is None:
+            continue
+        number = words.token_to_id(text) if isinstance(text, str) else None
+        if number is None:
+            raise ValueError(f"{config}: {name} is {text!r:.80}, which is no token of {Path(file).name}")
+        found[name] = number
+    if not found:
+        return {}
+    start = {"bos_token_id": found["bos_token"]} if "bos_token" in found else {}
+    return {"eos_token_ids": list(dict.fromkeys(reversed(found.values())))} | start
 
 
 def _bytes() -> Tokenizer:

@@ -14,20 +14,20 @@ import dataclasses
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from bitnet import checkpoint, data, distill, finetune, parallel, process, runlog, schedule, telemetry
-from bitnet.config import ModelConfig
-from bitnet.run import Run, TrainingError, describe, prepare, say
-from bitnet.settings import Settings, resolve
+from bitnet.prepare import prepare
+from bitnet.progress import Progress, say
+from bitnet.resolve import resolve, run_folder
+from bitnet.run import Run, TrainingError, describe
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
@@ -40,42 +40,65 @@ def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
     """
     process.keep_freed_memory()
     with parallel.joined():
-        return _command(args, read)
+        return _resume(args, read) if args.resume else _begin(args, read)
 
 
-def _command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
+def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
     start = read(args.source) if read else None
-    base = start.defaults() if start else None
-    folder = resolve(args, base=base)[0].run_folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with process.locked(folder) if parallel.is_first() else contextlib.nullcontext():
-        saved = checkpoint.all_of(folder)
-        if saved and not args.resume:
+    settings, config = resolve(args, base=start.defaults() if start else None)
+    folder = settings.run_folder
+    with _claimed(folder) as claim:
+        if saved := checkpoint.all_of(folder):
             raise TrainingError(
                 f"{folder} already holds {saved[-1].name}; add --resume to go on, or name another --out"
             )
-        newest = saved[-1] if saved else None
-        settings, config = resolve(args, checkpoint.load_state(newest) if newest else None, base)
-        other = read(settings.teacher) if read and settings.teacher else start
-        return train(settings, config, newest, as_json=args.json, start=start, teacher=other)
+        teacher = read(settings.teacher) if read and settings.teacher else start
+        run = prepare(settings, config, None, start, teacher)
+        claim.begun = True
+        return carry_out(run, args.json)
 
 
-def train(
-    settings: Settings,
-    config: ModelConfig,
-    newest: Path | None = None,
-    as_json: bool = False,
-    start: finetune.Start | None = None,
-    teacher: finetune.Start | None = None,
-) -> int:
-    """A whole run. `newest`: the checkpoint to go on from; `start`: the model to begin with. Returns the exit code."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    run = prepare(settings, config, newest, start)
-    if settings.distilled:
-        if teacher is None:
-            raise TrainingError("a run that is distilled goes on with its teacher: `bitnet finetune SRC --resume`")
-        run.distillation = distill.Distillation(teacher, run.settings, run.model, run.words)
+def _resume(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
+    folder = run_folder(args)
+    if not checkpoint.all_of(folder) and not list(folder.glob(f".step-*{checkpoint.REPLACED}")):
+        found = "has no step-* folder in it" if folder.is_dir() else "does not exist"
+        raise TrainingError(
+            f"nothing to resume: {folder} {found}, expected a run folder with a checkpoint; "
+            "name the run's folder with --out, or leave --resume out to start one"
+        )
+    with _claimed(folder) as claim:
+        newest = parallel.from_first(lambda: _newest(folder))
+        settings, config = resolve(args, checkpoint.load_state(newest))
+        settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
+        teacher = read(settings.teacher or settings.source) if read and settings.distilled else None
+        run = prepare(settings, config, newest, teacher=teacher)
+        claim.begun = True
+        return carry_out(run, args.json)
+
+
+def _claimed(folder: Path) -> contextlib.AbstractContextManager[process.Claim]:
+    return process.claimed(folder) if parallel.is_first() else contextlib.nullcontext(process.Claim())
+
+
+def _newest(folder: Path) -> Path:
+    """The checkpoint to go on from."""
+    checkpoint.recover(folder)
+    newest = checkpoint.find(folder)
+    checkpoint.set_aside(folder, newest)
+    return newest
+
+
+def carry_out(run: Run, as_json: bool = False) -> int:
+    """Train to the end of the budget, or to a signal. Returns the exit code."""
+    try:
+        return _carry_out(run, as_json)
+    except BrokenPipeError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise run.failure(error) from error
+
+
+def _carry_out(run: Run, as_json: bool) -> int:
     with contextlib.closing(run.open_log()) as log:
         stopped_by = loop(run, log)
         if stopped_by:
@@ -85,7 +108,7 @@ def train(
     if not parallel.is_first():
         return 0
     runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {describe(result)}")
-    folder = checkpoint.find(run.folder)
+    folder = checkpoint.all_of(run.folder)[-1]
     if as_json:
         print(json.dumps({"checkpoint": str(folder)} | run.now() | {"validation": dataclasses.asdict(result)}))
     else:
@@ -97,41 +120,48 @@ def train(
 def loop(run: Run, log: runlog.Log) -> int:
     """Steps, evaluations and checkpoints until the budget is spent. Returns the signal that stopped it, or 0."""
     settings, state = run.settings, run.state
-    started, last_saved = time.monotonic() - state["seconds"], state["step"]
-    silent = None if parallel.is_first() else True  # None: where stderr is no terminal
-    bar = tqdm(total=settings.steps, initial=state["step"], unit="step", disable=silent, file=sys.stderr)
-    with process.Interruption() as interruption, bar:
+    started = time.monotonic() - state["seconds"]
+    saved_step, saved_at = state["step"], state["seconds"]
+    with process.Interruption() as interruption, Progress(settings, state) as progress:
         while run.progress < 1 and not _agreed(interruption):
-            due = settings.layers_every and (state["step"] + 1) % settings.layers_every == 0
-            with telemetry.Probe(run.model) if due else contextlib.nullcontext() as probe:
-                loss, norm = update(run)
-            problem = bad_step(run, loss, norm)
-            if problem:
-                skip_or_stop(run, problem)
-            state["step"] += 1
-            state["tokens"] += run.sequences * run.batches.context
-            (state["seconds"],) = parallel.largest([time.monotonic() - started])
-            rate = run.optimizer.param_groups[0]["lr"]
-            speed = f"{state['tokens'] / state['seconds']:,.0f} tokens/s"
-            if problem:
-                log.write(run.now() | {"skipped": problem})
-            else:
-                state |= {"recent": [*state["recent"], loss][-RECENT:], "skipped": 0}
-                layers = {"layers": probe.record()} if probe else {}
-                log.write(run.now() | {"loss": loss, "lr": rate, "gradient_norm": norm} | run.terms | layers)
-            if settings.minutes:
-                bar.total = round(state["step"] / run.progress)
-            bar.set_postfix_str(f"loss {loss:.3f}, {speed}", refresh=False)
-            bar.update()
+            loss = step(run, log, started)
+            progress.step(loss, run.progress)
             if state["step"] % settings.eval_every == 0:
-                result = run.evaluate(log, settings.eval_tokens)
-                say(f"step {state['step']:,}: loss {loss:.3f}, validation {describe(result)}, lr {rate:.2g}, {speed}")
-            if state["step"] % settings.save_every == 0:
+                result, rate = run.evaluate(log, settings.eval_tokens), run.optimizer.param_groups[0]["lr"]
+                progress.say(
+                    f"step {state['step']:,}: loss {loss:.3f}, validation {describe(result)}, lr {rate:.2g}, "
+                    f"{progress.speed}"
+                )
+            late = settings.save_minutes and state["seconds"] - saved_at >= 60 * settings.save_minutes
+            if state["step"] % settings.save_every == 0 or late:
                 run.save()
-                last_saved = state["step"]
-    if last_saved != state["step"]:
+                saved_step = state["step"]
+                (saved_at,) = parallel.largest([time.monotonic() - started])  # saving may take minutes itself
+    if saved_step != state["step"]:
         run.save()
     return _agreed(interruption)
+
+
+def step(run: Run, log: runlog.Log, started: float) -> float:
+    """One step, counted and logged. Returns its loss."""
+    settings, state = run.settings, run.state
+    due = settings.layers_every and (state["step"] + 1) % settings.layers_every == 0
+    with telemetry.Probe(run.model) if due else contextlib.nullcontext() as probe:
+        loss, norm = update(run)
+    problem = bad_step(run, loss, norm)
+    if problem:
+        skip_or_stop(run, problem)
+    state["step"] += 1
+    state["tokens"] += run.sequences * run.batches.context
+    (state["seconds"],) = parallel.largest([time.monotonic() - started])
+    if problem:
+        log.write(run.now() | {"skipped": problem})
+    else:
+        state |= {"recent": [*state["recent"], loss][-RECENT:], "skipped": 0}
+        rate = run.optimizer.param_groups[0]["lr"]
+        layers = {"layers": probe.record()} if probe else {}
+        log.write(run.now() | {"loss": loss, "lr": rate, "gradient_norm": norm} | run.terms | layers)
+    return loss
 
 
 def _agreed(interruption: process.Interruption) -> int:
@@ -195,7 +225,6 @@ def update(run: Run) -> tuple[float, float]:
             group["lr"] = schedule.learning_rate(settings, run.progress)
             group["weight_decay"] = schedule.weight_decay(settings, run.progress) if group["decays"] else 0.0
         optimizer.step()
-        run.state["quantized"] = amount
         if settings.distill_relations:
             run.state["sizes"] = distill.running_means(run.state["sizes"], means)
     return total, norm

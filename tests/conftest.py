@@ -1,10 +1,36 @@
-"""What every test needs."""
+"""What every test needs, and one training run that many look at."""
+
+from __future__ import annotations
 
 import os
+import random
 import signal
+from pathlib import Path
+
+import pytest
 
 # Several processes test at a time: one thread of torch each. The models are too small for more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell without job control starts background jobs with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of made-up sentences: enough structure to learn something in 20 steps."""
+    folder, rng = tmp_path_factory.mktemp("text"), random.Random(0)
+    for i in range(30):
+        words = [rng.choice(["the", "cat", "dog", "sees", "a", "red", "house", "and", "runs"]) for _ in range(400)]
+        (folder / f"{i}.txt").write_text(" ".join(words), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def finished(sentences: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 steps with the checkpoints of steps 10 and 20. Copy it to change it."""
+    from training import TINY, bitnet
+
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert bitnet("train", *TINY, "--data", sentences, "--out", folder) == 0
+    return folder

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from bitnet import cli, reference
 from bitnet.config import PRESETS, ModelConfig
+from bitnet.resolve import resolve
+from bitnet.settings import Settings, default_of, of_source
 
 SMALL = {
     "vocab_size": 10, "dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "ffn_dim": 16,
@@ -81,6 +87,42 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
 def test_refusals_name_what_was_found_and_expected(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         ModelConfig.from_dict(SMALL | changes)
+
+
+def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
+    written = Path(reference.__file__).with_name("OPTIONS.md").read_text(encoding="utf-8")
+    assert written == reference.page(), "run python -m bitnet.reference > bitnet/OPTIONS.md"
+    for options in (Settings, ModelConfig):
+        for field in dataclasses.fields(options):
+            name = field.name if options is ModelConfig else f"--{field.name.replace('_', '-')}"
+            assert f"| `{'SRC' if name == '--source' else name}` |" in written
+    assert "|  |\n" not in written.partition("## Model")[2]  # each option of the model has its sentence
+    sample = "\n".join(line[4:] for line in written.splitlines() if line.startswith("    "))
+    (tmp_path / "my.toml").write_text(sample)
+    given = argparse.Namespace(config=str(tmp_path / "my.toml"), set=None, lr=0.006)
+    settings, model = resolve(given)
+    assert (settings.lr, settings.steps, settings.batch, model.dim, model.head_dim) == (0.006, 3000, 8, 256, 64)
+
+
+def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    helps = {}
+    for verb in ("train", "finetune"):
+        assert cli.main([verb, "--help"]) == 0
+        helps[verb] = " ".join(capsys.readouterr().out.split())
+    assert "peak learning rate [tiny, mini-gpt: 0.008; bitnet-2b4t: 0.0012]" in helps["train"]
+    assert "[tiny, mini-gpt: 1500; bitnet-2b4t: 100000]" in helps["train"]
+    assert "[tiny, bitnet-2b4t: bpe; mini-gpt: char]" in helps["train"]
+    assert "peak learning rate [0.0001]" in helps["finetune"] and "and --resume [1000]" in helps["finetune"]
+    for config in (PRESETS["tiny"], PRESETS["tiny"].replace(ternary=()), PRESETS["bitnet-2b4t"]):
+        settings = Settings.from_dict(of_source(config)[0] | {"source": "x"})
+        for f in dataclasses.fields(Settings):
+            said, found = default_of(f.name, finetune=True), getattr(settings, f.name)
+            if f.name == "quantize_warmup":
+                assert said == "0.5, from a ternary source 0" and found == (0.0 if config.ternary else 0.5)
+            elif f.name == "context":
+                assert said == "the source's, at most 1024" and found == (0 if config.max_context <= 1024 else 1024)
+            elif f.name != "source" and not isinstance(found, list | bool):
+                assert said == (f"{found:g}" if isinstance(found, float) else str(found))
 
 
 def test_missing_option() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from bitnet import corpus, data, tokenizer
+from bitnet_export.packed import MAGIC
 
 TEXTS = ["def main(argv):\n    return 0  # nothing\n" * 20, "Grüße, 世界 🌍\r\n\tpassé 1234567\n" * 20]
 MADE = {kind: tokenizer.build(kind, TEXTS, 300) for kind in tokenizer.KINDS}
@@ -76,6 +77,34 @@ def test_tokenizers_refuse(tmp_path: Path) -> None:
         tokenizer.load(tmp_path / "t.json")
 
 
+def test_start_and_end_tokens_beside_a_tokenizer(tmp_path: Path) -> None:
+    words = tokenizer.build("byte", [], 257).to_str().replace(tokenizer.END, "<s>")
+    (tmp_path / "tokenizer.json").write_text(words)
+    file, config = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
+    loaded = tokenizer.load(file)
+    assert tokenizer.ends_beside(file) == {}
+    with pytest.raises(ValueError, match=r"put a tokenizer_config\.json with \"bos_token\" or \"eos_token\" beside"):
+        tokenizer.separator(loaded, {})
+    for said, expected in (
+        ({"bos_token": "<s>"}, {"bos_token_id": 0, "eos_token_ids": [0]}),
+        ({"eos_token": {"content": "Ġ"}}, {"eos_token_ids": [221]}),
+        ({"bos_token": "<s>", "eos_token": "Ġ"}, {"bos_token_id": 0, "eos_token_ids": [221, 0]}),
+        ({"bos_token": None}, {}),
+        ([], {}),
+    ):
+        config.write_text(json.dumps(said))
+        assert tokenizer.ends_beside(file) == expected
+    assert tokenizer.separator(loaded, {"eos_token_ids": [221]}) == 221
+    for text, message in (
+        ('{"bos_token": "<S>"}', "bos_token is '<S>', which is no token of tokenizer.json"),
+        ('{"eos_token": 3}', "eos_token is 3, which is no token"),
+        ("{", "tokenizer_config.json is damaged"),
+    ):
+        config.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            tokenizer.ends_beside(file)
+
+
 # ---- documents ----
 
 
@@ -108,7 +137,8 @@ def test_default_is_the_standard_library() -> None:
     [
         ({}, "missing.txt", "no file, folder or glob matches"),
         ({}, ".", "holds no text, expected files ending in .txt"),
-        ({"a.bin": "x"}, "a.bin", "holds no text"),
+        ({"a.bin": "x"}, ".", "holds no text"),
+        ({"a.bin": "x"}, "*", "holds no text"),
         (
             {"a.jsonl": '{"text": "x"}\n{"txt": 1}\n'},
             "a.jsonl",
@@ -123,6 +153,40 @@ def test_bad_sources(tmp_path: Path, files: dict[str, str], source: str, message
     write(tmp_path, files)
     with pytest.raises(corpus.DataError, match=message):
         list(corpus.documents(corpus.files_of([str(tmp_path / source)])))
+
+
+def test_named_files_are_taken_whatever_their_name(tmp_path: Path) -> None:
+    write(tmp_path, {"a.rst": "rst", "b.c": "c", "LICENSE": "none", "d.c": "d", "e.h": "h"})
+
+    def texts(*sources: str) -> list[str]:
+        return list(corpus.Documents([f"{tmp_path}/{source}" for source in sources]))
+
+    assert texts("") == texts("*") == ["rst"]
+    assert texts("LICENSE", "e.h", "") == ["none", "h", "rst"]
+    assert texts("*.c") == ["c", "d"]
+
+
+def test_files_that_are_not_utf8_are_left_out_and_counted(tmp_path: Path) -> None:
+    for name in ("a.txt", "c.txt"):
+        (tmp_path / name).write_bytes(b"ab\xff")
+    write(tmp_path, {"b.txt": "good"})
+    texts = corpus.Documents([str(tmp_path)])
+    for _ in range(2):  # each time they are read
+        assert list(texts) == ["good"]
+        assert texts.left_out == f"2 files were left out, not being UTF-8: {tmp_path}/a.txt and others"
+    (tmp_path / "c.txt").unlink()
+    assert list(texts := corpus.Documents([str(tmp_path)])) == ["good"]
+    assert texts.left_out == f"1 file was left out, not being UTF-8: {tmp_path}/a.txt"
+    with pytest.raises(corpus.DataError, match=r"holds no text: 1 file was left out, not being UTF-8: .*a\.txt"):
+        list(corpus.Documents([str(tmp_path / "a.txt")]))
+    (tmp_path / "b.txt").unlink()
+    assert not corpus.Documents([]).left_out
+
+
+def test_a_packed_model_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "m.bitnet").write_bytes(MAGIC + bytes(100))
+    with pytest.raises(corpus.DataError, match=r"m\.bitnet is a packed model, expected text; `bitnet finetune RUN"):
+        corpus.Documents([str(tmp_path / "m.bitnet")])
 
 
 def test_not_utf8(tmp_path: Path) -> None:

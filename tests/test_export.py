@@ -89,7 +89,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def untrained(tmp_path: Path) -> Path:
-    return make_checkpoint(tmp_path / "run")
+    folder = make_checkpoint(tmp_path / "run")
+    (folder / "manifest.json").unlink()  # so that tests may change it
+    return folder
 
 
 def edit(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -439,6 +441,7 @@ def test_export_fails_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "m")]) == 1
     assert "none does not exist" in capsys.readouterr().err
     folder = make_checkpoint(tmp_path / "run")
+    (folder / "manifest.json").unlink()
     shutil.copy(folder / "config.json", folder / "model.safetensors")
     assert main(["export", str(folder), str(tmp_path / "m")]) == 1
     printed = capsys.readouterr().err

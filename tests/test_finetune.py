@@ -16,7 +16,7 @@ from bitnet import checkpoint, cli, finetune, quant, runlog, schedule, tokenizer
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model import Transformer
 from bitnet.settings import Settings
-from bitnet_export import PackedFile, export_checkpoint
+from bitnet_export import PackedFile, export_checkpoint, packed
 from bitnet_export.masters import read_start
 from bitnet_export.source import SourceError
 from bitnet_runtime import Model
@@ -119,6 +119,11 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(SourceError, match="whose weights are quantized; expected a checkpoint, or a Hugging Face"):
         read_start(str(tmp_path / "m.gguf"))
+    (tmp_path / "m.bitnet").write_bytes(packed.MAGIC + bytes(100))
+    with pytest.raises(
+        SourceError, match=r"is a packed model: .* name the run folder or checkpoint that it was exported"
+    ):
+        read_start(str(tmp_path / "m.bitnet"))
     with pytest.raises(checkpoint.CheckpointError, match="does not exist, expected a checkpoint"):
         read_start(str(tmp_path / "nowhere"))
     with pytest.raises(SourceError, match="without a head"):
@@ -170,7 +175,8 @@ def test_from_a_folder_to_the_engine(source: tuple[torch.nn.Module, Path], text:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "update", kill)
         assert run(*options, "--out", killed) == 130
-    assert run("finetune", source[1], "--out", killed, "--resume") == 0
+    assert run("finetune", tmp_path, "--out", killed, "--resume") == 1  # not the source that it began with
+    assert run("finetune", "--out", killed, "--resume") == 0
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (killed / "step-000008" / name).read_bytes() == (whole / "step-000008" / name).read_bytes()
     assert losses(killed) == losses(whole)

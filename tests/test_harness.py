@@ -212,7 +212,7 @@ def write_tasks(folder: Path) -> tuple[Path, Path]:
     choices = {"task": "local_choices", "output_type": "multiple_choice", "doc_to_choice": "choices"}
     answers = {"task": "local_answers", "output_type": "generate_until", "doc_to_target": "told"}
     answers["generation_kwargs"] = {"until": ["\n"], "max_gen_toks": 4}
-    files = folder / "choices.yaml", folder / "answers.yaml"
+    files = folder / "choices.yaml", folder / "answers.yml"
     files[0].write_text(yaml.safe_dump(common | choices | {"doc_to_target": "answer"}))
     files[1].write_text(yaml.safe_dump(common | answers | {"metric_list": [{"metric": "exact_match"}]}))
     return files
@@ -253,7 +253,7 @@ def test_right_answers_count(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_task_that_does_not_exist() -> None:
-    check_names(["mine.yaml", "arc_easy"], ["arc_easy", "arc_challenge"])
+    check_names(["mine.yaml", "mine.yml", "arc_easy"], ["arc_easy", "arc_challenge"])
     with pytest.raises(ValueError, match=r"no task 'arc_eazy', did you mean arc_easy\?"):
         check_names(["arc_eazy"], ["arc_easy", "blimp"])
     with pytest.raises(ValueError, match="no task ''; `lm_eval ls tasks` lists them"):

@@ -28,7 +28,8 @@ processes.set_forkserver_preload(["bitnet.train", "torch._dynamo", "matplotlib.p
 
 def start(text: Path, run: Path, *more: str) -> multiprocessing.process.BaseProcess:
     """A run that saves after every step, or its continuation."""
-    words = ["train", "--data", str(text), "--out", str(run), "--threads", "1", "--steps", str(STEPS), "--resume"]
+    words = ["train", "--data", str(text), "--out", str(run), "--threads", "1", "--steps", str(STEPS)]
+    words += ["--resume"] if checkpoint.all_of(run) or list(run.glob(f".*{checkpoint.REPLACED}")) else []
     words += [w for option in (*MODEL, "max_context=32") for w in ("--set", option)]
     words += ["--batch", "4", "--save-every", "1", "--eval-every", "10", "--layers-every", "7"]
     words += ["--tokenizer", "byte", *more]
@@ -52,9 +53,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody killed, with the checkpoint of every step."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    process = start(text, run, "--keep", str(STEPS))
+    process = start(text, run, "--keep", str(STEPS + 1))
     process.join(120)
-    assert process.exitcode == 0 and len(checkpoint.all_of(run)) == STEPS
+    assert process.exitcode == 0 and len(checkpoint.all_of(run)) == STEPS + 1
     return run
 
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bitnet import checkpoint, cli, optimizers, parallel, runlog, train
+from bitnet import checkpoint, cli, manifest, optimizers, parallel, runlog, train
 from bitnet.model import Transformer
 from bitnet.settings import Settings
 
@@ -41,7 +42,8 @@ MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", 
 TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
 TINY += ["--quantize-warmup", "0", "--tokenizer", "byte", "--threads", "1", "--precision", "fp32"]
 TINY += ["--batch", "2", "--batch-tokens", "256"]
-TINY += ["--steps", "8", "--save-every", "4", "--eval-every", "4", "--layers-every", "1"]
+TINY += ["--save-every", "4", "--eval-every", "4", "--layers-every", "1"]
+TINY += ["--steps", "8"]  # the last, to be left out where --minutes is given
 FLOAT = ["--set", "ternary=[]", "--set", "head_format=f32", "--optimizer", "adamw"]
 
 # Sums of gradients are taken in another order, so they differ in their last bits. With AdamW a float model keeps that
@@ -157,6 +159,7 @@ def test_telemetry_is_of_the_whole_model(way: str, runs: dict[str, Path]) -> Non
 def test_a_checkpoint_does_not_say_who_wrote_it(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     names = {name: {file.name for file in checkpoint.find(run).iterdir()} for name, run in runs.items()}
     assert len(set(map(frozenset, names.values()))) == 1
+    assert not any(manifest.damage(checkpoint.find(run)) for run in runs.values())
     for way in ("ddp", "fsdp"):
         for file in ("model.safetensors", "optimizer.safetensors"):
             found, expected = (load_file(checkpoint.find(runs[name]) / file) for name in (way, "one"))
@@ -182,8 +185,11 @@ def test_two_processes_go_on_from_any_checkpoint(
     before: str, way: str, runs: dict[str, Path], text: str, tmp_path: Path
 ) -> None:
     run = begun(runs[f"{before} of floats"], tmp_path / "run")
+    damaged = Path(shutil.copytree(runs[f"{before} of floats"] / "step-000008", run / "step-000008"))
+    os.truncate(damaged / "optimizer.safetensors", 0)
     codes, errors = run_pair(run, "--data", text, "--resume", "--parallel", way)
     assert codes == [0, 0] and "from step 4" in errors
+    assert errors.count("step-000008 is damaged: optimizer.safetensors has 0 bytes") == 1
     assert_same_curve(run, runs["one of floats"], FLOAT_TOLERANCE)
 
 
@@ -240,7 +246,7 @@ def test_the_loss_counts_every_answer_once(tmp_path: Path) -> None:
 
 
 def test_processes_agree_when_time_is_up(text: str, tmp_path: Path) -> None:
-    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--minutes", "0.02")
+    codes, errors = run_pair(tmp_path / "run", *TINY[:-2], "--data", text, "--minutes", "0.02")
     assert codes == [0, 0], errors
     assert checkpoint.load_state(tmp_path / "run")["seconds"] >= 1.2
 
@@ -299,6 +305,30 @@ def poisoned(argv: list[str]) -> int:
 
     train.loss_terms = poison
     return cli.main(argv)
+
+
+def on_a_full_disk(argv: list[str]) -> int:
+    """A run that cannot write more than 20,000 bytes of a file when it saves step 4."""
+    save = checkpoint.save
+
+    def full(run: Path, model: Any, words: str, optimizer: Any, state: dict[str, Any], *more: Any) -> Path:
+        if state["step"] == 4:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        return save(run, model, words, optimizer, state, *more)
+
+    checkpoint.save = full
+    return cli.main(argv)
+
+
+def test_a_full_disk_stops_both(text: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [*TINY, "--data", text, "--parallel", "fsdp"]
+    codes, errors = run_pair(run, *argv, work=on_a_full_disk)
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "cannot be written at step 4: File too large" in errors
+    assert "step-000000 is the last good checkpoint, from which --resume goes on" in errors
+    assert not manifest.damage(run / "step-000000") and not list(run.glob(".*"))
 
 
 def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:

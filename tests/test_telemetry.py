@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,7 @@ def test_a_bad_step_stops(
     assert learn(text, tmp_path / "run", *more) == 1
     errors = capsys.readouterr().err
     assert message in errors and "step-000020 is the last good checkpoint" in errors
-    assert [p.name for p in checkpoint.all_of(tmp_path / "run")] == ["step-000020"]
+    assert [p.name for p in checkpoint.all_of(tmp_path / "run")] == ["step-000000", "step-000020"]
 
 
 def test_nan_weights_are_never_saved(
@@ -309,12 +310,18 @@ def test_nan_weights_are_never_saved(
 # ---- a damaged log ----
 
 
+@pytest.fixture(scope="module")
+def two_steps(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "two steps"
+    assert learn(text, run, "--steps", "2") == 0
+    return run
+
+
 @pytest.mark.parametrize(
     "damage", [b'{"step": 41, "lo', b"\0" * 300, b"[1]\n", b'{"step": "x"}\n', b"\xff\xfe\n", b"[" * 99_999]
 )
-def test_a_damaged_log_does_not_stop_a_resume(damage: bytes, text: str, tmp_path: Path) -> None:
-    assert learn(text, tmp_path / "run", "--steps", "2") == 0
-    file = tmp_path / "run" / "log.jsonl"
+def test_a_damaged_log_does_not_stop_a_resume(damage: bytes, text: str, two_steps: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copytree(two_steps, tmp_path / "run")) / "log.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole + damage)
     assert [json.dumps(r) for r in runlog.read(file)] == whole.decode().splitlines()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
+import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,42 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bitnet import checkpoint, cli, runlog, schedule, train
+from bitnet import checkpoint, schedule, train
 from bitnet.settings import Settings
+from training import TINY, edited, killed_before, losses
+from training import bitnet as run
 
 torch.set_num_threads(1)
-
-MODEL = ["vocab_size=300", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48"]
-TINY = [word for option in MODEL for word in ("--set", option)]
-TINY += ["--set", "max_context=32", "--threads", "1"]
-TINY += ["--steps", "20", "--batch", "4", "--eval-every", "10", "--save-every", "10"]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of made-up sentences: enough structure to learn something in 20 steps."""
-    folder, rng = tmp_path_factory.mktemp("text"), random.Random(0)
-    for i in range(30):
-        words = [rng.choice(["the", "cat", "dog", "sees", "a", "red", "house", "and", "runs"]) for _ in range(400)]
-        (folder / f"{i}.txt").write_text(" ".join(words), encoding="utf-8")
-    return str(folder)
-
-
-def run(*argv: str) -> int:
-    return cli.main([str(word) for word in argv])
-
-
-def losses(folder: Path) -> list[dict[str, Any]]:
-    """The log without its clock."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in runlog.read(folder / "log.jsonl")]
-
-
-@pytest.fixture(scope="module")
-def finished(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert run("train", *TINY, "--data", text, "--out", str(folder)) == 0
-    return folder
-
 
 # ---- a run and what it leaves ----
 
@@ -62,7 +30,7 @@ def test_a_run_learns_and_leaves_everything(finished: Path) -> None:
     assert {"log.jsonl", "loss.png", "step-000010", "step-000020"} <= names
     assert not [name for name in names if "partial" in name]
     assert {file.name for file in (finished / "step-000020").iterdir()} == {
-        "model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json", "state.json",
+        "model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json", "state.json", "manifest.json",
     }  # fmt: skip
     assert (finished / "loss.png").read_bytes().startswith(b"\x89PNG")
     records = losses(finished)
@@ -94,8 +62,7 @@ def test_eval_on_other_text(finished: Path, tmp_path: Path, capsys: pytest.Captu
 def test_a_damaged_or_foreign_tokenizer_is_noticed(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(finished / "step-000020", copy)
+    copy = edited(Path(shutil.copytree(finished / "step-000020", tmp_path / "copy")))
     config = json.loads((copy / "config.json").read_text())
     tensors = load_file(copy / "model.safetensors")
     tensors["embedding.weight"] = tensors["embedding.weight"][:200].contiguous()
@@ -108,31 +75,24 @@ def test_a_damaged_or_foreign_tokenizer_is_noticed(
 # ---- resume ----
 
 
-def test_resume_is_bit_for_bit(finished: Path, text: str, tmp_path: Path) -> None:
+def test_resume_is_bit_for_bit(finished: Path, sentences: str, tmp_path: Path) -> None:
     """Killed after step 13, resumed from step 10: same weights, moments and log as the run that was not."""
     folder = tmp_path / "killed"
 
-    def kill(self: train.Run, *_: Any) -> Any:
-        if self.state["step"] == 13:
-            raise KeyboardInterrupt  # as abrupt as a kill: nothing is saved
-        return update(self)
-
-    update = train.update
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "update", kill)
-        assert run("train", *TINY, "--data", text, "--out", str(folder)) == 130
-    assert [p.name for p in checkpoint.all_of(folder)] == ["step-000010"] and losses(folder)[-1]["step"] == 13
+    killed_before(13, "train", *TINY, "--data", sentences, "--out", folder)
+    assert [p.name for p in checkpoint.all_of(folder)] == ["step-000000", "step-000010"]
+    assert losses(folder)[-1]["step"] == 13
     torch.rand(99)  # the state of torch's own generator plays no part
-    assert run("train", "--data", text, "--out", str(folder), "--resume") == 0
+    assert run("train", *TINY, "--data", sentences, "--out", folder, "--resume") == 0  # as it was given at first
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (folder / "step-000020" / name).read_bytes() == (finished / "step-000020" / name).read_bytes()
     assert losses(folder) == losses(finished)
 
 
-def test_muon(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_muon(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It learns, resumes bit for bit from half-way, and is not mixed with the moments of another optimizer."""
     folder = tmp_path / "muon"
-    command = ("train", "--data", text, "--out", str(folder))
+    command = ("train", "--data", sentences, "--out", str(folder))
     assert run(*command, *TINY, "--optimizer", "muon") == 0
     whole, last = losses(folder), (folder / "step-000020" / "optimizer.safetensors").read_bytes()
     assert whole[-1]["validation"]["nats_per_token"] < whole[0]["loss"] - 0.5
@@ -145,35 +105,28 @@ def test_muon(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert losses(folder) == whole and (folder / "step-000020" / "optimizer.safetensors").read_bytes() == last
 
 
-def test_resume_of_a_finished_run_only_evaluates(finished: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_of_a_finished_run_only_evaluates(
+    finished: Path, sentences: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = losses(finished)
-    assert run("train", "--data", text, "--out", str(finished), "--resume", "--json") == 0
+    assert run("train", "--data", sentences, "--out", str(finished), "--resume", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 20 and losses(finished) == before
 
 
-def test_resume_can_lengthen_a_run(finished: Path, text: str, tmp_path: Path) -> None:
+def test_resume_can_lengthen_a_run(finished: Path, sentences: str, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "longer")
-    assert run("train", "--data", text, "--out", str(tmp_path / "longer"), "--resume", "--steps", "22") == 0
+    assert run("train", "--data", sentences, "--out", str(tmp_path / "longer"), "--resume", "--steps", "22") == 0
     assert checkpoint.load_state(tmp_path / "longer")["step"] == 22
 
 
-def test_resume_refuses_other_model_or_text(
-    finished: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("train", "--out", str(finished), "--resume", "--set", "dim=64") == 1
-    assert "a resumed run keeps its model" in capsys.readouterr().err
-    (tmp_path / "other.txt").write_text("something else " * 3000)
-    assert run("train", "--out", str(finished), "--resume", "--data", str(tmp_path)) == 1
-    assert "was trained on other text" in capsys.readouterr().err
-
-
-def test_accumulation_is_one_larger_batch(text: str, tmp_path: Path) -> None:
+def test_accumulation_is_one_larger_batch(sentences: str, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    options = [*TINY, "--data", text, "--precision", "fp32", "--steps", "1", "--warmup", "0", "--clip", "0"]
+    options = [*TINY, "--data", sentences, "--precision", "fp32", "--steps", "1", "--warmup", "0", "--clip", "0"]
     assert run("train", *options, "--out", str(a)) == 0
     assert run("train", *options, "--out", str(b), "--batch", "2", "--accumulate", "2") == 0
     (first, *_), (second, *_) = losses(a), losses(b)
     assert first["tokens"] == second["tokens"] == 128
+    assert checkpoint.load_state(a)["quantized"] == 1.0  # it is at its end, short as it was: `export` says nothing
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-5)
     assert second["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
 
@@ -182,25 +135,30 @@ def test_accumulation_is_one_larger_batch(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_save_and_stop(number: signal.Signals, code: int, text: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    argv = [*TINY, "--data", text, "--out", str(folder), "--steps", "1000000", "--save-every", "1000000"]
-    process = subprocess.Popen([sys.executable, "-m", "bitnet", "train", *argv], stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while not (folder / "log.jsonl").exists() or len(runlog.read(folder / "log.jsonl")) < 3:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == code and "stopped and saved at step" in errors and "Traceback" not in errors
-    assert checkpoint.load_state(folder)["step"] >= 3
-    assert checkpoint.load_model(folder).config.dim == 32
+def test_signals_save_and_stop(
+    number: signal.Signals,
+    code: int,
+    sentences: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    update = train.update
+
+    def interrupted(self: train.Run) -> tuple[float, float]:
+        if self.state["step"] == 3:
+            os.kill(os.getpid(), number)
+        return update(self)  # the step is finished
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(train, "update", interrupted)
+    assert run("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == code
+    assert "stopped and saved at step 4; --resume goes on from here" in capsys.readouterr().err
+    assert checkpoint.load_state(tmp_path / "run")["step"] == 4 and signal.getsignal(number) == before
+    assert checkpoint.load_model(tmp_path / "run").config.dim == 32
 
 
-def test_nan_stops_and_keeps_the_last_good(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, update = tmp_path / "run", train.update
 
     def poisoned(self: train.Run) -> tuple[float, float]:
@@ -211,22 +169,29 @@ def test_nan_stops_and_keeps_the_last_good(text: str, tmp_path: Path, capsys: py
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "update", poisoned)
-        assert run("train", *TINY, "--data", text, "--out", str(folder)) == 1
+        assert run("train", *TINY, "--data", sentences, "--out", str(folder)) == 1
     errors = capsys.readouterr().err
     assert "at step 13" in errors and "lower --lr" in errors and "step-000010 is the last good checkpoint" in errors
-    assert [p.name for p in checkpoint.all_of(folder)] == ["step-000010"]
+    assert [p.name for p in checkpoint.all_of(folder)] == ["step-000000", "step-000010"]
     assert checkpoint.load_model(folder).config.dim == 32
 
 
-def test_minutes(text: str, tmp_path: Path) -> None:
+def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begin = time.monotonic()
     assert (
-        run("train", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--minutes", "0.03", "--lr", "0.003") == 0
+        run("train", *TINY[:-2], "--data", sentences, "--out", tmp_path / "run", "--minutes", "0.03", "--lr", "0.003")
+        == 0
     )
+    assert re.search(r"\nstep 1, \d+% of 2 s: loss 5\..*, about \d+ s left\n", capsys.readouterr().err)
     state = checkpoint.load_state(tmp_path / "run")
     assert 1.8 <= state["seconds"] < time.monotonic() - begin
     rates = [record["lr"] for record in losses(tmp_path / "run") if "lr" in record]
+    step = state["step"] + 2
     assert max(rates) == pytest.approx(0.003) and rates[-1] < 0.5 * max(rates)  # the clock drives the schedule
+    assert run("train", "--resume", "--out", tmp_path / "run", "--minutes", "0.03") == 0  # it is at its end, no more
+    assert checkpoint.load_state(tmp_path / "run")["step"] == state["step"]
+    assert run("train", "--resume", "--out", tmp_path / "run", "--steps", step) == 0
+    assert checkpoint.load_state(tmp_path / "run")["step"] == step
 
 
 # ---- refusals ----
@@ -254,37 +219,38 @@ def test_minutes(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_refusals(
-    argv: list[str], code: int, message: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str], code: int, message: str, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("train", *TINY, "--data", text, "--out", str(tmp_path / "run"), *argv) == code
+    assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path / "run"), *argv) == code
     errors = capsys.readouterr().err
-    assert message in errors and "error:" in errors and len(errors.strip().splitlines()) <= 2
-    assert not checkpoint.all_of(tmp_path / "run")
+    lines = [line for line in errors.strip().splitlines() if "reading the text" not in line]
+    assert message in errors and "error:" in lines[0] and len(lines) <= 2
+    assert not (tmp_path / "run").exists()  # neither lock nor tokens
 
 
-def test_an_occupied_folder(finished: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", *TINY, "--data", text, "--out", str(finished)) == 1
+def test_an_occupied_folder(finished: Path, sentences: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", *TINY, "--data", sentences, "--out", str(finished)) == 1
     assert "already holds step-000020; add --resume to go on, or name another --out" in capsys.readouterr().err
 
 
-def test_two_runs_in_one_folder(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_in_one_folder(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bitnet import process
 
     with process.locked(tmp_path):
-        assert run("train", *TINY, "--data", text, "--out", str(tmp_path)) == 1
+        assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path)) == 1
     assert "another run is writing to" in capsys.readouterr().err
 
 
 # ---- settings ----
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_preset(text: str, tmp_path: Path) -> None:
+def test_flags_win_over_the_file_and_the_file_over_the_preset(sentences: str, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
         'preset = "mini-gpt"\n[train]\nlr = 0.01\nsteps = 2\nbatch = 2\n'
         "[model]\ndim = 32\nn_layers = 1\nmax_context = 16\nffn_dim = 40\n"
     )
     folder = tmp_path / "run"
-    assert run("train", "--config", str(tmp_path / "c.toml"), "--data", text, "--out", str(folder), "--lr", "0.02",
+    assert run("train", "--config", str(tmp_path / "c.toml"), "--data", sentences, "--out", str(folder), "--lr", "0.02",
                "--set", "ffn_dim=48", "--threads", "1") == 0  # fmt: skip
     settings, config = checkpoint.load_state(folder)["settings"], checkpoint.load_config(folder)
     assert (settings["preset"], settings["tokenizer"], settings["batch"]) == ("mini-gpt", "char", 2)
@@ -316,63 +282,3 @@ def test_schedules() -> None:
     assert rates(schedule="two_stage") == [0, 0.475, 0.9, 0.55, 0.333333, 0.2, 0.1, 0]
     assert rates(schedule="cosine")[4] == 0.5 and rates(schedule="cosine")[-1] == 0
     assert [schedule.weight_decay(Settings(), p) for p in (0.49, 0.5)] == [0.1, 0.0]
-
-
-# ---- checkpoints ----
-
-
-def test_saving_is_all_or_nothing(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = checkpoint.load_model(finished)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    for step, name in ((1, "save_file"), (2, "_flush")):
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, name, full)
-            with pytest.raises(OSError, match="No space left"):
-                checkpoint.save(tmp_path, model, "{}", optimizer, {"step": step})
-    assert not list(tmp_path.iterdir())
-    assert checkpoint.save(tmp_path, model, "{}", optimizer, {"step": 3}).name == "step-000003"
-    assert checkpoint.find(tmp_path).name == "step-000003"
-
-
-def _without(tensors: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in tensors.items() if key != name}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: _without(t, "layers.1.q.weight"), "tensor layers.1.q.weight is missing"),
-        (lambda t: t | {"extra": torch.ones(1)}, "tensor extra is there"),
-        (lambda t: t | {"final_norm.weight": torch.ones(7)}, "final_norm.weight is 7, config.json calls for 32"),
-        (lambda t: t | {"final_norm.weight": torch.full((32,), torch.nan)}, "final_norm.weight holds NaN"),
-    ],
-)
-def test_strict_loading(change: Any, message: str, finished: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(finished / "step-000020", copy)
-    save_file(change(load_file(copy / "model.safetensors")), copy / "model.safetensors")
-    with pytest.raises(checkpoint.CheckpointError, match=message):
-        checkpoint.load_model(copy)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "state.json"])
-def test_damaged_files(name: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(finished / "step-000020", copy)
-    os.truncate(copy / name, (copy / name).stat().st_size // 2)
-    assert run("eval", str(copy)) == 1
-    assert f"{name} is damaged" in capsys.readouterr().err
-    (copy / name).unlink()
-    assert run("eval", str(copy)) == 1
-    assert "model.safetensors" in (error := capsys.readouterr().err) or f"{name} is missing" in error
-
-
-def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("eval", str(tmp_path / "none")) == 1
-    assert "does not exist, expected a checkpoint or a run folder" in capsys.readouterr().err
-    assert run("eval", str(tmp_path)) == 1
-    assert "has no model.safetensors and no step-* folder" in capsys.readouterr().err

@@ -25,7 +25,13 @@ def read_start(path: str) -> finetune.Start:
     """
     if Path(path).is_file():
         with open(path, "rb") as file:
-            found = recognise(file.read(PROBE)) or "a file of an unknown kind"
+            head = file.read(PROBE)
+        if head.startswith(packed.MAGIC):
+            raise SourceError(
+                f"{path} is a packed model: its weights are ternary, and training moves the float masters behind them; "
+                "name the run folder or checkpoint that it was exported from"
+            )
+        found = recognise(head) or "a file of an unknown kind"
         if found.startswith("a GGUF"):
             found += ", whose weights are quantized"
         raise SourceError(f"{path} is {found}; expected a checkpoint, or a Hugging Face folder with float weights")

@@ -143,7 +143,7 @@ class Report:
         long, short = self.long, self.short
         unfinished = (
             f"unfinished saved when quantizers counted {100 * self.quantized:.0f} %, of which the file has 100 %: "
-            "let the run end, with bitnet train --resume"
+            "let the run end, with bitnet train --resume --out RUN"
         )
         return "\n".join(
             [

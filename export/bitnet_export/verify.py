@@ -29,6 +29,7 @@ from .reader import PackedFile
 from .report import Agreement, HeadCost, Report, Scores, ZeroInputs
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import Tensor, nn
 
     from bitnet.model import Transformer
@@ -157,35 +158,40 @@ def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64
         start = [tokenizer.separator(words, load_generation(folder))]
     except ValueError:  # for training documents must not run together; here any text will do
         start = []
+    found, missing = _validation_ids(folder, words, start, n)
+    ids, used = found, ["validation text"] if found else []
+    for text in corpus.Documents([]) if len(ids) < n else ():
+        ids += start + words.encode(text, add_special_tokens=False).ids
+        used = [*used[:1], "the standard library's source"] if found else ["the standard library's source"]
+        if len(ids) >= n:
+            break
+    return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
+
+
+def _validation_ids(folder: Path, words: Tokenizer, start: list[int], n: int) -> tuple[list[int], str]:
+    """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
+    from bitnet import chat, corpus, data
+
+    state = _state(folder)
+    if not (settings := state.get("settings")):
+        return [], ""
+    texts: Iterable[str]
     ids: list[int] = []
-    used = []
-    sources: dict[str, Callable[[], Iterable[str]]] = {
-        "validation text": lambda: _validation_texts(folder),
-        "the standard library's source": lambda: corpus.Documents([]),
-    }
-    for name, texts in sources.items():
-        for text in texts():
-            if len(ids) >= n:
-                break
-            ids += start + words.encode(text, add_special_tokens=False).ids
-            used.append(name)
-    return np.array(ids[:n]), " and ".join(dict.fromkeys(used))
-
-
-def _validation_texts(folder: Path) -> Iterable[str]:
-    """What the run held out of its data, as far as the data is still there."""
-    from bitnet import chat, corpus
-
-    settings = _state(folder).get("settings")
-    if settings is None:
-        return []
     try:
+        if kept := data.recorded(state, "validation", folder.resolve().parent):
+            return kept.ids[:n].tolist(), ""
         if settings.get("chat"):
             held_out = chat.split(chat.read(corpus.files_of(settings["chat"])), settings["validation"])[1]
-            return ["\n".join(message["content"] for message in each.messages) for each in held_out]
-        return corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
-    except (corpus.DataError, KeyError, ModuleNotFoundError):
-        return []
+            texts = ["\n".join(message["content"] for message in each.messages) for each in held_out]
+        else:
+            texts = corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
+        for text in texts:
+            ids += start + words.encode(text, add_special_tokens=False).ids
+            if len(ids) >= n:
+                break
+    except (corpus.DataError, OSError, KeyError, ModuleNotFoundError) as error:
+        return [], str(error)
+    return ids, ""
 
 
 def _state(folder: Path) -> dict[str, Any]:

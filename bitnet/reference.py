@@ -1,0 +1,140 @@
+"""OPTIONS.md: every preset and every option of training and of the model, as the code has them.
+
+    python -m bitnet.reference > bitnet/OPTIONS.md
+
+A test compares the page with the code. What a model option means is the comment beside its field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+import tokenize
+from pathlib import Path
+from typing import Any
+
+from bitnet import config, settings
+from bitnet.config import PRESETS, ModelConfig
+from bitnet.settings import CONVERSION, PRESET_SETTINGS, Settings, default_of
+
+HEAD = """# Presets and options
+
+What `bitnet train` and `bitnet finetune` take: as flags (`--lr 0.004`), in the tables of a TOML file given with
+`--config`, and for the model with `--set dim=256`. A preset comes first, then the file, then flags: each wins over
+the one before. `--set` reads values as TOML does; a bare word is text. This page is written by
+`python -m bitnet.reference` from the code, and tested against it.
+
+    preset = "tiny"              # bitnet train --config my.toml --lr 0.006
+    [train]
+    data = ["my_text", "more/*.md"]
+    out = "runs/mine"
+    steps = 3000
+    lr = 0.004
+    [model]
+    dim = 256
+    n_layers = 6
+    ternary = ["q", "k", "v", "o", "gate", "up", "down"]
+
+`--steps` and `--minutes` take each other's place, and so do `--batch-tokens` and `--accumulate`: the one given last
+counts, both in one place are an error. With `--resume` the run has its own settings, and what is given wins over them
+or is refused: preset, tokenizer, model, source, optimizer and text stay.
+"""
+
+
+def page() -> str:
+    """All of OPTIONS.md."""
+    return "\n".join([HEAD, *_presets(), *_training(), *_model()])
+
+
+def _presets() -> list[str]:
+    shapes = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context")
+    lines = ["## Presets", "", f"| | ternary weights | {' | '.join(shapes)} |", "|---" * (len(shapes) + 2) + "|"]
+    for name, model in PRESETS.items():
+        sizes = [f"{getattr(model, shape):,}" for shape in shapes]
+        lines.append(f"| `{name}` | {model.ternary_weights:,} | {' | '.join(sizes)} |")
+    others = [name for name in PRESETS if name not in PRESET_SETTINGS]
+    lines += [
+        "",
+        f"{' and '.join(f'`{name}`' for name in others)} are shapes to run (`bitnet bench`), not to train.",
+        "",
+    ]
+    return lines
+
+
+def _training() -> list[str]:
+    lines = ["## Training: flags, or `[train]`", "", "| option | type | default | of finetune, where another | |"]
+    lines.append("|---|---|---|---|---|")
+    for f in dataclasses.fields(Settings):
+        plain = getattr(Settings(), f.name)
+        kind = "text, several" if isinstance(plain, list) else _kind(plain)
+        train, finetune = default_of(f.name), default_of(f.name, finetune=True)
+        if f.name in CONVERSION:
+            train, finetune = "", train or "none"
+        elif f.name in ("preset", "tokenizer"):
+            finetune = "not an option"
+        other = finetune if finetune != train else ""
+        choices = ", ".join(settings.CHOICES.get(f.name, ()))
+        flag = "SRC" if f.name == "source" else f"--{f.name.replace('_', '-')}"
+        lines.append(f"| `{flag}` | {choices or kind} | {train} | {other} | {_cell(f.metadata['help'])} |")
+    return [*lines, "", "In the file names have `_` in place of `-`, such as `save_every`.", ""]
+
+
+def _model() -> list[str]:
+    """The fields of ModelConfig under the headings that its source has, each with the comment beside it."""
+    lines = ["## Model: `--set NAME=VALUE`, or `[model]`", ""]
+    lines += ["This is every family that the packed file knows. What training cannot build, it refuses by name."]
+    fields = {f.name: f for f in dataclasses.fields(ModelConfig)}
+    for name, comment in _comments():
+        if not name:
+            lines += [
+                "",
+                f"**{comment[0].upper()}{comment[1:]}**",
+                "",
+                "| option | type | default | |",
+                "|---|---|---|---|",
+            ]
+            continue
+        default = fields[name].default
+        shown = "by preset" if default is dataclasses.MISSING else _toml(default)
+        kind = ", ".join(config.CHOICES.get(name, ())) or (
+            "whole number" if default is dataclasses.MISSING else _kind(default)
+        )
+        lines.append(f"| `{name}` | {kind} | {shown} | {_cell(comment)} |")
+    return [*lines, ""]
+
+
+def _comments() -> list[tuple[str, str]]:
+    """("", heading) and (field, comment) in the order of config.py."""
+    source = Path(config.__file__).read_text(encoding="utf-8")
+    body = source[source.index("class ModelConfig") : source.index("def __post_init__")]
+    body = body[body.index("    # size") :]
+    found: list[tuple[str, str]] = []
+    for line in body.splitlines():
+        tokens = list(tokenize.generate_tokens(io.StringIO(line.strip() + "\n").readline))
+        comment = next((t.string.removeprefix("# ") for t in tokens if t.type == tokenize.COMMENT), "")
+        field = re.match(r"(\w+):", line.strip())
+        if field or comment:
+            found.append((field[1] if field else "", comment))
+    return found
+
+
+def _kind(value: Any) -> str:
+    kinds: dict[type, str] = {bool: "yes or no", int: "whole number", float: "number", str: "text", tuple: "list"}
+    return kinds[type(value)]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,148 @@
+"""What a training run is told: a preset, then a TOML file, then flags; each wins over the one before.
+
+    preset = "tiny"
+    [train]
+    lr = 0.004
+    [model]
+    dim = 256
+
+A run that is resumed has its own settings in place of a preset. bitnet/OPTIONS.md lists all options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import glob
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from bitnet.config import PRESETS, ModelConfig
+from bitnet.settings import PRESET_SETTINGS, Settings, did_you_mean, flag_of
+
+INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
+"""Options that take the place of another. Whichever of the two is given last counts."""
+
+PATHS = ("data", "chat", "tokenizer", "source", "teacher", "tensorboard")
+"""Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
+
+KEPT = ("preset", "tokenizer", "source")
+"""Options that a run keeps: model, vocabulary and first weights follow from them."""
+
+
+def run_folder(given: argparse.Namespace) -> Path:
+    """Where the run is that parsed flags mean. Raises ValueError: they do not say it."""
+    train = _given(given)[0]
+    if not train.get("out") and hasattr(given, "source") and not given.source:
+        raise ValueError("--resume without SRC needs the run: name its folder with --out")
+    source = {"source": train["source"], "quantize_warmup": 0.0} if "source" in train else {}
+    return Settings.from_dict({name: train[name] for name in ("out", "preset") if name in train} | source).run_folder
+
+
+def resolve(
+    given: argparse.Namespace,
+    saved: dict[str, Any] | None = None,
+    base: tuple[dict[str, Any], ModelConfig] | None = None,
+) -> tuple[Settings, ModelConfig]:
+    """Settings and model of a run from parsed flags.
+
+    saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of one.
+    """
+    train, overrides = _given(given)
+    if saved is not None:
+        _check_resumed(train, overrides, saved)
+        return Settings.from_dict(_over(saved["settings"], train)), ModelConfig.from_dict(saved["model"])
+    if base is not None:
+        for name in ("preset", "tokenizer"):
+            if name in train:
+                raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
+        return Settings.from_dict(_over(base[0], train)), base[1].replace(**overrides)
+    preset = train.get("preset", "tiny")
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r}, expected {', '.join(PRESETS)}" + did_you_mean(preset, [*PRESETS]))
+    settings = Settings.from_dict(_over(PRESET_SETTINGS.get(preset, {}), train))
+    return settings, PRESETS[preset].replace(**overrides)
+
+
+def _given(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of training and of the model that the user gave, by file and by flag; flags win."""
+    file = _read(given.config) if given.config else {}
+    names = [f.name for f in dataclasses.fields(Settings)]
+    flags = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
+    in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
+    train = _over(_over({}, in_file), flags)
+    for name in PATHS:
+        value = train.get(name)
+        if isinstance(value, str):
+            train[name] = absolute(value, made=name == "tensorboard")
+        elif isinstance(value, list):
+            train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
+    return train, file.get("model", {}) | dict(_assignment(text) for text in given.set or [])
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Options with others over them; of two that take each other's place the upper one counts."""
+    below = dict(below)
+    for name, other in INSTEAD.items():
+        if above.get(name) and other in above:
+            raise ValueError(f"both {flag_of(name)} and {flag_of(other)} are given, expected one of them")
+        for given, hidden in ((above.get(name), other), (other in above, name)):
+            if given:
+                below.pop(hidden, None)
+    return below | above
+
+
+def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raises ValueError: an option that a run which is resumed cannot follow."""
+    before, elsewhere = saved["settings"], "start another run with --out to change it"
+    for name in KEPT:
+        if name in train and train[name] != (old := absolute(before.get(name, ""))):
+            raise ValueError(f"{name} is {train[name]}, but a resumed run keeps its {name}, {old}; {elsewhere}")
+    model = ModelConfig.from_dict(saved["model"])
+    if overrides.get("vocab_size") == saved.get("vocab_size"):
+        overrides = {name: value for name, value in overrides.items() if name != "vocab_size"}
+    if overrides and (changed := model.replace(**overrides)) != model:
+        names = [f.name for f in dataclasses.fields(model) if getattr(changed, f.name) != getattr(model, f.name)]
+        said = ", ".join(f"{name} = {getattr(model, name)}" for name in names)
+        raise ValueError(f"a resumed run keeps its model, which has {said}; {elsewhere}")
+    for name, done in (("steps", saved["step"]), ("minutes", saved["seconds"] / 60)):
+        given = train.get(name)
+        if isinstance(given, int | float) and 0 < given < done and given != before.get(name):
+            raise ValueError(f"--{name} is {given:g}, but the run has {done:,.4g} behind it; give more, or none")
+
+
+def absolute(path: str, made: bool = False) -> str:
+    """The absolute path of what a file, folder or glob names, or of what will be made.
+
+    What names nothing stays, to be shown as it was given.
+    """
+    hub, name = ("hf:", path.removeprefix("hf:")) if path.startswith("hf:") else ("", path)
+    name, *more = name.split(":") if hub else (name,)
+    if name and (made or os.path.exists(name) or (not hub and next(glob.iglob(name, recursive=True), None))):
+        name = os.path.abspath(name)
+    return hub + ":".join([name, *more])
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as handle:
+            values = tomllib.load(handle)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    for name in values:
+        if name not in ("preset", "train", "model"):
+            raise ValueError(f"{path}: unknown name {name!r}, expected preset, [train] or [model]")
+    return values
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """`dim=256` as TOML would read it; a bare word is a string."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set {text!r}, expected NAME=VALUE")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value

@@ -1,0 +1,221 @@
+"""What `--resume` goes on from, from where, and with which options; what a start that fails leaves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitnet import checkpoint, prepare, progress, resolve, settings, tokenizer
+from bitnet.config import PRESETS
+from bitnet_export.verify import real_tokens
+from training import TINY, bitnet, bits, killed_before, losses
+
+torch.set_num_threads(1)
+
+
+# ---- from what, from where ----
+
+
+def test_before_the_first_step_from_elsewhere_and_without_the_text(
+    sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(sentences, tmp_path / "here" / "text")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    killed_before(3, "train", *TINY, "--data", "text", "--out", "run")
+    run = Path("../moved")
+    (tmp_path / "here" / "run").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "there")
+    assert [p.name for p in checkpoint.all_of(run)] == ["step-000000"]
+    state = checkpoint.load_state(run)
+    assert state["settings"]["data"] == [str(tmp_path / "here" / "text")] and state["settings"]["steps"] == 20
+    assert state["quantized"] < 0.1
+    shutil.rmtree(tmp_path / "here")
+    capsys.readouterr()
+
+    assert bitnet("train", "--resume", "--out", run) == 0
+    assert "\nstep 1 of 20: loss 5." in capsys.readouterr().err  # at once, not only after some hundred steps
+    assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)
+    assert bitnet("eval", run, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["nats_per_token"] == losses(run)[-1]["validation"]["nats_per_token"]
+    assert real_tokens(checkpoint.find(run), 300, 300)[1] == "validation text"  # that `export` compares on
+
+    (file,) = run.glob("validation-*.bin")
+    file.write_bytes(file.read_bytes()[:-2] + b"\xff\xff")
+    assert bitnet("eval", run) == 1
+    assert f"{file.name} is damaged (SHA-256); remove it" in capsys.readouterr().err
+    file.unlink()
+    text = real_tokens(checkpoint.find(run), 300, 300)[1]
+    assert text.startswith("the standard library's source (the validation text cannot be read: no file, folder or glob")
+    assert bitnet("train", "--resume", "--out", run, "--steps", "21") == 1
+    assert f"matches '{tmp_path / 'here' / 'text'}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "finetune"])
+def test_nothing_to_resume(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, found in (("typo", "does not exist"), ("empty", "has no step-* folder in it")):
+        assert bitnet(verb, "--resume", "--out", tmp_path / name) == 1
+        assert f"nothing to resume: {tmp_path / name} {found}" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.rglob("*")] == ["empty"]
+    assert bitnet("finetune", "--resume") == 1
+    assert "--resume without SRC needs the run: name its folder with --out" in capsys.readouterr().err
+    assert bitnet("finetune") == 1
+    assert "finetune needs SRC" in capsys.readouterr().err
+
+
+# ---- with which options ----
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--preset", "mini-gpt"], "preset is mini-gpt, but a resumed run keeps its preset, tiny"),
+        (["--tokenizer", "byte"], "tokenizer is byte, but a resumed run keeps its tokenizer, bpe"),
+        (
+            ["--set", "dim=64", "--set", "n_layers=2"],
+            "a resumed run keeps its model, which has dim = 32; start another",
+        ),
+        (["--steps", "5"], "--steps is 5, but the run has 20 behind it"),
+        (["--minutes", "1e-6"], "--minutes is 1e-06, but the run has"),
+        (["--steps", "30", "--minutes", "1"], "both --minutes and --steps are given, expected one of them"),
+        (["--optimizer", "adamw"], "holds the moments of muon; go on without --optimizer adamw"),
+        (["--data", __file__], "was trained on other text, or with another --validation"),
+        (["--validation", "0.3"], "was trained on other text, or with another --validation"),
+    ],
+)
+def test_options_that_a_run_cannot_follow(
+    argv: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != "lock"}
+    assert bitnet("train", "--resume", "--out", finished, *argv) == 1
+    errors = capsys.readouterr().err
+    assert message in errors.splitlines()[-1] and errors.count("error") == 1
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != "lock"} == before
+
+
+def resolved(flags: dict[str, Any], file: str, tmp_path: Path, **more: Any) -> settings.Settings:
+    (tmp_path / "c.toml").write_text(file)
+    return resolve.resolve(argparse.Namespace(config=str(tmp_path / "c.toml"), set=[], **flags), **more)[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "expected"),
+    [
+        ("", {}, {"steps": 1500, "minutes": 0.0}),
+        ("", {"minutes": 3.0}, {"minutes": 3.0}),
+        ("[train]\nminutes = 2\n", {"steps": 7}, {"steps": 7, "minutes": 0.0}),
+        ("[train]\nsteps = 9\n", {"minutes": 3.0}, {"minutes": 3.0}),
+        ("[train]\nbatch_tokens = 4096\n", {"accumulate": 3}, {"accumulate": 3, "batch_tokens": 0}),
+        ('preset = "bitnet-2b4t"\n', {"batch_tokens": 8192}, {"batch_tokens": 8192, "steps": 100_000}),
+        ('preset = "mini-gpt"\n', {"preset": "tiny"}, {"tokenizer": "bpe"}),
+    ],
+)
+def test_what_is_given_last_counts(file: str, flags: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    found = resolved(flags, file, tmp_path)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_one_budget_at_a_time(tmp_path: Path) -> None:
+    for file, flags in (("[train]\nsteps = 9\nminutes = 1\n", {}), ("", {"steps": 9, "minutes": 1.0})):
+        with pytest.raises(ValueError, match="both --minutes and --steps are given"):
+            resolved(flags, file, tmp_path)
+    with pytest.raises(ValueError, match="tokenizer is an option of `bitnet train`"):
+        resolved({"source": "x"}, '[train]\ntokenizer = "byte"\n', tmp_path, base=settings.of_source(PRESETS["tiny"]))
+
+
+def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "t.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    for path, expected in (
+        ("a b", f"{tmp_path}/a b"), ("*.txt", f"{tmp_path}/*.txt"), ("hf:a b:train", f"hf:{tmp_path}/a b:train"),
+        ("hf:roneneldan/TinyStories", "hf:roneneldan/TinyStories"), ("none.txt", "none.txt"), ("bpe", "bpe"), ("", ""),
+    ):  # fmt: skip
+        assert resolve.absolute(path) == expected
+
+
+def test_checkpoints_by_time(sentences: str, tmp_path: Path) -> None:
+    argv = [*TINY[:-2], "--save-every", "1000", "--save-minutes", "1e-6", "--steps", "3", "--keep", "9"]
+    assert bitnet("train", *argv, "--data", sentences, "--out", tmp_path / "run") == 0
+    assert [p.name for p in checkpoint.all_of(tmp_path / "run")] == [f"step-00000{i}" for i in range(4)]
+
+
+# ---- while it goes on ----
+
+
+def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A day of steps of a second: the first line at once, then further and further apart, up to a minute."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
+    with progress.Progress(settings.Settings(steps=86_400), state) as shown:
+        for i in range(1, 4000):
+            clock[0] += 1.0
+            state |= {"step": i, "tokens": 100 * i, "seconds": float(i)}
+            shown.step(2.0, i / 86_400)
+    lines = capsys.readouterr().err.splitlines()
+    steps = [int(line.split()[1].replace(",", "")) for line in lines]
+    assert steps[:7] == [1, 2, 4, 8, 16, 32, 64] and 60 <= len(lines) <= 80
+    assert lines[0] == "step 1 of 86,400: loss 2.000, 100 tokens/s, about 24 h 0 min left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(40.4, "40 s"), (200, "3 min"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert progress.lasting(seconds) == text
+
+
+def test_threads_are_bounded_by_the_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    before, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    try:
+        prepare.set_threads(1000)
+        assert torch.get_num_threads() == cores
+        assert f"--threads 1,000: this machine has {cores} cores" in capsys.readouterr().err
+        prepare.set_threads(1)
+        assert torch.get_num_threads() == 1 and not capsys.readouterr().err
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- starts that fail ----
+
+
+@pytest.mark.parametrize("argv", [["--batch", "100000"], ["--data", "nowhere"], ["--set", "n_heads=4096"]])
+def test_a_start_that_fails_leaves_what_was_there(argv: list[str], sentences: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    for run in (tmp_path / "mine", tmp_path / "new" / "run"):
+        assert bitnet("train", *TINY, "--data", sentences, "--out", run, *argv) == 1
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["mine", "notes.txt"]
+
+
+def test_a_tokenizer_of_others(
+    sentences: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has <s> and </s> in place of our end token: refused with the remedy, then trained with."""
+    words = tokenizer.build("byte", [], 257).to_str().replace(tokenizer.END, "<s>")
+    (tmp_path / "tokenizer.json").write_text(words)
+    argv = ["train", *TINY[:-2], "--steps", "1", "--data", sentences, "--out", tmp_path / "run"]
+    argv += ["--tokenizer", tmp_path / "tokenizer.json"]
+    assert bitnet(*argv) == 1
+    assert "put a tokenizer_config.json" in capsys.readouterr().err
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}, "eos_token": "<s>"}')
+    assert bitnet(*argv, "--set", "vocab_size=256") == 1
+    assert "tokenizer.json has 257 tokens, the model 256; add --set vocab_size=257" in capsys.readouterr().err
+    assert bitnet(*argv) == 0
+    assert checkpoint.load_generation(tmp_path / "run") == {"bos_token_id": 0, "eos_token_ids": [0]}
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.bitnet").touch()
+    assert bitnet("train", "--out", tmp_path / "m.bitnet") == 1
+    assert "m.bitnet is a file, expected a run folder" in capsys.readouterr().err

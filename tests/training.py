@@ -1,0 +1,49 @@
+"""`bitnet train` in tests: a model that takes a second, what is read of a run, and runs that are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet import cli, manifest, runlog, train
+
+MODEL = ("vocab_size=300", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
+TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
+TINY += ["--threads", "1", "--batch", "4", "--eval-every", "10", "--save-every", "10", "--layers-every", "5"]
+TINY += ["--steps", "20"]  # the last, to be left out where --minutes is given
+
+
+def bitnet(*argv: object) -> int:
+    """The exit code of a command."""
+    return cli.main([str(word) for word in argv])
+
+
+def losses(folder: Path) -> list[dict[str, Any]]:
+    """The log without its clock."""
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in runlog.read(folder / "log.jsonl")]
+
+
+def bits(checkpoint: Path) -> dict[str, bytes]:
+    return {name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+
+
+def killed_before(step: int, *argv: object) -> None:
+    """A command that ends, as abruptly as by a kill, before it makes this step, counted from 0."""
+    update = train.update
+
+    def kill(run: train.Run) -> Any:
+        if run.state["step"] == step:
+            raise KeyboardInterrupt
+        return update(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "update", kill)
+        assert bitnet(*argv) == 130
+
+
+def edited(checkpoint: Path) -> Path:
+    """A checkpoint that was changed on purpose: it no longer has a manifest."""
+    (checkpoint / manifest.NAME).unlink(missing_ok=True)
+    return checkpoint
