@@ -22,7 +22,8 @@
  *
  * Threads. A bn_model is immutable and may be shared; a bn_session belongs to
  * one caller at a time. Calls on sessions of one model take turns on the
- * model's thread pool. bn_session_cancel alone may be called at any moment.
+ * model's thread pool. bn_session_cancel alone may be called at any moment, also
+ * from a signal handler.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H
@@ -65,7 +66,7 @@ typedef enum bn_status {
     BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
     BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append */
-    BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called; the session keeps whole tokens */
+    BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called, and bn_session_rewind() not yet */
     BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
     BN_ERR_THREAD = 21,      /* a worker thread could not be started */
     BN_ERR_NO_HEAD = 22      /* logits asked of a model that has none, see bn_session_embed */
@@ -200,11 +201,12 @@ BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *optio
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
 
-/* A new session with the same tokens, cache, logits and random state. */
+/* A new session with the same tokens, cache, logits and random state; not cancelled. */
 BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
 
-/* Forget all tokens from position n on (0 forgets everything). Logits become
- * unavailable until the next append. Fails with BN_ERR_ARGUMENT past the end. */
+/* Forget all tokens from position n on (0 forgets everything). Logits become unavailable until the
+ * next append, unless n is the current position, which forgets nothing. Takes back a
+ * bn_session_cancel. Fails with BN_ERR_ARGUMENT past the end. */
 BN_API bn_status bn_session_rewind(bn_session *session, int32_t n);
 
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
@@ -222,7 +224,7 @@ BN_API const int32_t *bn_session_tokens(const bn_session *session);
  * available to bn_session_logits and bn_session_sample unless _NONE.
  * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN, and with
  * BN_ERR_NO_HEAD unless _NONE. On BN_ERR_CANCELLED the session keeps the
- * blocks finished so far. */
+ * blocks finished so far; unless it was cancelled before, there are no logits. */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
 
@@ -248,8 +250,9 @@ BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, in
 
 /* bn_session_embed for n different sessions of one model: text i is tokens[i][0..n_tokens[i]) and
  * goes into sessions[i], out is float[n][dim]. Short texts share the reading of the weights; each
- * vector is the same bit for bit. Nothing is done unless all can be. To stop, cancel sessions[0].
- */
+ * vector is the same bit for bit. Nothing is done unless all can be, so BN_ERR_CANCELLED when one
+ * is cancelled already. Cancelling any of them stops the call at the next block of tokens; each
+ * session keeps what it has of its text (bn_session_position), and the others can go on. */
 BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                                 const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out);
 
@@ -269,15 +272,22 @@ BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
 
 /* Append tokens[i] to sessions[i] for n different sessions of one model, reading the weights once
  * for all. Each ends as after bn_session_append(sessions[i], &tokens[i], 1, BN_LOGITS_LAST, NULL),
- * bit for bit. Nothing is done unless all can be. */
+ * bit for bit. Nothing is done unless all can be, so BN_ERR_CANCELLED when one is cancelled already
+ * (bn_session_cancelled says which). A cancel while it runs counts from the next call on. */
 BN_API bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n);
 
 /* Start the session's random sequence again; new sessions start at seed 0. */
 BN_API void bn_session_seed(bn_session *session, uint64_t seed);
 
-/* Ask a running append or score to stop at the next block; from any thread.
- * Cleared when the next append or score starts. */
+/* Stop what this session does: from any thread, at any moment. From then on append, score, embed,
+ * sample, step and the batches fail with BN_ERR_CANCELLED before any work, and one of them that is
+ * running ends after the block of tokens (bn_session_options.batch) it is at, with BN_ERR_CANCELLED
+ * if that was not the last. So it stays until bn_session_rewind is called, which may be at any n,
+ * the current position too. What the session holds can be read all the while. */
 BN_API void bn_session_cancel(bn_session *session);
+
+/* 1 from bn_session_cancel to bn_session_rewind, else 0. */
+BN_API int32_t bn_session_cancelled(const bn_session *session);
 
 /* cffi-end */
 

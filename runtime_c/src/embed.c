@@ -43,6 +43,13 @@ static bn_status take_row(const texts *t, const float *x, float *h) {
     return BN_OK;
 }
 
+static int any_cancelled(const texts *t) {
+    int any = 0;
+    for (int32_t i = 0; i < t->n; i++)
+        any |= bn_session_cancelled(t->sessions[i]);
+    return any;
+}
+
 /* As many tokens as fit the workspace of the first session. */
 static bn_status run_block(texts *t) {
     bn_workspace *w = &t->sessions[0]->work;
@@ -99,11 +106,10 @@ bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *toke
     }
     for (int32_t i = 0; i < n; i++)
         sessions[i]->pooling = kind, sessions[i]->ready = BN_READY_NOTHING;
-    atomic_store(&sessions[0]->cancel, 0);
     texts t = {sessions, tokens, n_tokens, n, 0, 0};
     bn_pool_lock(m->pool);
     while (t.text < n && !status)
-        status = atomic_load(&sessions[0]->cancel) ? BN_ERR_CANCELLED : run_block(&t);
+        status = any_cancelled(&t) ? BN_ERR_CANCELLED : run_block(&t);
     bn_pool_unlock(m->pool);
     for (int32_t i = 0; i < n && !status && out; i++)
         status = finish(sessions[i], out + (size_t)i * m->config.dim);

@@ -13,6 +13,8 @@
 bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
     if (!s || !tokens || n < 1)
         return BN_ERR_ARGUMENT;
+    if (bn_session_cancelled(s))
+        return BN_ERR_CANCELLED;
     if (n > s->n_ctx - s->position)
         return BN_ERR_CONTEXT;
     for (int32_t i = 0; i < n; i++)
@@ -40,12 +42,11 @@ typedef bn_status (*block_done)(bn_session *s, int32_t start, int32_t n, int32_t
 static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, block_done done,
                             void *context) {
     bn_status status = BN_OK;
-    atomic_store(&s->cancel, 0);
     s->ready = BN_READY_NOTHING;
     bn_pool_lock(s->model->pool);
     for (int32_t i = 0, block; i < n && !status; i += block) {
         block = n - i < (int32_t)s->work.batch ? n - i : (int32_t)s->work.batch;
-        status = atomic_load(&s->cancel) ? BN_ERR_CANCELLED : forward_block(s, tokens + i, block);
+        status = bn_session_cancelled(s) ? BN_ERR_CANCELLED : forward_block(s, tokens + i, block);
         if (!status)
             status = done(s, i, block, n, context);
     }
@@ -269,6 +270,8 @@ static bn_status sampler_logits(bn_session *s, const bn_sampler *sampler) {
 bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *token) {
     if (!s || !token)
         return BN_ERR_ARGUMENT;
+    if (bn_session_cancelled(s))
+        return BN_ERR_CANCELLED;
     if (s->ready == BN_READY_NOTHING)
         return BN_ERR_STATE;
     const bn_status status = sampler_logits(s, sampler);
@@ -315,6 +318,8 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
                           int32_t n_draft, int32_t *tokens, int32_t *n) {
     if (!s || !tokens || !n || n_draft < 0 || (n_draft > 0 && !draft))
         return BN_ERR_ARGUMENT;
+    if (bn_session_cancelled(s))
+        return BN_ERR_CANCELLED;
     const int32_t room = s->n_ctx - s->position;
     if (room < 1)
         return BN_ERR_CONTEXT;

@@ -117,7 +117,7 @@ struct bn_session {
     uint64_t rng;
     void *memory; /* all but the workspace */
     size_t memory_size;
-    atomic_int cancel;
+    atomic_int cancelled; /* until the next rewind */
 };
 
 /* --- linear.c --- */

@@ -69,7 +69,7 @@ bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_
     batch = batch < s->n_ctx ? batch : s->n_ctx;
     const int32_t rows = (int32_t)(SCORE_FLOATS / model->config.vocab_size);
     s->score_rows = rows < 1 ? 1 : rows < batch ? rows : batch;
-    atomic_init(&s->cancel, 0);
+    atomic_init(&s->cancelled, 0);
     /* calloc: memory of tokens that never come is never touched */
     if (!lay_out(s, NULL) || !(s->memory = calloc(1, s->memory_size + ALIGN)) ||
         bn_workspace_new(model, (size_t)batch, (size_t)s->n_ctx, &s->work) != BN_OK) {
@@ -135,9 +135,12 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
 bn_status bn_session_rewind(bn_session *s, int32_t n) {
     if (!s || n < 0 || n > s->position)
         return BN_ERR_ARGUMENT;
-    s->position = n;
-    s->pooled = 0;
-    s->ready = BN_READY_NOTHING;
+    if (n < s->position) {
+        s->position = n;
+        s->pooled = 0;
+        s->ready = BN_READY_NOTHING;
+    }
+    atomic_store(&s->cancelled, 0);
     return BN_OK;
 }
 
@@ -171,5 +174,9 @@ void bn_session_seed(bn_session *s, uint64_t seed) {
 
 void bn_session_cancel(bn_session *s) {
     if (s)
-        atomic_store(&s->cancel, 1);
+        atomic_store(&s->cancelled, 1);
+}
+
+int32_t bn_session_cancelled(const bn_session *s) {
+    return s ? atomic_load(&s->cancelled) : 0;
 }

@@ -7,6 +7,9 @@
 #include "internal.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "session_model.h"
 
@@ -111,6 +114,55 @@ static void test_embed_batch(void) {
     }
 }
 
+static atomic_int stop;
+
+static void *cancel_often(void *session) {
+    while (!atomic_load(&stop)) {
+        bn_session_cancel(session);
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* One of them is cancelled while all are computed: each keeps what it has and can be finished. */
+static void test_cancelled_batch(void) {
+    enum { N = 4, WHOLE = 200 };
+    const bn_session_options one = {.batch = 1};
+    const int32_t *rest[N] = {prompt, prompt, prompt, prompt};
+    int32_t left[N] = {WHOLE, 1, WHOLE, WHOLE};
+    bn_session *sessions[N], *alone;
+    float out[DIM], expected[DIM];
+    pthread_t thread;
+    for (int i = 0; i < N; i++)
+        ok(bn_session_new(model, &one, &sessions[i]));
+    CHECK_EQ(pthread_create(&thread, NULL, cancel_often, sessions[2]), 0);
+    for (int32_t held = 0; held == 0 || held == 3 * WHOLE + 1;) {
+        held = 0;
+        for (int i = 0; i < N; i++)
+            ok(bn_session_rewind(sessions[i], 0));
+        const bn_status status = bn_embed_batch(sessions, rest, left, N, BN_POOL_MEAN, NULL);
+        for (int i = 0; i < N; i++)
+            held += bn_session_position(sessions[i]);
+        CHECK_EQ(status, held == 3 * WHOLE + 1 ? BN_OK : BN_ERR_CANCELLED);
+    }
+    atomic_store(&stop, 1);
+    pthread_join(thread, NULL);
+    CHECK(bn_session_cancelled(sessions[2]));
+    ok(bn_session_rewind(sessions[2], bn_session_position(sessions[2])));
+    ok(bn_session_new(model, &plain, &alone));
+    ok(bn_session_embed(alone, prompt, WHOLE, BN_POOL_MEAN, expected));
+    for (int i = 0; i < N; i++) {
+        const int32_t at = bn_session_position(sessions[i]);
+        if (i == 1 || at == WHOLE)
+            continue;
+        ok(bn_session_embed(sessions[i], prompt + at, WHOLE - at, BN_POOL_MEAN, out));
+        CHECK(memcmp(out, expected, sizeof out) == 0);
+    }
+    bn_session_free(alone);
+    for (int i = 0; i < N; i++)
+        bn_session_free(sessions[i]);
+}
+
 /* A model without a head has no logits to give, and says so before any work. */
 static void test_no_head(const uint8_t *file, size_t size) {
     uint8_t *bytes = tiny_copy(file, size);
@@ -156,6 +208,7 @@ int main(void) {
         test_embed_batch();
     }
     plain.kv_type = BN_KV_F16;
+    test_cancelled_batch();
     test_no_head(file, size);
     bn_model_close(model);
     free(file);

@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "session_model.h"
@@ -332,40 +333,134 @@ static void test_refusals(void) {
     CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
 }
 
-static atomic_int stop;
+/* --- cancel --- */
 
-static void *cancel_often(void *session) {
-    while (!atomic_load(&stop))
-        bn_session_cancel(session);
+/* Every call says so before any work, changes nothing, and goes on after a rewind to where it is.
+ */
+static void test_cancelled_calls(void) {
+    int32_t token, n, out[2];
+    float score, vector[DIM];
+    bn_session *s = prompted(), *other = prompted(), *copy;
+    ok(bn_session_new(model, &plain, &copy));
+    bn_session *const both[] = {other, s};
+    bn_session *const embedding[] = {copy, s};
+    const int32_t *const texts[] = {prompt, prompt};
+    const int32_t lengths[] = {3, 3};
+    CHECK(!bn_session_cancelled(s));
+    bn_session_cancel(s);
+    bn_session_cancel(s);
+    CHECK(bn_session_cancelled(s) && !bn_session_cancelled(other));
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(bn_session_append(s, prompt, 1, BN_LOGITS_LAST, NULL), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_step(s, NULL, NULL, 0, out, &n), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_step(s, NULL, prompt, 2, out, &n), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_score(s, prompt, 1, &score), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_LAST, vector), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_append_batch(both, prompt, 2), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_embed_batch(embedding, texts, lengths, 2, BN_POOL_LAST, NULL),
+                 BN_ERR_CANCELLED);
+    }
+    CHECK_EQ(bn_session_position(s), PROMPT);
+    CHECK_EQ(bn_session_position(other), PROMPT); /* nothing was done */
+    CHECK_EQ(bn_session_position(copy), 0);
+    bn_session_free(copy);
+    same_logits(s, other);
+    ok(bn_session_fork(s, &copy));
+    CHECK(!bn_session_cancelled(copy));
+    ok(bn_append_batch((bn_session *const[]){other, copy}, prompt, 2));
+    ok(bn_session_rewind(s, PROMPT));
+    CHECK(!bn_session_cancelled(s));
+    ok(bn_session_sample(s, NULL, &token)); /* its logits are still there */
+    ok(bn_session_append(s, prompt + 1, 1, BN_LOGITS_LAST, NULL));
+    same_logits(s, copy);
+    CHECK(!bn_session_cancelled(NULL));
+    bn_session_cancel(NULL);
+    bn_session_free(s);
+    bn_session_free(other);
+    bn_session_free(copy);
+}
+
+/* One thread makes tokens; another cancels it at some moment. */
+typedef struct race {
+    bn_session *session;
+    atomic_int made, cancel_at, cancelled;
+} race;
+
+static void *cancel_at(void *context) {
+    race *r = context;
+    while (atomic_load(&r->made) < atomic_load(&r->cancel_at))
+        sched_yield();
+    bn_session_cancel(r->session);
+    atomic_store(&r->cancelled, 1);
     return NULL;
 }
 
-/* A cancelled append keeps whole blocks and can be finished. */
-static void test_cancel(void) {
-    const bn_session_options options = {.batch = 1};
-    bn_session *s, *right = prompted();
-    pthread_t thread;
-    int cancelled = 0;
-    ok(bn_session_new(model, &options, &s));
-    CHECK_EQ(pthread_create(&thread, NULL, cancel_often, s), 0);
-    for (int round = 0; cancelled == 0; round++) { /* the other thread may be slow to start */
-        CHECK(round < 1000);
-        ok(bn_session_rewind(s, 0));
-        for (int32_t at; (at = bn_session_position(s)) < PROMPT;) {
-            const bn_status status =
-                bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL);
-            cancelled += status == BN_ERR_CANCELLED;
-            CHECK(status == BN_OK || status == BN_ERR_CANCELLED);
-            if (cancelled == 10)
-                atomic_store(&stop, 1);
+/* A generation ends wherever the cancel comes, between two calls or within one: each time. */
+static void test_cancelled_generation(void) {
+    const bn_sampler sampler = {.temperature = 1, .top_k = 20, .top_p = 1, .repeat_penalty = 1};
+    uint64_t random = 5;
+    bn_session *s = prompted();
+    int32_t draft[3] = {1, 2, 3}, tokens[3], n;
+    for (int round = 0; round < 50; round++) {
+        race r = {.session = s, .cancel_at = (int)check_below(&random, NEW)};
+        pthread_t thread;
+        bn_status status = BN_OK;
+        CHECK_EQ(pthread_create(&thread, NULL, cancel_at, &r), 0);
+        while (!status) {
+            while (r.made == NEW && !r.cancelled) /* the other thread may be slow to start */
+                sched_yield();
+            if (round % 2) {
+                status = bn_session_step(s, &sampler, draft, 3, tokens, &n);
+            } else {
+                status = bn_session_sample(s, &sampler, tokens);
+                if (!status)
+                    status = bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL);
+            }
+            r.made++;
         }
-    }
-    atomic_store(&stop, 1);
-    pthread_join(thread, NULL);
-    if (bn_session_logits(s) == NULL) { /* cancelled after the last block */
+        CHECK_EQ(status, BN_ERR_CANCELLED);
+        pthread_join(thread, NULL);
+        CHECK_EQ(bn_session_append(s, prompt, 1, BN_LOGITS_LAST, NULL), BN_ERR_CANCELLED);
         ok(bn_session_rewind(s, PROMPT - 1));
         ok(bn_session_append(s, prompt + PROMPT - 1, 1, BN_LOGITS_LAST, NULL));
     }
+    bn_session_free(s);
+}
+
+static void *cancel_often(void *context) {
+    race *r = context;
+    while (!atomic_load(&r->cancelled)) {
+        bn_session_cancel(r->session);
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* A long append that is cancelled while it runs keeps whole blocks and can be finished. */
+static void test_cancelled_append(void) {
+    const bn_session_options options = {.batch = 1};
+    bn_session *s, *right = prompted();
+    pthread_t thread;
+    int32_t at = 0;
+    ok(bn_session_new(model, &options, &s));
+    race r = {.session = s};
+    CHECK_EQ(pthread_create(&thread, NULL, cancel_often, &r), 0);
+    for (int within = 0; within < 10;) {
+        at = bn_session_position(s) % PROMPT; /* from the beginning when it got through */
+        ok(bn_session_rewind(s, at));
+        const bn_status status =
+            bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL);
+        CHECK(status == BN_OK || status == BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_position(s) == PROMPT, status == BN_OK);
+        CHECK_EQ(bn_session_logits(s) != NULL, status == BN_OK);
+        within += status && bn_session_position(s) > at;
+    }
+    atomic_store(&r.cancelled, 1);
+    pthread_join(thread, NULL);
+    at = bn_session_position(s);
+    ok(bn_session_rewind(s, at));
+    ok(bn_session_append(s, prompt + at, PROMPT - at, BN_LOGITS_LAST, NULL));
     same_logits(s, right);
     bn_session_free(s);
     bn_session_free(right);
@@ -397,7 +492,9 @@ int main(void) {
     test_memory();
     test_batch_of_different_contexts();
     test_refusals();
-    test_cancel();
+    test_cancelled_calls();
+    test_cancelled_generation();
+    test_cancelled_append();
     bn_model_close(model);
     free(file);
     return 0;
