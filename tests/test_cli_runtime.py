@@ -20,7 +20,7 @@ import pytest
 from bitnet.config import PRESETS
 from bitnet_export import random_model
 from bitnet_runtime import Model
-from bitnet_runtime.model import KV_TYPES
+from bitnet_runtime.facts import KV_TYPES
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model, small_model
 
 

@@ -1,0 +1,73 @@
+"""Several sessions of one model in one call, which reads the weights once for all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.handles import Handle
+from bitnet_runtime.session import Session, check_all
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bitnet_runtime.ids import Ids
+
+
+def append_batch(sessions: Sequence[Session], tokens: Ids) -> None:
+    """Append tokens[i] to sessions[i], different sessions of one model.
+
+    Each session ends as after `feed([tokens[i]])`, bit for bit. Nothing is done unless all can be.
+    """
+    _check_each(sessions, tokens)
+    array = sessions[0]._array(tokens)
+    with contextlib.ExitStack() as stack:
+        handles, pointers = _turns(sessions, [1] * len(sessions), stack)
+        check_all(sessions, lib.bn_append_batch(pointers, array, len(handles)))
+
+
+def embed_batch(
+    sessions: Sequence[Session], texts: Sequence[Sequence[int]], pooling: str | None
+) -> NDArray[np.float32]:
+    """texts[i] into sessions[i], different sessions of one model: float32[n, dim].
+
+    Each vector is that of `sessions[i].embed(texts[i])`, bit for bit.
+    """
+    import numpy as np
+
+    _check_each(sessions, texts)
+    model = sessions[0]._model
+    kind = model._pooling_number(pooling)
+    arrays = [session._array(text) for session, text in zip(sessions, texts, strict=True)]
+    out = np.empty((len(texts), model.info.dim), np.float32)
+    with contextlib.ExitStack() as stack:
+        sizes = [len(array) for array in arrays]
+        handles, pointers = _turns(sessions, sizes, stack)
+        lengths, view = ffi.new("int32_t[]", sizes), ffi.from_buffer("float[]", out)
+        texts_of = ffi.new("int32_t *[]", arrays)
+        check_all(sessions, lib.bn_embed_batch(pointers, texts_of, lengths, len(handles), kind, view))
+    return out
+
+
+def _check_each(sessions: Sequence[Session], given: Any) -> None:
+    """Raises InvalidParameterError: not one of `given` for each of some sessions of one model."""
+    if not len(sessions) or len(sessions) != len(given):
+        raise InvalidParameterError(
+            f"there are {len(given)} tokens or texts for {len(sessions)} sessions, expected one for each", "sessions"
+        )
+    if len({id(session) for session in sessions}) < len(sessions):
+        raise InvalidParameterError("sessions has one twice, expected different ones", "sessions")
+    if any(session._model is not sessions[0]._model for session in sessions):
+        raise InvalidParameterError("sessions are of several models, expected those of one", "sessions")
+
+
+def _turns(sessions: Sequence[Session], sizes: Sequence[int], stack: contextlib.ExitStack) -> tuple[list[Handle], Any]:
+    """Take the turns of all until the stack ends, each with room for so many tokens: handles, and bn_session *[n]."""
+    for session in sorted(sessions, key=id):  # one order for all callers, so that none waits in a circle
+        stack.enter_context(session._lock)
+    handles = [session._room(n) for session, n in zip(sessions, sizes, strict=True)]
+    return handles, ffi.new("bn_session *[]", [handle.pointer for handle in handles])
