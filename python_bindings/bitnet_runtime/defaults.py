@@ -91,7 +91,7 @@ class TokenOptions(TypedDict, total=False):
 
 
 class Options(TokenOptions, total=False):
-    """The options of `generate`, `stream` and `chat`."""
+    """The options of `generate`, `stream` and `chat`, by their names here; aliases work, and are not typed."""
 
     max_tokens: int | None
     seed: int | None

@@ -52,4 +52,6 @@ def is_several(value: object, param: str) -> bool:
 
 
 def _is_sequence(value: object) -> bool:
-    return not isinstance(value, (str, *NO_SEQUENCES)) and (isinstance(value, Sequence) or hasattr(value, "tolist"))
+    if isinstance(value, (str, *NO_SEQUENCES)):
+        return False
+    return isinstance(value, Sequence) or (hasattr(value, "tolist") and getattr(value, "ndim", 0) > 0)
