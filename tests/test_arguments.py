@@ -117,7 +117,8 @@ def test_a_session_of_another_model_is_refused(tmp_path: Path) -> None:
     with Model.load(path) as a, Model.load(path) as b, a.session() as session, b.session() as own:
         calls: list[Callable[[Any], object]] = [
             lambda s: b.generate("x", session=s), lambda s: b.stream("x", session=s),
-            lambda s: b.chat(hello, session=s), lambda s: b.stream_chat(hello, session=s), lambda s: b.generate(["x", "y"], session=s),
+            lambda s: b.chat(hello, session=s), lambda s: b.stream_chat(hello, session=s),
+            lambda s: b.generate(["x", "y"], session=s),
         ]  # fmt: skip
         for call in calls:
             for wrong in (session, "session", a):

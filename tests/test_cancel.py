@@ -203,6 +203,21 @@ def test_closed_by_a_signal_handler(tmp_path: Path, what: str) -> None:
                 signal.signal(signal.SIGALRM, before)
 
 
+def test_a_signal_handler_closes_a_stream_within_its_prompt(slow: Model) -> None:
+    with slow.session() as session:
+        stream = slow.stream([1] * 60_000, session=session)
+        before = signal.signal(signal.SIGALRM, lambda *_: stream.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            assert list(stream) == []
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert stream.result is not None
+        assert session.position < 60_000
+        session.feed([1])
+
+
 def test_one_of_a_batch_is_cancelled(slow: Model) -> None:
     options: dict[str, Any] = {"max_tokens": 300, "seed": 3}
     alone = [slow.generate([token], **options) for token in range(3)]

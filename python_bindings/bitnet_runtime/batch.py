@@ -26,8 +26,8 @@ def append_batch(sessions: Sequence[Session], tokens: Ids) -> None:
     _check_each(sessions, tokens)
     array = sessions[0]._array(tokens)
     with contextlib.ExitStack() as stack:
-        handles, pointers = _turns(sessions, [1] * len(sessions), stack)
-        check_all(sessions, lib.bn_append_batch(pointers, array, len(handles)))
+        handles, pointers = _turns(sessions, stack)
+        _check(sessions, [1] * len(sessions), lib.bn_append_batch(pointers, array, len(handles)))
 
 
 def embed_batch(
@@ -45,11 +45,11 @@ def embed_batch(
     arrays = [session._array(text) for session, text in zip(sessions, texts, strict=True)]
     out = np.empty((len(texts), model.info.dim), np.float32)
     with contextlib.ExitStack() as stack:
+        handles, pointers = _turns(sessions, stack)
         sizes = [len(array) for array in arrays]
-        handles, pointers = _turns(sessions, sizes, stack)
         lengths, view = ffi.new("int32_t[]", sizes), ffi.from_buffer("float[]", out)
         texts_of = ffi.new("int32_t *[]", arrays)
-        check_all(sessions, lib.bn_embed_batch(pointers, texts_of, lengths, len(handles), kind, view))
+        _check(sessions, sizes, lib.bn_embed_batch(pointers, texts_of, lengths, len(handles), kind, view))
     return out
 
 
@@ -65,9 +65,17 @@ def _check_each(sessions: Sequence[Session], given: Any) -> None:
         raise InvalidParameterError("sessions are of several models, expected those of one", "sessions")
 
 
-def _turns(sessions: Sequence[Session], sizes: Sequence[int], stack: contextlib.ExitStack) -> tuple[list[Handle], Any]:
-    """Take the turns of all until the stack ends, each with room for so many tokens: handles, and bn_session *[n]."""
+def _turns(sessions: Sequence[Session], stack: contextlib.ExitStack) -> tuple[list[Handle], Any]:
+    """Take the turns of all until the stack ends: their handles, and bn_session *[n]."""
     for session in sorted(sessions, key=id):  # one order for all callers, so that none waits in a circle
         stack.enter_context(session._lock)
-    handles = [session._room(n) for session, n in zip(sessions, sizes, strict=True)]
+    handles = [session._open for session in sessions]
     return handles, ffi.new("bn_session *[]", [handle.pointer for handle in handles])
+
+
+def _check(sessions: Sequence[Session], sizes: Sequence[int], status: int) -> None:
+    """Raises the exception of a status; sizes: how many tokens each session was to take."""
+    if status == lib.BN_ERR_CONTEXT:
+        for session, n in zip(sessions, sizes, strict=True):
+            session._room(n)
+    check_all(sessions, status)

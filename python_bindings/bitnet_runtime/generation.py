@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
 from bitnet_runtime.answer import Answer, Lookup
 from bitnet_runtime.batch import append_batch
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.errors import CancelledError, ClosedError
+from bitnet_runtime.errors import CancelledError, ClosedError, StateError
 from bitnet_runtime.handles import Unique
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
@@ -22,6 +21,8 @@ from bitnet_runtime.session import Session
 if TYPE_CHECKING:
     from bitnet_runtime.model import Model
 
+
+Value = TypeVar("Value")
 
 Finish = Literal["stop", "length", "cancelled"]
 """Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
@@ -89,7 +90,8 @@ class Stream(Unique):
         self._prompt_seconds = self._seconds = 0.0
         self._finish: Finish = "cancelled" if self._limit > 0 else "length"
         self._done = self._limit <= 0  # the answer is complete
-        self._ended = False  # and its session closed
+        self._ended = False  # and its session free
+        self._reading = self._closing = False
 
     @property
     def result(self) -> Result | None:
@@ -112,34 +114,51 @@ class Stream(Unique):
         Returns when that one is done. Closing twice is fine.
         """
         if not self._ended:
+            self._closing = True
             self._session.cancel()
             with self._session._lock:
-                self._end()
+                if not self._reading:  # else this is a signal handler, and __next__ ends it
+                    self._end()
 
     def _end(self) -> None:
-        self._done = self._ended = True
-        if self._owned:
-            self._session.close()
-        else:
-            self._session._resume()  # a cancel was for this answer
+        if not self._ended:
+            self._done = self._ended = True
+            if self._owned:
+                self._session.close()
+            else:
+                self._session._resume()  # a cancel was for this answer
 
     def __next__(self) -> Piece:
         with self._session._lock:
+            if self._reading:
+                raise StateError("a signal handler cannot read a stream that it interrupted")
+            self._reading, goes_on = True, False
             try:
                 while not self._done:
-                    piece = self._advance()
-                    if piece.text or piece.token is not None:
+                    piece = self._try(self._advance)
+                    if piece and (piece.text or piece.token is not None):
+                        goes_on = not self._closing
                         return piece
-            except CancelledError:
-                pass
-            except ClosedError:
-                if not self._ended:  # else a signal handler closed the stream meanwhile
-                    raise
-            except BaseException:
-                self._end()
-                raise
-            self._end()
+            finally:
+                self._reading = False
+                if not goes_on:
+                    self._end()
         raise StopIteration
+
+    def _try(self, step: Callable[[], Value]) -> Value | None:
+        """Do a step. None: another thread or a signal handler has stopped this stream, so the answer is done."""
+        try:
+            return step()
+        except CancelledError:
+            pass
+        except ClosedError:
+            if not self._ended:  # its session or its model was closed
+                raise
+        self._done = True
+        return None
+
+    def _draw(self) -> None:
+        self._accept(self._session.draw(self._sampler))
 
     def _advance(self) -> Piece:
         """One token further."""
@@ -178,8 +197,8 @@ class Stream(Unique):
             if self._lookup:
                 self._lookup.add(token)
             text = self._answer.push(token)
-            self._done = self._answer.stopped or len(self._tokens) == self._limit
-            if self._done:
+            if self._answer.stopped or len(self._tokens) == self._limit:
+                self._done = True
                 self._finish = "stop" if self._answer.stopped else "length"
                 text += self._answer.flush()
             piece = Piece(text, token)
@@ -214,9 +233,8 @@ def generate_batch(streams: Iterable[Stream]) -> list[Result]:
         while True:
             for place, stream in itertools.islice(waiting, IN_FLIGHT - len(active)):
                 active[place] = stream
-                with _cancellable(stream):
-                    if not stream._done:
-                        stream._begin()
+                if not stream._done:
+                    stream._try(stream._begin)
             if not active:
                 return [results[place] for place in sorted(results)]
             _one_token_each([stream for stream in active.values() if not stream._done])
@@ -232,8 +250,7 @@ def _one_token_each(streams: list[Stream]) -> None:
     """Sample a token in each, and compute those of answers that go on together."""
     begin = time.perf_counter()
     for stream in streams:
-        with _cancellable(stream):
-            stream._accept(stream._session.draw(stream._sampler))
+        stream._try(stream._draw)
     while going := [stream for stream in streams if not stream._done]:
         try:
             append_batch([stream._session for stream in going], [stream._tokens[-1] for stream in going])
@@ -246,18 +263,6 @@ def _one_token_each(streams: list[Stream]) -> None:
                 stream._done = True
     for stream in streams:
         stream._seconds += time.perf_counter() - begin
-
-
-@contextlib.contextmanager
-def _cancellable(stream: Stream) -> Iterator[None]:
-    """What is done inside may end because the stream was cancelled or closed; then it is done."""
-    try:
-        yield
-    except CancelledError:
-        stream._done = True
-    except ClosedError:
-        if not stream._ended:
-            raise
 
 
 def _result(stream: Stream) -> Result:
