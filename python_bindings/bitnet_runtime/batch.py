@@ -23,7 +23,7 @@ def append_batch(sessions: Sequence[Session], tokens: Ids) -> None:
 
     Each session ends as after `feed([tokens[i]])`, bit for bit. Nothing is done unless all can be.
     """
-    _check_each(sessions, tokens)
+    _check_number(sessions, tokens)
     array = sessions[0]._array(tokens)
     with contextlib.ExitStack() as stack:
         handles, pointers = _turns(sessions, stack)
@@ -39,7 +39,7 @@ def embed_batch(
     """
     import numpy as np
 
-    _check_each(sessions, texts)
+    _check_number(sessions, texts)
     model = sessions[0]._model
     kind = model._pooling_number(pooling)
     arrays = [session._array(text) for session, text in zip(sessions, texts, strict=True)]
@@ -53,16 +53,11 @@ def embed_batch(
     return out
 
 
-def _check_each(sessions: Sequence[Session], given: Any) -> None:
-    """Raises InvalidParameterError: not one of `given` for each of some sessions of one model."""
+def _check_number(sessions: Sequence[Session], given: Any) -> None:
     if not len(sessions) or len(sessions) != len(given):
         raise InvalidParameterError(
             f"there are {len(given)} tokens or texts for {len(sessions)} sessions, expected one for each", "sessions"
         )
-    if len({id(session) for session in sessions}) < len(sessions):
-        raise InvalidParameterError("sessions has one twice, expected different ones", "sessions")
-    if any(session._model is not sessions[0]._model for session in sessions):
-        raise InvalidParameterError("sessions are of several models, expected those of one", "sessions")
 
 
 def _turns(sessions: Sequence[Session], stack: contextlib.ExitStack) -> tuple[list[Handle], Any]:
@@ -74,7 +69,10 @@ def _turns(sessions: Sequence[Session], stack: contextlib.ExitStack) -> tuple[li
 
 
 def _check(sessions: Sequence[Session], sizes: Sequence[int], status: int) -> None:
-    """Raises the exception of a status; sizes: how many tokens each session was to take."""
+    """Raises the exception of a status, which came before any work; sizes: how many tokens each was to take."""
+    if status == lib.BN_ERR_ARGUMENT:
+        found = "are of several models" if len({id(session._model) for session in sessions}) > 1 else "has one twice"
+        raise InvalidParameterError(f"sessions {found}, expected different ones of one model", "sessions")
     if status == lib.BN_ERR_CONTEXT:
         for session, n in zip(sessions, sizes, strict=True):
             session._room(n)
