@@ -6,9 +6,9 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from bitnet_runtime.answer import Answer, Lookup
 from bitnet_runtime.batch import append_batch
@@ -21,8 +21,6 @@ from bitnet_runtime.session import Session
 if TYPE_CHECKING:
     from bitnet_runtime.model import Model
 
-
-Value = TypeVar("Value")
 
 Finish = Literal["stop", "length", "cancelled"]
 """Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
@@ -135,30 +133,23 @@ class Stream(Unique):
             self._reading, goes_on = True, False
             try:
                 while not self._done:
-                    piece = self._try(self._advance)
-                    if piece and (piece.text or piece.token is not None):
+                    piece = self._advance()
+                    if piece.text or piece.token is not None:
                         goes_on = not self._closing
                         return piece
+            except (CancelledError, ClosedError) as error:
+                self._stop(error)
             finally:
                 self._reading = False
                 if not goes_on:
                     self._end()
         raise StopIteration
 
-    def _try(self, step: Callable[[], Value]) -> Value | None:
-        """Do a step. None: another thread or a signal handler has stopped this stream, so the answer is done."""
-        try:
-            return step()
-        except CancelledError:
-            pass
-        except ClosedError:
-            if not self._ended:  # its session or its model was closed
-                raise
+    def _stop(self, error: CancelledError | ClosedError) -> None:
+        """The answer is done, or raises the error: not the stream was closed, but its session or model."""
+        if isinstance(error, ClosedError) and not self._ended:
+            raise error
         self._done = True
-        return None
-
-    def _draw(self) -> None:
-        self._accept(self._session.draw(self._sampler))
 
     def _advance(self) -> Piece:
         """One token further."""
@@ -233,24 +224,31 @@ def generate_batch(streams: Iterable[Stream]) -> list[Result]:
         while True:
             for place, stream in itertools.islice(waiting, IN_FLIGHT - len(active)):
                 active[place] = stream
-                if not stream._done:
-                    stream._try(stream._begin)
+                try:
+                    if not stream._done:
+                        stream._begin()
+                except (CancelledError, ClosedError) as error:
+                    stream._stop(error)
             if not active:
                 return [results[place] for place in sorted(results)]
-            _one_token_each([stream for stream in active.values() if not stream._done])
-            for place, stream in list(active.items()):
-                if stream._done:
-                    results[place] = _result(active.pop(place))
+            going = [stream for stream in active.values() if not stream._done]
+            while len(going) == len(active):
+                going = _one_token_each(going)
+            for place in [place for place, stream in active.items() if stream._done]:
+                results[place] = _result(active.pop(place))
     finally:
         for stream in active.values():
             stream.close()
 
 
-def _one_token_each(streams: list[Stream]) -> None:
-    """Sample a token in each, and compute those of answers that go on together."""
+def _one_token_each(streams: list[Stream]) -> list[Stream]:
+    """Sample a token in each, and compute those of answers that go on together; returns these."""
     begin = time.perf_counter()
     for stream in streams:
-        stream._try(stream._draw)
+        try:
+            stream._accept(stream._session.draw(stream._sampler))
+        except (CancelledError, ClosedError) as error:
+            stream._stop(error)
     while going := [stream for stream in streams if not stream._done]:
         try:
             append_batch([stream._session for stream in going], [stream._tokens[-1] for stream in going])
@@ -261,8 +259,10 @@ def _one_token_each(streams: list[Stream]) -> None:
                 raise
             for stream in stopped:
                 stream._done = True
+    seconds = time.perf_counter() - begin
     for stream in streams:
-        stream._seconds += time.perf_counter() - begin
+        stream._seconds += seconds
+    return going
 
 
 def _result(stream: Stream) -> Result:

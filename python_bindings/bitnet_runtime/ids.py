@@ -52,6 +52,8 @@ def is_several(value: object, param: str) -> bool:
 
 
 def _is_sequence(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return True
     if isinstance(value, (str, *NO_SEQUENCES)):
         return False
     return isinstance(value, Sequence) or (hasattr(value, "tolist") and getattr(value, "ndim", 0) > 0)
