@@ -230,9 +230,9 @@ def test_arguments_of_sessions(model: Model) -> None:
 def test_keys_of_messages(tmp_path: Path) -> None:
     with Model.load(scripted_model(tmp_path / "m", [b"Good"], template=TEMPLATE)) as model:
         message = {"role": "user", "content": "x", (1, 2): "y"}
-        with pytest.raises(InvalidParameterError, match=r"messages: keys must be str.*not tuple"):
+        with pytest.raises(InvalidParameterError, match=r"messages: .*key") as caught:
             model.chat([message])
-        assert model.chat([{"role": "user", "content": "x", 5: "y"}]).text == "Good"  # type: ignore[dict-item]
+        assert caught.value.param == "messages"
 
 
 # ---- files ----
@@ -255,7 +255,7 @@ def test_a_missing_file_says_what_the_system_says(tmp_path: Path) -> None:
 def test_keys_of_the_metadata_come_once(tmp_path: Path, metadata: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "dumps", lambda *_, **__: metadata.decode())
     random_model(SMALL, tmp_path / "m")
-    with pytest.raises(ModelFormatError, match="METADATA is not good JSON: a key occurs twice"):
+    with pytest.raises(ModelFormatError, match=r"metadata is not good JSON: the key .* occurs 2 times, expected once"):
         Model.load(tmp_path / "m")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -191,11 +192,13 @@ class ModelFacts(Unique):
 
     def _json_section(self, kind: int) -> dict[str, Any]:
         try:
-            value = json.loads(self._section(kind) or b"{}", object_pairs_hook=_unique_keys)
+            value = json.loads(
+                self._section(kind) or b"{}", object_pairs_hook=_unique_keys, parse_constant=_no_constant
+            )
         except (ValueError, RecursionError) as error:
-            raise ModelFormatError(f"{self.path}: METADATA is not good JSON: {error}") from None
+            raise ModelFormatError(f"{self.path}: the metadata is not good JSON: {error}") from None
         if not isinstance(value, dict):
-            raise ModelFormatError(f"{self.path}: METADATA is a {type(value).__name__}, expected a JSON object")
+            raise ModelFormatError(f"{self.path}: the metadata is a {type(value).__name__}, expected a JSON object")
         return value
 
     def _token_ids(self, generation: Mapping[str, Any], key: str) -> list[int]:
@@ -235,7 +238,13 @@ class ModelFacts(Unique):
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """FORMAT.md §5: no key twice, or programs would differ in which one counts."""
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a key occurs twice")
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {name!r:.80} occurs {times} times, expected once")
     return values
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")

@@ -122,7 +122,7 @@ class Model(ModelFacts):
         chosen = resolve(sampling, options, self.defaults)
         if session is not None or sampling.get("draft"):
             raise InvalidParameterError("several prompts take neither a session nor drafts", "session")
-        prompts = [self._prompt(one) for one in cast("Sequence[Prompt]", prompt)]  # all, before any work
+        prompts = [self._prompt(one, self.n_ctx) for one in cast("Sequence[Prompt]", prompt)]  # all, before any work
         return generate_batch(Stream(self, tokens, chosen) for tokens in prompts)
 
     def stream(
@@ -137,11 +137,7 @@ class Model(ModelFacts):
         if session is not None and (not isinstance(session, Session) or session._model is not self):
             raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
         chosen = resolve(sampling, options, self.defaults)
-        tokens = self._prompt(prompt)
-        n_ctx = session.n_ctx if session else self.n_ctx
-        if len(tokens) > n_ctx:
-            raise ContextLengthError(len(tokens), n_ctx)
-        return Stream(self, tokens, chosen, session)
+        return Stream(self, self._prompt(prompt, session.n_ctx if session else self.n_ctx), chosen, session)
 
     def chat(
         self,
@@ -171,7 +167,7 @@ class Model(ModelFacts):
         One number a token of `tokenize(text)`; the first is NaN, as nothing comes before it.
         """
         self.require_head()
-        tokens = self._tokens(text, "text")
+        tokens = self._tokens(text, "text", self.n_ctx)
         if not tokens:
             return []
         with self.session(n_ctx=len(tokens)) as session:
@@ -187,7 +183,7 @@ class Model(ModelFacts):
         """
         several = is_several(text, "text") or not len(text)
         texts = cast("Sequence[Prompt]", text if several else [text])
-        return embed(self, [self._tokens(one, "text") for one in texts], pooling)
+        return embed(self, [self._tokens(one, "text", self.n_ctx) for one in texts], pooling)
 
     def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text. `add_bos`: begin with the model's start token, if it has one.
@@ -217,20 +213,20 @@ class Model(ModelFacts):
         """Text token by token, continuing `prompt`; None when the file has no tokenizer."""
         return self._tokenizer.detokenizer(prompt) if self.has_tokenizer else None
 
-    def _prompt(self, prompt: Prompt) -> list[int]:
+    def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
         """Token ids to continue, of which there is one at least."""
         self.require_head()
-        tokens = self._tokens(prompt, "prompt")
+        tokens = self._tokens(prompt, "prompt", n_ctx)
         if not tokens:
             found = "is empty and the model has no start token" if isinstance(prompt, str) else "is an empty list"
             raise InvalidParameterError(f"the prompt {found}; give at least one character or token id", "prompt")
         return tokens
 
-    def _tokens(self, text: Prompt, param: str) -> list[int]:
+    def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
         """Token ids of a text that is to fit the context."""
         tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
-        if len(tokens) > self.n_ctx:
-            raise ContextLengthError(len(tokens), self.n_ctx)
+        if len(tokens) > n_ctx:
+            raise ContextLengthError(len(tokens), n_ctx)
         return tokens
 
     # ---- sessions ----
