@@ -178,7 +178,7 @@ def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
 
 def _note(texts: corpus.Documents) -> None:
     if texts.left_out:
-        print(texts.left_out, file=sys.stderr)
+        say(texts.left_out)
 
 
 def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bitnet.config import ModelConfig
+from bitnet.config import PRESETS, ModelConfig
 from bitnet_export import Encoded, packed, random_model, write_packed
 from bitnet_export.layout import pack_ternary
 from bitnet_runtime.text import byte_level_alphabet
@@ -48,6 +48,13 @@ def small_model(folder: Path, seed: int = 0, config: ModelConfig = SMALL) -> Pat
     """A random model with a byte tokenizer."""
     path = folder / f"small-{seed}-{config.max_context}.bitnet"
     random_model(config, path, seed, tokenizer=byte_tokenizer().to_str().encode())
+    return path
+
+
+def slow_model(folder: Path) -> Path:
+    """A context that takes seconds to fill."""
+    path = folder / "slow.bitnet"
+    random_model(PRESETS["tiny"].replace(max_context=1 << 16), path, tokenizer=byte_tokenizer().to_str().encode())
     return path
 
 

@@ -99,3 +99,13 @@ def test_only_the_command_line_names_the_other_packages() -> None:
                 if name.partition(".")[0] in ("bitnet", "bitnet_export", "torch"):
                     assert file.name == "commands.py", f"{file.name} imports {name}"
                     assert node.col_offset > 0, f"{file.name} imports {name} when it is imported"
+
+
+def test_bench_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    for name in ("random", "json", "bitnet_runtime", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger was imported')")
+    model = scripted_model(tmp_path / "m", [b"Good"])
+    command = [Path(sys.executable).parent / "bitnet", "bench", model, "--prompt", "4", "--gen", "4", "--repeat", "1"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"decode"' in done.stdout

@@ -14,7 +14,7 @@ import pytest
 
 from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, NumericError, Sampling, StateError, commands
 from bitnet_runtime.defaults import ALIASES, DEFAULTS, FIELDS, model_defaults, resolve
-from bitnet_runtime.session import Sampler
+from bitnet_runtime.sampler import Sampler
 from runtime_models import scripted_model, small_model
 
 DOCUMENTED = {

@@ -14,12 +14,14 @@ chat, numpy when an array is asked for.
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import (
     BitnetError,
+    CancelledError,
     ClosedError,
     ContextLengthError,
     InvalidParameterError,
     MissingDependencyError,
     ModelFileError,
     ModelFormatError,
+    ModelNotFoundError,
     ModelTooLargeError,
     NumericError,
     StateError,
@@ -28,15 +30,17 @@ from bitnet_runtime.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
+from bitnet_runtime.facts import ModelInfo
 from bitnet_runtime.generation import Piece, Result, Stream, Timings, Usage
 from bitnet_runtime.machine import available_isas, default_threads, version
-from bitnet_runtime.model import Model, ModelInfo
+from bitnet_runtime.model import Model
 from bitnet_runtime.session import Session
 
 __version__ = version()
 
 __all__ = [
     "BitnetError",
+    "CancelledError",
     "ClosedError",
     "ContextLengthError",
     "InvalidParameterError",
@@ -45,6 +49,7 @@ __all__ = [
     "ModelFileError",
     "ModelFormatError",
     "ModelInfo",
+    "ModelNotFoundError",
     "ModelTooLargeError",
     "NumericError",
     "Piece",

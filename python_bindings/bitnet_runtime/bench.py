@@ -38,7 +38,7 @@ def bench(
 ) -> dict[str, Any]:
     """Everything `bitnet bench --json` prints. `load` goes to Model.load; speeds and limits are medians of `repeat`."""
     job = {"path": os.fspath(path), "prompt": prompt, "gen": gen, "depth": depth, "repeat": repeat, "load": load}
-    command = [sys.executable, "-m", "bitnet_runtime.bench", json.dumps(job)]
+    command = [sys.executable, "-P", "-m", "bitnet_runtime.bench", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise BenchError(done.stderr.strip() or f"the measuring process ended with {done.returncode}")

@@ -10,8 +10,10 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -53,6 +55,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template has {len(source)} characters, expected at most {MAX_BYTES} bytes")
         self._environment = _Environment()
         self._lock = threading.Lock()
+        _templates.add(self)
         try:
             tree = _Guards().visit(self._environment.parse(source))
             code = self._environment.compile(tree, filename="<template>")
@@ -97,7 +100,7 @@ class ChatTemplate:
         try:
             changed = [_map_text(_as_templates_expect(message), change) for message in messages]
             size = len(json.dumps(changed, default=str))
-        except (RecursionError, ValueError) as error:
+        except (RecursionError, TypeError, ValueError) as error:  # TypeError: a key that JSON has not
             raise InvalidParameterError(f"messages: {error}", "messages") from None
         more: dict[str, Any] = {"tools": None, "documents": None}  # as apply_chat_template has it
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
@@ -115,6 +118,18 @@ class ChatTemplate:
                     f"{roles}{', …' if len(messages) > 8 else ''}; most templates take user and assistant in turn, "
                     f"after at most one system message"
                 ) from None
+
+
+_templates: weakref.WeakSet[ChatTemplate] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In the child: a thread that was rendering is not there, and its budget begins anew with the next."""
+    for template in list(_templates):
+        template._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _LimitError(Exception):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet_runtime.defaults import FIELDS, resolve
+from bitnet_runtime.defaults import FIELDS, help_of, resolve
 from bitnet_runtime.errors import ContextLengthError, InvalidParameterError
 from bitnet_runtime.terminal import cut_off, end_line, escape, say, show, too_long
 
@@ -99,12 +99,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     for name, field in FIELDS.items():
         row = field.metadata
         flags = row["flags"] or ("--" + name.replace("_", "-"),)
-        default = "none" if field.default is None or field.default == () else field.default
-        options: dict[str, Any] = {
-            "dest": name,
-            "default": argparse.SUPPRESS,
-            "help": f"{row['help']} (default: {default})",
-        }
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_of(name)}
         if name == "stop":
             options |= {"action": "append", "metavar": "TEXT", "type": _stop}
         elif name == "logit_bias":

@@ -1,20 +1,24 @@
 """How tokens are chosen: the one table of sampling options.
 
 The fields of `Sampling` are the table. Python, the command line and the tests read names,
-defaults, ranges, aliases and help texts from here and nowhere else. An explicit argument wins
-over the model's own default (the `generation` object of the file), which wins over the table.
+defaults, ranges, aliases and help texts from here and nowhere else; `Options` repeats the names
+for type checkers. An explicit argument wins over the model's own default (the `generation` object
+of the file), which wins over the table.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
-from bitnet_runtime.errors import InvalidParameterError, ModelFormatError
+from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, shown
+
+SMALLEST = 1e-30  # of what must be more than 0: the engine's floats end at 1e-38
 
 
 def _option(
@@ -23,18 +27,17 @@ def _option(
     *,
     low: float = -math.inf,
     high: float = math.inf,
-    open_low: bool = False,
     flags: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A row of the table. `open_low`: `low` itself is not allowed."""
-    row = {"help": help, "low": low, "high": high, "open_low": open_low, "flags": flags, "aliases": aliases}
+    """A row of the table."""
+    row = {"help": help, "low": low, "high": high, "flags": flags, "aliases": aliases}
     return dataclasses.field(default=default, metadata=row)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Every option of `generate`, `stream` and `chat`, with its default."""
+    """Every option of `generate`, `stream` and `chat`, with its default. A wrong value is an InvalidParameterError."""
 
     max_tokens: int | None = _option(
         256, "most tokens to generate; none: until the context is full", low=0, high=2**31 - 1,
@@ -44,10 +47,10 @@ class Sampling:
         0.8, "0 takes the most likely token", low=0, high=1e6, flags=("--temp", "--temperature"), aliases=("temp",)
     )
     top_k: int = _option(40, "keep the k most likely tokens; 0: all", low=0, high=2**31 - 1)
-    top_p: float = _option(0.95, "keep the smallest set with this much probability", low=0, high=1, open_low=True)
+    top_p: float = _option(0.95, "keep the smallest set with this much probability", low=SMALLEST, high=1)
     min_p: float = _option(0.05, "drop what is less likely than this times the best", low=0, high=1)
     repeat_penalty: float = _option(
-        1.0, "divides the logits of tokens already seen; 1: off", low=0, high=1e6, open_low=True,
+        1.0, "divides the logits of tokens already seen; 1: off", low=SMALLEST, high=1e6,
         aliases=("repetition_penalty",),
     )  # fmt: skip
     repeat_last_n: int = _option(
@@ -68,31 +71,119 @@ class Sampling:
     )
     logit_bias: Mapping[int, float] | None = _option(None, "added to the logit of a token; -inf bans it")
 
+    def __post_init__(self) -> None:
+        for name in FIELDS:
+            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+
+
+class TokenOptions(TypedDict, total=False):
+    """How one token is chosen: the options of `Session.sample`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+
+
+class Options(TokenOptions, total=False):
+    """The options of `generate`, `stream` and `chat`, by their names here; aliases work, and are not typed."""
+
+    max_tokens: int | None
+    seed: int | None
+    stop: str | list[str] | tuple[str, ...] | None
+    draft: int
+
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Sampling)}
 ALIASES: dict[str, str] = {alias: name for name, field in FIELDS.items() for alias in field.metadata["aliases"]}
+
+
+def whole(name: str, value: Any, low: int, high: int, about: str = "") -> int:
+    """`value` as an int from `low` to `high`, or InvalidParameterError."""
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        try:
+            number = int(value.__index__())
+        except TypeError:  # an array
+            number = low - 1
+        if low <= number <= high:
+            return number
+    raise InvalidParameterError(f"{name} is {shown(value)}, expected an integer from {low} to {high}{about}", name)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """`value` as the type of the field, or InvalidParameterError."""
+    if name == "stop":
+        return _stop(value)
+    if name == "logit_bias":
+        return _logit_bias(value)
+    field, row = FIELDS[name], FIELDS[name].metadata
+    if value is None and name in ("max_tokens", "seed"):
+        return None
+    low, high = row["low"], row["high"]
+    if isinstance(field.default, int) or name == "seed":
+        return whole(name, value, low, high)
+    if hasattr(value, "__float__") and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (TypeError, OverflowError):  # an array, or an integer beyond all floats
+            number = math.nan
+        if low <= number <= high:
+            return number
+    raise InvalidParameterError(f"{name} is {shown(value)}, expected a number from {low:g} to {high:g}", name)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    texts = () if value is None else (value,) if isinstance(value, str) else value
+    if isinstance(texts, (list, tuple)) and all(isinstance(text, str) and text for text in texts):
+        return tuple(texts)
+    raise InvalidParameterError(
+        f"stop is {shown(value)}, expected a text or a list of texts, none of them empty", "stop"
+    )
+
+
+def _logit_bias(value: Any) -> Mapping[int, float] | None:
+    if value is None:
+        return None
+    try:
+        bias = {token.__index__(): float(number) for token, number in value.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        bias = {-1: 0.0}
+    if all(token >= 0 and number < math.inf for token, number in bias.items()):
+        return bias
+    raise InvalidParameterError(
+        f"logit_bias is {shown(value)}, expected a dictionary from token ids to finite numbers or -inf", "logit_bias"
+    )
+
+
 DEFAULTS = Sampling()
 
 
-def resolve(explicit: Mapping[str, Any], model: Sampling = DEFAULTS) -> Sampling:
-    """The options of one call: `explicit` over the model's own over the table.
+def resolve(explicit: Mapping[str, Any], given: Sampling | None = None, model: Sampling = DEFAULTS) -> Sampling:
+    """The options of one call: `explicit` over those `given` as a whole, or else the model's own over the table.
 
     Raises InvalidParameterError for an unknown name (with the nearest valid one), for an option
     given twice, and for a value out of range (with the range).
     """
-    if not explicit:
-        return model
+    if not isinstance(given, Sampling | None):
+        raise InvalidParameterError(f"options is {shown(given)}, expected a Sampling", "options")
     values: dict[str, Any] = {}
-    for given, value in explicit.items():
-        name = ALIASES.get(given, given)
+    for word, value in explicit.items():
+        name = ALIASES.get(word, word)
         if name not in FIELDS:
-            near = difflib.get_close_matches(given, [*FIELDS, *ALIASES], 1)
+            near = difflib.get_close_matches(word, [*FIELDS, *ALIASES], 1)
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(FIELDS)}"
-            raise InvalidParameterError(f"unknown parameter {given!r}; {hint}", given)
+            raise InvalidParameterError(f"unknown parameter {word!r}; {hint}", word)
         if name in values:
-            raise InvalidParameterError(f"parameter {name!r} is given twice, once as {given!r}", name)
+            raise InvalidParameterError(f"parameter {name!r} is given twice, once as {word!r}", name)
         values[name] = _checked(name, value)
-    return dataclasses.replace(model, **values)
+    base, options = given or model, object.__new__(Sampling)  # of which all else was checked
+    vars(options).update(vars(base) | values)
+    return options
 
 
 def model_defaults(generation: Mapping[str, Any]) -> Sampling:
@@ -104,45 +195,20 @@ def model_defaults(generation: Mapping[str, Any]) -> Sampling:
         raise ModelFormatError(f"generation defaults of the file: {error}") from None
 
 
-def _checked(name: str, value: Any) -> Any:
-    """`value` as the type of the field, or InvalidParameterError."""
-    if name == "stop":
-        return _stop(value)
-    if name == "logit_bias":
-        return _logit_bias(value)
-    field, row = FIELDS[name], FIELDS[name].metadata
-    integer = isinstance(field.default, int) or name == "seed"
-    if value is None and name in ("max_tokens", "seed"):
-        return None
-    low, high = row["low"], row["high"]
-    kind = "an integer" if integer else "a number"
-    ok = hasattr(value, "__index__") if integer else isinstance(value, (int, float)) or hasattr(value, "__float__")
-    if ok and not isinstance(value, (bool, str)):
-        number = value.__index__() if integer else float(value)
-        if low <= number <= high and not (row["open_low"] and number == low):
-            return number
-    span = f"above {low:g} and at most {high:g}" if row["open_low"] else f"from {low:g} to {high:g}"
-    if integer:
-        span = f"from {low} to {high}"
-    raise InvalidParameterError(f"{name} is {value!r}, expected {kind} {span}", name)
+def help_of(name: str) -> str:
+    """What an option is and its default, in a line."""
+    field = FIELDS[name]
+    default = "none" if field.default is None or field.default == () else field.default
+    return f"{field.metadata['help']} (default: {default})"
 
 
-def _stop(value: Any) -> tuple[str, ...]:
-    texts = () if value is None else (value,) if isinstance(value, str) else value
-    if isinstance(texts, (list, tuple)) and all(isinstance(text, str) and text for text in texts):
-        return tuple(texts)
-    raise InvalidParameterError(f"stop is {value!r}, expected a text or a list of texts, none of them empty", "stop")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _logit_bias(value: Any) -> Mapping[int, float] | None:
-    if value is None:
-        return None
-    try:
-        bias = {token.__index__(): float(number) for token, number in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        bias = {-1: 0.0}
-    if all(token >= 0 and number < math.inf for token, number in bias.items()):
-        return bias
-    raise InvalidParameterError(
-        f"logit_bias is {value!r}, expected a dictionary from token ids to finite numbers or -inf", "logit_bias"
+def with_options(function: _Function) -> _Function:
+    """The function, its documentation completed with a line for each option."""
+    lines = [f"    {name}: {help_of(name)}" for name in FIELDS]
+    function.__doc__ = "\n".join(
+        [inspect.cleandoc(function.__doc__ or ""), "", "Options, or as the model has them:", *lines]
     )
+    return function

@@ -6,6 +6,8 @@ the builtin that fits, so `except ValueError` or `except OSError` work as a read
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,14 @@ class BitnetError(Exception):
 
 
 class ModelFileError(BitnetError, OSError):
-    """The file cannot be opened or read, or is not a regular file."""
+    """The file cannot be opened or read, or is not a regular file. `errno` and `filename` as the system has them."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}" if self.errno else super().__str__()
+
+
+class ModelNotFoundError(ModelFileError, FileNotFoundError):
+    """There is no such file."""
 
 
 class ModelFormatError(BitnetError, ValueError):
@@ -73,6 +82,10 @@ class StateError(BitnetError, RuntimeError):
     """A call in the wrong order, such as sampling before anything was appended."""
 
 
+class CancelledError(BitnetError, RuntimeError):
+    """`Session.cancel()` was called. So does every call on the session end until `rewind` or `reset`."""
+
+
 class NumericError(BitnetError, RuntimeError):
     """The logits are not numbers, or every token is ruled out."""
 
@@ -90,7 +103,7 @@ _CLASSES: dict[int, type[BitnetError]] = {
     lib.BN_ERR_CONTEXT: InvalidParameterError,  # callers check first and raise ContextLengthError
     lib.BN_ERR_TOKEN: InvalidParameterError,
     lib.BN_ERR_STATE: StateError,
-    lib.BN_ERR_CANCELLED: StateError,  # nothing here cancels
+    lib.BN_ERR_CANCELLED: CancelledError,
     lib.BN_ERR_NUMERIC: NumericError,
     lib.BN_ERR_THREAD: ThreadError,
     lib.BN_ERR_NO_HEAD: UnsupportedModelError,
@@ -121,8 +134,22 @@ def check_session(status: int, model: Any, options: Any) -> None:
 
 
 def check_open(status: int, detail: str, path: Path) -> None:
-    """`check` for opening a file: adds the path, and what makes a packed file of a folder."""
+    """`check` for opening a file: adds the path, what the system says, and what makes a packed file of a folder."""
+    if status == lib.BN_ERR_IO:  # the detail is a call and strerror
+        reason = detail.partition(": ")[2]
+        number = next((number for number in errno.errorcode if os.strerror(number) == reason), None)
+        if number is not None:
+            raise (ModelNotFoundError if number == errno.ENOENT else ModelFileError)(number, reason, str(path))
     if status == lib.BN_ERR_NOT_REGULAR and path.is_dir():
         verb = "export" if any([*path.glob("state.json"), *path.glob("step-*/state.json")]) else "convert"
         detail += f"; `bitnet {verb} {shlex.quote(str(path))} OUT` makes a packed file of a folder with a model"
     check(status, f"{path}: {detail}" if detail else str(path))
+
+
+def shown(value: object, most: int = 100) -> str:
+    """A value as a message shows it: short, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer of 5,000 digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import secrets
 import time
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
+from bitnet_runtime.answer import Answer, Lookup
+from bitnet_runtime.batch import append_batch
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.session import Sampler, Session, append_batch
-from bitnet_runtime.text import Detokenizer
+from bitnet_runtime.errors import CancelledError, ClosedError, StateError
+from bitnet_runtime.handles import Unique
+from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.session import Session
 
 if TYPE_CHECKING:
     from bitnet_runtime.model import Model
 
 
 Finish = Literal["stop", "length", "cancelled"]
-"""Why a text ended: an end token or a stop text, max_tokens or the context, or `Stream.close()`."""
+"""Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
 
 
 class Piece(NamedTuple):
@@ -57,13 +62,16 @@ class Result:
     seed: int  # the one used; the same call with it gives the same tokens
 
 
-class Stream:
-    """Iterator of `Piece`s. `close()` ends it early; afterwards, or at its end, `result` is there."""
+class Stream(Unique):
+    """Iterator of `Piece`s. `close()`, from any thread, ends it early; afterwards, or at its end, `result` is there.
+
+    Threads that read one stream take turns. A stream that is dropped frees its cache at once.
+    """
 
     def __init__(self, model: Model, prompt: Sequence[int], options: Sampling, session: Session | None = None) -> None:
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._sampler = Sampler(options, model.vocab_size)
-        self._answer = _Answer(model.detokenizer(prompt), options.stop)
+        self._answer = Answer(model._detokenizer(prompt), options.stop)
         self._session = session or model.session(n_ctx=needed)
         self._owned = session is None
         self._prompt = prompt
@@ -75,12 +83,13 @@ class Stream:
         self._texts: list[str] = []
         self._lookup = Lookup(prompt) if options.draft else None
         self._draft = options.draft
-        self._finish: Finish = "cancelled"
-        self._computed = 0
+        self._drawn: deque[int] = deque()  # from the session, and not yet in the answer
+        self._computed = 0  # tokens of the prompt; 0: it has not begun
         self._prompt_seconds = self._seconds = 0.0
-        self._done = False  # the answer is complete
-        self._ended = False  # and its session closed
-        self._pieces = self._run()
+        self._finish: Finish = "cancelled" if self._limit > 0 else "length"
+        self._done = self._limit <= 0  # the answer is complete
+        self._ended = False  # and its session free
+        self._reading = self._closing = False
 
     @property
     def result(self) -> Result | None:
@@ -98,39 +107,60 @@ class Stream:
         return Result("".join(self._texts), self._tokens, self._finish, usage, timings, self._seed)
 
     def close(self) -> None:
-        """Stop: no further token is computed. Closing twice is fine."""
-        self._pieces.close()
-        self._end()
+        """Stop, from any thread: no token after the one that is being computed, and no rest of the prompt.
+
+        Returns when that one is done. Closing twice is fine.
+        """
+        if not self._ended:
+            self._closing = True
+            self._session.cancel()
+            with self._session._lock:
+                if not self._reading:  # else this is a signal handler, and __next__ ends it
+                    self._end()
 
     def _end(self) -> None:
-        self._ended = True
-        if self._owned:
-            self._session.close()
-
-    def _run(self) -> Generator[Piece, None, None]:
-        try:
-            if self._limit > 0:
-                yield from self._steps()
+        if not self._ended:
+            self._done = self._ended = True
+            if self._owned:
+                self._session.close()
             else:
-                self._finish = "length"
-        finally:
-            self._end()
+                self._session._resume()  # a cancel was for this answer
 
-    def _steps(self) -> Generator[Piece, None, None]:
-        clock = time.perf_counter
-        self._begin()
-        while not self._done:
-            begin = clock()
-            tokens = self._next()
-            self._seconds += clock() - begin
-            for token in tokens:
-                begin = clock()
-                piece = self._accept(token)
-                self._seconds += clock() - begin
-                if piece.text or piece.token is not None:
-                    yield piece
-                if self._done:
-                    break
+    def __next__(self) -> Piece:
+        with self._session._lock:
+            if self._reading:
+                raise StateError("a signal handler cannot read a stream that it interrupted")
+            self._reading, goes_on = True, False
+            try:
+                while not self._done:
+                    piece = self._advance()
+                    if piece.text or piece.token is not None:
+                        goes_on = not self._closing
+                        return piece
+            except (CancelledError, ClosedError) as error:
+                self._stop(error)
+            finally:
+                self._reading = False
+                if not goes_on:
+                    self._end()
+        raise StopIteration
+
+    def _stop(self, error: CancelledError | ClosedError) -> None:
+        """The answer is done, or raises the error: not the stream was closed, but its session or model."""
+        if isinstance(error, ClosedError) and not self._ended:
+            raise error
+        self._done = True
+
+    def _advance(self) -> Piece:
+        """One token further."""
+        if not self._computed:
+            self._begin()
+        begin = time.perf_counter()
+        if not self._drawn:
+            self._drawn.extend(self._next())
+        piece = self._accept(self._drawn.popleft())
+        self._seconds += time.perf_counter() - begin
+        return piece
 
     def _begin(self) -> None:
         """Compute the prompt."""
@@ -158,8 +188,8 @@ class Stream:
             if self._lookup:
                 self._lookup.add(token)
             text = self._answer.push(token)
-            self._done = self._answer.stopped or len(self._tokens) == self._limit
-            if self._done:
+            if self._answer.stopped or len(self._tokens) == self._limit:
+                self._done = True
                 self._finish = "stop" if self._answer.stopped else "length"
                 text += self._answer.flush()
             piece = Piece(text, token)
@@ -169,68 +199,84 @@ class Stream:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Piece:
-        return next(self._pieces)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-def generate_batch(streams: Sequence[Stream]) -> list[Result]:
-    """Results of streams that have not begun, computed together: weights are read once for all."""
-    with contextlib.ExitStack() as stack:
-        for stream in streams:
-            stack.enter_context(stream)
-            stream._begin()
-        active = [stream for stream in streams if stream._limit > 0]
-        for stream in streams:
-            if stream not in active:
-                stream._finish = "length"
-        begin = time.perf_counter()
-        while active:
-            for stream in active:
-                stream._accept(stream._session.draw(stream._sampler))
-            now = time.perf_counter()
-            for stream in active:
-                stream._seconds = now - begin
-            active = [stream for stream in active if not stream._done]
-            if active:
-                append_batch([stream._session for stream in active], [stream._tokens[-1] for stream in active])
-    return [result for stream in streams if (result := stream.result) is not None]
+    def __repr__(self) -> str:
+        state = self._finish if self._ended else "running" if self._computed else "not begun"
+        return f"<Stream of {len(self._prompt)} tokens and {len(self._tokens)} more, {state}>"
 
 
-class Lookup:
-    """Guesses what comes next: what followed the last time that the newest tokens occurred.
+IN_FLIGHT = 16  # answers that are generated together, and so the most sessions that are open
 
-    Prompt lookup decoding: no second model, and good where a text repeats itself (code, summaries).
+
+def generate_batch(streams: Iterable[Stream]) -> list[Result]:
+    """Results of streams that have not begun, computed together: weights are read once for all.
+
+    The next stream is asked for when one of IN_FLIGHT has ended.
     """
+    waiting, results = enumerate(streams), dict[int, Result]()
+    active: dict[int, Stream] = {}
+    try:
+        while True:
+            for place, stream in itertools.islice(waiting, IN_FLIGHT - len(active)):
+                active[place] = stream
+                try:
+                    if not stream._done:
+                        stream._begin()
+                except (CancelledError, ClosedError) as error:
+                    stream._stop(error)
+            if not active:
+                return [results[place] for place in sorted(results)]
+            going = [stream for stream in active.values() if not stream._done]
+            while len(going) == len(active):
+                going = _one_token_each(going)
+            for place in [place for place, stream in active.items() if stream._done]:
+                results[place] = _result(active.pop(place))
+    finally:
+        for stream in active.values():
+            stream.close()
 
-    LONGEST = 3  # tokens that must agree, or as few as SHORTEST
-    SHORTEST = 2
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> place after its latest occurrence
-        for token in tokens:
-            self.add(token)
+def _one_token_each(streams: list[Stream]) -> list[Stream]:
+    """Sample a token in each, and compute those of answers that go on together; returns these."""
+    begin = time.perf_counter()
+    for stream in streams:
+        try:
+            stream._accept(stream._session.draw(stream._sampler))
+        except (CancelledError, ClosedError) as error:
+            stream._stop(error)
+    while going := [stream for stream in streams if not stream._done]:
+        try:
+            append_batch([stream._session for stream in going], [stream._tokens[-1] for stream in going])
+            break
+        except (CancelledError, ClosedError):  # of one, and nothing was computed
+            stopped = [stream for stream in going if stream._ended or stream._session._cancelled]
+            if not stopped:
+                raise
+            for stream in stopped:
+                stream._done = True
+    seconds = time.perf_counter() - begin
+    for stream in streams:
+        stream._seconds += seconds
+    return going
 
-    def add(self, token: int) -> None:
-        for n in range(self.SHORTEST, self.LONGEST + 1):
-            if len(self._tokens) >= n:
-                self._after[tuple(self._tokens[-n:])] = len(self._tokens)
-        self._tokens.append(token)
 
-    def guess(self, most: int) -> list[int]:
-        """Up to `most` tokens that may come next."""
-        for n in range(self.LONGEST, self.SHORTEST - 1, -1):
-            place = self._after.get(tuple(self._tokens[-n:]))
-            if place is not None:
-                since = self._tokens[place:]  # if the text goes on repeating, this comes round again
-                return [since[i % len(since)] for i in range(most)]
-        return []
+def _result(stream: Stream) -> Result:
+    stream.close()
+    assert stream.result is not None  # it is closed
+    return stream.result
+
+
+def finish(stream: Stream) -> Result:
+    """The result of a stream, all of it."""
+    with stream:
+        for _ in stream:
+            pass
+    return _result(stream)
 
 
 def extend(session: Session, prompt: Sequence[int]) -> int:
@@ -238,44 +284,6 @@ def extend(session: Session, prompt: Sequence[int]) -> int:
 
     What it already holds of the prompt's beginning is kept: the bits are the same.
     """
-    held, same = session.tokens, 0
-    while same < min(len(held), len(prompt) - 1) and held[same] == prompt[same]:
-        same += 1
-    session.rewind(same)
+    same = session._keep(prompt)
     session.feed(prompt[same:])
     return len(prompt) - same
-
-
-class _Answer:
-    """Tokens in, text out; ends at a stop text, and shows nothing that may become one."""
-
-    def __init__(self, detokenizer: Detokenizer | None, stop: tuple[str, ...]) -> None:
-        self._detokenizer = detokenizer
-        self._stop = stop
-        self._held = ""
-        self.stopped = False
-
-    def push(self, token: int) -> str:
-        text = self._detokenizer.push(token) if self._detokenizer else ""
-        return self._until_stop(text) if self._stop else text
-
-    def flush(self) -> str:
-        """What was held back; "" after a stop text."""
-        text = self._detokenizer.flush() if self._detokenizer else ""
-        if self.stopped:
-            return ""
-        text = self._until_stop(text) if self._stop else text
-        held, self._held = self._held, ""
-        return text + held
-
-    def _until_stop(self, text: str) -> str:
-        text = self._held + text
-        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
-        if found:
-            self._held, self.stopped = "", True
-            return text[: min(found)]
-        hold = min(len(text), max(map(len, self._stop)) - 1)
-        while hold and not any(stop.startswith(text[-hold:]) for stop in self._stop):
-            hold -= 1
-        self._held = text[len(text) - hold :]
-        return text[: len(text) - hold]

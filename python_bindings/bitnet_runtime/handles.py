@@ -1,47 +1,57 @@
 """Who frees the C objects, and when.
 
-The C library wants every session freed before its model. Python collects in any order, so the
-model's `Handles` knows all its sessions and frees those first; whoever comes later finds
-nothing left to free.
+A `Handle` frees its object with the last reference to it: that of its Model or Session, or of a
+call that is running. So nothing is freed while it is in use, whatever a signal handler or another
+thread closes, and without a lock: finalizers run in any thread at any moment, where waiting for
+one may be waiting for oneself.
+
+The C library wants every session freed before its model, and the cyclic collector finalizes in
+any order. So the model is closed by whichever of its handles goes last.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from typing import Any
+import contextlib
+from typing import Any, NoReturn, SupportsIndex
 
-from bitnet_runtime._native import lib
+from bitnet_runtime._native import ffi, lib
 
 
-class Handles:
-    """One `bn_model *` and the `bn_session *` made from it."""
+class _Family:
+    """One `bn_model *`, and the handles that need it. Changed by single atomic calls only."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.closed = False
-        self.lock = threading.RLock()  # re-entrant: a finalizer can run while it is held
-        self._sessions: dict[int, Any] = {}
-        self._next = 0
+        self.model = [model]  # empty when closed
+        self.members: set[int] = set()
 
-    def add(self, session: Any, owner: object) -> int:
-        """Take over a new `bn_session *`, freed at the latest when `owner` is collected."""
-        with self.lock:
-            self._next += 1
-            self._sessions[self._next] = session
-            weakref.finalize(owner, self.free, self._next).atexit = False
-            return self._next
 
-    def free(self, key: int) -> None:
-        with self.lock:
-            session = self._sessions.pop(key, None)
-            if session is not None:
-                lib.bn_session_free(session)
+class Handle:
+    """A `bn_model *`, or a `bn_session *` made from `model`. Keep it in a variable while `pointer` is used."""
 
-    def close(self) -> None:
-        with self.lock:
-            for key in list(self._sessions):
-                self.free(key)
-            model, self.model, self.closed = self.model, None, True
-            if model is not None:
-                lib.bn_model_close(model)
+    __slots__ = ("_family", "_free", "pointer")
+
+    def __init__(self, pointer: Any, model: Handle | None = None) -> None:
+        """model: the handle of the model, or of another session of it."""
+        self.pointer = pointer
+        self._family: _Family = model._family if model else _Family(pointer)
+        self._free = lib.bn_session_free if model else None
+        self._family.members.add(id(self))
+
+    def __del__(self, close: Any = lib.bn_model_close, null: Any = ffi.NULL) -> None:
+        pointer, self.pointer = self.pointer, null  # another finalizer of the same garbage may still call
+        if self._free:
+            self._free(pointer)
+        self._family.members.discard(id(self))
+        if not self._family.members:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                close(self._family.model.pop())
+
+
+class Unique:
+    """What stands for something in this process, so that a copy would not be another one of it."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled; give another process the model's path, "
+            "and load it there"
+        )

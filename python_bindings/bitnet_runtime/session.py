@@ -2,135 +2,130 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.defaults import Sampling, resolve
-from bitnet_runtime.embedding import pooling_number
-from bitnet_runtime.errors import ClosedError, ContextLengthError, InvalidParameterError, check
-from bitnet_runtime.handles import Handles
+from bitnet_runtime.defaults import Sampling, TokenOptions, resolve, whole
+from bitnet_runtime.errors import (
+    CancelledError,
+    ClosedError,
+    ContextLengthError,
+    InvalidParameterError,
+    StateError,
+    check,
+    shown,
+)
+from bitnet_runtime.handles import Handle, Unique
+from bitnet_runtime.ids import token_ids
+from bitnet_runtime.sampler import Sampler
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet_runtime.ids import Ids
     from bitnet_runtime.model import Model
 
 BLOCK = 128  # tokens of a prompt between two chances for Ctrl-C
 
-Rows = Literal["last", "all", "none"]
-_ROWS = {"none": lib.BN_LOGITS_NONE, "last": lib.BN_LOGITS_LAST, "all": lib.BN_LOGITS_ALL}
 
-
-class Sampler:
-    """Sampling options as the C struct, made once for many tokens."""
-
-    def __init__(self, options: Sampling, vocab_size: int) -> None:
-        bias = dict(options.logit_bias or {})
-        outside = [token for token in bias if token >= vocab_size]
-        if outside:
-            raise InvalidParameterError(
-                f"logit_bias names token {outside[0]}, expected ids from 0 to {vocab_size - 1}", "logit_bias"
-            )
-        self._arrays = ffi.new("int32_t[]", list(bias)), ffi.new("float[]", list(bias.values()))
-        self.struct = ffi.new(
-            "bn_sampler *",
-            {
-                "temperature": options.temperature,
-                "top_k": options.top_k,
-                "top_p": options.top_p,
-                "min_p": options.min_p,
-                "repeat_penalty": options.repeat_penalty,
-                "presence_penalty": options.presence_penalty,
-                "frequency_penalty": options.frequency_penalty,
-                "penalty_window": options.repeat_last_n,
-                "n_bias": len(bias),
-                "bias_tokens": self._arrays[0],
-                "bias_values": self._arrays[1],
-            },
-        )
-
-
-class Session:
+class Session(Unique):
     """Token-level work; made by `Model.session()`. Use as a context manager, or `close()`.
 
     One text at a time: calls from several threads take turns, one call each, so share a session
     only if that makes sense for the text. Sessions of one model are independent of each other.
-    A new session draws from seed 0.
+    `cancel` and `close` may come from any thread at any moment. A new session draws from seed 0.
+
+    After a fork the child goes on with it, unless another thread of the parent was computing:
+    then it is closed in the child.
     """
 
-    def __init__(self, model: Model, handles: Handles, pointer: Any) -> None:
-        self._model = model  # kept alive, and with it the C model
-        self._handles = handles
-        self._pointer = pointer  # None when closed
-        self._key = handles.add(pointer, self)
+    def __init__(self, model: Model, handle: Handle) -> None:
+        self._model = model
+        self._handle: Handle | None = handle  # None when closed
+        self._cancelled = False
+        self._closed = "this session is closed; make a new one with Model.session()"
         self._vocab_size = model.vocab_size
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # re-entrant, for signal handlers
         self._token = ffi.new("int32_t *")
+        _sessions[id(self)] = self
 
-    def append(self, tokens: Sequence[int], logits: Rows = "last") -> NDArray[np.float32] | None:
+    @overload
+    def append(self, tokens: Ids, logits: Literal["last", "all"] = "last") -> NDArray[np.float32]: ...
+    @overload
+    def append(self, tokens: Ids, logits: Literal["none"]) -> None: ...
+
+    def append(self, tokens: Ids, logits: Literal["last", "all", "none"] = "last") -> NDArray[np.float32] | None:
         """Compute tokens. Returns logits as float32: [vocab_size] after the last token, or
         [len(tokens), vocab_size] after every token for "all", or None for "none".
 
-        Raises ContextLengthError before any work. Ctrl-C is obeyed every 128 tokens; the session
-        then holds the tokens that were finished.
+        Raises ContextLengthError before any work. Ctrl-C is obeyed every 128 tokens, and so is
+        `cancel`, with CancelledError; the session then holds the tokens that were finished.
         """
-        if logits not in _ROWS:
-            raise InvalidParameterError(f"logits is {logits!r}, expected 'last', 'all' or 'none'", "logits")
+        if logits not in ("last", "all", "none"):
+            raise InvalidParameterError(f"logits is {shown(logits)}, expected 'last', 'all' or 'none'", "logits")
         if logits == "none":
             self.feed(tokens, keep_logits=False)
             return None
         import numpy as np
 
         if logits == "last":
-            self.feed(tokens)
-            return self.logits
+            with self._lock:
+                self.feed(tokens)
+                return self._row()
         self._model.require_head()
         array = self._array(tokens)
         out = np.empty((len(array), self._vocab_size), np.float32)
         view = ffi.from_buffer("float[]", out)
         with self._lock:
-            self._check_room(len(array))
+            handle = self._room(len(array))
             for start in range(0, len(array), BLOCK):
                 n = min(BLOCK, len(array) - start)
                 rows = view + start * self._vocab_size
-                check(lib.bn_session_append(self._open, array + start, n, lib.BN_LOGITS_ALL, rows))
+                self._check(lib.bn_session_append(handle.pointer, array + start, n, lib.BN_LOGITS_ALL, rows))
         return out
 
-    def feed(self, tokens: Sequence[int], keep_logits: bool = True) -> None:
+    def feed(self, tokens: Ids, keep_logits: bool = True) -> None:
         """`append` without an array: what `sample` needs, and no numpy."""
         array = self._array(tokens)
         if keep_logits:
             self._model.require_head()
         with self._lock:
-            self._check_room(len(array))
+            handle = self._room(len(array))
             for start in range(0, len(array), BLOCK):
                 n = min(BLOCK, len(array) - start)
                 last = keep_logits and start + n == len(array)
                 rows = lib.BN_LOGITS_LAST if last else lib.BN_LOGITS_NONE
-                check(lib.bn_session_append(self._open, array + start, n, rows, ffi.NULL))
+                self._check(lib.bn_session_append(handle.pointer, array + start, n, rows, ffi.NULL))
 
-    def embed(self, tokens: Sequence[int], pooling: str | None = None) -> NDArray[np.float32]:
+    def embed(self, tokens: Ids, pooling: str | None = None) -> NDArray[np.float32]:
         """Append tokens and return the vector of all tokens held, float32[dim]; see `Model.embed`.
 
-        What the session holds already must have come by `embed` too. Leaves no logits.
+        What the session holds already must have come by `embed` too, or it is a StateError. Leaves no logits.
         """
         import numpy as np
 
-        kind = pooling_number(self._model, pooling)
+        kind = self._model._pooling_number(pooling)
         array = self._array(tokens)
         out = np.empty(self._model.info.dim, np.float32)
+        view = ffi.from_buffer("float[]", out)
         with self._lock:
-            self._check_room(len(array))
+            handle = self._room(len(array))
             for start in range(0, len(array), BLOCK):
                 n = min(BLOCK, len(array) - start)
-                check(lib.bn_session_embed(self._open, array + start, n, kind, ffi.from_buffer("float[]", out)))
+                status = lib.bn_session_embed(handle.pointer, array + start, n, kind, view)
+                if status == lib.BN_ERR_STATE:
+                    raise StateError(
+                        "this session holds tokens that did not come by embed with this pooling; call reset() before"
+                    )
+                self._check(status)
         return out
 
-    def score(self, tokens: Sequence[int]) -> list[float]:
+    def score(self, tokens: Ids) -> list[float]:
         """Append tokens and return the natural log of the probability of each, given all before it.
 
         The first is NaN when the session was empty.
@@ -138,34 +133,36 @@ class Session:
         array = self._array(tokens)
         out = ffi.new("float[]", len(array))
         with self._lock:
-            self._check_room(len(array))
+            handle = self._room(len(array))
             for start in range(0, len(array), BLOCK):
                 n = min(BLOCK, len(array) - start)
-                check(lib.bn_session_score(self._open, array + start, n, out + start))
+                self._check(lib.bn_session_score(handle.pointer, array + start, n, out + start))
         return list(out)
 
-    def sample(self, **sampling: Any) -> int:
+    def sample(self, *, options: Sampling | None = None, **sampling: Unpack[TokenOptions]) -> int:
         """Choose the next token from the current logits, without appending it.
 
-        Options as in `Model.generate`, without max_tokens, seed and stop.
+        Options as in `Model.generate`, without max_tokens, seed, stop and draft.
         """
-        return self.draw(Sampler(resolve(sampling, self._model.defaults), self._vocab_size))
+        return self.draw(Sampler(resolve(sampling, options, self._model.defaults), self._vocab_size))
 
     def draw(self, sampler: Sampler) -> int:
         """`sample` with options prepared once."""
         with self._lock:
-            status = lib.bn_session_sample(self._open, sampler.struct, self._token)
+            handle = self._open
+            status = lib.bn_session_sample(handle.pointer, sampler.struct, self._token)
             if status:
-                check(status)
+                self._check(status)
             return int(self._token[0])
 
     def step(self, token: int) -> None:
         """Append one token and keep its logits; `feed` for the inner loop."""
         with self._lock:
+            handle = self._open
             self._token[0] = token
-            status = lib.bn_session_append(self._open, self._token, 1, lib.BN_LOGITS_LAST, ffi.NULL)
+            status = lib.bn_session_append(handle.pointer, self._token, 1, lib.BN_LOGITS_LAST, ffi.NULL)
             if status:
-                check(status)
+                self._check(status)
 
     def advance(self, sampler: Sampler, draft: Sequence[int] = ()) -> list[int]:
         """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right.
@@ -175,110 +172,167 @@ class Session:
         guesses = ffi.new("int32_t[]", list(draft)) if draft else ffi.NULL
         out, n = ffi.new("int32_t[]", len(draft) + 1), self._token
         with self._lock:
-            check(lib.bn_session_step(self._open, sampler.struct, guesses, len(draft), out, n))
+            handle = self._open
+            self._check(lib.bn_session_step(handle.pointer, sampler.struct, guesses, len(draft), out, n))
             return list(ffi.unpack(out, n[0]))
 
     def seed(self, seed: int) -> None:
         """Start the random sequence again, from 0 to 2**64 - 1."""
-        number = resolve({"seed": seed}).seed
+        number = whole("seed", seed, 0, 2**64 - 1)
         with self._lock:
-            lib.bn_session_seed(self._open, number or 0)
+            handle = self._open
+            lib.bn_session_seed(handle.pointer, number)
 
     def fork(self) -> Session:
         """A new session with the same tokens, cache, logits and random state."""
         out = ffi.new("bn_session **")
         with self._lock:
-            check(lib.bn_session_fork(self._open, out))
-            return self._model.adopt(out[0])
+            handle = self._open
+            check(lib.bn_session_fork(handle.pointer, out))
+            return self._model._adopt(Handle(out[0], handle))
+
+    # ---- cancel, forget ----
+
+    def cancel(self) -> None:
+        """Stop what this session does. From any thread and at once: it waits for nothing.
+
+        A generation ends with finish_reason "cancelled", and with it the cancelling. Any other call
+        raises CancelledError, one that is running after at most 128 more tokens, until `rewind` or
+        `reset`. A session that rests stays cancelled for the next generation.
+        """
+        handle = self._handle  # keeps it, if another thread closes the session
+        self._cancelled = True  # before the C library knows, see _cut
+        if handle is not None:
+            lib.bn_session_cancel(handle.pointer)
 
     def rewind(self, n: int) -> None:
-        """Forget all tokens from position n on. Logits are unavailable until the next append."""
+        """Forget all tokens from position n on; then logits are unavailable until the next append. Ends a `cancel`."""
         with self._lock:
-            if not 0 <= n <= self.position:
-                raise InvalidParameterError(f"n is {n}, expected a position from 0 to {self.position}", "n")
-            check(lib.bn_session_rewind(self._open, n))
+            n = whole("n", n, 0, self.position, ", the position")
+            self._cancelled = False
+            self._cut(n)
 
     def reset(self) -> None:
-        """Forget all tokens and start at seed 0, as a new session does."""
+        """Forget all tokens and start at seed 0, as a new session does. Ends a `cancel`."""
         with self._lock:
-            check(lib.bn_session_rewind(self._open, 0))
-            lib.bn_session_seed(self._open, 0)
+            self.rewind(0)
+            self.seed(0)
+
+    def _keep(self, prompt: Sequence[int]) -> int:
+        """Forget what the prompt does not begin with, and at least its last token; how many are held then.
+
+        A cancelled session stays so.
+        """
+        with self._lock:
+            held, same = self.tokens, 0
+            while same < min(len(held), len(prompt) - 1) and held[same] == prompt[same]:
+                same += 1
+            self._cut(same)
+            return same
+
+    def _resume(self) -> None:
+        """End a `cancel`, and forget nothing."""
+        with self._lock:
+            if self._cancelled and self._handle is not None:
+                self.rewind(self.position)
+
+    def _cut(self, n: int) -> None:
+        handle = self._open
+        check(lib.bn_session_rewind(handle.pointer, n))  # ends a cancel, which may have come this moment
+        if self._cancelled:
+            lib.bn_session_cancel(handle.pointer)
+
+    # ---- what it holds ----
 
     @property
     def position(self) -> int:
         """Tokens held."""
         with self._lock:
-            return int(lib.bn_session_position(self._open))
+            handle = self._open
+            return int(lib.bn_session_position(handle.pointer))
 
     @property
     def n_ctx(self) -> int:
         """Tokens that fit."""
         with self._lock:
-            return int(lib.bn_session_context(self._open))
+            handle = self._open
+            return int(lib.bn_session_context(handle.pointer))
 
     @property
     def tokens(self) -> list[int]:
         """The tokens held, oldest first."""
         with self._lock:
-            return list(ffi.unpack(lib.bn_session_tokens(self._open), self.position)) if self.position else []
+            handle, n = self._open, self.position
+            return list(ffi.unpack(lib.bn_session_tokens(handle.pointer), n)) if n else []
 
     @property
     def logits(self) -> NDArray[np.float32] | None:
         """A copy of the row after the last token, float32[vocab_size]; None when there is none."""
+        with self._lock:
+            handle = self._open
+            return None if lib.bn_session_logits(handle.pointer) == ffi.NULL else self._row()
+
+    def _row(self) -> NDArray[np.float32]:
         import numpy as np
 
-        with self._lock:
-            row = lib.bn_session_logits(self._open)
-            if row == ffi.NULL:
-                return None
-            return np.frombuffer(ffi.buffer(row, 4 * self._vocab_size), np.float32).copy()
+        handle = self._open
+        row = lib.bn_session_logits(handle.pointer)
+        if row == ffi.NULL:
+            check(lib.BN_ERR_NUMERIC)
+        return np.frombuffer(ffi.buffer(row, 4 * self._vocab_size), np.float32).copy()
 
     @property
     def nbytes(self) -> int:
         """Memory of the session in bytes."""
         with self._lock:
-            return int(lib.bn_session_bytes(self._open))
+            handle = self._open
+            return int(lib.bn_session_bytes(handle.pointer))
 
     @property
     def skipped_bytes(self) -> int:
         """Bytes of weights that the tokens computed here did not need, because all of them are multiplied with 0;
         of models whose FFN is stored by lines (`bitnet export --sparse`)."""
         with self._lock:
-            return int(lib.bn_session_skipped(self._open))
+            handle = self._open
+            return int(lib.bn_session_skipped(handle.pointer))
+
+    # ---- life ----
 
     def close(self) -> None:
-        """Free the memory; waits for a call in another thread. Closing twice is fine."""
+        """Free the memory. A call in another thread is cancelled, waited for, and raises ClosedError.
+
+        Closing twice is fine.
+        """
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            lib.bn_session_cancel(handle.pointer)
         with self._lock:
-            self._pointer = None
-            self._handles.free(self._key)
+            pass
 
     @property
-    def _open(self) -> Any:
-        if self._pointer is None:
-            raise ClosedError("this session is closed; make a new one with Model.session()")
-        return self._pointer
+    def _open(self) -> Handle:
+        if self._handle is None:
+            raise ClosedError(self._closed)
+        return self._handle
 
-    def _array(self, tokens: Sequence[int]) -> Any:
+    def _check(self, status: int) -> None:
+        check_all((self,), status)
+
+    def _array(self, tokens: Ids) -> Any:
         """int32[n], n >= 1."""
-        try:
-            array = ffi.new("int32_t[]", tokens.tolist() if hasattr(tokens, "tolist") else list(tokens))
-        except (TypeError, OverflowError) as error:
-            raise InvalidParameterError(f"tokens: {error}, expected integers", "tokens") from None
-        if not len(array):
+        ids = token_ids(tokens, "tokens", self._vocab_size)
+        if not ids:
             raise InvalidParameterError("tokens is empty, expected at least one token id", "tokens")
-        low, high = min(array), max(array)
-        if low < 0 or high >= self._vocab_size:
-            raise InvalidParameterError(
-                f"tokens has the id {low if low < 0 else high}, expected ids from 0 to {self._vocab_size - 1}", "tokens"
-            )
-        return array
+        return ffi.new("int32_t[]", ids)
 
-    def _check_room(self, n: int) -> None:
+    def _room(self, n: int) -> Handle:
+        """The handle, when n more tokens fit."""
         if self.position + n > self.n_ctx:
             raise ContextLengthError(self.position + n, self.n_ctx)
+        return self._open
 
     def __repr__(self) -> str:
-        return "<Session closed>" if self._pointer is None else f"<Session {self.position} of {self.n_ctx} tokens>"
+        return "<Session closed>" if self._handle is None else f"<Session {self.position} of {self.n_ctx} tokens>"
 
     def __enter__(self) -> Self:
         return self
@@ -287,13 +341,32 @@ class Session:
         self.close()
 
 
-def append_batch(sessions: Sequence[Session], tokens: Sequence[int]) -> None:
-    """Append tokens[i] to sessions[i], different sessions of one model, reading the weights once for all.
+def check_all(sessions: Iterable[Session], status: int) -> None:
+    """`errors.check` of a call with sessions, that tells those cancelled from those closed by another thread."""
+    if status == lib.BN_ERR_CANCELLED:
+        for session in sessions:
+            session._open  # noqa: B018  raises
+        raise CancelledError("this session was cancelled; rewind() or reset() ends that")
+    check(status)
 
-    Each session ends as after `feed([tokens[i]])`, bit for bit.
-    """
-    with contextlib.ExitStack() as stack:
-        for session in sorted(sessions, key=id):  # one order for all callers, so that none waits in a circle
-            stack.enter_context(session._lock)
-        pointers = ffi.new("bn_session *[]", [session._open for session in sessions])
-        check(lib.bn_append_batch(pointers, ffi.new("int32_t[]", list(tokens)), len(sessions)))
+
+_sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+
+
+def all_sessions() -> list[Session]:
+    """The sessions of all models that exist now."""
+    return [session for reference in _sessions.valuerefs() if (session := reference()) is not None]
+
+
+def _after_fork() -> None:
+    """In the child: threads that held a lock are not there, and what they were computing is half done."""
+    for session in all_sessions():
+        if session._lock.acquire(blocking=False):
+            session._lock.release()
+        else:
+            session._lock = threading.RLock()
+            session._handle = None
+            session._closed = "another thread was using this session when the process forked; make a new one"
+
+
+os.register_at_fork(after_in_child=_after_fork)

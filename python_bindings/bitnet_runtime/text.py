@@ -13,10 +13,10 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet_runtime.errors import InvalidParameterError, MissingDependencyError, TokenizerError
+from bitnet_runtime.once import once as cached_property
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HfTokenizer

@@ -1,0 +1,73 @@
+"""An answer as it grows: its text, and guesses of what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitnet_runtime.text import Detokenizer
+
+
+class Answer:
+    """Tokens in, text out; ends at a stop text, and shows nothing that may become one."""
+
+    def __init__(self, detokenizer: Detokenizer | None, stop: tuple[str, ...]) -> None:
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        text = self._detokenizer.push(token) if self._detokenizer else ""
+        return self._until_stop(text) if self._stop else text
+
+    def flush(self) -> str:
+        """What was held back; "" after a stop text."""
+        text = self._detokenizer.flush() if self._detokenizer else ""
+        if self.stopped:
+            return ""
+        text = self._until_stop(text) if self._stop else text
+        held, self._held = self._held, ""
+        return text + held
+
+    def _until_stop(self, text: str) -> str:
+        text = self._held + text
+        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if found:
+            self._held, self.stopped = "", True
+            return text[: min(found)]
+        hold = min(len(text), max(map(len, self._stop)) - 1)
+        while hold and not any(stop.startswith(text[-hold:]) for stop in self._stop):
+            hold -= 1
+        self._held = text[len(text) - hold :]
+        return text[: len(text) - hold]
+
+
+class Lookup:
+    """Guesses what comes next: what followed the last time that the newest tokens occurred.
+
+    Prompt lookup decoding: no second model, and good where a text repeats itself (code, summaries).
+    """
+
+    LONGEST = 3  # tokens that must agree, or as few as SHORTEST
+    SHORTEST = 2
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> place after its latest occurrence
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        for n in range(self.SHORTEST, self.LONGEST + 1):
+            if len(self._tokens) >= n:
+                self._after[tuple(self._tokens[-n:])] = len(self._tokens)
+        self._tokens.append(token)
+
+    def guess(self, most: int) -> list[int]:
+        """Up to `most` tokens that may come next."""
+        for n in range(self.LONGEST, self.SHORTEST - 1, -1):
+            place = self._after.get(tuple(self._tokens[-n:]))
+            if place is not None:
+                since = self._tokens[place:]  # if the text goes on repeating, this comes round again
+                return [since[i % len(since)] for i in range(most)]
+        return []

@@ -1,0 +1,79 @@
+"""Several sessions of one model in one call, which reads the weights once for all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.handles import Handle
+from bitnet_runtime.session import Session, check_all
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bitnet_runtime.ids import Ids
+
+
+def append_batch(sessions: Sequence[Session], tokens: Ids) -> None:
+    """Append tokens[i] to sessions[i], different sessions of one model.
+
+    Each session ends as after `feed([tokens[i]])`, bit for bit. Nothing is done unless all can be.
+    """
+    _check_number(sessions, tokens)
+    array = sessions[0]._array(tokens)
+    with contextlib.ExitStack() as stack:
+        handles, pointers = _turns(sessions, stack)
+        _check(sessions, [1] * len(sessions), lib.bn_append_batch(pointers, array, len(handles)))
+
+
+def embed_batch(
+    sessions: Sequence[Session], texts: Sequence[Sequence[int]], pooling: str | None
+) -> NDArray[np.float32]:
+    """texts[i] into sessions[i], different sessions of one model: float32[n, dim].
+
+    Each vector is that of `sessions[i].embed(texts[i])`, bit for bit.
+    """
+    import numpy as np
+
+    _check_number(sessions, texts)
+    model = sessions[0]._model
+    kind = model._pooling_number(pooling)
+    arrays = [session._array(text) for session, text in zip(sessions, texts, strict=True)]
+    out = np.empty((len(texts), model.info.dim), np.float32)
+    with contextlib.ExitStack() as stack:
+        handles, pointers = _turns(sessions, stack)
+        sizes = [len(array) for array in arrays]
+        lengths, view = ffi.new("int32_t[]", sizes), ffi.from_buffer("float[]", out)
+        texts_of = ffi.new("int32_t *[]", arrays)
+        _check(sessions, sizes, lib.bn_embed_batch(pointers, texts_of, lengths, len(handles), kind, view))
+    return out
+
+
+def _check_number(sessions: Sequence[Session], given: Any) -> None:
+    if not len(sessions) or len(sessions) != len(given):
+        raise InvalidParameterError(
+            f"there are {len(given)} tokens or texts for {len(sessions)} sessions, expected one for each", "sessions"
+        )
+
+
+def _turns(sessions: Sequence[Session], stack: contextlib.ExitStack) -> tuple[list[Handle], Any]:
+    """Take the turns of all until the stack ends: their handles, and bn_session *[n]."""
+    for session in sorted(sessions, key=id):  # one order for all callers, so that none waits in a circle
+        stack.enter_context(session._lock)
+    handles = [session._open for session in sessions]
+    return handles, ffi.new("bn_session *[]", [handle.pointer for handle in handles])
+
+
+def _check(sessions: Sequence[Session], sizes: Sequence[int], status: int) -> None:
+    """Raises the exception of a status, which came before any work; sizes: how many tokens each was to take."""
+    if status == lib.BN_ERR_ARGUMENT:
+        found = "are of several models" if len({id(session._model) for session in sessions}) > 1 else "has one twice"
+        raise InvalidParameterError(f"sessions {found}, expected different ones of one model", "sessions")
+    if status == lib.BN_ERR_CONTEXT:
+        for session, n in zip(sessions, sizes, strict=True):
+            session._room(n)
+    check_all(sessions, status)

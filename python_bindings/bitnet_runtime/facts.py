@@ -1,0 +1,250 @@
+"""What an open model says of itself, and what its file carries beside the weights."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.defaults import Sampling, model_defaults, whole
+from bitnet_runtime.errors import (
+    ClosedError,
+    InvalidParameterError,
+    ModelFormatError,
+    TemplateError,
+    TokenizerError,
+    UnsupportedModelError,
+    check,
+    shown,
+)
+from bitnet_runtime.handles import Handle, Unique
+from bitnet_runtime.once import once
+from bitnet_runtime.text import Tokenizer
+
+if TYPE_CHECKING:
+    from bitnet_runtime.chat import ChatTemplate
+
+KV_TYPES = {"f16": lib.BN_KV_F16, "f32": lib.BN_KV_F32, "int8": lib.BN_KV_INT8}
+POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
+SECTIONS = (lib.BN_SECTION_METADATA, lib.BN_SECTION_TOKENIZER, lib.BN_SECTION_TEMPLATE)
+
+
+class ModelInfo(NamedTuple):
+    """Facts on an open model; names and units as in `bn_model_info` of the C header."""
+
+    vocab_size: int
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    max_context: int
+    file_bytes: int
+    ternary_weights: int
+    bytes_per_token: int
+    macs_per_token: int
+    threads: int
+
+
+class ModelFacts(Unique):
+    """The part of `Model` that computes nothing."""
+
+    def _describe(self, path: Path, handle: Handle, n_ctx: int | None, kv_type: str) -> None:
+        """Read all that does not change."""
+        self._path, self._kv_type = path, kv_type
+        self._handle: Handle | None = handle  # None when closed
+        struct = ffi.new("bn_model_info *")
+        check(lib.bn_model_get_info(handle.pointer, struct))
+        self._info = ModelInfo(*(int(getattr(struct, name)) for name in ModelInfo._fields))
+        self._has_head = bool(struct.has_head)
+        self._pooling = next((name for name, number in POOLING.items() if number == struct.pooling), None)
+        self._isa: str = ffi.string(struct.isa).decode()
+        most = self._info.max_context
+        self._n_ctx = most if n_ctx is None else whole("n_ctx", n_ctx, 1, most, ", the model's context")
+        self._kv_bytes_per_token = int(struct.kv_bytes_per_token[KV_TYPES[kv_type]])
+        self._present = {kind: bool(self._section(kind)) for kind in SECTIONS}
+        self._metadata = self._json_section(lib.BN_SECTION_METADATA)
+        generation = self._metadata.get("generation") or {}
+        if not isinstance(generation, dict):
+            raise ModelFormatError(f"{path}: `generation` in the metadata is {shown(generation)}, expected an object")
+        self._defaults = model_defaults(generation)
+        self._end_tokens = frozenset(self._token_ids(generation, "eos_token_ids"))
+        self._bos_token = next(iter(self._token_ids(generation, "bos_token_id")), None)
+
+    # ---- the model ----
+
+    @property
+    def path(self) -> Path:
+        """The packed file."""
+        return self._path
+
+    @property
+    def info(self) -> ModelInfo:
+        """Shapes, sizes and costs; units as in `bn_model_info` of the C header."""
+        return self._info
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._info.vocab_size
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context that a new session has room for, unless it asks for less."""
+        return self._n_ctx
+
+    @property
+    def isa(self) -> str:
+        """The instruction set tier in use, such as "avx2"."""
+        return self._isa
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute, the caller's included."""
+        return self._info.threads
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of cache that each token of context adds."""
+        return self._kv_bytes_per_token
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it gives logits, and so text; else it embeds."""
+        return self._has_head
+
+    @property
+    def pooling(self) -> str | None:
+        """How the file wants states of tokens made one vector; None: it does not say."""
+        return self._pooling
+
+    def require_head(self) -> None:
+        """Raises UnsupportedModelError if the model has no logits."""
+        if not self.has_head:
+            raise UnsupportedModelError(
+                f"{self.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
+                "see Model.embed"
+            )
+
+    # ---- what the file says of text ----
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The METADATA section: the model's config, defaults of generation, where it comes from."""
+        return self._metadata
+
+    @property
+    def defaults(self) -> Sampling:
+        """Sampling options of calls that do not give them: the file's, over those of the table."""
+        return self._defaults
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._end_tokens
+
+    @property
+    def bos_token(self) -> int | None:
+        """The token that every text begins with, if the model has one."""
+        return self._bos_token
+
+    @property
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer as the `tokenizers` library writes it; empty when the file has none."""
+        return self._section(lib.BN_SECTION_TOKENIZER)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it takes text, and not only token ids."""
+        return self._present[lib.BN_SECTION_TOKENIZER]
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it takes conversations."""
+        return self._present[lib.BN_SECTION_TEMPLATE]
+
+    # ---- for the rest of the package ----
+
+    @property
+    def _open(self) -> Handle:
+        if self._handle is None:
+            raise ClosedError(f"the model {self.path.name} is closed; load it again")
+        return self._handle
+
+    def _pooling_number(self, pooling: str | None) -> int:
+        """`bn_pooling` of a name; None: the model's own, which then must exist."""
+        name = self.pooling if pooling is None else pooling
+        if not isinstance(name, str) or name not in POOLING:
+            found = "pooling is not given, and the model names none" if name is None else f"pooling is {shown(name)}"
+            raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
+        return int(POOLING[name])
+
+    def _section(self, kind: int) -> bytes:
+        """A copy of an opaque section; empty when the file has none."""
+        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
+        handle = self._open
+        check(lib.bn_model_get_section(handle.pointer, kind, data, size))
+        return bytes(ffi.buffer(data[0], size[0])) if size[0] else b""
+
+    def _json_section(self, kind: int) -> dict[str, Any]:
+        try:
+            value = json.loads(
+                self._section(kind) or b"{}", object_pairs_hook=_unique_keys, parse_constant=_no_constant
+            )
+        except (ValueError, RecursionError) as error:
+            raise ModelFormatError(f"{self.path}: the metadata is not good JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise ModelFormatError(f"{self.path}: the metadata is a {type(value).__name__}, expected a JSON object")
+        return value
+
+    def _token_ids(self, generation: Mapping[str, Any], key: str) -> list[int]:
+        value = generation.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and 0 <= token < self.vocab_size for token in ids):
+            raise ModelFormatError(f"{self.path}: {key} is {shown(value)}, expected token ids below {self.vocab_size}")
+        return ids
+
+    @once
+    def _tokenizer(self) -> Tokenizer:
+        definition = self._section(lib.BN_SECTION_TOKENIZER)
+        if not definition:
+            raise TokenizerError(f"{self.path.name} has no tokenizer; give token ids in place of text")
+        return Tokenizer(definition, self.vocab_size, self.bos_token)
+
+    @once
+    def _special_tokens(self) -> dict[str, str]:
+        """The texts of special tokens that a chat template may want, by its names for them."""
+        ids = {"bos_token": self.bos_token, "eos_token": min(self.end_tokens, default=None)}
+        texts = {name: self._tokenizer.token_text(token) for name, token in ids.items()}
+        named = (self.metadata.get("generation") or {}).get("special_tokens") or {}
+        if not isinstance(named, dict) or not all(
+            name.endswith("_token") and isinstance(text, str) for name, text in named.items()
+        ):
+            raise ModelFormatError(f'{self.path}: special_tokens is {named!r:.100}, expected {{"eos_token": "…"}}')
+        return named or texts
+
+    @once
+    def _template(self) -> ChatTemplate:
+        source = self._section(lib.BN_SECTION_TEMPLATE)
+        if not source:
+            raise TemplateError(f"{self.path.name} has no chat template; use generate() with a prompt of your own")
+        from bitnet_runtime.chat import ChatTemplate
+
+        return ChatTemplate(source.decode("utf-8", "replace"))
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """FORMAT.md §5: no key twice, or programs would differ in which one counts."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {name!r:.80} occurs {times} times, expected once")
+    return values
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")

@@ -1,0 +1,36 @@
+"""Sampling options as the C library takes them."""
+
+from __future__ import annotations
+
+from bitnet_runtime._native import ffi
+from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.errors import InvalidParameterError
+
+
+class Sampler:
+    """Sampling options as the C struct, made once for many tokens."""
+
+    def __init__(self, options: Sampling, vocab_size: int) -> None:
+        bias = dict(options.logit_bias or {})
+        outside = [token for token in bias if token >= vocab_size]
+        if outside:
+            raise InvalidParameterError(
+                f"logit_bias names token {outside[0]}, expected ids from 0 to {vocab_size - 1}", "logit_bias"
+            )
+        self._arrays = ffi.new("int32_t[]", list(bias)), ffi.new("float[]", list(bias.values()))
+        self.struct = ffi.new(
+            "bn_sampler *",
+            {
+                "temperature": options.temperature,
+                "top_k": options.top_k,
+                "top_p": options.top_p,
+                "min_p": options.min_p,
+                "repeat_penalty": options.repeat_penalty,
+                "presence_penalty": options.presence_penalty,
+                "frequency_penalty": options.frequency_penalty,
+                "penalty_window": options.repeat_last_n,
+                "n_bias": len(bias),
+                "bias_tokens": self._arrays[0],
+                "bias_values": self._arrays[1],
+            },
+        )

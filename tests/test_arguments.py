@@ -1,0 +1,290 @@
+"""Whatever is handed in gets a result, or one error that names the parameter."""
+
+from __future__ import annotations
+
+import array
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet_export import random_model
+from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFormatError, Sampling, StateError
+from bitnet_runtime.batch import append_batch, embed_batch
+from bitnet_runtime.defaults import FIELDS, help_of
+from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[Model]:
+    with Model.load(path, threads=1) as model:
+        yield model
+
+
+# ---- token ids ----
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array(PROMPT), np.array(PROMPT, np.uint16), np.array([5, 0, 6, 0, 7])[::2], tuple(PROMPT), range(5, 8),
+        array.array("i", PROMPT), [np.int64(5), 6, np.uint8(7)],
+    ],
+)  # fmt: skip
+def test_ids_come_in_many_forms(model: Model, ids: Any) -> None:
+    expected = model.generate(PROMPT, max_tokens=5, seed=1).tokens
+    assert model.generate(ids, max_tokens=5, seed=1).tokens == expected
+    assert [piece.token for piece in model.stream(ids, max_tokens=5, seed=1, draft=2)] == expected
+    assert model.generate([ids, "x"], max_tokens=5, seed=1)[0].tokens == expected
+    assert model.score(ids)[1:] == model.score(PROMPT)[1:]
+    assert np.array_equal(model.embed(ids, pooling="mean"), model.embed(PROMPT, pooling="mean"))
+    assert np.array_equal(model.embed([ids, ids], pooling="mean")[1:], model.embed(PROMPT, pooling="mean"))
+    assert model.detokenize(ids) == model.detokenize(PROMPT)
+    with model.session() as session:
+        session.append(ids)
+        assert session.tokens == PROMPT
+
+
+def test_rows_of_an_array_are_several_prompts(model: Model) -> None:
+    rows = np.array([PROMPT, [1, 2, 3]])
+    found = model.generate(rows, max_tokens=3, seed=1)  # type: ignore[call-overload]
+    assert [r.tokens for r in found] == [r.tokens for r in model.generate(rows.tolist(), max_tokens=3, seed=1)]
+
+
+WRONG_IDS: list[Any] = [
+    b"abc", bytearray(b"abc"), memoryview(b"abc"), None, 5, 1.5, (i for i in PROMPT), {1: 2}, {1, 2}, [1.5], [None],
+    [[[1]]], np.array([1.5]), np.zeros((2, 2, 2), int), np.array(5), [512], [-1], [2**70], [1, "a"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", WRONG_IDS, ids=lambda value: repr(value)[:20].replace("\n", ""))
+def test_what_is_no_ids_is_refused_by_name(model: Model, ids: Any) -> None:
+    with model.session() as session:
+        calls: list[tuple[str, Callable[[Any], object]]] = [
+            ("prompt", model.generate), ("prompt", model.stream), ("text", model.score), ("tokens", model.detokenize),
+            ("text", lambda value: model.embed(value, pooling="mean")),
+            ("tokens", session.append), ("tokens", session.feed), ("tokens", session.score),
+            ("tokens", lambda value: session.embed(value, pooling="mean")),
+        ]  # fmt: skip
+        for param, call in calls:
+            with pytest.raises(InvalidParameterError, match=param) as caught:
+                call(ids)
+            assert caught.value.param == param
+            assert "expected" in str(caught.value)
+        assert session.position == 0
+
+
+def test_nothing_to_continue(model: Model) -> None:
+    for call in (model.generate, model.stream):
+        for prompt in ([], (), np.array([], int)):
+            with pytest.raises(InvalidParameterError, match="prompt is an empty list; give at least one"):
+                call(prompt)  # type: ignore[operator]
+        with pytest.raises(InvalidParameterError, match="prompt is empty and the model has no start token"):
+            call("")  # type: ignore[operator]
+    assert model.embed([], pooling="mean").shape == (0, 64)
+
+
+@pytest.mark.parametrize("tokens", [[99999], [512], [-1]])
+def test_detokenize_knows_its_vocabulary(model: Model, tokens: list[int]) -> None:
+    with pytest.raises(InvalidParameterError, match=rf"tokens has the id {tokens[0]}, expected ids from 0 to 511"):
+        model.detokenize(tokens)
+
+
+@pytest.mark.parametrize("text", [None, 5, b"abc", ["a"]])
+def test_tokenize_takes_text(model: Model, text: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"text is .*, expected a string"):
+        model.tokenize(text)
+
+
+# ---- sessions ----
+
+
+def test_a_session_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = scripted_model(tmp_path / "m", [b"Good", b" day"], template=TEMPLATE)
+    hello = [{"role": "user", "content": "hello"}]
+    with Model.load(path) as a, Model.load(path) as b, a.session() as session, b.session() as own:
+        calls: list[Callable[[Any], object]] = [
+            lambda s: b.generate("x", session=s), lambda s: b.stream("x", session=s),
+            lambda s: b.chat(hello, session=s), lambda s: b.stream_chat(hello, session=s),
+            lambda s: b.generate(["x", "y"], session=s),
+        ]  # fmt: skip
+        for call in calls:
+            for wrong in (session, "session", a):
+                with pytest.raises(InvalidParameterError, match="session") as caught:
+                    call(wrong)
+                assert caught.value.param == "session"
+        with pytest.raises(InvalidParameterError, match="of several models"):
+            append_batch([own, session], [1, 2])
+        with pytest.raises(InvalidParameterError, match="of several models"):
+            embed_batch([own, session], [[1], [2]], "mean")
+        assert b.generate("x", session=own).text == "Good day"
+
+
+def test_batches_need_one_of_each(model: Model) -> None:
+    with model.session() as one, model.session() as two:
+        wrong: list[tuple[Any, Any]] = [([one, two], [1]), ([one], [1, 2]), ([], []), ([one, one], [1, 2])]
+        for sessions, tokens in wrong:
+            with pytest.raises(InvalidParameterError, match="sessions"):
+                append_batch(sessions, tokens)
+            with pytest.raises(InvalidParameterError, match="sessions"):
+                embed_batch(sessions, [[token] for token in tokens], "mean")
+        with pytest.raises(InvalidParameterError, match="tokens has the id 512"):
+            append_batch([one, two], [1, 512])
+        assert one.position == two.position == 0
+
+
+def test_embed_after_append_says_why_not(model: Model) -> None:
+    with model.session() as session:
+        session.append([1, 2])
+        with pytest.raises(StateError, match=r"holds tokens that did not come by embed with this pooling; call reset"):
+            session.embed([3], "mean")
+        session.reset()
+        session.embed([1, 2], "mean")
+        with pytest.raises(StateError, match="with this pooling"):
+            session.embed([3], "last")
+
+
+# ---- options ----
+
+
+def test_options_in_one_object(model: Model) -> None:
+    options = Sampling(temperature=0, max_tokens=4, stop=["zzz"])  # type: ignore[arg-type]
+    expected = model.generate("abc", temperature=0, max_tokens=4)
+    assert options.stop == ("zzz",)
+    assert model.generate("abc", options=options).tokens == expected.tokens
+    assert len(model.generate("abc", options=options, max_tokens=2).tokens) == 2
+    assert [r.tokens for r in model.generate(["abc"], options=options)] == [expected.tokens]
+    assert [piece.token for piece in model.stream("abc", options=options)] == expected.tokens
+    with model.session() as session:
+        row = session.append(PROMPT)
+        assert session.sample(options=options) == int(row.argmax())
+    with pytest.raises(InvalidParameterError, match=r"options is \{'top_k': 1\}, expected a Sampling"):
+        model.generate("abc", options={"top_k": 1})  # type: ignore[call-overload]
+    with pytest.raises(InvalidParameterError, match="temperature is 'hot'"):
+        Sampling(temperature="hot")  # type: ignore[arg-type]
+
+
+def test_options_in_one_object_replace_those_of_the_model(tmp_path: Path) -> None:
+    path = scripted_model(tmp_path / "m", [b"one", b"two"], generation={"max_new_tokens": 1, "temperature": 0})
+    with Model.load(path) as model:
+        assert model.generate("go").text == "one"
+        assert model.generate("go", options=Sampling(temperature=0)).text == "onetwo"
+
+
+@pytest.mark.parametrize("name", ["top_p", "repeat_penalty"])
+def test_what_the_engine_would_take_for_zero(model: Model, name: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{name} is 1e-60, expected a number from 1e-30"):
+        model.generate("abc", **{name: 1e-60})  # type: ignore[call-overload]
+    assert model.generate("abc", max_tokens=1, **{name: 1e-30}).tokens  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("value", [10**400, 10**5000, -(10**400), np.array([1.0, 2.0]), np.array([1, 2])], ids=type)
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("stop", "logit_bias")])
+def test_values_beyond_all_floats(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{name} is .*, expected") as caught:
+        Sampling(**{name: value})
+    assert len(str(caught.value)) < 250
+    with pytest.raises(InvalidParameterError, match="logit_bias"):
+        Sampling(logit_bias={1: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threads", "2"), ("threads", 2.5), ("threads", True), ("threads", [2]), ("threads", 10**5000),
+        ("n_ctx", "9"), ("n_ctx", 9.5), ("kv_type", None), ("kv_type", ["f16"]), ("isa", 5), ("isa", ["avx2"]),
+        ("path", None), ("path", b"model"), ("path", 5), ("path", ""),
+    ],
+    ids=type,
+)  # fmt: skip
+def test_arguments_of_load(path: Path, name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{name} is .*expected") as caught:
+        Model.load(**({"path": path} | {name: value}))
+    assert caught.value.param == name
+
+
+def test_arguments_of_sessions(model: Model) -> None:
+    with model.session(np.int64(9)) as session:  # type: ignore[arg-type]
+        assert session.n_ctx == 9
+        session.rewind(np.int64(0))  # type: ignore[arg-type]
+        for call, param in ((session.rewind, "n"), (session.seed, "seed"), (model.session, "n_ctx")):
+            for value in ("1", 1.5, -1, [1]):
+                with pytest.raises(InvalidParameterError, match=f"^{param} is .*expected an integer from"):
+                    call(value)  # type: ignore[operator]
+        with pytest.raises(InvalidParameterError, match=r"^logits is \['all'\], expected"):
+            session.append([1], ["all"])  # type: ignore[call-overload]
+
+
+def test_keys_of_messages(tmp_path: Path) -> None:
+    with Model.load(scripted_model(tmp_path / "m", [b"Good"], template=TEMPLATE)) as model:
+        message = {"role": "user", "content": "x", (1, 2): "y"}
+        with pytest.raises(InvalidParameterError, match=r"messages: .*key") as caught:
+            model.chat([message])
+        assert caught.value.param == "messages"
+
+
+# ---- files ----
+
+
+def test_a_missing_file_says_what_the_system_says(tmp_path: Path) -> None:
+    missing = tmp_path / "none.bitnet"
+    with pytest.raises(FileNotFoundError) as caught:
+        Model.load(missing)
+    error = caught.value
+    assert isinstance(error, ModelFileError)
+    assert (error.errno, error.filename, error.strerror) == (errno.ENOENT, str(missing), os.strerror(errno.ENOENT))
+    assert str(error) == f"{missing}: No such file or directory"
+    with pytest.raises(ModelFileError, match="too long") as long:
+        Model.load("x" * 5000)
+    assert long.value.errno == errno.ENAMETOOLONG
+
+
+@pytest.mark.parametrize("metadata", [b'{"a": 1, "a": 2}', b'{"a": {"b": 1, "b": 1}}'])
+def test_keys_of_the_metadata_come_once(tmp_path: Path, metadata: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: metadata.decode())
+    random_model(SMALL, tmp_path / "m")
+    with pytest.raises(ModelFormatError, match=r"metadata is not good JSON: the key .* occurs 2 times, expected once"):
+        Model.load(tmp_path / "m")
+
+
+# ---- help ----
+
+
+def test_help_has_the_words_of_the_command_line() -> None:
+    text = Model.generate.__doc__
+    assert text is not None
+    for name in FIELDS:
+        assert f"\n    {name}: {help_of(name)}" in text
+
+
+def test_help_of_a_model_shows_facts_and_no_internals() -> None:
+    import pydoc
+
+    text = pydoc.plain(pydoc.render_doc(Model))
+    for name in ("info", "metadata", "isa", "n_ctx", "defaults", "threads", "generate", "stream", "load"):
+        assert f" |  {name}" in text, name
+    for name in ("adopt", "detokenizer", "handle", "_section", "kv_type: str)"):
+        assert f" |  {name}" not in text, name
+    with pytest.raises(TypeError, match=r"Model\.load"):
+        Model("model.bitnet")
+
+
+def test_a_stream_says_how_far_it_is(model: Model) -> None:
+    stream = model.stream(PROMPT, max_tokens=2)
+    assert repr(stream) == "<Stream of 3 tokens and 0 more, not begun>"
+    next(stream)
+    assert repr(stream) == "<Stream of 3 tokens and 1 more, running>"
+    list(stream)
+    assert repr(stream) == "<Stream of 3 tokens and 2 more, length>"

@@ -1,0 +1,195 @@
+"""Forks, finalizers and re-entry: nothing hangs, and nothing is freed in use."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime_models
+from bitnet_runtime import ClosedError, Model, Session
+from bitnet_runtime._native import lib
+from runtime_models import TEMPLATE, scripted_model, small_model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    with Model.load(path, threads=2) as model:
+        yield model
+
+
+def in_a_child(work: Callable[[], object], seconds: float = 30) -> int:
+    """Exit code of a forked process that does the work: 0, or 1 if it raised; minus SIGKILL if it hangs."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + seconds
+    while (waited := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(waited[1])
+
+
+class Busy:
+    """Threads that call something again and again."""
+
+    def __init__(self, *calls: Callable[[], object]) -> None:
+        self.over = False
+        self.threads = [threading.Thread(target=self._run, args=(call,), daemon=True) for call in calls]
+
+    def _run(self, call: Callable[[], object]) -> None:
+        while not self.over:
+            call()
+
+    def __enter__(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_forks_while_other_threads_generate(model: Model) -> None:
+    expected = model.generate("x", max_tokens=5, seed=1).tokens
+    shared = model.session()
+
+    def child() -> None:
+        assert model.generate("x", max_tokens=5, seed=1).tokens == expected
+        try:
+            shared.reset()
+        except ClosedError as error:
+            assert "when the process forked" in str(error)
+        model.session().close()
+        model.close()
+
+    def turns() -> None:
+        shared.reset()
+        shared.feed([1] * 100)
+
+    opened = (lambda: model.session().close(), lambda: model.score([1, 2, 3]))
+    with Busy(lambda: model.generate([1], max_tokens=20), turns, *opened):
+        assert all(in_a_child(child) == 0 for _ in range(30))
+    assert model.generate("x", max_tokens=5, seed=1).tokens == expected
+    shared.feed([1])
+
+
+def test_a_session_in_use_is_closed_in_the_child_alone(tmp_path: Path) -> None:
+    with Model.load(runtime_models.slow_model(tmp_path), threads=1) as model, model.session() as session:
+        other = model.session(n_ctx=8)
+        other.feed([1, 2])
+        running = threading.Thread(target=lambda: model.generate([1] * 60_000, session=session))
+        running.start()
+        while not lib.bn_session_position(session._open.pointer):
+            time.sleep(0.001)
+
+        def child() -> None:
+            assert other.tokens == [1, 2]
+            assert repr(session) == "<Session closed>"
+            with pytest.raises(ClosedError, match="another thread was using this session when the process forked"):
+                session.feed([1])
+            session.cancel()
+            session.close()
+
+        assert in_a_child(child) == 0
+        session.cancel()
+        running.join(60)
+        assert session.position > 0
+
+
+def test_a_child_chats_while_other_threads_do(tmp_path: Path) -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    with Model.load(scripted_model(tmp_path / "m", [b"Good", b" day"], template=TEMPLATE), threads=1) as model:
+        model.chat(hello)  # no fork while Python imports, which can hang it
+        with Busy(lambda: model.apply_template(hello), lambda: model.chat(hello)):
+            assert all(in_a_child(lambda: model.chat(hello)) == 0 for _ in range(30))
+
+
+def test_two_models_are_collected_by_any_thread(path: Path) -> None:
+    """Finalizers of one run within calls of the other, in both orders."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(40):
+                pair = [Model.load(path, threads=1, verify=False) for _ in range(2)]
+                for model in pair:
+                    garbage: list[Any] = [model, model.session(n_ctx=8), model.stream([1], max_tokens=2)]
+                    next(garbage[2])
+                    garbage.append(garbage)
+                    model.cycle = garbage  # type: ignore[attr-defined]
+                pair[0].other, pair[1].other = pair[1], pair[0]  # type: ignore[attr-defined]
+                del pair, model, garbage
+                gc.collect()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failed == []
+
+
+def test_a_finalizer_of_the_same_garbage_may_still_call(path: Path) -> None:
+    found: list[object] = []
+
+    class Owner:
+        def __init__(self, session: Session) -> None:
+            self.session, self.cycle = session, self
+
+        def __del__(self) -> None:
+            for call in (lambda: self.session.append([1, 2]), lambda: self.session.logits, self.session.close):
+                try:
+                    found.append(call())
+                except Exception as error:
+                    found.append(error)
+
+    for _ in range(50):
+        Owner(Model.load(path, threads=1, verify=False).session(n_ctx=4))
+        gc.collect()
+    assert len(found) == 150
+
+
+def test_a_model_goes_after_the_last_of_its_sessions(path: Path) -> None:
+    model = Model.load(path, threads=1)
+    session = model.session()
+    family = session._open._family
+    call = session._open  # what a running call holds
+    model.close()
+    assert family.model
+    del call
+    assert not family.model
+
+
+@pytest.mark.parametrize("what", ["model", "session", "stream"])
+def test_copies_are_refused(model: Model, what: str) -> None:
+    thing = {"model": model, "session": model.session(), "stream": model.stream([1], max_tokens=2)}[what]
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=f"a {what.capitalize()} cannot be copied or pickled; give .* path"):
+            make(thing)  # type: ignore[operator]
+    assert model.generate([1], max_tokens=1).tokens

@@ -1,0 +1,105 @@
+"""What `mypy --strict` says of programs that use the package: wrong options are errors, the README is right."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bitnet_runtime.defaults import FIELDS, Options
+
+pytest.importorskip("mypy", reason="it comes with the extra dev")
+from mypy import api
+
+ROOT = Path(__file__).parent.parent
+
+BEGIN = """\
+from bitnet_runtime import Model, Sampling
+import numpy as np
+m = Model.load("m")
+s = m.session()
+"""
+
+RIGHT = [
+    "m.generate('x', max_tokens=5, temperature=0, stop=['a'], logit_bias={1: 2.0}, seed=None).text",
+    "m.generate(['x', [1, 2]], stop='a')[0].text",
+    "m.generate([[1, 2], [3]])[0].text",
+    "m.generate([1, 2, 3], session=s, options=Sampling(top_k=3)).tokens",
+    "m.generate(np.array([1, 2]), draft=3).tokens",
+    "[piece.text for piece in m.stream('x', min_p=0.1)]",
+    "m.chat([{'role': 'user', 'content': 'x'}], top_p=0.5).usage.total_tokens",
+    "s.append([1, 2]).argmax()",
+    "s.append([1, 2], logits='all')[0].argmax()",
+    "s.append([1, 2], 'none')",
+    "s.sample(temperature=0) + 1",
+    "s.cancel()",
+    "m.embed(['a', 'b']).shape",
+]
+WRONG = [
+    "m.generate('x', max_token=5)",
+    "m.generate('x', temperature='hot')",
+    "m.generate('x', stop=5)",
+    "m.generate(['x', 'y'], top_k=1.5)",
+    "m.generate(['x', 'y'], session=s)[0].text",
+    "m.generate('x', options={'top_k': 1})",
+    "m.stream('x', max_token=5)",
+    "m.chat([{'role': 'user', 'content': 'x'}], temperatur=0)",
+    "m.stream_chat([{'role': 'user', 'content': 'x'}], seed='a')",
+    "m.generate(5)",
+    "s.sample(max_tokens=5)",
+    "s.sample(top_k='many')",
+    "s.append([1], 'none').argmax()",
+    "s.append([1], 'some')",
+    "s.append(['a'])",
+    "Sampling(temperature='hot')",
+]
+
+
+@pytest.fixture(scope="module")
+def wrong_lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
+    """Of each program, the lines in which mypy found errors."""
+    folder = tmp_path_factory.mktemp("programs")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"\*\*From Python:\*\*\n\n((?:    .*\n|\n)+)", readme)
+    assert example is not None
+    programs = {
+        "right": BEGIN + "\n".join(RIGHT),
+        "wrong": BEGIN + "\n".join(WRONG),
+        "readme": textwrap.dedent(example[1]),
+    }
+    files = []
+    for name, text in programs.items():
+        files.append(folder / f"{name}.py")
+        files[-1].write_text(text, encoding="utf-8")
+    cache = ROOT / ".mypy_cache"
+    options = ["--strict", "--no-error-summary", f"--cache-dir={cache}", "--config-file=", "--python-version=3.11"]
+    output, errors, _ = api.run([*options, *map(str, files)])
+    assert not errors
+    found: dict[str, set[int]] = {name: set() for name in programs}
+    for line in output.splitlines():
+        place = re.match(r".*?(\w+)\.py:(\d+): error:", line)
+        if place and place[1] in found:
+            found[place[1]].add(int(place[2]))
+        assert place is None or place[1] in found, line
+    return found
+
+
+def test_wrong_programs_are_found(wrong_lines: dict[str, set[int]]) -> None:
+    first = BEGIN.count("\n") + 1
+    passed = [text for place, text in enumerate(WRONG) if first + place not in wrong_lines["wrong"]]
+    assert passed == []
+
+
+def test_right_programs_pass(wrong_lines: dict[str, set[int]]) -> None:
+    first = BEGIN.count("\n") + 1
+    assert [RIGHT[line - first] for line in sorted(wrong_lines["right"])] == []
+
+
+def test_the_lines_of_the_readme_pass(wrong_lines: dict[str, set[int]]) -> None:
+    assert wrong_lines["readme"] == set()
+
+
+def test_the_typed_options_are_those_of_the_table() -> None:
+    assert Options.__optional_keys__ == set(FIELDS)
