@@ -44,6 +44,7 @@ static const struct {
     {"sys", NULL},
     {"sys/fs", NULL},
     {"sys/fs/cgroup", NULL},
+    {"sys/fs/cgroup/memory.max", "max\n"},
     {"sys/fs/cgroup/free", NULL}, /* version 2 */
     {"sys/fs/cgroup/free/memory.max", "max\n"},
     {"sys/fs/cgroup/free/memory.current", "1000000000\n"},
@@ -121,6 +122,10 @@ static void test_limits_of_a_machine(void) {
             CHECK(found == own.bytes || (found >= enough && own.bytes >= enough));
         }
     }
+    put("sys/fs/cgroup/memory.max", "300000000\n"); /* a container sees its own group as the root */
+    put("proc/self/cgroup", "0::/\n");
+    CHECK_EQ(bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX).bytes, 300000000);
+    put("sys/fs/cgroup/memory.max", "max\n");
     put("proc/meminfo", "MemTotal: 1000 kB\n"); /* of a kernel before 3.14 */
     put("proc/self/cgroup", "");
     CHECK_EQ(bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX).bytes, 1024000);
