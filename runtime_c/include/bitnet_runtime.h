@@ -201,7 +201,7 @@ BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *
  * bytes and receives one line on failure, whatever failed: what was found,
  * what was expected; and on success an empty one.
  * The file must not be changed while it is open (see no_mmap). One that cannot
- * fit is refused with BN_ERR_MEMORY before it is read: a mapped one when it is
+ * fit is refused with BN_ERR_MEMORY before it is loaded: a mapped one when it is
  * larger than the memory of the machine or of the cgroup, as then each token
  * would read it anew, with no_mmap when it is larger than what is free there;
  * and always when RLIMIT_AS or RLIMIT_DATA forbid it. */

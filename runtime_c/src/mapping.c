@@ -44,7 +44,19 @@ static bn_status check_regular(const struct stat *st, char *detail) {
     return BN_OK;
 }
 
+/* Before any of it is read. */
+static bn_status check_room(uint64_t bytes, bn_memory_use use, char *detail) {
+    const bn_memory left = bn_memory_left("", use, bytes);
+    if (left.bytes >= bytes)
+        return BN_OK;
+    return bn_fail(detail, BN_ERR_MEMORY, "the file has %.1f MB, expected at most %.1f MB: %s",
+                   (double)bytes / 1e6, (double)left.bytes / 1e6, left.limit);
+}
+
 static bn_status map(int fd, bn_mapping *m, char *detail) {
+    const bn_status status = check_room(m->size, BN_MEMORY_MAP, detail);
+    if (status != BN_OK)
+        return status;
     void *bytes = mmap(NULL, m->size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (bytes == MAP_FAILED)
         return fail_errno(detail, "mmap");
@@ -76,10 +88,13 @@ static bn_status read_all(int fd, uint8_t *bytes, size_t size, char *detail) {
 
 static bn_status read_into_memory(int fd, bn_mapping *m, char *detail) {
     size_t capacity = m->size;
+    bn_status status = check_room(capacity, BN_MEMORY_OWN, detail);
+    if (status != BN_OK)
+        return status;
     void *bytes = bn_pages_new(&capacity);
     if (bytes == NULL)
         return bn_fail(detail, BN_ERR_MEMORY, "no memory for the file's %zu bytes", m->size);
-    const bn_status status = read_all(fd, bytes, m->size, detail);
+    status = read_all(fd, bytes, m->size, detail);
     if (status != BN_OK) {
         free(bytes);
         return status;
@@ -106,15 +121,6 @@ static bn_status open_regular(const char *path, int *fd, struct stat *st, char *
     return status;
 }
 
-static bn_status check_room(uint64_t size, int no_mmap, char *detail) {
-    const uint64_t bytes = no_mmap ? bn_pages_size((size_t)size) : size;
-    const bn_memory left = bn_memory_left("", no_mmap ? BN_MEMORY_OWN : BN_MEMORY_MAP, bytes);
-    if (left.bytes >= bytes)
-        return BN_OK;
-    return bn_fail(detail, BN_ERR_MEMORY, "the file has %.1f MB, expected at most %.1f MB: %s",
-                   (double)size / 1e6, (double)left.bytes / 1e6, left.limit);
-}
-
 bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, char *detail) {
     struct stat st;
     int fd = -1;
@@ -122,9 +128,7 @@ bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, ch
     if (status != BN_OK)
         return status;
     bn_mapping m = {.size = (size_t)st.st_size};
-    status = check_room(m.size, no_mmap, detail);
-    if (status == BN_OK)
-        status = no_mmap ? read_into_memory(fd, &m, detail) : map(fd, &m, detail);
+    status = no_mmap ? read_into_memory(fd, &m, detail) : map(fd, &m, detail);
     (void)close(fd); /* a mapping outlives its descriptor */
     if (status == BN_OK)
         *mapping = m;

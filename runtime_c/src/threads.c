@@ -300,12 +300,12 @@ void bn_pool_free(bn_pool *pool) {
     free(pool);
 }
 
-int32_t bn_pool_threads(const bn_pool *pool) {
-    return pool->n_threads;
-}
-
 int32_t bn_pool_running(const bn_pool *pool) {
     return pool->n_started + 1;
+}
+
+int32_t bn_pool_threads(const bn_pool *pool) {
+    return pool->n_threads;
 }
 
 void bn_pool_lock(bn_pool *pool) {
