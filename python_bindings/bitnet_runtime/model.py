@@ -166,14 +166,12 @@ class Model:
         """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""
         self.require_head()
         options = resolve(sampling, self.defaults)
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        n_ctx = session.n_ctx if session else self.n_ctx
+        tokens = self._tokens(prompt, n_ctx)
         if not tokens:
             raise InvalidParameterError(
                 "the prompt is empty and the model has no start token; give at least one character", "prompt"
             )
-        n_ctx = session.n_ctx if session else self.n_ctx
-        if len(tokens) > n_ctx:
-            raise ContextLengthError(len(tokens), n_ctx)
         return Stream(self, tokens, options, session)
 
     def chat(self, messages: Sequence[Message], *, session: Session | None = None, **sampling: Any) -> Result:
@@ -190,7 +188,7 @@ class Model:
         One number a token of `tokenize(text)`; the first is NaN, as nothing comes before it.
         """
         self.require_head()
-        tokens = self._tokens(text)
+        tokens = self._tokens(text, self.n_ctx)
         if not tokens:
             return []
         with self.session(n_ctx=len(tokens)) as session:
@@ -206,13 +204,15 @@ class Model:
         """
         single = isinstance(text, str) or (len(text) > 0 and not isinstance(text[0], (str, Sequence)))
         texts = cast(Sequence[Prompt], [text] if single else text)
-        return embed(self, [self._tokens(one) for one in texts], pooling)
+        return embed(self, [self._tokens(one, self.n_ctx) for one in texts], pooling)
 
-    def _tokens(self, text: Prompt) -> list[int]:
+    def _tokens(self, text: Prompt, n_ctx: int) -> list[int]:
         """Token ids of a text that is to fit the context."""
+        if isinstance(text, str) and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
+            raise ContextLengthError(fewest, n_ctx, at_least=True)
         tokens = self.tokenize(text) if isinstance(text, str) else list(text)
-        if len(tokens) > self.n_ctx:
-            raise ContextLengthError(len(tokens), self.n_ctx)
+        if len(tokens) > n_ctx:
+            raise ContextLengthError(len(tokens), n_ctx)
         return tokens
 
     def require_head(self) -> None:

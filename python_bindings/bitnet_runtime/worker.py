@@ -78,7 +78,7 @@ class Worker:
         with its:
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=its, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+                    command, stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                     env=environment, start_new_session=True,  # Ctrl-C in the terminal is not for it
                 )  # fmt: skip
             except OSError as error:
