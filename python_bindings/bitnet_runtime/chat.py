@@ -17,7 +17,7 @@ from bitnet_runtime.worker import Worker, WorkerError
 
 MAX_BYTES = 256 * 1024  # of a template, as in the format
 MAX_MESSAGES = 16 << 20  # bytes of messages, as JSON
-MOST_TEXT = 1 << 19  # characters that a template may make, and 8 for each byte of the messages
+MOST_TEXT = 1 << 19  # characters that a template may make, and 4 for each byte of the messages
 
 
 class ChatTemplate:
@@ -73,7 +73,7 @@ class ChatTemplate:
             )
         more: dict[str, Any] = {"tools": None, "documents": None}  # as apply_chat_template has it
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
-        asked = {"source": self._source, "most": MOST_TEXT + 8 * len(given), "variables": more}
+        asked = {"source": self._source, "most": MOST_TEXT + 4 * len(given), "variables": more}
         return self._render(_json(asked)[:-2] + b', "messages": ' + given + b"}}", messages)
 
     def _render(self, request: bytes, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -40,7 +40,8 @@ class ContextLengthError(BitnetError, ValueError):
 
     def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False) -> None:
         super().__init__(
-            f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context size: the maximum context length is {n_ctx} tokens; "
+            f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context size: "
+            f"the maximum context length is {n_ctx} tokens; "
             f"shorten the text, or load the model with a larger n_ctx if the model allows it"
         )
         self.n_prompt = n_prompt

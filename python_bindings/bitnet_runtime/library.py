@@ -116,5 +116,5 @@ def _border() -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"the tokenizer of the file failed: {error}") from None
+            raise TokenizerError(f"the tokenizer of the file failed: {str(error):.500}") from None
         raise
