@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Callable
 
-REQUEST = struct.Struct("<dQQ")  # seconds of CPU time, bytes of memory, bytes that follow
+REQUEST = struct.Struct("<?dQQ")  # whether what it leaves is to stay, seconds of CPU time, bytes of memory, of itself
 REPLY = struct.Struct("<cQ")  # how it went, bytes that follow
 DONE, FULL, NO_MEMORY = b"D", b"F", b"M"  # FULL: done, and the process has grown; start a new one
 GREETING = b"bitnet worker 1\n"
@@ -36,9 +36,9 @@ def main() -> None:
 
 
 def _serve(answer: Callable[[bytes], bytes], memory: _Memory) -> None:
-    start = None  # what the process has after its first request, which may be its setup
+    start = memory.used()
     while header := _read(REQUEST.size):
-        seconds, room, size = REQUEST.unpack(header)
+        stays, seconds, room, size = REQUEST.unpack(header)
         memory.allow(room)
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
@@ -47,7 +47,7 @@ def _serve(answer: Callable[[bytes], bytes], memory: _Memory) -> None:
             reply, how = b"", NO_MEMORY
         signal.setitimer(signal.ITIMER_PROF, 0)
         memory.allow(2 * len(reply) + KEPT)
-        start = start or memory.used()
+        start = memory.used() if stays else start
         if how == DONE and memory.used() > start + KEPT:
             how = FULL
         _write(REPLY.pack(how, len(reply)) + reply)
@@ -84,7 +84,9 @@ class _Memory:
         if self._file >= 0:
             import resource
 
-            resource.setrlimit(resource.RLIMIT_AS, (self.used() + more, resource.RLIM_INFINITY))
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # one that was there stays
+            most = self.used() + more
+            resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
 
 
 def _read(size: int) -> bytes:

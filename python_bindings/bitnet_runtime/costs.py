@@ -105,7 +105,13 @@ def _pattern(value: Any) -> bool:
 
 _Fields = Mapping[str, Callable[[Any], bool]]
 _REPLACE: _Fields = {"pattern": _pattern, "content": _short}
-_METASPACE: _Fields = {"replacement": _short, "prepend_scheme": _name, "split": _flag, "add_prefix_space": _flag}
+_METASPACE: _Fields = {
+    "replacement": _short,
+    "str_rep": _short,
+    "prepend_scheme": _name,
+    "split": _flag,
+    "add_prefix_space": _flag,
+}
 _BYTES: _Fields = {"add_prefix_space": _flag, "trim_offsets": _flag, "use_regex": _flag}
 _BERT: _Fields = dict.fromkeys(
     ("clean_text", "handle_chinese_chars", "lowercase", "strip_accents"), lambda value: value is None or _flag(value)

@@ -73,7 +73,7 @@ def out_of_reach(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         within = _within_reach(definition["model"], special)
         return _renamed(definition, added, within) if within else (definition, {})
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise TokenizerError("the tokenizer of the file has a model that is not as the library writes it") from None
+        raise TokenizerError("the tokenizer of the file failed: its model is not as the library writes it") from None
 
 
 def _renamed(

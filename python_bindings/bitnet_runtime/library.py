@@ -94,7 +94,7 @@ class _Apart:
         from bitnet_runtime.worker import MEMORY, WorkerError
 
         try:
-            asked = json.dumps(request, ensure_ascii=False).encode()
+            asked = json.dumps(request, ensure_ascii=False, default=int).encode()  # an id may be one of numpy
             answer = self._worker.ask(asked, 1 + self.SECONDS * size, MEMORY + self.BYTES * size)
             reply = json.loads(answer)
         except (WorkerError, ValueError) as error:
@@ -116,5 +116,5 @@ def _border() -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"the tokenizer of the file failed: {str(error):.500}") from None
+            raise TokenizerError(f"the tokenizer of the file failed: {error!s:.500}") from None
         raise

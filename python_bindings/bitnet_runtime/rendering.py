@@ -13,9 +13,11 @@ import json
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 
 def answer(request: bytes) -> bytes:
@@ -52,6 +54,36 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Dict:
+    """`dict` of a template: a function alone, not the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace` of a template: without names that mean something to Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's, so that `self` can be a name
+        self, *given = args
+        names = dict(*given, **kwargs)
+        for name in names:
+            _check_name(name)
+        Namespace.__init__(self, names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+
+def _check_name(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a namespace has no {name!r:.80}, names begin with a letter")
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -85,7 +117,9 @@ _environment = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
 )
 _environment.filters["tojson"] = _tojson
-_environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+_environment.globals.update(
+    raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
+)
 
 # A worker opens no files, so what is imported on first use is used here.
 _environment.from_string(r"{{ '\n' | pprint | urlize }}{{ strftime_now('%c') }}").render()

@@ -87,12 +87,13 @@ class Worker:
         if self._receive(len(confined.GREETING)) != confined.GREETING:
             raise WorkerError(f"{sys.executable}, which is sys.executable, did not start as Python does")
         if self._setup:
-            self._exchange(self._setup, 1 + 0.5e-6 * len(self._setup), MEMORY + 48 * len(self._setup))
+            size = len(self._setup)
+            self._exchange(self._setup, 1 + 0.5e-6 * size, MEMORY + 48 * size, stays=True)
 
-    def _exchange(self, request: bytes, seconds: float, memory: int) -> bytes:
+    def _exchange(self, request: bytes, seconds: float, memory: int, stays: bool = False) -> bytes:
         assert self._socket is not None
         self._socket.settimeout(PATIENCE * seconds)
-        header = confined.REQUEST.pack(seconds, memory, len(request))
+        header = confined.REQUEST.pack(stays, seconds, memory, len(request))
         try:
             self._socket.sendall(header + request)
         except OSError:
