@@ -235,6 +235,15 @@ def test_what_is_no_definition_is_refused_in_one_line(content: bytes, message: s
         Tokenizer(content, 1 << 20)
 
 
+def test_tokens_around_a_text_that_the_model_does_not_have() -> None:
+    single = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {"x": {"id": "x", "ids": [1 << 30], "tokens": ["x"]}}
+    pair = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
+    step = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+    with pytest.raises(TokenizerError, match="token id 1073741824"):
+        runtime(definition(post_processor=step))
+
+
 def added(content: str, special: bool = True) -> Json:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": 0, "content": content, "special": special, **flags}

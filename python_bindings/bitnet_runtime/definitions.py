@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bitnet_runtime.errors import TokenizerError
@@ -43,9 +43,12 @@ def added_tokens(definition: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [token for token in found if token["content"]]  # as in the library
 
 
-def check_tokens(ids: Mapping[str, int], added: list[dict[str, Any]], vocab_size: int) -> None:
-    """Raises TokenizerError: tokens that the model cannot have, or that no honest file has."""
-    largest = max(ids.values(), default=-1)
+def check_tokens(ids: Mapping[str, int], added: list[dict[str, Any]], around: Sequence[int], vocab_size: int) -> None:
+    """Raises TokenizerError: tokens that the model cannot have, or that no honest file has.
+
+    around: the tokens that the tokenizer puts around a text.
+    """
+    largest = max((*ids.values(), *around), default=-1)
     if largest >= vocab_size:
         raise TokenizerError(
             f"the tokenizer of the file has token id {largest}, the model's vocabulary has {vocab_size} tokens; "

@@ -52,7 +52,7 @@ class Tokenizer:
         self._outside = {inside[text]: ids[text] for text in inside}  # ids of the file to ids of the library
         self._inside = {ids[text]: inside[text] for text in inside}
         added = added_tokens(parsed)
-        check_tokens(ids | inside, added, vocab_size)
+        check_tokens(ids | inside, added, self._library.encode("", True), vocab_size)
         special = {each["content"] for each in added if each["special"]}
         self._special_ids = {text: ids[text] for text in special.intersection(ids)} | inside
         self._vocab_size = vocab_size
