@@ -69,7 +69,7 @@ print(loaded())
 session.append([1])
 print(loaded())
 """
-    expected = ["[]", "['tokenizers']", "['jinja2', 'tokenizers']", "['jinja2', 'numpy', 'tokenizers']"]
+    expected = ["[]", "['tokenizers']", "['tokenizers']", "['numpy', 'tokenizers']"]  # templates: another process
     assert run(code, "torch", "bitnet", "bitnet_export").splitlines() == expected
 
 

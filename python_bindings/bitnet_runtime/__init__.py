@@ -7,8 +7,8 @@
         for piece in model.stream("import "):
             print(piece.text, end="", flush=True)
 
-Needs the compiled engine alone: `tokenizers` is imported when text is used, jinja2 on the first
-chat, numpy when an array is asked for.
+Needs the compiled engine alone: `tokenizers` is imported when text is used, numpy when an array is
+asked for, and jinja2 in a process of its own on the first chat.
 """
 
 from bitnet_runtime.defaults import Sampling

@@ -43,11 +43,15 @@ class ModelTooLargeError(BitnetError, MemoryError):
 
 
 class ContextLengthError(BitnetError, ValueError):
-    """More tokens than the context holds. Both numbers are attributes."""
+    """More tokens than the context holds. Both numbers are attributes.
 
-    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+    at_least: `n_prompt` is what the length of a text proves; it was refused before its tokens were made.
+    """
+
+    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False) -> None:
         super().__init__(
-            f"{n_prompt} tokens exceed the available context size: the maximum context length is {n_ctx} tokens; "
+            f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context size: "
+            f"the maximum context length is {n_ctx} tokens; "
             f"shorten the text, or load the model with a larger n_ctx if the model allows it"
         )
         self.n_prompt = n_prompt

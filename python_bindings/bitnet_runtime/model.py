@@ -224,6 +224,8 @@ class Model(ModelFacts):
 
     def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
         """Token ids of a text that is to fit the context."""
+        if isinstance(text, str) and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
+            raise ContextLengthError(fewest, n_ctx, at_least=True)
         tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
         if len(tokens) > n_ctx:
             raise ContextLengthError(len(tokens), n_ctx)

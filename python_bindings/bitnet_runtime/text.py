@@ -11,18 +11,22 @@ import codecs
 import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from bitnet_runtime.errors import InvalidParameterError, MissingDependencyError, TokenizerError
+from bitnet_runtime.costs import costly
+from bitnet_runtime.definitions import (
+    MARK,
+    added_tokens,
+    characters_a_token,
+    check_tokens,
+    model_texts,
+    out_of_reach,
+    parse,
+)
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.library import Library, load
 from bitnet_runtime.once import once as cached_property
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as HfTokenizer
-
-
-_MARK = "\ufdd0"  # a code point that is never a character
 
 
 class Detokenizer(Protocol):
@@ -35,36 +39,24 @@ class Detokenizer(Protocol):
         """What is left at the end; an unfinished character becomes U+FFFD."""
 
 
-@contextmanager
-def _border() -> Iterator[None]:
-    """Turn what `tokenizers` raises into TokenizerError. Its panics are no `Exception`s."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"the tokenizer of the file failed: {error}") from None
-        raise
-
-
 class Tokenizer:
     """The tokenizer of a file. Safe to share between threads."""
 
     def __init__(self, definition: bytes, vocab_size: int, bos_token: int | None = None) -> None:
-        self._hf = _load(definition)
-        with _border():
-            self._hf.encode_special_tokens = True  # means: as plain text
-            self._added = self._hf.get_added_tokens_decoder()
-            largest = max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
-        if largest >= vocab_size:
-            raise TokenizerError(
-                f"the tokenizer of the file has token id {largest}, the model's vocabulary has {vocab_size} tokens; "
-                f"export the model with the tokenizer it was trained with"
-            )
+        parsed = parse(definition)
+        self._apart = costly(parsed)
+        self._definition, self._names = out_of_reach(parsed)
+        self._library = self._load(self._definition if self._names else definition.decode(), False)
+        ids = self._library.vocabulary()
+        inside = {text: ids.pop(name) for text, name in self._names.items()}
+        self._outside = {inside[text]: ids[text] for text in inside}  # ids of the file to ids of the library
+        self._inside = {ids[text]: inside[text] for text in inside}
+        added = added_tokens(parsed)
+        check_tokens(ids | inside, added, self._library.encode("", True), vocab_size)
+        special = {each["content"] for each in added if each["special"]}
+        self._special_ids = {text: ids[text] for text in special.intersection(ids)} | inside
         self._vocab_size = vocab_size
         self._bos_token = bos_token
-        self._definition: dict[str, Any] = json.loads(definition)
 
     def encode(
         self, text: str, *, add_bos: bool = True, parse_special: bool = False, shielded: bool = False
@@ -76,29 +68,30 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidParameterError(f"the text is not valid Unicode: {error}", "text") from None
-        parser = self._unshielding_parser if shielded else self._parser if parse_special else self._hf
-        with _border():
-            ids: list[int] = parser.encode(text, add_special_tokens=add_bos).ids
+        parser = self._unshielding_parser if shielded else self._parser if parse_special else self._library
+        ids = parser.encode(text, add_bos)
+        if self._inside:
+            ids = [self._inside.get(token, token) for token in ids]
         if add_bos and self._bos_token is not None:
             written = ids[:2].count(self._bos_token) if ids[:1] == [self._bos_token] else 0
             ids = [self._bos_token] * (1 - written) + ids[max(written - 1, 0) :]
         return ids
 
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `text` has at least, known without making them."""
+        return -(-len(text) // self._longest) if self._longest else 0
+
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
-        with _border():
-            return self._hf.decode(list(tokens), skip_special_tokens=skip_special)
+        return self._library.decode([self._outside.get(token, token) for token in tokens], skip_special)
 
     def token_text(self, token: int | None) -> str:
         """A single token as it is written, such as "<|end|>"; "" for None."""
-        return (self._hf.id_to_token(token) or "") if token is not None else ""
+        return self._library.text(self._outside.get(token, token)) if token is not None else ""
 
     def shield(self, text: str) -> str:
         """`text` marked so that `encode(shielded=True)` sees no special token in it."""
-        marked = 1
-        while self._special and marked:  # again, for what overlapped a token now marked
-            text, marked = self._special.subn(_mark, text)
-        return text
+        return self._begins.sub(self._mark, text) if self._lengths else text
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A new detokenizer for text that continues `prompt`."""
@@ -107,35 +100,54 @@ class Tokenizer:
         return _WindowDetokenizer(self, prompt)
 
     @cached_property
-    def _parser(self) -> HfTokenizer:
+    def _parser(self) -> Library:
         """The tokenizer that sees special tokens."""
         return self._parsing({})
 
     @cached_property
-    def _unshielding_parser(self) -> HfTokenizer:
+    def _unshielding_parser(self) -> Library:
         """The same, but it sees none where `shield` left a mark, and drops the marks."""
-        unmark = {"type": "Replace", "pattern": {"String": _MARK}, "content": ""}
+        unmark = {"type": "Replace", "pattern": {"String": MARK}, "content": ""}
         normalizers = [unmark, *filter(None, [self._definition.get("normalizer")])]
         return self._parsing({"normalizer": {"type": "Sequence", "normalizers": normalizers}})
 
-    def _parsing(self, changes: dict[str, Any]) -> HfTokenizer:
-        added = [dict(token) for token in self._definition.get("added_tokens") or []]
-        for token in added:
+    def _parsing(self, changes: dict[str, Any]) -> Library:
+        added = []
+        for token in added_tokens(self._definition):
             if token["special"]:
-                token["normalized"] = False  # found while the marks are there
-                if len(token["content"]) == 1:  # cannot be marked, so it is text; ids follow from places, so it stays
-                    token["content"] = secrets.token_hex()
-        return _load(json.dumps(self._definition | changes | {"added_tokens": added}).encode())
+                token = token | {"normalized": False}  # found while the marks are there
+                if len(token["content"]) == 1:  # cannot be marked, so it is text
+                    if token["content"] in model_texts(self._definition["model"]):
+                        continue
+                    token["content"] = secrets.token_hex()  # ids follow from places, so it stays
+            added.append(token)
+        return self._load(self._definition | changes | {"added_tokens": added}, True)
+
+    def _load(self, definition: dict[str, Any] | str, parse_special: bool) -> Library:
+        text = definition if isinstance(definition, str) else json.dumps(definition, ensure_ascii=False)
+        return load(text, parse_special, self._apart)
+
+    def _mark(self, found: re.Match[str]) -> str:
+        text, place = found.string, found.start()
+        begins = any(text[place : place + n] in self._special_ids for n in self._lengths[found[0]])
+        return found[0] + MARK if begins else found[0]
 
     @cached_property
-    def _special_ids(self) -> dict[str, int]:
-        return {added.content: token for token, added in self._added.items() if added.special}
+    def _lengths(self) -> dict[str, list[int]]:
+        """The lengths of special tokens by their first character. A single character cannot be marked."""
+        lengths: dict[str, set[int]] = {}
+        for text in self._special_ids:
+            if len(text) > 1:
+                lengths.setdefault(text[0], set()).add(len(text))
+        return {first: sorted(found) for first, found in lengths.items()}
 
     @cached_property
-    def _special(self) -> re.Pattern[str] | None:
-        """Matches a special token, the longest first."""
-        texts = sorted((re.escape(text) for text in self._special_ids if len(text) > 1), key=len, reverse=True)
-        return re.compile("|".join(texts)) if texts else None
+    def _begins(self) -> re.Pattern[str]:
+        return re.compile(f"[{re.escape(''.join(self._lengths))}]")
+
+    @cached_property
+    def _longest(self) -> int | None:
+        return characters_a_token(self._definition, byte_level_alphabet())
 
     @cached_property
     def _byte_table(self) -> list[bytes] | None:
@@ -144,29 +156,12 @@ class Tokenizer:
             return None
         byte_of = {char: byte for byte, char in enumerate(byte_level_alphabet())}
         table = [b""] * self._vocab_size  # ids without a token, and special tokens, have no text
-        for text, token in self._hf.get_vocab(with_added_tokens=True).items():
-            if text not in self._special_ids:
+        hidden = {*self._special_ids, *self._names.values()}
+        for text, token in self._library.vocabulary().items():
+            if text not in hidden:
                 known = all(char in byte_of for char in text)
                 table[token] = bytes(byte_of[char] for char in text) if known else text.encode()
         return table
-
-
-def _mark(found: re.Match[str]) -> str:
-    return found[0][0] + _MARK + found[0][1:]
-
-
-def _load(definition: bytes) -> HfTokenizer:
-    try:
-        from tokenizers import Tokenizer as HfTokenizer
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"text needs the `tokenizers` library ({error}): pip install tokenizers; token ids work without it"
-        ) from error
-    with _border():
-        loaded: HfTokenizer = HfTokenizer.from_str(definition.decode())
-        loaded.no_padding()
-        loaded.no_truncation()
-        return loaded
 
 
 def byte_level_alphabet() -> str:

@@ -1,0 +1,357 @@
+"""Tokenizers by strangers: what they cost, and that plain text never becomes a special token."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import models, pre_tokenizers
+
+import foreign_tokenizers as foreign
+from bitnet import tokenizer as trained
+from bitnet_export.gguf.tokenizer import PRE
+from bitnet_export.hf.folder import Folder
+from bitnet_export.hf.tokenizer import tokenizer_of
+from bitnet_runtime import ContextLengthError, Model, TokenizerError
+from bitnet_runtime.costs import LINEAR, costly
+from bitnet_runtime.text import Tokenizer
+from runtime_models import byte_tokenizer, small_model
+
+Json = dict[str, Any]
+
+
+def definition(**changes: Any) -> Json:
+    made: Json = json.loads(byte_tokenizer([b"aa", b"hello"]).to_str())
+    return made | changes
+
+
+def runtime(made: Json) -> Tokenizer:
+    return Tokenizer(json.dumps(made).encode(), 1 << 20)
+
+
+def split(expression: str) -> Json:
+    pattern = {"Regex": expression}
+    cut = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [cut, bytes_]}
+
+
+def replace(old: str, new: str) -> Json:
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def bpe(vocab: Any) -> Json:
+    return {"type": "BPE", "vocab": vocab, "merges": []}
+
+
+def nested(depth: int) -> Json:
+    step: Json = {"type": "NFC"}
+    for _ in range(depth):
+        step = {"type": "Sequence", "normalizers": [step]}
+    return step
+
+
+# ---- what runs here ----
+
+
+def test_published_tokenizers_run_in_this_process(tmp_path: Path) -> None:
+    made = [foreign.byte_level(kind) for kind in foreign.BYTE_LEVEL] + [byte_tokenizer()]
+    made += [trained.build(kind, ["a text " * 9], 300) for kind in trained.KINDS]
+    found = [json.loads(each.to_str()) for each in made]
+    for prefix in (True, False):
+        folder = foreign.save(tmp_path / f"{prefix}", foreign.sentencepiece_model(prefix), eos_token="</s>")
+        found.append(json.loads(tokenizer_of(Folder(folder), 1000)[0] or b""))
+    steps = [step for pre in PRE.values() for step in pre.steps if step["type"] == "Split"]
+    found += [definition(pre_tokenizer=step) for step in steps]
+    assert [costly(each) for each in found] == [""] * len(found)
+
+
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def test_the_expressions_of_published_tokenizers_are_known() -> None:
+    assert {foreign.LLAMA3, foreign.QWEN2, trained.PIECES, O200K, TEKKEN, QWEN35} <= LINEAR
+
+
+def seconds(expression: str, text: str) -> float:
+    tokenizer = HfTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(foreign.Regex(expression), "isolated")
+    begin = time.process_time()
+    tokenizer.encode(text)
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize("expression", sorted(LINEAR))
+def test_known_expressions_take_linear_time(expression: str) -> None:
+    runs = [" ", "\n", "\t", "A", "a", "東", "\u0301", "1", "!", "'", "\u00a0", "A\u0301"]
+    text = "x".join(run * (20_000 // len(run)) for run in runs)
+    assert seconds(expression, text) < 3  # 0.1 s; a quadratic one on one run takes that
+
+
+# ---- what runs apart ----
+
+HOSTILE: dict[str, tuple[Json, str]] = {
+    "exponential": (definition(pre_tokenizer=split("(a+)+b")), "a" * 60),
+    "quadratic": (definition(pre_tokenizer=split("(?:.|\\n)*\x01")), "hello " * 50_000),
+    "repeats of repeats": (definition(pre_tokenizer=split("(?:(?:(?:a{1000}){1000}){1000}){1000}")), "a" * 1000),
+    "in a normalizer": (
+        definition(normalizer={"type": "Replace", "pattern": {"Regex": "(a|a)*b"}, "content": ""}), "a" * 60,
+    ),
+    "a letter becomes a book": (definition(normalizer=replace("a", "a" * 1_000_000)), "a" * 10_000),
+    "doubling": (
+        definition(normalizer={"type": "Sequence", "normalizers": [replace("a", "aa")] * 40}), "a",
+    ),
+    "bytes of bytes": (
+        definition(normalizer={"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}), "é",
+    ),
+    "long words": (
+        definition(model={"type": "WordPiece", "vocab": {"[U]": 0} | {"a" * n: n for n in range(1, 50)},
+            "unk_token": "[U]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 10**9},
+            pre_tokenizer=None, decoder=None, added_tokens=[]), "a" * 30_000,
+    ),
+    "suffix": (
+        definition(model=definition()["model"] | {"end_of_word_suffix": "x" * 1_000_000}), "a b c d " * 5000,
+    ),
+    "spaces": (
+        definition(added_tokens=[{"id": 258, "content": " ", "single_word": False, "lstrip": True, "rstrip": True,
+            "normalized": False, "special": False}]), " " * 40_000,
+    ),
+    "around": (
+        definition(post_processor={"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}]
+            * 100_000, "pair": [], "special_tokens": {}}), "hello" * 1000,
+    ),
+    "around around": (
+        definition(post_processor={"type": "Sequence", "processors": [{"type": "TemplateProcessing", "single":
+            [{"Sequence": {"id": "A", "type_id": 0}}] * 2, "pair": [], "special_tokens": {}}] * 40}), "hello",
+    ),
+    "pieces": (
+        definition(model={"type": "Unigram", "unk_id": 0, "vocab": [["a" * n, -1.0] for n in range(1, 1200)],
+            "byte_fallback": False}, pre_tokenizer=None, decoder=None, added_tokens=[]), "a" * 100_000,
+    ),
+    "no length": (definition(pre_tokenizer={"type": "FixedLength", "length": 0}), "hello"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_costly_tokenizer_is_stopped_and_the_process_goes_on(name: str) -> None:
+    made, text = HOSTILE[name]
+    assert costly(made)
+    begin = time.monotonic()
+    try:
+        assert runtime(made).encode(text)
+    except TokenizerError as error:
+        assert len(str(error)) < 1500
+        assert "the tokenizer of the file failed" in str(error)
+    assert time.monotonic() - begin < 40  # about a second of CPU time each; a busy machine
+    assert runtime(definition()).encode("a") == [ord("a")]
+
+
+def test_the_error_names_the_expression() -> None:
+    with pytest.raises(TokenizerError, match=r"retry-limit.*; it runs apart.*\(a\+\)\+b"):  # the library's own limit
+        runtime(definition(pre_tokenizer=split("(a+)+b"))).encode("a" * 60)
+    with pytest.raises(TokenizerError, match=r"takes more than 1\.8 s; it runs apart.*a\*\?\[bc\]"):
+        runtime(definition(pre_tokenizer=split("a*?[bc]"))).encode("a" * 200_000 + "\nb")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "text"),
+    [
+        (replace("a", "a" * 1_000_000), "a" * 10_000),
+        ({"type": "Sequence", "decoders": [{"type": "Fuse"}, *[replace("a", "aa")] * 40]}, "a"),
+        ({"type": "Sequence", "decoders": [{"type": "Fuse"},
+          {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}]}, "a" * 60),
+        ({"type": "Strip", "content": "a", "start": 10**18, "stop": 10**18}, "aaa"),
+        ({"type": "BPEDecoder", "suffix": ""}, "hello"),
+        ({"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True}, "hello"),
+    ],
+)  # fmt: skip
+def test_a_costly_decoder_is_stopped(decoder: Json, text: str) -> None:
+    made = definition(decoder=decoder)
+    assert costly(made)
+    tokenizer = runtime(made)
+    tokens = tokenizer.encode(text)
+    begin = time.monotonic()
+    try:
+        tokenizer.decode(tokens)
+    except TokenizerError as error:
+        assert len(str(error)) < 1500
+    assert time.monotonic() - begin < 20
+
+
+def test_an_expression_that_is_not_known_gives_the_tokens_of_the_library() -> None:
+    made = definition(pre_tokenizer=split(r"\w+|[^\w\s]+|\s+"))
+    tokenizer = runtime(made)
+    theirs = HfTokenizer.from_str(json.dumps(made))
+    text = "hello, naïve <|end|> 東京 🙂\r\n\n  x"
+    assert costly(made)
+    assert tokenizer.encode(text, parse_special=True) == theirs.encode(text).ids
+    theirs.encode_special_tokens = True
+    assert tokenizer.encode(text) == theirs.encode(text).ids
+    assert tokenizer.encode(tokenizer.shield(text), shielded=True) == tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(list(np.array(tokenizer.encode(text)))) == text
+    out = tokenizer.detokenizer()
+    assert "".join(map(out.push, tokenizer.encode(text))) + out.flush() == text
+    assert tokenizer.token_text(theirs.token_to_id("<|end|>")) == "<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not as the tokenizers library writes it"),
+        (b"\xff", "not as the tokenizers library writes it"),
+        (b"[]", "is a list, expected a JSON object"),
+        (b"{}", "model"),
+        (b'{"model": {"type": "BPE"}}', "model"),
+        (b'{"model": {"vocab": {}}}', "failed"),
+        (b'{"a": 1, "a": 2}', "a key twice"),
+        (b"[" * 100_000, "not as the tokenizers library writes it"),
+        (b'{"added_tokens": 5}', "added_tokens"),
+        (b'{"added_tokens": [{"content": "x"}]}', "added_tokens"),
+        (json.dumps(definition(normalizer=nested(300))).encode(), "failed"),
+        (json.dumps(definition(model=bpe(5))).encode(), "model"),
+        (json.dumps(definition(model=bpe({"x" * 1_000_000: 0}))).encode(), "1000000 characters"),
+        (json.dumps(definition(model=bpe({"a": 1 << 31}))).encode(), "token id 2147483648"),
+    ],
+)  # fmt: skip
+def test_what_is_no_definition_is_refused_in_one_line(content: bytes, message: str) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer(content, 1 << 20)
+
+
+def test_tokens_around_a_text_that_the_model_does_not_have() -> None:
+    single = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {"x": {"id": "x", "ids": [1 << 30], "tokens": ["x"]}}
+    pair = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
+    step = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+    with pytest.raises(TokenizerError, match="token id 1073741824"):
+        runtime(definition(post_processor=step))
+
+
+def added(content: str, special: bool = True) -> Json:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": 0, "content": content, "special": special, **flags}
+
+
+def test_special_tokens_that_would_break_shielding_are_refused() -> None:
+    for content, message in (("a\ufdd0", r"U\+FDD0"), ("x" * 200, "200 characters")):
+        with pytest.raises(TokenizerError, match=message):
+            runtime(definition(added_tokens=[added(content)]))
+
+
+def test_shielding_takes_linear_time_with_any_special_tokens() -> None:
+    many = runtime(definition(added_tokens=[added(f"e{i}") for i in range(50_000)]))
+    long = runtime(definition(added_tokens=[added("a" * n) for n in range(2, 128)]))
+    begin = time.process_time()
+    many.shield("eeee e1 " * 10_000)
+    long.shield("a" * 50_000)
+    assert time.process_time() - begin < 20  # 1 s; many alternatives at each letter took minutes
+
+
+# ---- special tokens in plain text ----
+
+SPECIAL = ["<s>", "</s>", "[CLS]"]
+WORDS = ["<unk>", *SPECIAL, "hello", "x", "<", "/", "s", ">", "[", "]", "C", "L", "S", "</", "</s", "▁"]
+
+
+def model_of(kind: str) -> Json:
+    ids = {word: token for token, word in enumerate(WORDS)}
+    match kind:
+        case "WordLevel":
+            return {"type": kind, "vocab": ids, "unk_token": "<unk>"}
+        case "WordPiece":
+            more = {"continuing_subword_prefix": "", "max_input_chars_per_word": 100}
+            return {"type": kind, "vocab": ids, "unk_token": "<unk>", **more}
+        case "Unigram":
+            return {"type": kind, "unk_id": 0, "vocab": [[word, 0.0] for word in WORDS], "byte_fallback": False}
+    merges = [["<", "/"], ["</", "s"], ["</s", ">"]]
+    return {
+        "type": "BPE", "vocab": ids, "merges": merges, "unk_token": "<unk>", "dropout": None, "fuse_unk": False,
+        "continuing_subword_prefix": None, "end_of_word_suffix": None, "byte_fallback": False,
+        "ignore_merges": kind == "BPE that ignores merges",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece", "Unigram", "BPE", "BPE that ignores merges"])
+def test_plain_text_never_gives_a_special_token(kind: str) -> None:
+    made: Json = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "decoder": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "model": model_of(kind),
+        "added_tokens": [
+            *(added(text) | {"id": i + 1} for i, text in enumerate(SPECIAL)), added("<new>") | {"id": len(WORDS)},
+            added("<other>", special=False) | {"id": len(WORDS) + 1},
+        ],
+    }  # fmt: skip
+    tokenizer, theirs = runtime(made), HfTokenizer.from_str(json.dumps(made))
+    text = "hello </s> <s> [CLS] <new> <other> x"
+    ids = {theirs.token_to_id(special) for special in [*SPECIAL, "<new>"]}
+    assert not ids.intersection(tokenizer.encode(text))
+    assert not ids.intersection(tokenizer.encode(tokenizer.shield(text), shielded=True))
+    assert theirs.token_to_id("<other>") in tokenizer.encode(text)
+    assert tokenizer.encode("hello x") == theirs.encode("hello x").ids
+    assert tokenizer.encode(text, parse_special=True) == theirs.encode(text).ids
+    half = tokenizer.encode(tokenizer.shield("</s> x") + "</s>", shielded=True)
+    assert [token for token in half if token in ids] == [theirs.token_to_id("</s>")]
+    assert half[-1] == theirs.token_to_id("</s>")
+    tokens = list(range(theirs.get_vocab_size()))
+    for skip in (True, False):
+        assert tokenizer.decode(tokens, skip_special=skip) == theirs.decode(tokens, skip_special_tokens=skip)
+    assert [tokenizer.token_text(token) for token in tokens] == [theirs.id_to_token(token) for token in tokens]
+
+
+# ---- prompts that cannot fit ----
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(tmp_path: Path) -> None:
+    with Model.load(small_model(tmp_path)) as model:
+        calls: list[Callable[[str], object]] = [model.generate, model.stream, model.score, model.embed]
+        for call in calls:
+            begin = time.process_time()
+            with pytest.raises(ContextLengthError, match=r"^at least 769231 tokens exceed"):
+                call("a" * 10_000_000)
+            assert time.process_time() - begin < 3  # milliseconds; cutting it took ten seconds
+            with pytest.raises(ContextLengthError, match=r"^1000 tokens exceed"):
+                call("a" * 1000)
+
+
+def test_the_fewest_tokens_are_no_more_than_there_are(tmp_path: Path) -> None:
+    folder = foreign.save(tmp_path / "m", foreign.sentencepiece_model(), eos_token="</s>")
+    spm = tokenizer_of(Folder(folder), 1000)[0] or b""
+    made = [foreign.byte_level(kind).to_str().encode() for kind in foreign.BYTE_LEVEL]
+    proven = 0
+    for each in [*made, spm, byte_tokenizer().to_str().encode()]:
+        tokenizer = Tokenizer(each, 1 << 20)
+        for text in (
+            "",
+            "x",
+            " " * 5000,
+            "hello world " * 100,
+            "\u1100\u1161\u11a8" * 1000,
+            "α\u0313\u0300\u0345" * 1000,
+            "東" * 999,
+        ):
+            fewest = tokenizer.fewest_tokens(text)
+            proven += fewest > 1
+            assert fewest <= len(tokenizer.encode(text, add_bos=False))
+    assert proven > 20
+    words = definition(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, pre_tokenizer=None)
+    assert runtime(words).fewest_tokens("a" * 10_000) == 0, "one word"
+    cut = split("a") | {}
+    cut["pretokenizers"][0]["behavior"] = "Removed"
+    assert runtime(definition(pre_tokenizer=cut)).fewest_tokens("a" * 10_000) == 0, "left out"

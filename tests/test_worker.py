@@ -1,0 +1,207 @@
+"""The process in which programs of strangers run: its limits, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bitnet_runtime import MissingDependencyError, TemplateError
+from bitnet_runtime.chat import ChatTemplate
+from bitnet_runtime.worker import Worker, WorkerError
+
+PROGRAM = """
+import os, signal, sys, time
+
+def answer(request):
+    return str(eval(request)).encode()
+"""
+SLOW = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    made = Worker(str(tmp_path / "program.py"), ())
+    yield made
+    made.close()
+
+
+def render(template: str, content: str = "hello") -> str:
+    return ChatTemplate(template).render([{"role": "user", "content": content}], {})
+
+
+def gone(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        with open(f"/proc/{pid}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] == "Z":
+                return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (b"sum(1 for _ in iter(int, 1))", "takes more than 1.0 s"),
+        (b"10 ** 10 ** 9", "takes more than 1.0 s"),
+        (b"len('x' * (100 << 20))", "more than 64 MB"),
+        (b"os._exit(7)", "status 7"),
+        (b"os.abort()", "status -6"),
+        (b"1 / 0", "status 1"),
+        (b"time.sleep(100)", "no answer within"),
+    ],
+)
+def test_what_asks_for_too_much_is_ended_and_the_next_request_answered(
+    worker: Worker, request_: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if b"sleep" in request_:
+        monkeypatch.setattr("bitnet_runtime.worker.PATIENCE", 2)
+    with pytest.raises(WorkerError, match=message):
+        worker.ask(request_)
+    assert worker.ask(b"1 + 1") == b"2"
+
+
+@pytest.mark.parametrize("call", [b"open('/etc/hosts')", b"os.listdir('/')", b"os.pipe()", b"os.open('/tmp/x', 66)"])
+def test_it_opens_no_files(worker: Worker, call: bytes) -> None:
+    with pytest.raises(WorkerError):
+        worker.ask(call)
+
+
+def test_what_it_knows(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    worker.close()
+    assert b"SECRET" not in worker.ask(b"dict(os.environ)")
+    assert worker.ask(b"os.getcwd()") == b"/"
+    assert int(worker.ask(b"os.getsid(0)")) not in (os.getsid(0), 0)
+
+
+def test_one_that_has_grown_is_replaced(worker: Worker) -> None:
+    first = worker.ask(b"os.getpid()")
+    assert worker.ask(b"os.getpid()") == first
+    worker.ask(b"len(sys.modules.setdefault('kept', 'x' * (50 << 20)))")
+    assert worker.ask(b"os.getpid()") != first
+
+
+def test_a_long_request_and_a_long_answer(worker: Worker) -> None:
+    assert worker.ask(b"'" + b"x" * 5_000_000 + b"'") == b"x" * 5_000_000
+
+
+def test_it_ends_with_whoever_ends(worker: Worker) -> None:
+    pid = int(worker.ask(b"os.getpid()"))
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    pid = int(worker.ask(b"os.getpid()"))
+    worker.close()
+    assert gone(pid)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def script(code: str, folder: Path) -> subprocess.Popen[str]:
+    code = "import os, sys, time\nfrom bitnet_runtime.chat import ChatTemplate, _worker\n" + code
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+HELLO = "HELLO = [{'role': 'user', 'content': 'hello'}]\nECHO = ChatTemplate('{{ messages[0].content }}')\n"
+START = HELLO + "assert ECHO.render(HELLO, {}) == 'hello'\nprint(_worker()._process.pid, flush=True)\n"
+
+
+@pytest.mark.parametrize("end", ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "1 / 0", "sys.exit(3)"])
+def test_no_process_is_left_however_the_program_ends(tmp_path: Path, end: str) -> None:
+    with script(START + end, tmp_path) as process:
+        out, _ = process.communicate(timeout=60)
+    assert gone(int(out))
+
+
+def test_none_is_left_when_the_program_is_killed_while_a_template_runs(tmp_path: Path) -> None:
+    with script(START + f"ChatTemplate({SLOW!r}).render(HELLO, {{}})", tmp_path) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    assert gone(pid)
+
+
+def test_ctrl_c_is_for_the_program_alone(tmp_path: Path) -> None:
+    code = START + (
+        f"try:\n    ChatTemplate({SLOW!r}).render(HELLO, {{}})\n"
+        "except KeyboardInterrupt:\n    print(ECHO.render(HELLO, {}), flush=True)\n"
+    )
+    with script(code, tmp_path) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    assert (out, errors, process.returncode) == ("hello\n", "", 0)
+    assert gone(pid)
+
+
+def test_a_folder_with_modules_of_the_same_names(tmp_path: Path) -> None:
+    for name in ("random", "json", "struct", "signal", "datetime", "markupsafe", "importlib"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    with script(f"os.chdir({str(tmp_path)!r})\n" + START, Path("/")) as process:
+        assert process.communicate(timeout=60)[1] == ""
+
+
+def test_a_forked_child_starts_its_own() -> None:
+    assert render("{{ messages[0].content }}") == "hello"
+
+    def hold_the_lock() -> None:
+        with pytest.raises(TemplateError, match="takes more than"):
+            render(SLOW)
+
+    busy = threading.Thread(target=hold_the_lock)
+    busy.start()
+    time.sleep(0.1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if render("{{ messages[0].content | upper }}") == "HELLO" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    busy.join()
+    assert render("{{ messages[0].content }}") == "hello"
+
+
+def test_threads_get_their_own_answers() -> None:
+    wrong: list[str] = []
+
+    def ask(name: str) -> None:
+        for i in range(50):
+            if (text := render("{{ messages[0].content }}!" + name, f"{name}{i}")) != f"{name}{i}!{name}":
+                wrong.append(text)
+
+    threads = [threading.Thread(target=ask, args=(f"thread {n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("executable", ["", None, "/nowhere/python", "/bin/true", "/bin/cat"])
+def test_a_program_that_is_not_started_by_python(
+    worker: Worker, executable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr("bitnet_runtime.worker.PATIENCE", 1)
+    with pytest.raises(WorkerError, match=r"sys\.executable"):
+        worker.ask(b"1")
+
+
+def test_a_library_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError, match="needs the `no_such_library` library"):
+        Worker(str(tmp_path), ("no_such_library",)).ask(b"1")
