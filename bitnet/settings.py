@@ -46,13 +46,19 @@ CONVERSION = ("source", "distill", "distill_temperature", "distill_relations", "
 class Settings:
     """Every option of `bitnet train` and `bitnet finetune` except the model's own (`ModelConfig`)."""
 
-    preset: str = option("tiny", f"where model and training start from: {', '.join(PRESETS)}")
+    preset: str = option(
+        "tiny",
+        f"where model and training start from: {', '.join(PRESETS)}; of those to train only gguf, with the tokenizer "
+        "llama-bpe, becomes a GGUF file that takes text",
+    )
     data: list[str] = option(
         [], "files, folders or globs of .txt .py .md .jsonl, or hf:NAME:SPLIT; none: Python's standard library"
     )
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
-    tokenizer: str = option("bpe", "bpe, byte or char, or the path of a tokenizer.json")
+    tokenizer: str = option(
+        "bpe", "bpe, llama-bpe (which llama.cpp has too), byte or char, or the path of a tokenizer.json"
+    )
     validation: float = option(0.05, "share of the documents kept for validation")
 
     steps: int = option(1000, "optimizer steps")
@@ -156,6 +162,7 @@ class Settings:
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "tiny": {"lr": 8e-3, "batch": 8, "steps": 1500},
+    "gguf": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "llama-bpe"},
     "mini-gpt": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
     "bitnet-2b4t": {  # as published
         "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,

@@ -206,7 +206,7 @@ def test_greedy_defaults(tmp_path: Path) -> None:
         ),
         ({"ffn": "plain"}, "ffn is 'plain', it computes 'gated'"),
         ({"o_bias": True}, "o_bias is True, it computes False"),
-        ({"rope_dim": 8}, "rope_dim is 8; only models whose whole heads turn"),
+        ({"rope_dim": 8}, "rope_dim is 8, only models whose whole heads turn"),
         ({"attention_scale": 0.5}, "attention_scale is 0.5, only 1/sqrt"),
         ({"linear_norm": True}, "linear_norm with a quantized head"),
         ({"linear_norm": True, "ternary": ("q",)}, "linear_norm with projections of floats"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,28 +67,50 @@ SIZES = (*_SIZES, "name", "norm_eps", "rope_theta", "rope_dim", "attention_scale
 """Free in every decoder; rope_dim and attention_scale are checked by `open_decoder`."""
 
 
-def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
-    """A packed file and its one stack. Raises PackedFormatError, or ValueError: it is not a plain decoder."""
+def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig, list[str]]:
+    """A packed file, its one stack, and why that is no plain decoder, a phrase each.
+
+    Raises PackedFormatError, or ValueError: there are several stacks.
+    """
     from bitnet.model import frequency_tables
 
     file = PackedFile.open(path)
     if len(file.configs) != 1:
         raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
-    config = file.configs[0]
+    config, problems = file.configs[0], []
     if config.position != "rope" or config.rope_dim != config.head_dim:
         found = f"rope_dim is {config.rope_dim}" if config.position == "rope" else f"position is {config.position!r}"
-        raise ValueError(f"{path}: {found}; only models whose whole heads turn (RoPE) can be written")
+        problems.append(f"{found}, only models whose whole heads turn (RoPE) can be written")
     if abs(config.attention_scale * config.head_dim**0.5 - 1) > 1e-6:  # one fp32 rounding in STACKS
-        raise ValueError(f"{path}: attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written")
-    tables = frequency_tables(config)
+        problems.append(f"attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written")
+    tables = frequency_tables(config) if config.position == "rope" else {}
     for record in file.tensors.values():
         if record.key.name in tables:
             expected = tables[record.key.name].numpy()
             # What is written is rope_theta and not the table, which may come from a program that rounds
             # powers differently: a few units of 2^-24.
             if not np.allclose(file.values(record)[0], expected, rtol=1e-6, atol=0):
-                raise ValueError(f"{path}: {record.key.name} is not the table of rope_theta = {config.rope_theta}")
-    return file, config
+                problems.append(f"{record.key.name} is not the table of rope_theta = {config.rope_theta}")
+    return file, config, problems
+
+
+def nearest(program: str, candidates: Iterable[tuple[Graph, list[str]]]) -> tuple[Graph, list[str]]:
+    """Of graphs and how each differs from a model the one that differs least, and the phrase that says so, if it does.
+
+    program: whose graphs they are.
+    """
+    graph, differences = min(candidates, key=lambda candidate: len(candidate[1]))
+    if not differences:
+        return graph, []
+    found = "; ".join(differences)
+    return graph, [f"no architecture of {program} computes this model, the nearest is {graph.name}: {found}"]
+
+
+def refuse(what: str, problems: Sequence[str], remedy: str = "") -> None:
+    """Raises ValueError with all of them in one message, if there are any."""
+    if problems:
+        each = problems if len(problems) == 1 else [f"({n}) {text}" for n, text in enumerate(problems, 1)]
+        raise ValueError(f"{what}: {'; '.join(each)}{remedy}")
 
 
 def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.int8]]:
