@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import int8_rows, packed
+from . import packed
 from .layout import PANEL, spread_scales
 from .packed import Record
 from .reader import PackedFile
-from .writer import renaming
+from .writer import renaming, sync
 
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 
@@ -115,25 +115,27 @@ def refuse(what: str, problems: Sequence[str], remedy: str = "") -> None:
 
 def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.int8]]:
     """The codes, ternary or int8 (n, K), some rows at a time."""
-    stored, rows, cols = file.stored(record), record.rows, record.cols
-    if record.encoding in packed.INT8:
-        codes = int8_rows.codes_of(stored, rows, cols)
-        yield from (codes[first : first + _ROWS, :cols] for first in range(0, rows, _ROWS))
-    elif record.encoding in packed.LINES.values():
+    if record.encoding in packed.LINES.values():
         yield file.codes(record)
-    else:
-        panels = stored.reshape(-(-rows // PANEL), -1)
-        for first in range(0, rows, _ROWS):
-            last = min(first + _ROWS, rows)
-            part = panels[first // PANEL : -(-last // PANEL)].reshape(-1)
-            yield packed.TILES[record.encoding].unpack(part, last - first, cols)
+        return
+    encoding, unit = (packed.INT8_ROWS, 1) if record.encoding in packed.INT8 else (record.encoding, PANEL)
+    for rows, stored in _row_parts(file, record, packed.codes_size(encoding, unit, record.cols) // unit, unit):
+        yield packed.TILES[encoding].unpack(stored, rows, record.cols)
+
+
+def _row_parts(file: PackedFile, record: Record, size: int, unit: int = 1) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Some rows at a time: how many, and their bytes, `size` a row, rows in whole units."""
+    for first in range(0, record.rows, _ROWS):
+        rows = min(_ROWS, record.rows - first)
+        yield rows, file.stored(record, first * size, -(-rows // unit) * unit * size)
 
 
 def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
     """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
     if record.encoding not in packed.TILES:
-        table = file.stored(record).view("<f4" if record.encoding == packed.F32 else "<f2").reshape(record.rows, -1)
-        yield from (table[first : first + _ROWS].astype(np.float32) for first in range(0, record.rows, _ROWS))
+        dtype = np.dtype("<f4" if record.encoding == packed.F32 else "<f2")
+        for count, stored in _row_parts(file, record, dtype.itemsize * record.cols):
+            yield stored.view(dtype).reshape(count, -1).astype(np.float32, copy=False)
         return
     scales, first = file.scales(record), 0
     for codes in code_rows(file, record):
@@ -147,12 +149,17 @@ def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, as `renaming`; a folder that is there must be empty."""
+    """A temporary folder beside `path`, on disk with all its files before it gets that name; else as `renaming`.
+
+    A folder that is there must be empty. Killed half-way, a program leaves `path` as it was, and a hidden folder.
+    """
     if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
         raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
     with renaming(path) as temporary:
         temporary.mkdir()
         yield temporary
+        for file in (*temporary.iterdir(), temporary):
+            sync(file)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

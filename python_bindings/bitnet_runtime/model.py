@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -330,9 +331,11 @@ class Model:
 
     def _json_section(self, kind: int) -> dict[str, Any]:
         try:
-            value = json.loads(self._section(kind) or b"{}")
+            value = json.loads(
+                self._section(kind) or b"{}", object_pairs_hook=_unique_keys, parse_constant=_no_constant
+            )
         except (ValueError, RecursionError) as error:
-            raise ModelFormatError(f"{self.path}: the metadata is not JSON: {error}") from None
+            raise ModelFormatError(f"{self.path}: the metadata is not good JSON: {error}") from None
         if not isinstance(value, dict):
             raise ModelFormatError(f"{self.path}: the metadata is a {type(value).__name__}, expected a JSON object")
         return value
@@ -379,3 +382,16 @@ def _finish(stream: Stream) -> Result:
             pass
     assert stream.result is not None  # it ended
     return stream.result
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """FORMAT.md §5: no key twice, or programs would differ in which one counts."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {name!r:.80} occurs {times} times, expected once")
+    return values
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")

@@ -274,6 +274,4 @@ def _write_tensors(path: Path, entries: list[_Entry], progress: Callable[[int, i
                 progress(done, len(entries))
             for part in entry.parts():
                 file.write(np.ascontiguousarray(part, _DTYPES[entry.dtype]).data)
-        file.flush()
-        os.fsync(file.fileno())
         assert file.tell() == 8 + len(text) + end
