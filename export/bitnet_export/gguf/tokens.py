@@ -138,7 +138,8 @@ def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> dict[str, Val
                 prefix, space = scheme in ("first", "always"), True
             case _:
                 raise ValueError(
-                    f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}; SentencePiece has not"
+                    f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}, SentencePiece has not; "
+                    "write the file for token ids (--no-tokenizer)"
                 )
     if not (space and rules["model"].get("byte_fallback")):
         raise ValueError("the tokenizer is neither byte-level nor SentencePiece (▁ for spaces, byte fallback)")

@@ -163,28 +163,22 @@ class _Writer:
         return [f"{', '.join(of)}: {problem}" for problem, of in names.items()]
 
     def _misfits(self, role: str, record: Record) -> Iterator[str]:
-        table = role not in TERNARY_LINEARS
-        if table and not self._is_ternary_table(record):
-            if record.cols % KINDS[self.head].block:
-                yield f"rows of {record.cols} weights, {self.head} has blocks of {KINDS[self.head].block}; " + (
-                    "write them as F16 or F32 (--head)"
-                )
-            return
-        kind = KINDS[self.body]
-        if record.scope == packed.SCALE_NONE:
+        floats = role not in TERNARY_LINEARS and not self._is_ternary_table(record)
+        word, option = (self.head, "--head") if floats else (self.body, "--type")
+        kind, few = KINDS[word], f"F16 or F32 ({option})"
+        if record.scope == packed.SCALE_NONE and not floats:
             return
         if record.cols % kind.block:
-            yield f"rows of {record.cols} weights, {self.body} has blocks of {kind.block}; write them as F16 or F32"
-        if record.scope == packed.SCALE_GROUP and kind.ternary and SCALE_GROUP_K % kind.block:
-            yield f"a scale for each {SCALE_GROUP_K} weights, {self.body} has one for each {kind.block}; " + (
-                "write them as Q2_0, F16 or F32"
-            )
+            yield f"rows of {record.cols} weights, {word} has blocks of {kind.block}; write them as {few}"
+        if floats:
+            return
+        if record.scope == packed.SCALE_GROUP and SCALE_GROUP_K % kind.block:
+            yield f"a scale for {SCALE_GROUP_K} weights, {word} has one for {kind.block}; write them as Q2_0, {few}"
             return
         scales, (d, beside) = self.file.scales(record), self._scales(record)
         if beside is None and self.exact_scales and not (d == scales).all():
-            yield f"scales of {packed.SCOPE_NAMES[record.scope]}s that are no fp16 numbers; " + (
-                "write them as F32, or round them (exact_scales)"
-            )
+            scope = packed.SCOPE_NAMES[record.scope]
+            yield f"scales of {scope}s that are no fp16 numbers; write them as F32, or round them (exact_scales)"
         elif not (np.isfinite(d) & (d > 0)).all():
             yield "a scale that fp16 cannot hold, expected 6e-8 to 65504"
 
