@@ -222,6 +222,11 @@ PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(
         vocab_size=2048, dim=192, n_layers=4, n_heads=3, n_kv_heads=1, head_dim=64, ffn_dim=512, max_context=256,
     ),
+    # As large, and llama.cpp takes it: its activation, and rows of whole blocks of TQ1_0 and TQ2_0 (256 weights).
+    "gguf": ModelConfig(
+        vocab_size=2048, dim=256, n_layers=3, n_heads=4, n_kv_heads=1, head_dim=64, ffn_dim=512, max_context=256,
+        activation="silu",
+    ),
     # Characters in, about 1 million parameters.
     "mini-gpt": ModelConfig(
         vocab_size=512, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,

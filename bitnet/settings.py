@@ -36,7 +36,11 @@ CONVERSION = ("source", "distill", "distill_temperature", "distill_relations", "
 class Settings:
     """Every option of `bitnet train` and `bitnet finetune` except the model's own (`ModelConfig`)."""
 
-    preset: str = option("tiny", "where model and training start from: tiny, mini-gpt or bitnet-2b4t")
+    preset: str = option(
+        "tiny",
+        "where model and training start from: tiny, gguf, mini-gpt or bitnet-2b4t; of these gguf, with the tokenizer "
+        "llama-bpe, becomes a GGUF file that takes text",
+    )
     data: list[str] = option(
         [],
         "text: files, globs, folders (of which .txt .md .rst .py .jsonl are read), or hf:NAME:SPLIT; none: Python's "
@@ -44,7 +48,9 @@ class Settings:
     )
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
-    tokenizer: str = option("bpe", "bpe, byte or char, or the path of a tokenizer.json")
+    tokenizer: str = option(
+        "bpe", "bpe, llama-bpe (which llama.cpp has too), byte or char, or the path of a tokenizer.json"
+    )
     validation: float = option(0.05, "share of the documents kept for validation")
 
     steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
@@ -149,6 +155,7 @@ class Settings:
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "tiny": {"lr": 8e-3, "batch": 8, "steps": 1500},
+    "gguf": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "llama-bpe"},
     "mini-gpt": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
     "bitnet-2b4t": {  # as published
         "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,

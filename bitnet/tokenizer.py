@@ -1,7 +1,8 @@
 """Tokenizers: made here, stored as JSON of the `tokenizers` library, so the runtime needs one loader.
 
-Three kinds, all lossless on any text: `bpe` (byte-level BPE), `byte` (256 bytes), `char` (the
-commonest characters, bytes for the rest). Token 0 is <|endoftext|>: it stands before every
+Four kinds, all lossless on any text: `bpe` (byte-level BPE), `llama-bpe` (the same with the pieces of
+Llama 3, which llama.cpp has too), `byte` (256 bytes), `char` (the commonest characters, bytes for the
+rest). Token 0 is <|endoftext|>: it stands before every
 document and is the BOS and EOS of generation.
 """
 
@@ -17,11 +18,17 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 END = "<|endoftext|>"
 END_ID = 0
-KINDS = ("bpe", "byte", "char")
+KINDS = ("bpe", "llama-bpe", "byte", "char")
 
 # Pieces that BPE never merges across: a word with one space before it, up to three digits,
 # punctuation, the indentation of a line, other spaces. Like GPT-4's, made for source code.
 PIECES = r"[^\r\n\p{L}\p{N}_]?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*[\r\n]+[ \t]*|\s+"
+
+# Those of Llama 3, as its tokenizer.json has them.
+LLAMA_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 
 def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -33,8 +40,10 @@ def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
     if vocab_size < 257:
         raise ValueError(f"vocab_size is {vocab_size}, expected at least 257: the 256 bytes and {END}")
-    tokenizer = _characters(texts, vocab_size) if kind == "char" else _bytes()
-    if kind == "bpe":
+    tokenizer = (
+        _characters(texts, vocab_size) if kind == "char" else _bytes(LLAMA_PIECES if kind == "llama-bpe" else PIECES)
+    )
+    if kind in ("bpe", "llama-bpe"):
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END],
@@ -42,6 +51,7 @@ def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.model.ignore_merges = kind == "llama-bpe"  # a piece that is a token is that token, in llama.cpp
     tokenizer.add_special_tokens([END])
     return _plain(tokenizer)
 
@@ -102,13 +112,13 @@ def ends_beside(file: str | Path) -> dict[str, Any]:
     return {"eos_token_ids": list(dict.fromkeys(reversed(found.values())))} | start
 
 
-def _bytes() -> Tokenizer:
+def _bytes(pieces: str) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {END: END_ID} | {letter: i for i, letter in enumerate(alphabet, start=1)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

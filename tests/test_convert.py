@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,10 @@ import pytest
 from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet_export import PackedFile, VerificationError, packed, random_model
+from bitnet_export.content import Content
 from bitnet_export.convert import open_source, pack_source
+from bitnet_export.gguf.write import write_gguf
+from bitnet_export.hf.write import write_folder
 from bitnet_export.outgoing import replacing_folder
 from bitnet_export.source import SourceError
 from bitnet_export.verify_source import verify_source
@@ -59,6 +65,53 @@ def test_what_is_packed_is_what_was_read(model: Path, tmp_path: Path, head: str)
     assert checked.short.tokens == 128 and checked.long.tokens == 256
     assert checked.ternary_weights == before.configs[0].ternary_weights
     assert (checked.head.cost == 0) == (head == "f32")  # of the published floats nothing else is exact
+
+
+def cut_short(monkeypatch: pytest.MonkeyPatch, file: Path, read: int) -> list[int]:
+    """The sizes of what is read of a file; before the read of that number it loses all but 100 bytes."""
+    original, sizes = Content.read, []
+
+    def counting(content: Content, start: int, size: int) -> np.ndarray:
+        if content._what == str(file):
+            if len(sizes) == read:
+                os.truncate(file, 100)
+            sizes.append(size)
+        return original(content, start, size)
+
+    monkeypatch.setattr(Content, "read", counting)
+    return sizes
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf", "packed to hf", "packed to gguf", "packed to onnx", "packed"])
+def test_a_source_that_is_cut_short_meanwhile(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By another program: one error, where a mapped file would end this one with a signal."""
+    (tmp_path / "in").mkdir()
+    model, out = tmp_path / "in" / "m.bitnet", tmp_path / "out"
+    random_model(ODD.replace(dim=64, head_dim=32, n_heads=2, ffn_dim=128, activation="silu"), model, 5)
+    source, words = model, ["export" if kind == "packed" else "convert"]
+    if kind.startswith("packed to"):
+        words += ["--to", kind.rpartition(" ")[2]]
+        words += ["--type", "F16"] * kind.endswith("gguf")
+    if kind == "folder":
+        write_folder(model, tmp_path / "in" / "hf")
+        source = tmp_path / "in" / "hf"
+    if kind == "gguf":
+        source = tmp_path / "in" / "m.gguf"
+        write_gguf(model, source, body="F16", head="F32")
+    file = source / "model.safetensors" if source.is_dir() else source
+    words += [str(source), str(out)]
+    with monkeypatch.context() as patch:
+        sizes = cut_short(patch, file, -1)
+        assert main(words) == 0
+    (shutil.rmtree if out.is_dir() else os.remove)(out)
+    capsys.readouterr()
+    cut_short(monkeypatch, file, len(sizes) // 2)
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"bitnet: error: {file} had ") and "it was cut short while it was read" in error
+    assert error.count("\n") == 1 and [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_a_short_context_and_few_tokens(tmp_path: Path) -> None:
@@ -250,3 +303,64 @@ def test_ctrl_c_leaves_nothing(
     monkeypatch.setattr("os.fsync", pressed)
     assert main(["convert", str(source), str(own.with_name("out")), *(["--to", to] if to else [])]) == 130
     assert sorted(os.listdir(own.parent)) == before
+
+
+@pytest.mark.parametrize("to", ["hf", "onnx"])
+def test_a_folder_is_on_disk_before_it_has_its_name(own: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    out, done = own.with_name("out"), []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    def renamed(source: Path, target: Path) -> None:
+        assert {str(source), *(str(file) for file in source.iterdir())} <= set(done)
+        assert str(target.parent) not in done
+        done.append("renamed")
+        replace(source, target)
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("os.replace", renamed)
+    assert main(["convert", str(own), str(out), "--to", to]) == 0
+    assert done[-2:] == ["renamed", str(out.parent)]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import bitnet.model, bitnet_export.hf.write  # once, before the forks
+from bitnet.cli import main
+
+source, out = Path(sys.argv[1]), Path(sys.argv[2])
+for step in range(40):
+    if (child := os.fork()) == 0:
+        left = step
+        def until(function):
+            def call(*arguments):
+                global left
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return function(*arguments)
+            return call
+        os.fsync, os.replace = until(os.fsync), until(os.replace)
+        os._exit(main(["convert", str(source), str(out), "--to", "hf"]))
+    status = os.waitpid(child, 0)[1]
+    print(step, os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status), out.exists())
+    if out.exists():
+        break
+"""
+
+
+def test_a_killed_export_leaves_nothing_under_its_name(own: Path) -> None:
+    """Killed at each step that puts something on disk: the folder is not there until it is complete."""
+    whole, out = own.with_name("whole"), own.with_name("out")
+    assert main(["convert", str(own), str(whole), "--to", "hf"]) == 0
+    command = [sys.executable, "-c", KILLED, str(own), str(out)]
+    steps = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    # Files, folder, its new name; only then, at the step that makes the name last, the folder is there.
+    files = len(list(whole.iterdir()))
+    assert steps == [f"{i} 9 {i == files + 2}" for i in range(files + 3)]
+    same = {file.name: file.read_bytes() for file in whole.iterdir()}
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == same

@@ -54,7 +54,7 @@ def test_end_token(kind: str, tmp_path: Path) -> None:
 
 def test_sizes() -> None:
     assert {kind: t.get_vocab_size() for kind, t in MADE.items()} == {
-        "bpe": 300, "byte": 257, "char": min(300, 257 + len(set("".join(TEXTS)))),
+        "bpe": 300, "llama-bpe": 300, "byte": 257, "char": min(300, 257 + len(set("".join(TEXTS)))),
     }  # fmt: skip
     lengths = {kind: len(encode(t, TEXTS[0])) for kind, t in MADE.items()}
     assert lengths["bpe"] < lengths["char"] == lengths["byte"] == len(TEXTS[0])
@@ -68,7 +68,7 @@ def test_char_keeps_the_commonest() -> None:
 
 
 def test_tokenizers_refuse(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected bpe, byte, char or a tokenizer"):
+    with pytest.raises(ValueError, match="expected bpe, llama-bpe, byte, char or a tokenizer"):
         tokenizer.build("word", TEXTS, 300)
     with pytest.raises(ValueError, match="vocab_size is 256, expected at least 257"):
         tokenizer.build("bpe", TEXTS, 256)

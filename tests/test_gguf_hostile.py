@@ -8,7 +8,7 @@ import pytest
 
 import gguf_models as models
 from bitnet_export.convert import open_source, pack_source
-from bitnet_export.gguf.read import MAX_ELEMENTS, Gguf
+from bitnet_export.gguf.read import MAX_ELEMENTS, Gguf, open_gguf
 from bitnet_export.source import SourceError
 from gguf_models import F16, F32, I2_S, IQ2_BN_R4, Q2_0, TQ2_0, container
 
@@ -46,6 +46,7 @@ BOMBS = {
     "nested array": (header(0, 1, string(b"a") + struct.pack("<IIQ", 9, 9, 1)), "array of arrays"),
     "type": (header(0, 1, string(b"a") + struct.pack("<I", 13)), "a is of type 13"),
     "array type": (header(0, 1, string(b"a") + struct.pack("<IIQ", 9, 77, 1)), "array of type 77"),
+    "bools": (header(0, 1, string(b"a") + struct.pack("<IIQ", 9, 7, 2) + b"\1\2"), "bool with value 2"),
     "bool": (header(0, 1, string(b"a") + struct.pack("<IB", 7, 2)), "bool with value 2"),
     "not UTF-8": (header(0, 1, string(b"\xff\xfe")), "metadata key 0 is not UTF-8"),
     "version 1": (header(0, 0, version=1), "version is 1"),
@@ -85,6 +86,7 @@ def test_arrays_are_limited_all_together(tmp_path):
         ({"t": (TQ2_0, (4, 128), bytes(132))}, "rows of TQ2_0 have 128 weights, expected a multiple of 256"),
         ({"t": (IQ2_BN_R4, (6, 64), bytes(120))}, "IQ2_BN_R4 has 6 rows, expected a multiple of 4"),
         ({"t": (Q2_0, (1, 128), bytes(36))}, "too small to tell"),
+        ({"t": (Q2_0, (1, 100), bytes(36))}, "rows of Q2_0 have 100 weights, expected a multiple of 64"),
         ({"t" * 65: (F32, (4,), bytes(16))}, "the name of tensor 0 has 65 bytes, expected at most 64"),
         ({"t": (F32, (8,), bytes(32)), "u": (F32, (8,), bytes(64))}, "the last tensor ends at"),
         ({"t": (F32, (8,), bytes(64)), "u": (F32, (8,), bytes(32))}, "u is at 64, expected at 32"),
@@ -147,6 +149,23 @@ P = "bitnet-b1.58."
         ({P + "rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope', expected none, linear or yarn"),
         ({P + "rope.scaling.type": "yarn", P + "rope.scaling.factor": 4.0}, "no key .*original_context_length"),
         ({P + "rope.scaling.type": "yarn", P + "rope.scaling.factor": float("nan")}, "factor is nan"),
+        ({P + "rope.scaling.type": "yarn", P + "rope.scaling.factor": 0.5}, "factor is 0.5, expected at least 1"),
+        (
+            {
+                P + "rope.scaling.type": "yarn",
+                P + "rope.scaling.factor": 4.0,
+                P + "rope.scaling.yarn_log_multiplier": 0.5,
+            },
+            "yarn_log_multiplier is 0.5, expected no such key",
+        ),
+        (
+            {
+                P + "rope.scaling.type": "yarn",
+                P + "rope.scaling.factor": 4.0,
+                P + "rope.scaling.original_context_length": 0,
+            },
+            "original_context_length is 0, expected 1 to",
+        ),
         ({P + "rope.scaling.type": "linear", P + "rope.scaling.factor": -2.0}, "factor is -2.0"),
         ({P + "expert_count": 8}, "expert_count is 8, expected 0"),
         ({P + "attention.sliding_window": 512}, "sliding_window is 512"),
@@ -177,6 +196,54 @@ def test_tensors_that_do_not_fit(made):
     check({"output_norm.weight": (F32, (77,), bytes(308))}, r"output_norm.weight has shape \[77\]")
     noise = np.random.default_rng(0).normal(0, 1, (78, 78)).astype(np.float16)
     check({"blk.0.attn_q.weight": (F16, (78, 78), noise.tobytes())}, r"attn_q.weight \(f16\) is not ternary")
+    tiny = np.where(noise > 0, np.float32(1e-40), 0).astype(np.float32)
+    check({"blk.0.attn_q.weight": (F32, (78, 78), tiny.tobytes())}, "attn_q.weight: a scale is NaN, infinite or too")
+
+
+def test_numbers_of_another_kind_that_mean_the_same(made):
+    """A number for each layer, a whole number where a float is called for, a file that is no file."""
+    made.metadata |= {P + "attention.head_count": [3, 3, 3], P + "attention.layer_norm_rms_epsilon": 1}
+    made.write()
+    with open_source(made.path) as source:
+        assert (source.config.n_heads, source.config.norm_eps) == (3, 1.0)
+    with pytest.raises(SourceError, match="the file begins with b'GGUX', expected b'GGUF'"):
+        Gguf(b"GGUX" + made.path.read_bytes()[4:])
+    made.path.write_bytes(b"")
+    with pytest.raises(SourceError, match="is empty, expected a GGUF file"), open_gguf(made.path):
+        pass
+
+
+def test_a_table_of_rope_factors(tmp_path):
+    """Of llama-arch files with Llama 3's scaling: its factors, or all 1, and nothing else."""
+    made = models.example(tmp_path / "m.gguf", "llama", F16, unit=26)
+    for factors, message in (
+        (np.ones(13), ""),
+        (np.ones(12), r"rope_freqs.weight has shape \[12\], expected \[13\] floats"),
+        (np.linspace(1, 8, 13), "does not hold the factors of Llama 3's RoPE scaling"),
+        (np.full(13, np.nan), "does not hold the factors"),
+    ):
+        made.tensors["rope_freqs.weight"] = (F32, factors.shape, factors.astype(np.float32).tobytes())
+        made.write()
+        if message:
+            refused(made.path, message)
+            continue
+        with open_source(made.path) as source:
+            assert source.config.rope_scaling == "none"
+    made.metadata |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    made.write()
+    refused(made.path, "rope.scaling.type is 'linear' and there is a tensor rope_freqs.weight")
+
+
+def test_a_scale_beside_a_matrix_with_a_bias(tmp_path):
+    """llama.cpp would multiply the bias of the FFN too."""
+    made = models.example(tmp_path / "m.gguf", "llama", F16, unit=26)
+    for layer in range(3):
+        for role in ("gate", "up", "down"):
+            rows = made.tensors[f"blk.{layer}.ffn_{role}.weight"][1][0]
+            made.tensors[f"blk.{layer}.ffn_{role}.bias"] = (F32, (rows,), bytes(4 * rows))
+    made.tensors["blk.0.ffn_up.scale"] = (F32, (1,), np.ones(1, np.float32).tobytes())
+    made.write()
+    refused(made.path, "tensor blk.0.ffn_up.scale would multiply a bias too")
 
 
 def test_codes_and_scales_that_are_not_ternary(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import struct
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from bitnet.config import ModelConfig
+from bitnet import cli
+from bitnet import tokenizer as built_in
+from bitnet.config import PRESETS, ModelConfig
 from bitnet_export import PackedFile, packed, random_model
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.gguf import blocks
@@ -224,7 +228,7 @@ def test_scales_of_rows_and_groups_come_back(tmp_path: Path, scope: str) -> None
     file = PackedFile.open(path)
     for body in BODIES:
         if scope == "group" and body in ("TQ1_0", "TQ2_0"):
-            with pytest.raises(ValueError, match="write it as Q2_0, F16 or F32"):
+            with pytest.raises(ValueError, match="write them as Q2_0, F16 or F32"):
                 write_gguf(path, out, body=body)
             continue
         write_gguf(path, out, body=body)
@@ -256,7 +260,7 @@ def test_ternary_tables_stay_ternary(tmp_path: Path, tied: bool) -> None:
 
 def test_scales_that_are_no_fp16_numbers(tmp_path: Path) -> None:
     path, out = build(tmp_path, BITNET.replace(weight_scale="row")), tmp_path / "m.gguf"
-    with pytest.raises(ValueError, match=r"attn_q\.weight has scales of rows that are no fp16 numbers"):
+    with pytest.raises(ValueError, match=r"attn_q\.weight.*: scales of rows that are no fp16 numbers"):
         write_gguf(path, out)
     assert "scales are rounded to fp16, by" in str(write_gguf(path, out, exact_scales=False))
     assert "rounded" not in str(write_gguf(path, out, body="F32"))
@@ -289,10 +293,10 @@ def test_rounded_scales_and_bytes_of_a_token(tmp_path: Path, head: str, bits: fl
         ({"tie_embeddings": False}, {}, "bitnet: tie_embeddings is False"),
         ({"sliding_window": 8}, {}, "sliding_window is 8"),
         ({"head_dim": 32}, {}, "n_heads · head_dim is 128, it wants dim = 256"),
-        ({"ffn_dim": 320}, {}, "ffn_down.weight has rows of 320 weights, TQ2_0 has blocks of 256"),
-        ({"dim": 100, "head_dim": 25 * 2, "n_heads": 2}, {"body": "F16"}, "token_embd.weight has rows of 100 weights"),
+        ({"ffn_dim": 320}, {}, "ffn_down.weight: rows of 320 weights, TQ2_0 has blocks of 256; write"),
+        ({"dim": 100, "head_dim": 25 * 2, "n_heads": 2}, {"body": "F16"}, "token_embd.weight: rows of 100 weights"),
         ({"logit_softcap": 30.0}, {}, "logit_softcap is 30.0"),
-        ({"rope_dim": 32}, {}, "rope_dim is 32; only models whose whole heads turn"),
+        ({"rope_dim": 32}, {}, "rope_dim is 32, only models whose whole heads turn"),
         ({}, {"body": "I2_S"}, "body is 'I2_S', expected one of TQ2_0"),
         ({}, {"head": "Q4_0"}, "head is 'Q4_0', expected one of Q8_0"),
     ],
@@ -304,6 +308,26 @@ def test_what_cannot_be_written_is_refused_by_name(
     random_model(BITNET.replace(**change), path)
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         write_gguf(path, out, **options)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_everything_in_the_way_is_said_at_once(tmp_path: Path) -> None:
+    """What a model of `bitnet train` without --preset gguf lacks: activation, widths, pieces of text."""
+    config = BITNET.replace(activation="relu2", dim=192, n_heads=3, n_kv_heads=1, vocab_size=300)
+    path, words = tmp_path / "m.bitnet", built_in.build("bpe", ["some text"], 300)
+    words.normalizer = normalizers.Lowercase()
+    random_model(config, path, tokenizer=words.to_str().encode())
+    with pytest.raises(ValueError) as refused:
+        write_gguf(path, tmp_path / "m.gguf")
+    for problem in (
+        "(1) no architecture of llama.cpp computes this model, the nearest is bitnet: activation is 'relu2'",
+        "(2) attn_q.weight, attn_k.weight, attn_v.weight, attn_output.weight, ffn_gate.weight, ffn_up.weight: "
+        "rows of 192 weights",
+        "(3) the tokenizer cuts text by split",
+        "and normalizes text by Lowercase, llama.cpp does not; write the file for token ids (--no-tokenizer)",
+        "`bitnet train --preset gguf` trains a model that llama.cpp takes",
+    ):
+        assert problem in str(refused.value)
     assert sorted(tmp_path.iterdir()) == [path]
 
 
@@ -423,7 +447,7 @@ def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             vocabulary(tokenizer.to_str().encode(), 512, {})
 
-    refused(byte_level(split(r"\w+|\s+")), r"cuts text by split \\w\+\|\\s\+; llama.cpp has no name for this")
+    refused(byte_level(split(r"\w+|\s+")), r"cuts text by split \\w\+\|\\s\+, llama.cpp has no name for this")
     refused(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), "is a WordLevel model")
     lower = byte_level()
     lower.normalizer = normalizers.Lowercase()
@@ -446,6 +470,52 @@ def test_the_vocabulary_of_a_file(tmp_path: Path) -> None:
     other = build(tmp_path, config, tokenizer=byte_tokenizer().to_str().encode())
     write_gguf(other, tmp_path / "plain.gguf", vocabulary=False)
     assert gguf.GGUFReader(tmp_path / "plain.gguf").fields["tokenizer.ggml.model"].contents() == "none"
+
+
+# ---- what `bitnet train --preset gguf` makes ----
+
+TEXTS = (
+    "def read(self, size=-1):\n    \"\"\"Read 12345 bytes.\"\"\"\n\n    return self.it's\t#  end   \r\n",
+    "thé 日本 🙂 ǅ ０１２ ½ don'T WE'LL x_y __init__ 1.5e-10 a\u00a0b\u2003c",
+    "  leading, trailing  ",
+    "\n\n\t\t \n",
+    "<|endoftext|>",
+    "",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A packed file and a GGUF file, by the commands that the documentation names."""
+    folder = tmp_path_factory.mktemp("preset")
+    text = "".join(Path(module.__file__ or "").read_text() for module in (argparse, dataclasses, typing))
+    (folder / "text.txt").write_text(text)
+    run, model, out = (str(folder / name) for name in ("run", "m.bitnet", "m.gguf"))
+    few = ["--steps", "3", "--batch", "2", "--context", "64", "--threads", "1"]
+    assert cli.main(["train", "--preset", "gguf", "--data", str(folder / "text.txt"), "--out", run, *few]) == 0
+    assert cli.main(["export", run, model, "--tokens", "512"]) == 0
+    assert cli.main(["convert", model, out, "--to", "gguf"]) == 0
+    return Path(model), Path(out)
+
+
+def test_a_model_of_the_preset_becomes_a_file_that_takes_text(trained: tuple[Path, Path]) -> None:
+    model, out = trained
+    reader = gguf.GGUFReader(out)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert (fields["general.architecture"], fields["tokenizer.ggml.model"]) == ("bitnet", "gpt2")
+    assert fields["tokenizer.ggml.pre"] == "llama-bpe"
+    assert fields["tokenizer.ggml.add_bos_token"] is True
+    assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == built_in.END_ID
+    assert {t.tensor_type.name for t in reader.tensors if "attn_q.weight" in t.name} == {"TQ2_0"}
+    words = Tokenizer.from_str((PackedFile.open(model).section(packed.TOKENIZER) or b"").decode())
+    assert fields["tokenizer.ggml.tokens"] == [words.id_to_token(i) for i in range(PRESETS["gguf"].vocab_size)]
+    with open_source(out) as source:
+        again = Tokenizer.from_str((source.tokenizer or b"").decode())
+    again.encode_special_tokens = True  # as the engine does: text that spells a special token stays text
+    with Model.load(model) as engine:
+        for text in TEXTS:
+            assert again.encode(text, add_special_tokens=False).ids == engine.tokenize(text, add_bos=False), text
+            assert again.encode(text).ids == engine.tokenize(text), text
 
 
 # ---- llama.cpp ----
@@ -497,3 +567,17 @@ def test_llama_cpp_has_the_same_tokens(tmp_path: Path, kind: str) -> None:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert theirs.tokenize(text.encode(), add_bos=False) == ids, text
         assert theirs.tokenize(text.encode(), add_bos=True) == [1, *ids], text
+
+
+def test_llama_cpp_takes_the_text_of_the_preset(trained: tuple[Path, Path]) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    model, out = trained
+    theirs = llama_cpp.Llama(str(out), n_ctx=256, n_threads=1, logits_all=True, verbose=False, type_k=0, type_v=0)
+    with Model.load(model, kv_type="f32") as engine:
+        for text in TEXTS:
+            ids = engine.tokenize(text)
+            assert theirs.tokenize(text.encode(), special=False) == ids, text
+        ids = engine.tokenize(TEXTS[0])
+        theirs.eval(ids)
+        ours = engine.session().append(ids, "all")
+        assert np.corrcoef(theirs.scores[: len(ids)].ravel(), ours.ravel())[0, 1] > 0.998

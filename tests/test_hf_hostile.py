@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import hf_models
 from bitnet_export.convert import open_source, pack_source
+from bitnet_export.hf.weights import Quantization
+from bitnet_export.packed import NONE, ROLE, Key
 from bitnet_export.source import SourceError
 
 Q = "model.layers.1.self_attn.q_proj"
@@ -73,7 +76,7 @@ def test_no_config(tmp_path):
         (b"{", "not the JSON expected"),
         (b"[]", "holds a JSON list"),
         (b"\xff\xfe", "not the JSON expected"),
-        (b'{"a": 1, "a": 2}', "'a' comes twice"),
+        (b'{"a": 1, "a": 2}', "'a' comes 2 times"),
         (b'{"a": NaN}', "not a finite number"),
         (b'{"a": 1e999}', "not a finite number"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not the JSON expected"),
@@ -85,6 +88,34 @@ def test_no_config(tmp_path):
 def test_bad_json(folder, content, message):
     (folder / "config.json").write_bytes(content)
     refused(folder, message)
+
+
+def test_a_name_twice_among_many(folder):
+    """Names are counted in one pass: pair by pair this takes hours."""
+    names = ", ".join(f'"{i}": 0' for i in range(600_000))
+    (folder / "config.json").write_text(f'{{{names}, "599999": 0}}')
+    start = time.monotonic()
+    refused(folder, "'599999' comes 2 times")
+    assert time.monotonic() - start < 60
+
+
+def test_many_fields_that_are_not_known(folder):
+    edit(folder, **{f"field_{i:06d}": i for i in range(100_000)})
+    with open_source(folder) as source:
+        lines = [line for line in source.assumptions if "config.json has" in line]
+    assert len(lines) == 21 and "99980 more fields" in lines[-1]
+
+
+def test_many_modules_that_are_not_converted():
+    """Layers times names: a list of 8 MB against 1,024 layers of seven projections."""
+    names = frozenset(f"x.{i}" for i in range(1_000_000)) | {"model.layers.3", "5.mlp.down_proj"}
+    quantization = Quantization(True, False, False, 1e-6, names)
+    modules = [f"model.layers.{i}.{name}" for i in range(1024) for name in ("self_attn.q_proj", "mlp.down_proj")]
+    start = time.monotonic()
+    left = [module for module in modules if not quantization.converts(module)]
+    assert time.monotonic() - start < 60
+    assert [m for m in left if "down" not in m] == ["model.layers.3.self_attn.q_proj"]
+    assert len(left) == 2 + sum(str(i).endswith("5") for i in range(1024))
 
 
 def test_no_weights(folder):
@@ -198,7 +229,7 @@ def test_bad_headers(folder):
     refused(folder, "its header calls for")
     (folder / "model.safetensors").write_bytes(content)
     header(folder, lambda h: json.dumps(h).replace("{", '{"__metadata__": {}, "__metadata__": {}, ', 1).encode())
-    refused(folder, "comes twice")
+    refused(folder, r"comes \d times")
 
 
 def test_overlapping_tensors(folder):
@@ -274,6 +305,13 @@ def test_masters_with_nan(tmp_path):
 # ---- config.json ----
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -310,6 +348,14 @@ def test_masters_with_nan(tmp_path):
         ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "expected at least 1"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "turns 0.5 of a head"),
         ({"rope_parameters": 5}, "expected an object"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor must be above 0 and below"),
+        ({"rope_parameters": YARN | {"truncate": False}}, "truncate = False, only true is supported"),
+        ({"rope_parameters": YARN | {"beta_fast": 0.0}}, "yarn wants beta_fast and beta_slow above 0"),
+        ({"intermediate_size": 98}, "is packed, but the configuration calls for 98 rows, not a multiple of 4"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 8},
+         "expected full_attention in every n-th layer"),
+        ({"quantization_config": hf_models.DIVIDE | {"modules_to_not_convert": ["model"]}}, "names every projection"),
+        ({"quantization_config": hf_models.ONLINE | {"modules_to_not_convert": ["x"]}}, "does not name lm_head"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types is"),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is missing"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types is"),
@@ -341,6 +387,56 @@ def test_odd_values_everywhere(make, tmp_path):
             except SourceError:
                 outcomes.add("refused")
     assert outcomes == {"opened", "refused"}
+
+
+def test_windows_from_a_layer_on(tmp_path):
+    model = hf_models.qwen2_packed()
+    model.config |= {"use_sliding_window": True, "sliding_window": 8, "layer_types": None}
+    for first, found in ((0, (8, 0)), (3, (0, 0))):
+        model.config["max_window_layers"] = first
+        with open_source(model.save(tmp_path / f"from {first}")) as source:
+            assert (source.config.sliding_window, source.config.global_every) == found
+
+
+def test_embedding_models(tmp_path):
+    """How vectors are made is in a folder of its own; norms before projections are there in one way or the other."""
+    model = hf_models.embedding("gemma3")
+    folder = model.save(tmp_path / "model")
+    (folder / "1_Pooling").mkdir()
+    for modes, found in (({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"), ({}, "last")):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+        with open_source(folder) as source:
+            assert source.config.pooling == found
+    for modes in (["mean_tokens", "cls_token"], ["max_tokens"]):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True for mode in modes}))
+        refused(folder, r"1_Pooling/config.json: .*, expected one of pooling_mode_lasttoken")
+    (folder / "1_Pooling" / "config.json").unlink()
+    local = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    edit(folder, rope_parameters={"full_attention": {"rope_theta": 1e6}, "sliding_attention": local})
+    refused(folder, "RoPE of layers with a window is scaled")
+    names = [name for name in model.tensors if name.endswith(".norm.weight") and "layers" in name]
+    model.tensors |= {name.replace(".norm.", ".rms_norm."): model.tensors.pop(name) for name in names}
+    refused(model.save(tmp_path / "other"), "rms_norm are there, but not use_rms_norm in quantization_config")
+    model.config["quantization_config"] = hf_models.ONLINE | {"use_rms_norm": True, "rms_norm_eps": 0.25}
+    refused(model.save(tmp_path / "eps"), "that of quantization_config is 0.25")
+
+
+def test_a_packed_table(packed, folder):
+    """An embedding of four codes a byte is ternary, as the projections are."""
+    edit(folder, vocab_size=304, tie_word_embeddings=True)
+
+    def change(tensors):
+        del tensors["lm_head.weight"]
+        codes = torch.randint(0, 3, (4, 76, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        tensors["model.embed_tokens.weight"] = codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
+        tensors["model.embed_tokens.weight_scale"] = torch.full((1,), 4.0)
+        change.codes = codes.reshape(304, 96).numpy().astype(np.int8) - 1
+
+    edit_tensors(folder, change)
+    with open_source(folder) as source:
+        assert source.config.head_format == "ternary"
+        found = source.load(Key(0, NONE, ROLE["embedding"], NONE, 0))
+    assert np.array_equal(found.codes, change.codes) and found.scales == [0.25]
 
 
 # ---- the rest ----

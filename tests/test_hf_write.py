@@ -188,6 +188,12 @@ def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "hf2")(text)["input_ids"] == theirs(text)["input_ids"]
 
 
+def test_what_the_same_logits_need_is_said(tmp_path: Path) -> None:
+    random_model(BITNET, tmp_path / "m.bitnet")
+    said = str(write_folder(tmp_path / "m.bitnet", tmp_path / "out"))
+    assert "dtype float32" in said and "--kv-type f32" in said
+
+
 def test_greedy_defaults(tmp_path: Path) -> None:
     path = build(BITNET, tmp_path / "m.bitnet", generation={"temperature": 0, "top_k": 5})
     write_folder(path, tmp_path / "hf")
@@ -206,7 +212,7 @@ def test_greedy_defaults(tmp_path: Path) -> None:
         ),
         ({"ffn": "plain"}, "ffn is 'plain', it computes 'gated'"),
         ({"o_bias": True}, "o_bias is True, it computes False"),
-        ({"rope_dim": 8}, "rope_dim is 8; only models whose whole heads turn"),
+        ({"rope_dim": 8}, "rope_dim is 8, only models whose whole heads turn"),
         ({"attention_scale": 0.5}, "attention_scale is 0.5, only 1/sqrt"),
         ({"linear_norm": True}, "linear_norm with a quantized head"),
         ({"linear_norm": True, "ternary": ("q",)}, "linear_norm with projections of floats"),

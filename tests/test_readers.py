@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import packed_files
+from bitnet.cli import main
 from bitnet_export import PackedFile, PackedFormatError, packed
 from bitnet_runtime import Model, ModelFormatError, NumericError
 from bitnet_runtime._native import ffi, lib
@@ -83,6 +85,31 @@ def test_random_damage_behind_right_checksums(tmp_path: Path, good: bytes) -> No
             with contextlib.suppress(NumericError), Model.load(path, threads=1) as model, model.session() as session:
                 assert len(session.score([1, 2, 3])) == 3
     assert {"BN_OK", "BN_ERR_CODE", "BN_ERR_SECTION", "BN_ERR_TENSOR"} <= answers
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (
+            b'{"generation": {"temperature": 0, "temperature": 1}}',
+            "the key 'temperature' occurs 2 times, expected once",
+        ),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b"[]", "is a list, expected a JSON object"),
+    ],
+)
+def test_metadata_has_one_rule(
+    metadata: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the runtime would compute with is what inspect shows, or both refuse it."""
+    path = tmp_path / "m.bitnet"
+    path.write_bytes(packed_files.with_section(packed_bytes(), packed.METADATA, metadata))
+    assert message in finding(path.read_bytes())
+    with pytest.raises(ModelFormatError, match=message):
+        Model.load(path)
+    for words in (["inspect", str(path)], ["generate", str(path), "-p", "x"]):
+        assert main(words) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_python_names_the_file_and_the_finding(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ),
         (["--lr", "-1"], 1, "lr is -1.0, expected 1e-09 to 10"),
         (["--data", "nowhere"], 1, "no file, folder or glob matches 'nowhere'"),
-        (["--tokenizer", "words"], 1, "tokenizer is 'words', expected bpe, byte, char or a tokenizer.json"),
+        (["--tokenizer", "words"], 1, "tokenizer is 'words', expected bpe, llama-bpe, byte, char or a tokenizer.json"),
         (["--batch", "100000"], 1, "one batch of 100000 × 32 needs"),
         (["--config", "none.toml"], 1, "No such file or directory: none.toml"),
     ],

@@ -34,7 +34,7 @@ def register(verbs: Any) -> None:
         "too: then only the encoding of its ternary weights changes, and its logits do not.",
     )
     export.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest), or a packed file")
-    export.add_argument("out", help="the packed file to write, by habit something.bitnet")
+    export.add_argument("out", help="the packed file to write, by habit something.bitnet, in a folder that exists")
     export.add_argument("--tokens", type=_positive, default=50_000, metavar="N", help="tokens to compare [50000]")
     export.add_argument(
         "--encoding",
@@ -79,11 +79,16 @@ def _register_convert(verbs: Any) -> None:
         "appears. With --to, convert a packed file to the format of others.",
     )
     convert.add_argument("source", help="a Hugging Face folder, a GGUF file, or with --to a packed file")
-    convert.add_argument("out", help="the file or folder to write")
+    convert.add_argument(
+        "out",
+        help="the file to write, or with --to hf and onnx the folder, new or empty; in a folder that exists",
+    )
     convert.add_argument(
         "--to",
         choices=("hf", "gguf", "onnx"),
-        help="write a Hugging Face folder, a GGUF file, or a folder with an ONNX graph [a packed file]",
+        help="write a Hugging Face folder, whose logits are those of the engine with --kv-type f32; a GGUF file, which "
+        "takes text where llama.cpp has model and tokenizer, as of `bitnet train --preset gguf`; or a folder with an "
+        "ONNX graph [a packed file]",
     )
     convert.add_argument("--tokens", type=_positive, metavar="N", help="tokens to compare [512]")
     convert.add_argument("--encoding", choices=("2.0", "1.6"), help="bits a ternary weight of the packed file [2.0]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import int8_rows, packed
+from . import packed
 from .layout import PANEL, spread_scales
 from .packed import Record
 from .reader import PackedFile
-from .writer import renaming
+from .writer import renaming, sync
 
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 
@@ -67,51 +67,75 @@ SIZES = (*_SIZES, "name", "norm_eps", "rope_theta", "rope_dim", "attention_scale
 """Free in every decoder; rope_dim and attention_scale are checked by `open_decoder`."""
 
 
-def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
-    """A packed file and its one stack. Raises PackedFormatError, or ValueError: it is not a plain decoder."""
+def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig, list[str]]:
+    """A packed file, its one stack, and why that is no plain decoder, a phrase each.
+
+    Raises PackedFormatError, or ValueError: there are several stacks.
+    """
     from bitnet.model import frequency_tables
 
     file = PackedFile.open(path)
     if len(file.configs) != 1:
         raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
-    config = file.configs[0]
+    config, problems = file.configs[0], []
     if config.position != "rope" or config.rope_dim != config.head_dim:
         found = f"rope_dim is {config.rope_dim}" if config.position == "rope" else f"position is {config.position!r}"
-        raise ValueError(f"{path}: {found}; only models whose whole heads turn (RoPE) can be written")
+        problems.append(f"{found}, only models whose whole heads turn (RoPE) can be written")
     if abs(config.attention_scale * config.head_dim**0.5 - 1) > 1e-6:  # one fp32 rounding in STACKS
-        raise ValueError(f"{path}: attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written")
-    tables = frequency_tables(config)
+        problems.append(f"attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written")
+    tables = frequency_tables(config) if config.position == "rope" else {}
     for record in file.tensors.values():
         if record.key.name in tables:
             expected = tables[record.key.name].numpy()
             # What is written is rope_theta and not the table, which may come from a program that rounds
             # powers differently: a few units of 2^-24.
             if not np.allclose(file.values(record)[0], expected, rtol=1e-6, atol=0):
-                raise ValueError(f"{path}: {record.key.name} is not the table of rope_theta = {config.rope_theta}")
-    return file, config
+                problems.append(f"{record.key.name} is not the table of rope_theta = {config.rope_theta}")
+    return file, config, problems
+
+
+def nearest(program: str, candidates: Iterable[tuple[Graph, list[str]]]) -> tuple[Graph, list[str]]:
+    """Of graphs and how each differs from a model the one that differs least, and the phrase that says so, if it does.
+
+    program: whose graphs they are.
+    """
+    graph, differences = min(candidates, key=lambda candidate: len(candidate[1]))
+    if not differences:
+        return graph, []
+    found = "; ".join(differences)
+    return graph, [f"no architecture of {program} computes this model, the nearest is {graph.name}: {found}"]
+
+
+def refuse(what: str, problems: Sequence[str], remedy: str = "") -> None:
+    """Raises ValueError with all of them in one message, if there are any."""
+    if problems:
+        each = problems if len(problems) == 1 else [f"({n}) {text}" for n, text in enumerate(problems, 1)]
+        raise ValueError(f"{what}: {'; '.join(each)}{remedy}")
 
 
 def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.int8]]:
     """The codes, ternary or int8 (n, K), some rows at a time."""
-    stored, rows, cols = file.stored(record), record.rows, record.cols
-    if record.encoding in packed.INT8:
-        codes = int8_rows.codes_of(stored, rows, cols)
-        yield from (codes[first : first + _ROWS, :cols] for first in range(0, rows, _ROWS))
-    elif record.encoding in packed.LINES.values():
+    if record.encoding in packed.LINES.values():
         yield file.codes(record)
-    else:
-        panels = stored.reshape(-(-rows // PANEL), -1)
-        for first in range(0, rows, _ROWS):
-            last = min(first + _ROWS, rows)
-            part = panels[first // PANEL : -(-last // PANEL)].reshape(-1)
-            yield packed.TILES[record.encoding].unpack(part, last - first, cols)
+        return
+    encoding, unit = (packed.INT8_ROWS, 1) if record.encoding in packed.INT8 else (record.encoding, PANEL)
+    for rows, stored in _row_parts(file, record, packed.codes_size(encoding, unit, record.cols) // unit, unit):
+        yield packed.TILES[encoding].unpack(stored, rows, record.cols)
+
+
+def _row_parts(file: PackedFile, record: Record, size: int, unit: int = 1) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Some rows at a time: how many, and their bytes, `size` a row, rows in whole units."""
+    for first in range(0, record.rows, _ROWS):
+        rows = min(_ROWS, record.rows - first)
+        yield rows, file.stored(record, first * size, -(-rows // unit) * unit * size)
 
 
 def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
     """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
     if record.encoding not in packed.TILES:
-        table = file.stored(record).view("<f4" if record.encoding == packed.F32 else "<f2").reshape(record.rows, -1)
-        yield from (table[first : first + _ROWS].astype(np.float32) for first in range(0, record.rows, _ROWS))
+        dtype = np.dtype("<f4" if record.encoding == packed.F32 else "<f2")
+        for count, stored in _row_parts(file, record, dtype.itemsize * record.cols):
+            yield stored.view(dtype).reshape(count, -1).astype(np.float32, copy=False)
         return
     scales, first = file.scales(record), 0
     for codes in code_rows(file, record):
@@ -125,12 +149,17 @@ def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, as `renaming`; a folder that is there must be empty."""
+    """A temporary folder beside `path`, on disk with all its files before it gets that name; else as `renaming`.
+
+    A folder that is there must be empty. Killed half-way, a program leaves `path` as it was, and a hidden folder.
+    """
     if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
         raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
     with renaming(path) as temporary:
         temporary.mkdir()
         yield temporary
+        for file in (*temporary.iterdir(), temporary):
+            sync(file)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from bitnet.config import ModelConfig
 
 from . import packed, sparsity
+from .content import Content
 from .packed import Spec
 from .report import Report, ZeroInputs
+from .source import SourceError
 from .verify import verify
 from .writer import Encoded, write_packed
 
@@ -62,10 +64,12 @@ def pack_checkpoint(
     check: Any = None,
 ) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
-    from safetensors import SafetensorError, safe_open
+    import torch
 
     from bitnet.checkpoint import CheckpointError, load_config, load_template
     from bitnet.model import frequency_tables
+
+    from .hf.shards import SINGLE, tensors_of
 
     config, body = load_config(folder), packed.ternary_encoding(encoding)
     if head is not None:
@@ -77,42 +81,41 @@ def pack_checkpoint(
     template = load_template(folder)
     tokenizer, generation = _tokenizer(folder, config)
     try:
-        tensors: Any = safe_open(folder / "model.safetensors", framework="pt")
-    except SafetensorError as error:
-        raise CheckpointError(f"{folder}/model.safetensors is damaged or not a safetensors file: {error}") from None
-    with tensors:
-        left = set(tensors.keys())
+        tensors = tensors_of(Content.open(folder / SINGLE), str(folder / SINGLE))
+    except SourceError as error:
+        raise CheckpointError(str(error)) from None
+    left = set(tensors)
 
-        def source(spec: Spec) -> Encoded:
-            name = spec.key.name
-            if name in tables:
-                return Encoded.f32(tables[name].numpy())
-            if name not in left:
-                raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
-            left.remove(name)
-            weight = tensors.get_tensor(name)
-            found, shape = tuple(weight.shape), (spec.rows, spec.cols)
-            if found != shape and found != shape[1:]:
-                raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
-            if not weight.isfinite().all():
-                raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
-            return encode(spec, weight, config, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
+    def source(spec: Spec) -> Encoded:
+        name = spec.key.name
+        if name in tables:
+            return Encoded.f32(tables[name].numpy())
+        if name not in left:
+            raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
+        left.remove(name)
+        found, shape = tensors[name].shape, (spec.rows, spec.cols)
+        if found != shape and found != shape[1:]:
+            raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
+        weight = torch.from_numpy(tensors[name].floats().all())
+        if not weight.isfinite().all():
+            raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
+        return encode(spec, weight, config, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
 
-        def complete(file: Path) -> None:
-            if left:
-                raise CheckpointError(f"{folder}: tensor {min(left)} is there, config.json does not call for it")
-            if check:
-                check(file)
+    def complete(file: Path) -> None:
+        if left:
+            raise CheckpointError(f"{folder}: tensor {min(left)} is there, config.json does not call for it")
+        if check:
+            check(file)
 
-        write_packed(
-            out,
-            [config],
-            source,
-            metadata={"generation": generation, "provenance": _provenance(folder)} | _shares(zeros),
-            tokenizer=tokenizer,
-            template=None if template is None else template.encode(),
-            check=complete,
-        )
+    write_packed(
+        out,
+        [config],
+        source,
+        metadata={"generation": generation, "provenance": _provenance(folder)} | _shares(zeros),
+        tokenizer=tokenizer,
+        template=None if template is None else template.encode(),
+        check=complete,
+    )
 
 
 def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:

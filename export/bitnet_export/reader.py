@@ -1,4 +1,4 @@
-"""Read and check a packed file: an independent twin of the C parser, over bytes or a mapping.
+"""Read and check a packed file: an independent twin of the C parser, over bytes or a file.
 
 Opening checks everything FORMAT.md §6 lists before anything is used; what passes can at worst
 be a model that computes nonsense. Memory does not grow with any number in the file.
@@ -7,11 +7,11 @@ be a model that computes nonsense. Memory does not grow with any number in the f
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import stat
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 
 from . import int8_rows, layout, packed
+from .content import Content
 from .foreign import PROBE, recognise
 from .packed import Key, Record
 from .stacks import pack_stack, unpack_stack
@@ -30,6 +31,9 @@ from .stacks import pack_stack, unpack_stack
 
 class PackedFormatError(ValueError):
     """The bytes are not a packed file, or not an undamaged one."""
+
+
+_PART = 1 << 22  # bytes of a section whose checksum is computed at a time
 
 
 class Section(NamedTuple):
@@ -56,13 +60,14 @@ class PackedFile:
     tensors (Record by Key, in file order), metadata.
     """
 
-    def __init__(self, content: bytes | mmap.mmap) -> None:
+    def __init__(self, content: bytes | Content) -> None:
         """Raises PackedFormatError; the message says what was found and what was expected."""
-        self._bytes = memoryview(content)
+        self._content = Content.of(content)
+        self._front = self._read(0, min(self._content.size, packed.HEADER.size + 64 * packed.SECTION.size))
         self.version, self.header_crc, self.file_size, count = self._read_header()
         self.sections = self._read_sections(count)
         for section in self.sections:
-            crc = zlib.crc32(self._view(section))
+            crc = self._checksum(section)
             _require(
                 crc == section.crc,
                 f"section {section.name} has checksum {crc:08x}, expected {section.crc:08x}: the file is damaged; "
@@ -76,22 +81,21 @@ class PackedFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Map a file. Raises OSError when it cannot be read, PackedFormatError when it is not good."""
+        """Open a file, whose tensors are read from it whenever they are asked for.
+
+        Raises PackedFormatError when it is not good, OSError when it cannot be read, here and later.
+        """
         path = Path(path)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
             hint = "; bitnet convert or bitnet export makes one of a model's folder" * stat.S_ISDIR(mode)
             raise PackedFormatError(f"{path}: is {kind}, expected a packed model file{hint}")
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise PackedFormatError(f"{path}: is empty, expected a packed model file")
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content = Content.open(path)
+        if content.size == 0:
+            raise PackedFormatError(f"{path}: is empty, expected a packed model file")
         try:
-            checked = cls(content)
-            if hasattr(mmap, "MADV_DONTNEED"):
-                content.madvise(mmap.MADV_DONTNEED)  # pages that were checked no longer count as memory in use
-            return checked
+            return cls(content)
         except PackedFormatError as error:
             raise PackedFormatError(f"{path}: {error}") from None
 
@@ -99,18 +103,18 @@ class PackedFile:
 
     def section(self, kind: int) -> bytes | None:
         """Bytes of a section, None when absent."""
-        return next((bytes(self._view(s)) for s in self.sections if s.kind == kind), None)
+        return next((self._read(s.offset, s.size) for s in self.sections if s.kind == kind), None)
 
     def scales(self, record: Record) -> NDArray[np.float32]:
         """Scales as fp32: (0,), (1,), (N,) or, row by row, (N * ceil(K/128),)."""
         raw = self._data(record.scale_offset, record.scale_size)
         if record.scope == packed.SCALE_GROUP:
             return layout.unpack_group_scales(raw, record.rows, record.cols).reshape(-1)
-        return np.frombuffer(raw, "<f4")
+        return raw.view("<f4")
 
-    def stored(self, record: Record) -> NDArray[np.uint8]:
-        """The bytes of a tensor as they lie in the file, without its scales."""
-        return np.frombuffer(self._data(record.offset, record.size), np.uint8)
+    def stored(self, record: Record, first: int = 0, size: int | None = None) -> NDArray[np.uint8]:
+        """The bytes of a tensor as they lie in the file, without its scales; or `size` of them, from `first` on."""
+        return self._data(record.offset + first, record.size - first if size is None else size)
 
     def codes(self, record: Record) -> NDArray[np.int8]:
         """int8 (N, K) of a ternary or int8 tensor."""
@@ -120,9 +124,8 @@ class PackedFile:
     def values(self, record: Record) -> NDArray[np.float32]:
         """The weights as fp32 (N, K): scale · code, or the stored floats."""
         if record.scope == packed.SCALE_NONE:
-            raw = self._data(record.offset, record.size)
             dtype = "<f4" if record.encoding == packed.F32 else "<f2"
-            return np.frombuffer(raw, dtype).reshape(record.rows, record.cols).astype(np.float32)
+            return self.stored(record).view(dtype).reshape(record.rows, record.cols).astype(np.float32, copy=False)
         scales = self.scales(record).reshape(-1, 1)
         if record.scope == packed.SCALE_GROUP:
             scales = layout.spread_scales(scales.reshape(record.rows, -1), record.cols)
@@ -142,13 +145,13 @@ class PackedFile:
     # --- checks, in the order of FORMAT.md §6 ---
 
     def _read_header(self) -> tuple[int, int, int, int]:
-        head = bytes(self._bytes[:PROBE])
+        head = self._front[:PROBE]
         if head[:8] != packed.MAGIC[: len(head)] or not head:
             found = recognise(head) or f"a file that begins with {head[:8].hex(' ')}"
             raise PackedFormatError(f"expected a packed bitnet file, as bitnet export writes it; found {found}")
-        size = len(self._bytes)
+        size = self._content.size
         _require(size >= packed.HEADER.size, f"the file has {size} bytes, a header has {packed.HEADER.size}")
-        _, version, flags, file_size, count, reserved, header_crc = packed.HEADER.unpack_from(self._bytes)
+        _, version, flags, file_size, count, reserved, header_crc = packed.HEADER.unpack_from(self._front)
         remedy = "export or convert the model again" if version < packed.VERSION else "use a newer bitnet-edge"
         _require(
             version == packed.VERSION,
@@ -163,7 +166,7 @@ class PackedFile:
         _require(3 <= count <= 64, f"section_count is {count}, expected 3 to 64")
         table_end = packed.HEADER.size + packed.SECTION.size * count
         _require(table_end <= size, f"{count} sections need {table_end} bytes of table, the file has {size}")
-        crc = zlib.crc32(self._bytes[packed.HEADER.size : table_end], zlib.crc32(self._bytes[:60]))
+        crc = zlib.crc32(self._front[packed.HEADER.size : table_end], zlib.crc32(self._front[:60]))
         _require(
             crc == header_crc,
             f"header and section table have checksum {crc:08x}, expected {header_crc:08x}: the file is damaged",
@@ -176,7 +179,7 @@ class PackedFile:
         end = packed.HEADER.size + packed.SECTION.size * count
         for i in range(count):
             kind, crc, offset, size, flags, reserved = packed.SECTION.unpack_from(
-                self._bytes, packed.HEADER.size + packed.SECTION.size * i
+                self._front, packed.HEADER.size + packed.SECTION.size * i
             )
             section = Section(kind, crc, offset, size, bool(flags & packed.OPTIONAL))
             previous = sections[-1].kind if sections else 0
@@ -233,6 +236,10 @@ class PackedFile:
         described = self.metadata.get("config")
         if described is None:
             return tuple(configs)
+        _require(
+            isinstance(described, list) and len(described) == count,
+            f"METADATA config: expected a list of {count}, one for each stack",
+        )
         try:
             full = tuple(ModelConfig.from_dict(_known_fields(entry)) for entry in described)
             same = b"".join(map(pack_stack, full)) == raw
@@ -243,7 +250,8 @@ class PackedFile:
 
     def _read_tensors(self) -> dict[Key, Record]:
         table = next(s for s in self.sections if s.kind == packed.TENSORS)
-        found = (self._read_record(table.offset + i) for i in range(0, table.size, packed.TENSOR.size))
+        lines = self._read(table.offset, table.size)
+        found = (self._read_record(lines, i) for i in range(0, table.size, packed.TENSOR.size))
         records: dict[Key, Record] = {}
         end = 0
         for i, config in enumerate(self.configs):
@@ -269,8 +277,8 @@ class PackedFile:
         _require(end == self._data_section.size, f"the last tensor ends at {end}, DATA at {self._data_section.size}")
         return records
 
-    def _read_record(self, offset: int) -> Record:
-        words = packed.TENSOR.unpack_from(self._bytes, offset)
+    def _read_record(self, table: bytes, offset: int) -> Record:
+        words = packed.TENSOR.unpack_from(table, offset)
         key = Key(*words[:5])
         encoding, scope, reserved8, reserved32, rows, cols, start, size, scale_start, scale_size, reserved64 = words[5:]
         _require(not (reserved8 or reserved32 or reserved64), f"{_describe(key)}: a reserved field is not 0")
@@ -310,10 +318,10 @@ class PackedFile:
                     int8_rows.steps_are_valid(data, record.rows), f"{name}: a step or deviation is not finite and >= 0"
                 )
         elif record.encoding in (packed.F32, packed.F16):
-            values = np.frombuffer(data, np.float32 if record.encoding == packed.F32 else np.float16)
+            values = data.view("<f4" if record.encoding == packed.F32 else "<f2")
             _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")
         dtype = "<f2" if record.scope == packed.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
-        scales = np.frombuffer(self._data(record.scale_offset, record.scale_size), dtype).astype(np.float32)
+        scales = self._data(record.scale_offset, record.scale_size).view(dtype).astype(np.float32)
         _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
 
     # --- bytes ---
@@ -322,15 +330,20 @@ class PackedFile:
     def _data_section(self) -> Section:
         return next(s for s in self.sections if s.kind == packed.DATA)
 
-    def _data(self, offset: int, size: int) -> memoryview:
-        start = self._data_section.offset + offset
-        return self._bytes[start : start + size]
+    def _data(self, offset: int, size: int) -> NDArray[np.uint8]:
+        return self._content.read(self._data_section.offset + offset, size)
 
-    def _view(self, section: Section) -> memoryview:
-        return self._bytes[section.offset : section.offset + section.size]
+    def _read(self, start: int, size: int) -> bytes:
+        return self._content.read(start, size).tobytes()
+
+    def _checksum(self, section: Section) -> int:
+        crc, end = 0, section.offset + section.size
+        for start in range(section.offset, end, _PART):
+            crc = zlib.crc32(self._content.read(start, min(_PART, end - start)).data, crc)
+        return crc
 
     def _check_padding(self, start: int, end: int, where: str) -> None:
-        _require(not any(self._bytes[start:end]), f"padding {where} is not 0")
+        _require(not any(self._read(start, end - start)), f"padding {where} is not 0")
 
 
 def _describe(key: Key) -> str:
@@ -346,7 +359,8 @@ def _known_fields(values: dict[str, Any]) -> dict[str, Any]:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a key occurs twice")
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {name!r:.80} occurs {times} times, expected once")
     return values
 
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
+MAX_TOKENS = 1 << 19  # the largest published vocabularies have 2^18
 MAX_PIECE = 512  # characters of a piece that SentencePiece merges; published ones have at most 48
+MAX_CHARACTERS = 1 << 24  # of all pieces; published ones have 2 million
+MAX_MERGES = 1 << 21  # of pieces; published ones have 600,000
 
 SPACE = "▁"  # U+2581, how SentencePiece writes a space
 
@@ -94,6 +97,8 @@ def merges_of(words: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str
         for token, kind, value in zip(words.tokens, words.kinds, scores, strict=True)
         if kind in (NORMAL, USER_DEFINED)
     }
+    if (characters := sum(map(len, score))) > MAX_CHARACTERS:
+        raise SourceError(f"the vocabulary has {characters} characters, expected at most {MAX_CHARACTERS}")
     merges: list[tuple[float, int, int, str, str]] = []
     for token, value in score.items():
         if len(token) > MAX_PIECE:
@@ -102,6 +107,8 @@ def merges_of(words: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str
             left, right = token[:cut], token[cut:]
             if left in score and right in score:
                 merges.append((value, len(left), len(right), left, right))
+        if len(merges) > MAX_MERGES:
+            raise SourceError(f"pieces of the vocabulary make each other in more than {MAX_MERGES} ways")
     values = {merge[0] for merge in merges}
     if len(values) == 1 and len(merges) > 1:
         raise SourceError(

@@ -89,11 +89,16 @@ def renaming(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         elif temporary.exists():
             temporary.unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 def spare_source(source: Path, out: Path) -> None:

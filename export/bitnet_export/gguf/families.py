@@ -219,12 +219,7 @@ class _Model:
         return self.family.activation
 
     def _tied(self) -> bool:
-        head, table = self.file.tensors.get("output.weight"), self.file.tensors["token_embd.weight"]
-        if head is None:
-            return True
-        if (head.type, head.shape) != (table.type, table.shape):
-            return False
-        return np.array_equal(self.file.bytes_of("output.weight"), self.file.bytes_of("token_embd.weight"))
+        return "output.weight" not in self.file.tensors or self.file.same("output.weight", "token_embd.weight")
 
     def _check_tensors(self) -> None:
         """Exactly the tensors that the configuration calls for, in the right shapes."""

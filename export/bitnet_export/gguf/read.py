@@ -1,12 +1,11 @@
 """The GGUF container: metadata, and where each tensor is. Strict: what is not exactly right is refused.
 
 Layout: docs/gguf.md of ggml, versions 2 and 3, little-endian. Everything is checked against the
-size of the file before it is used; the file is mapped, tensors are read when they are asked for.
+size of the file before it is used; tensors are read when they are asked for.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from bitnet_export.content import Content
 from bitnet_export.source import Source, SourceError, Tensor
 
-from .types import Q2_0, Q2_0_OF_FORKS, TYPES, Bytes, TensorType, type_of
+from .types import Q2_0, Q2_0_OF_FORKS, TYPES, TensorType, type_of
 
 MAX_NAME = 64  # bytes of a tensor name (ggml's GGML_MAX_NAME)
 MAX_KEY = 65_535
@@ -26,6 +26,7 @@ MAX_STRING = 1 << 24  # a chat template or a vocabulary entry is far smaller
 MAX_ELEMENTS = 1 << 21  # of all arrays together; the largest vocabularies have 3 arrays of 2^18, and 2^19 merges
 MAX_ITEMS = 1 << 16  # metadata pairs, and tensors; 1,024 layers have 26,000
 MAX_DIMENSIONS = 4
+_PART = 1 << 20  # bytes read at a time
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -45,12 +46,12 @@ class Entry(NamedTuple):
 class Gguf:
     """A GGUF file, opened and checked. `metadata` has plain Python values, arrays are lists."""
 
-    def __init__(self, data: mmap.mmap | bytes) -> None:
-        cursor = _Cursor(data)
-        self._data = data
+    def __init__(self, content: bytes | Content) -> None:
+        self._content = Content.of(content)
+        cursor = _Cursor(self._content)
         self.version, self.metadata, records = _header(cursor)
         self.alignment = _alignment(self.metadata)
-        self.tensors = _placed(records, cursor.at, len(data), self.alignment)
+        self.tensors = _placed(records, cursor.at, self._content.size, self.alignment)
 
     def value(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key, `default` where there is none. Raises SourceError: another type, or no value at all."""
@@ -66,16 +67,19 @@ class Gguf:
     def tensor(self, name: str) -> Tensor:
         """A tensor that is in `tensors`. Raises SourceError naming it when its values are not good."""
         entry = self.tensors[name]
-        if isinstance(self._data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            self._data.madvise(mmap.MADV_DONTNEED)  # pages of tensors before this one no longer count as memory in use
         try:
-            return entry.type.tensor(self.bytes_of(name), entry.shape)
+            return entry.type.tensor(lambda start, size: self._content.read(entry.start + start, size), entry.shape)
         except SourceError as error:
             raise SourceError(f"tensor {name}: {error}") from None
 
-    def bytes_of(self, name: str) -> Bytes:
-        entry = self.tensors[name]
-        return np.frombuffer(self._data, np.uint8, entry.size, entry.start)
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same type, shape and bytes."""
+        a, b, read = self.tensors[one], self.tensors[other], self._content.read
+        return (a.type, a.shape) == (b.type, b.shape) and all(
+            np.array_equal(read(a.start + at, size), read(b.start + at, size))
+            for at in range(0, a.size, _PART)
+            for size in (min(_PART, a.size - at),)
+        )
 
 
 @contextmanager
@@ -84,13 +88,11 @@ def open_gguf(path: str | os.PathLike[str]) -> Iterator[Source]:
     from .families import source_of
 
     path = Path(path)
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise SourceError(f"{path} is empty, expected a GGUF file")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # Not closed: arrays of the reader may outlive this block, and the map lives as long as they do.
+    content = Content.open(path)
+    if content.size == 0:
+        raise SourceError(f"{path} is empty, expected a GGUF file")
     try:
-        yield source_of(Gguf(data), path)
+        yield source_of(Gguf(content), path)
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from None
 
@@ -98,9 +100,10 @@ def open_gguf(path: str | os.PathLike[str]) -> Iterator[Source]:
 class _Cursor:
     """Reads on through the file; never beyond its end."""
 
-    def __init__(self, data: mmap.mmap | bytes) -> None:
-        self._data, self._end = data, len(data)
+    def __init__(self, content: Content) -> None:
+        self._content, self._end = content, content.size
         self._elements = MAX_ELEMENTS
+        self._ahead, self._from = b"", 0  # what was read, and where it begins: most values have a few bytes
         self.at = 0
 
     @property
@@ -112,8 +115,11 @@ class _Cursor:
             raise SourceError(
                 f"{what} takes {size} bytes at {self.at}, the file ends after {self.left}; fetch it again"
             )
+        if self.at + size > self._from + len(self._ahead):
+            self._from = self.at
+            self._ahead = self._content.read(self.at, min(max(size, _PART), self.left)).tobytes()
         self.at += size
-        return self._data[self.at - size : self.at]
+        return self._ahead[self.at - size - self._from : self.at - self._from]
 
     def number(self, form: str, what: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
@@ -128,15 +134,11 @@ class _Cursor:
         return count
 
     def string(self, what: str, most: int = MAX_STRING) -> str:
-        start = self.at + 8
-        size = int.from_bytes(self._data[self.at : start], "little")
+        size = int.from_bytes(self.take(8, what), "little")
         if size > most:
             raise SourceError(f"{what} has {size} bytes, expected at most {most}")
-        self.at = start + size
-        if self.at > self._end:
-            raise SourceError(f"{what} takes {size} bytes at {start}, the file ends at {self._end}; fetch it again")
         try:
-            return self._data[start : self.at].decode()
+            return self.take(size, what).decode()
         except UnicodeDecodeError:
             raise SourceError(f"{what} is not UTF-8") from None
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from bitnet.tokenizer import LLAMA_PIECES
 from bitnet_export.source import SourceError
 from bitnet_export.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, byte_level, sentencepiece_bpe
 
 T = TypeVar("T", str, int, float)
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _REST
-_QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _REST
-
+_QWEN2 = LLAMA_PIECES.replace(r"\p{N}{1,3}", r"\p{N}")
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -41,7 +38,7 @@ class _Pre(NamedTuple):
     add_bos: bool = False  # where the file does not say
 
 
-_LLAMA3_PRE = _Pre([_split(_LLAMA3), _bytes(False)], ignore_merges=True, add_bos=True)
+_LLAMA3_PRE = _Pre([_split(LLAMA_PIECES), _bytes(False)], ignore_merges=True, add_bos=True)
 _THREES = _split("[0-9][0-9][0-9]")
 PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), _LLAMA3_PRE) | {
     "qwen2": _Pre([_split(_QWEN2), _bytes(False)], nfc=True),

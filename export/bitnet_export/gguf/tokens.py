@@ -89,15 +89,14 @@ def _is_byte_level(rules: Mapping[str, Any]) -> bool:
 
 def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
     steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
-    pre = next((name for name, known in PRE.items() if _cuts(known.steps) == steps), None)
-    if pre is None:
-        raise ValueError(
-            f"the tokenizer cuts text by {', then '.join(steps) or 'nothing'}; llama.cpp has no name for this, "
-            "write the file without it, for token ids (--no-tokenizer)"
-        )
+    pre = next((name for name, known in PRE.items() if _cuts(known.steps) == steps), "")
+    problems = [] if pre else [f"cuts text by {', then '.join(steps) or 'nothing'}, llama.cpp has no name for this"]
     for step in _parts(rules.get("normalizer"), "normalizers"):
-        if step["type"] != "NFC" or not PRE[pre].nfc:
-            raise ValueError(f"the tokenizer normalizes text by {step['type']}, llama.cpp's {pre} does not")
+        if step["type"] != "NFC" or (pre and not PRE[pre].nfc):
+            theirs = f"llama.cpp's {pre}" if pre else "llama.cpp"
+            problems.append(f"normalizes text by {step['type']}, {theirs} does not")
+    if problems:
+        raise ValueError(f"the tokenizer {' and '.join(problems)}; write the file for token ids (--no-tokenizer)")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
 
@@ -139,7 +138,8 @@ def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> dict[str, Val
                 prefix, space = scheme in ("first", "always"), True
             case _:
                 raise ValueError(
-                    f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}; SentencePiece has not"
+                    f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}, SentencePiece has not; "
+                    "write the file for token ids (--no-tokenizer)"
                 )
     if not (space and rules["model"].get("byte_fallback")):
         raise ValueError("the tokenizer is neither byte-level nor SentencePiece (▁ for spaces, byte fallback)")

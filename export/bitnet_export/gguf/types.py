@@ -19,6 +19,7 @@ from bitnet_export.ternary_values import with_widest_scope
 
 Bytes = NDArray[np.uint8]
 Values = NDArray[np.float32]
+Read = Callable[[int, int], Bytes]  # (start, size) of the bytes of a tensor
 Codes = tuple[Bytes, Values]  # T + 1 in (R, K), and scales in (R, groups of a row)
 
 _CHUNK = 1 << 22  # weights decoded in one go
@@ -48,21 +49,25 @@ class TensorType(NamedTuple):
             raise SourceError(f"{self.name} has {rows} rows, expected a multiple of {self.interleaved}")
         return rows * self.row_size(cols) + self.tail
 
-    def tensor(self, data: Bytes, shape: tuple[int, ...]) -> Tensor:
-        """What `data`, all bytes of a tensor, says. Raises SourceError: a code or scale that is not ternary."""
-        rows, cols = math.prod(shape[:-1]), shape[-1]
-        table = data[: data.size - self.tail].reshape(rows // self.interleaved, -1)
+    def tensor(self, read: Read, shape: tuple[int, ...]) -> Tensor:
+        """What the bytes of a tensor say. Raises SourceError: a code or scale that is not ternary."""
+        cols, size = shape[-1], self.row_size(shape[-1]) * self.interleaved
+
+        def table(first: int, last: int) -> Bytes:
+            return read(first * size, (last - first) * size).reshape(last - first, size)
+
         decode = self.floats
         if decode:
-            return Floats(shape, self.name.lower(), lambda first, last: decode(table[first:last]))
-        return self._ternary(table, data[data.size - self.tail :], rows, cols)
+            return Floats(shape, self.name.lower(), lambda first, last: decode(table(first, last)))
+        rows = math.prod(shape[:-1])
+        return self._ternary(table, read(rows // self.interleaved * size, self.tail), rows, cols)
 
-    def _ternary(self, table: Bytes, tail: Bytes, rows: int, cols: int) -> Tensor:
+    def _ternary(self, table: Callable[[int, int], Bytes], tail: Bytes, rows: int, cols: int) -> Tensor:
         assert self.codes
         codes, scales = np.empty((rows, cols), np.int8), []
-        step = max(1, _CHUNK // (cols * self.interleaved))
-        for first in range(0, len(table), step):
-            found, scale = self.codes(table[first : first + step])
+        step, lines = max(1, _CHUNK // (cols * self.interleaved)), rows // self.interleaved
+        for first in range(0, lines, step):
+            found, scale = self.codes(table(first, min(first + step, lines)))
             if (found == 3).any():
                 raise SourceError(f"{self.name} has code 3 in it, which stands for +2: the tensor is not ternary")
             start = first * self.interleaved

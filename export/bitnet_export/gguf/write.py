@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export import packed
 from bitnet_export.layout import SCALE_GROUP_K
-from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, value_rows
+from bitnet_export.outgoing import SIZES, Graph, Written, nearest, open_decoder, refuse, value_rows
 from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
 from bitnet_export.side_files import generation_of
@@ -33,6 +33,7 @@ from .output import Entry, Value, write_file
 
 BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
 HEADS = ("Q8_0", "Q6_K", "F16", "F32")
+PRESET = "`bitnet train --preset gguf` trains a model that llama.cpp takes, with its tokenizer"
 
 _FREE = (*SIZES, "ternary", "weight_scale", "head_format")
 _RULES: dict[str, tuple[Any, ...]] = {"activation": ("silu",), "rope_scaling": ("none",)}
@@ -71,17 +72,21 @@ def write_gguf(
     the tokenizer out.
     progress: called with (tensors done, of all).
 
-    Raises PackedFormatError for a bad source; ValueError for a model that llama.cpp would not compute,
-    weights that do not fit the type, or a tokenizer that it does not have; OSError.
+    Raises PackedFormatError for a bad source; ValueError naming everything that is in the way: what llama.cpp
+    would not compute, weights that do not fit the type, a tokenizer that it does not have; OSError.
     """
     for name, word, words in (("body", body, BODIES), ("head", head, HEADS)):
         if word not in words:
             raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
     path = Path(out)
     spare_source(Path(source), path)
-    file, config = open_decoder(source)
-    writer = _Writer(file, config, architecture(config), body, head, exact_scales)
-    metadata = writer.metadata() | _vocabulary(file, config, vocabulary)
+    file, config, problems = open_decoder(source)
+    graph, differences = _nearest(config)
+    writer = _Writer(file, config, graph, body, head, exact_scales)
+    text, unknown = _vocabulary(file, config, vocabulary)
+    remedy = f"; {PRESET}" if differences or unknown else ""
+    refuse(f"{source} cannot become a GGUF file", problems + differences + writer.problems() + unknown, remedy)
+    metadata = writer.metadata() | text
     entries = list(writer.entries())
     with replacing(path) as temporary:
         write_file(temporary, metadata, entries, progress)
@@ -97,15 +102,19 @@ def write_gguf(
 
 def architecture(config: ModelConfig) -> Graph:
     """The graph of llama.cpp that is this model. Raises ValueError naming the nearest and what it lacks."""
-    problems = []
+    graph, differences = _nearest(config)
+    refuse(f"the model {config.name}", differences)
+    return graph
+
+
+def _nearest(config: ModelConfig) -> tuple[Graph, list[str]]:
+    candidates = []
     for graph in GRAPHS:
         found = graph.differences(config)
         if graph.name == "bitnet" and config.n_heads * config.head_dim != config.dim:
             found.append(f"n_heads · head_dim is {config.n_heads * config.head_dim}, it wants dim = {config.dim}")
-        if not found:
-            return graph
-        problems.append((len(found), f"{graph.name}: " + "; ".join(found)))
-    raise ValueError(f"no architecture of llama.cpp computes this model; the nearest is {min(problems)[1]}")
+        candidates.append((graph, found))
+    return nearest("llama.cpp", candidates)
 
 
 class _Writer:
@@ -143,8 +152,38 @@ class _Writer:
         }
         return general | {f"{self.graph.name}.{key}": value for key, value in keys.items()}
 
+    def problems(self) -> list[str]:
+        """Why matrices do not fit their types, those with the same reason together."""
+        names: dict[str, dict[str, None]] = {}
+        for record in self.file.tensors.values():
+            role = ROLES[record.key.role]
+            if role in (*TERNARY_LINEARS, "embedding", "head") and not record.key.part:
+                for problem in self._misfits(role, record):
+                    names.setdefault(problem, {})[f"{LAYER.get(role) or STACK[role]}.weight"] = None
+        return [f"{', '.join(of)}: {problem}" for problem, of in names.items()]
+
+    def _misfits(self, role: str, record: Record) -> Iterator[str]:
+        floats = role not in TERNARY_LINEARS and not self._is_ternary_table(record)
+        word, option = (self.head, "--head") if floats else (self.body, "--type")
+        kind, few = KINDS[word], f"F16 or F32 ({option})"
+        if record.scope == packed.SCALE_NONE and not floats:
+            return
+        if record.cols % kind.block:
+            yield f"rows of {record.cols} weights, {word} has blocks of {kind.block}; write them as {few}"
+        if floats:
+            return
+        if record.scope == packed.SCALE_GROUP and SCALE_GROUP_K % kind.block:
+            yield f"a scale for {SCALE_GROUP_K} weights, {word} has one for {kind.block}; write them as Q2_0, {few}"
+            return
+        scales, (d, beside) = self.file.scales(record), self._scales(record)
+        if beside is None and self.exact_scales and not (d == scales).all():
+            scope = packed.SCOPE_NAMES[record.scope]
+            yield f"scales of {scope}s that are no fp16 numbers; write them as F32, or round them (exact_scales)"
+        elif not (np.isfinite(d) & (d > 0)).all():
+            yield "a scale that fp16 cannot hold, expected 6e-8 to 65504"
+
     def entries(self) -> Iterator[Entry]:
-        """The tensors of the file. Raises ValueError for one that does not fit its type."""
+        """The tensors of the file, which have no `problems`."""
         if self.config.rope_scaling == "llama3":
             yield self._vector("rope_freqs.weight", self._rope_factors())
         for record in self.file.tensors.values():
@@ -189,7 +228,6 @@ class _Writer:
         return Entry(name, KINDS["F32"], values.shape, lambda: [values])
 
     def _floats(self, name: str, record: Record, kind: Kind, order: NDArray[np.int64] | slice) -> Entry:
-        self._check_width(name, record, kind, self.head)
         encode = kind.floats
         assert encode
 
@@ -203,32 +241,23 @@ class _Writer:
 
     def _ternary(self, name: str, record: Record, order: NDArray[np.int64] | slice) -> Iterator[Entry]:
         """W = d · T, with γ in d where fp16 has it, else beside the tensor."""
-        kind, scales = KINDS[self.body], self.file.scales(record)
-        self._check_width(f"{name}.weight", record, kind, self.body)
-        halves: NDArray[Any]
-        with np.errstate(over="ignore"):
-            halves = scales.astype(np.float16)
-        beside = None
-        if self.body == "F32":
-            halves = scales  # d is not rounded
-        elif not (halves == scales).all() and self.exact_scales:
-            if record.scope != packed.SCALE_TENSOR:
-                raise ValueError(
-                    f"{name}.weight has scales of {packed.SCOPE_NAMES[record.scope]}s that are no fp16 numbers; "
-                    "write it as F32, or round them (exact_scales)"
-                )
-            halves, beside = np.ones(1, np.float16), scales
-        if not (np.isfinite(halves) & (halves > 0)).all():
-            raise ValueError(
-                f"{name}.weight has a scale that fp16 cannot hold, {scales.min():.1e} to {scales.max():.1e}"
-            )
+        kind, (d, beside) = KINDS[self.body], self._scales(record)
         if beside is None:
-            self._rounded = max(self._rounded, float(np.abs(halves / scales - 1).max()))
-        yield Entry(
-            f"{name}.weight", kind, (record.rows, record.cols), lambda: [self._encoded(kind, record, halves, order)]
-        )
+            self._rounded = max(self._rounded, float(np.abs(d / self.file.scales(record) - 1).max()))
+        yield Entry(f"{name}.weight", kind, (record.rows, record.cols), lambda: [self._encoded(kind, record, d, order)])
         if beside is not None:
             yield self._vector(f"{name}.scale", beside)
+
+    def _scales(self, record: Record) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+        """d of the blocks, and γ where it stands beside them."""
+        scales = self.file.scales(record)
+        if self.body == "F32":
+            return scales, None  # d is not rounded
+        with np.errstate(over="ignore"):
+            halves = scales.astype(np.float16)
+        if self.exact_scales and record.scope == packed.SCALE_TENSOR and not (halves == scales).all():
+            return np.ones(1, np.float16), scales
+        return halves, None
 
     def _encoded(
         self, kind: Kind, record: Record, scales: NDArray[Any], order: NDArray[np.int64] | slice
@@ -246,14 +275,6 @@ class _Writer:
         values = codes.astype(np.float32) * each.astype(np.float32)
         return kind.floats(values)
 
-    def _check_width(self, name: str, record: Record, kind: Kind, word: str) -> None:
-        if record.cols % kind.block:
-            raise ValueError(f"{name} has rows of {record.cols} weights, {word} has blocks of {kind.block}; "
-                             "write it as F16 or F32")  # fmt: skip
-        if record.scope == packed.SCALE_GROUP and kind.ternary and SCALE_GROUP_K % kind.block:
-            raise ValueError(f"{name} has a scale for each {SCALE_GROUP_K} weights, {word} for each "
-                             f"{kind.block}; write it as Q2_0, F16 or F32")  # fmt: skip
-
     def _rope_factors(self) -> NDArray[np.float32]:
         """What Llama 3's scaling divides the frequencies of plain RoPE by."""
         from bitnet.model import rope_frequencies
@@ -262,11 +283,15 @@ class _Writer:
         return (plain / rope_frequencies(self.config).double()).float().numpy()
 
 
-def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> dict[str, Value]:
+def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> tuple[dict[str, Value], list[str]]:
+    """The keys of the tokenizer, and what is in the way of them."""
     tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
     if tokenizer is None or not wanted:
-        return {"tokenizer.ggml.model": "none"}
+        return {"tokenizer.ggml.model": "none"}, []
     from .tokens import vocabulary
 
-    keys = vocabulary(tokenizer, config.vocab_size, generation_of(file))
-    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()})
+    try:
+        keys = vocabulary(tokenizer, config.vocab_size, generation_of(file))
+    except ValueError as error:
+        return {}, [str(error)]
+    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()}), []

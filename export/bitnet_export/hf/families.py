@@ -83,6 +83,8 @@ _WITHOUT_EFFECT = {
     "hidden_dropout", "resid_pdrop", "embd_pdrop", "tokenizer_class", "task_specific_params",
 }  # fmt: skip
 
+_SHOWN = 20  # unknown fields that are named
+
 
 def family_of(config: Fields) -> Family:
     """By `architectures`: model_type is wrong in published folders (1bitLLM says llama)."""
@@ -97,12 +99,11 @@ def refuse(config: Fields) -> list[str]:
     for name, neutral in _NEUTRAL.items():
         if name in config and config[name] not in neutral:
             raise SourceError(f"{config.what}: {name} = {config[name]!r:.80} changes the computation and is not built")
-    unknown = {name for name in config if not name.startswith("_")} - set(_NEUTRAL) - _MAPPED - _WITHOUT_EFFECT
-    return [
-        f"config.json has {name} = {config[name]!r:.40}, which is not known here and was ignored"
-        for name in sorted(unknown)
-        if config[name] is not False
-    ]
+    known = set(_NEUTRAL) | _MAPPED | _WITHOUT_EFFECT
+    unknown = [name for name in sorted(config.keys() - known) if name[:1] != "_" and config[name] is not False]
+    lines = [f"config.json has {name:.80} = {config[name]!r:.40}, which is not known here" for name in unknown[:_SHOWN]]
+    more = [f"config.json has {len(unknown) - _SHOWN} more fields that are not known here"]
+    return [f"{line} and was ignored" for line in lines + more * (len(unknown) > _SHOWN)]
 
 
 def model_config(config: Fields, family: Family, *, tied: bool, linear_norm: bool, pooling: str) -> ModelConfig:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bitnet_export.source import SourceError
 
 MAX_JSON = 8 << 20
 MAX_TOKENIZER = 128 << 20
+MAX_SENTENCEPIECE = 32 << 20  # that of Gemma, with 262,144 pieces, has 5 MB
 
 
 class Folder:
@@ -76,8 +78,8 @@ def strict_object(content: bytes, what: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} comes twice")
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{name!r:.80} comes {times} times")
     return found
 
 

@@ -39,39 +39,37 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     family = families.family_of(config)
     assumptions = families.refuse(config)
     quantization = Quantization.of(config)
-    with open_shards(folder) as tensors:
-        prefix = "model." if "model.embed_tokens.weight" in tensors else ""
-        names = families.names_of(family, prefix)
-        norm = _linear_norm(tensors, names, f"{prefix}layers.", config, quantization)
-        tied = config.truth("tie_word_embeddings", family.ties)
-        if family.head and "tie_word_embeddings" not in config and "lm_head.weight" not in tensors and not tied:
-            tied = True
-            assumptions.append("the head is the embedding: the folder has no lm_head.weight")
-        pooling = "none"
-        if not family.head:
-            pooling, more = read_pooling(folder)
-            assumptions += more
-        model = families.model_config(config, family, tied=tied, linear_norm=bool(norm), pooling=pooling)
-        declared = quantization is not None or family.masters or bool(norm)
-        weights = Weights(
-            tensors, names, f"{prefix}layers.", quantization, masters=declared, gemma=family.gemma, norm=norm
-        )
-        _check(model, weights, tensors, str(path))
-        look = _look_at_floats if floats else _look
-        model, found, more = look(model, weights, tensors, quantization)
-        tokenizer, template, generation, words = tokenizer_of(folder, model.vocab_size)
-        if norm and family.gemma:
-            more.append("norms before projections multiply with their weight, the others with 1 + weight")
-        yield Source(
-            what=f"Hugging Face folder, {config['architectures'][0]}, {found}",
-            config=model,
-            load=weights.load,
-            assumptions=tuple(assumptions + more + words),
-            tokenizer=tokenizer,
-            template=None if template is None else template.encode(),
-            generation=generation,
-            provenance={"source": path.resolve().name, "architecture": config["architectures"][0]},
-        )
+    tensors = open_shards(folder)
+    prefix = "model." if "model.embed_tokens.weight" in tensors else ""
+    names = families.names_of(family, prefix)
+    norm = _linear_norm(tensors, names, f"{prefix}layers.", config, quantization)
+    tied = config.truth("tie_word_embeddings", family.ties)
+    if family.head and "tie_word_embeddings" not in config and "lm_head.weight" not in tensors and not tied:
+        tied = True
+        assumptions.append("the head is the embedding: the folder has no lm_head.weight")
+    pooling = "none"
+    if not family.head:
+        pooling, more = read_pooling(folder)
+        assumptions += more
+    model = families.model_config(config, family, tied=tied, linear_norm=bool(norm), pooling=pooling)
+    declared = quantization is not None or family.masters or bool(norm)
+    weights = Weights(tensors, names, f"{prefix}layers.", quantization, masters=declared, gemma=family.gemma, norm=norm)
+    _check(model, weights, tensors, str(path))
+    look = _look_at_floats if floats else _look
+    model, found, more = look(model, weights, tensors, quantization)
+    tokenizer, template, generation, words = tokenizer_of(folder, model.vocab_size)
+    if norm and family.gemma:
+        more.append("norms before projections multiply with their weight, the others with 1 + weight")
+    yield Source(
+        what=f"Hugging Face folder, {config['architectures'][0]}, {found}",
+        config=model,
+        load=weights.load,
+        assumptions=tuple(assumptions + more + words),
+        tokenizer=tokenizer,
+        template=None if template is None else template.encode(),
+        generation=generation,
+        provenance={"source": path.resolve().name, "architecture": config["architectures"][0]},
+    )
 
 
 def _linear_norm(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitnet_export.source import SourceError
-from bitnet_export.vocabulary import BYTE, NORMAL
+from bitnet_export.vocabulary import BYTE, MAX_TOKENS, NORMAL
 
 _UNIGRAM, _BPE = 1, 2
 _MODELS = {_UNIGRAM: "unigram", _BPE: "BPE", 3: "words", 4: "characters"}
@@ -40,11 +40,15 @@ def read_sentencepiece(content: bytes, what: str) -> SentencePiece:
 
 
 def _read(content: bytes) -> SentencePiece:
-    tokens, scores, kinds = [], [], []
+    tokens: list[str] = []
+    scores: list[float] = []
+    kinds: list[int] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
     for number, value in _fields(content):
         if number == 1:
+            if len(tokens) == MAX_TOKENS:
+                raise SourceError(f"it has more than {MAX_TOKENS} pieces, which no published vocabulary has")
             piece = dict(_fields(_message(value)))
             tokens.append(_message(piece.get(1, b"")).decode())
             scores.append(float(struct.unpack("<f", _message(piece.get(2, bytes(4))))[0]))

@@ -1,19 +1,16 @@
 """Tensors of one or several safetensors files, a few rows at a time.
 
-Read with plain reads, not a memory map: nothing stays in memory, and a file that is cut short
-while it is read is an error instead of a signal. Format: the safetensors README.
+Format: the safetensors README.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_export.content import Content
 from bitnet_export.source import Floats, SourceError
 
 from .folder import MAX_JSON, Folder, strict_object
@@ -34,7 +31,7 @@ _SIZES |= {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 class Entry(NamedTuple):
     """A tensor, and where it is."""
 
-    file: BinaryIO
+    file: Content
     what: str  # for messages: file and name
     dtype: str  # as safetensors names it
     shape: tuple[int, ...]
@@ -43,11 +40,8 @@ class Entry(NamedTuple):
     def read(self, first: int, last: int) -> NDArray[Any]:
         """Rows as stored, (last - first, K); a vector is one row. BF16 comes as its bits."""
         dtype, cols = _DTYPES[self.dtype], self.shape[-1] if self.shape else 1
-        self.file.seek(self.offset + first * cols * dtype.itemsize)
-        values = np.fromfile(self.file, dtype, (last - first) * cols)
-        if values.size != (last - first) * cols:
-            raise SourceError(f"{self.what}: the file ended before the tensor did; was it changed meanwhile?")
-        return values.reshape(last - first, cols)
+        row = cols * dtype.itemsize
+        return self.file.read(self.offset + first * row, (last - first) * row).view(dtype).reshape(last - first, cols)
 
     def floats(self) -> Floats:
         """As fp32, which holds every value of F32, F16 and BF16."""
@@ -63,29 +57,25 @@ class Entry(NamedTuple):
         return Floats(self.shape, self.dtype.lower(), rows)
 
 
-@contextmanager
-def open_shards(folder: Folder) -> Iterator[dict[str, Entry]]:
+def open_shards(folder: Folder) -> dict[str, Entry]:
     """Every tensor of the folder by name. Raises SourceError: a file missing or damaged, headers that disagree."""
-    with ExitStack() as stack:
-        places = _weight_map(folder)
-        tensors: dict[str, Entry] = {}
-        for name in sorted(set(places.values())) if places is not None else [SINGLE]:
-            path = folder.find(name)
-            if path is None:
-                raise SourceError(f"{folder.path / name} is missing, {INDEX} names it; download the model again")
-            found = _read_header(stack.enter_context(open(path, "rb")), str(folder.path / name))
-            for tensor, entry in found.items():
-                if places is not None and places.get(tensor) != name:
-                    where = f"in {places[tensor]}" if tensor in places else "nowhere"
-                    raise SourceError(f"{entry.what} is there, but {INDEX} has it {where}")
-                tensors[tensor] = entry
-        lost = set(places or ()) - set(tensors)
-        if lost:
-            name = min(lost)
-            raise SourceError(
-                f"{folder.path}: tensor {name} is missing in {(places or {})[name]}, {INDEX} has it there"
-            )
-        yield tensors
+    places = _weight_map(folder)
+    tensors: dict[str, Entry] = {}
+    for name in sorted(set(places.values())) if places is not None else [SINGLE]:
+        path = folder.find(name)
+        if path is None:
+            raise SourceError(f"{folder.path / name} is missing, {INDEX} names it; download the model again")
+        found = tensors_of(Content.open(path), str(folder.path / name))
+        for tensor, entry in found.items():
+            if places is not None and places.get(tensor) != name:
+                where = f"in {places[tensor]}" if tensor in places else "nowhere"
+                raise SourceError(f"{entry.what} is there, but {INDEX} has it {where}")
+            tensors[tensor] = entry
+    lost = set(places or ()) - set(tensors)
+    if lost:
+        name = min(lost)
+        raise SourceError(f"{folder.path}: tensor {name} is missing in {(places or {})[name]}, {INDEX} has it there")
+    return tensors
 
 
 def _weight_map(folder: Folder) -> dict[str, str] | None:
@@ -102,17 +92,16 @@ def _weight_map(folder: Folder) -> dict[str, str] | None:
     return places
 
 
-def _read_header(file: BinaryIO, what: str) -> dict[str, Entry]:
-    size = file.seek(0, 2)
-    file.seek(0)
-    start = file.read(8)
-    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+def tensors_of(file: Content, what: str) -> dict[str, Entry]:
+    """Every tensor of one file by name. what: the file in messages. Raises SourceError: it is damaged."""
+    size = file.size
+    length = int.from_bytes(file.read(0, 8).tobytes(), "little") if size >= 8 else 0
     if not 2 <= length <= min(size - 8, MAX_JSON):
         raise SourceError(
             f"{what} is damaged or not a safetensors file: header of {length} bytes in a file of {size}, "
             f"expected 2 to {MAX_JSON} bytes"
         )
-    header = strict_object(file.read(length), f"{what}: the header")
+    header = strict_object(file.read(8, length).tobytes(), f"{what}: the header")
     header.pop("__metadata__", None)
     base, end = 8 + length, 0
     entries = {name: _entry(file, f"{what}: tensor {name}", value, base) for name, value in header.items()}
@@ -125,7 +114,7 @@ def _read_header(file: BinaryIO, what: str) -> dict[str, Entry]:
     return {name: entry for name, (entry, _) in entries.items()}
 
 
-def _entry(file: BinaryIO, what: str, value: object, base: int) -> tuple[Entry, int]:
+def _entry(file: Content, what: str, value: object, base: int) -> tuple[Entry, int]:
     """The tensor that a line of the header describes, and its end within the data."""
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise SourceError(f"{what} is described by {value!r:.80}, expected dtype, shape and data_offsets")

@@ -16,7 +16,7 @@ from bitnet_export.packed import MAX_TEMPLATE
 from bitnet_export.source import SourceError
 from bitnet_export.vocabulary import CONTROL, Vocabulary, around, load, sentencepiece_bpe
 
-from .folder import MAX_TOKENIZER, Folder
+from .folder import MAX_SENTENCEPIECE, MAX_TOKENIZER, Folder
 from .sentencepiece import read_sentencepiece
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
     content = folder.read("tokenizer.json", MAX_TOKENIZER)
     if content is not None:
         return load(content, str(folder.path / "tokenizer.json"))
-    content = folder.read("tokenizer.model", MAX_TOKENIZER)
+    content = folder.read("tokenizer.model", MAX_SENTENCEPIECE)
     if content is None:
         if folder.find("vocab.json") or folder.find("vocab.txt"):
             raise SourceError(f"{folder.path} has a vocabulary but no tokenizer.json; save_pretrained writes one")
@@ -122,7 +122,12 @@ def _add_tokens(tokenizer: Tokenizer, folder: Folder, config: Mapping[str, Any],
         tokens.append(_added(value))
     known = set(ids) | {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    for value in [*named.values(), *(extra if isinstance(extra, list) else [])]:
+    extra = extra if isinstance(extra, list) else []
+    if len(extra) > _MAX_ADDED:
+        raise SourceError(
+            f"{folder.path}: tokenizer_config.json adds {len(extra)} tokens, expected at most {_MAX_ADDED}"
+        )
+    for value in [*named.values(), *extra]:
         if _text(value) and _text(value) not in known:
             known.add(_text(value))
             tokens.append(_added(value if isinstance(value, dict) else {"content": value}, special=True))

@@ -35,7 +35,7 @@ class Quantization(NamedTuple):
     online: bool
     linear_norm: bool
     norm_eps: float
-    left_alone: tuple[str, ...] | None  # modules that stay float; None: the head
+    left_alone: frozenset[str] | None  # modules that stay float; None: the head
 
     @classmethod
     def of(cls, config: Fields) -> Quantization | None:
@@ -59,13 +59,15 @@ class Quantization(NamedTuple):
         divides = values.get("linear_class", "bitlinear") == "bitlinear"
         online = not divides and values.get("quantization_mode") == "online"
         eps = values.number("rms_norm_eps", 1e-6)
-        return cls(divides, online, values.truth("use_rms_norm"), eps, None if left is None else tuple(left))
+        return cls(divides, online, values.truth("use_rms_norm"), eps, None if left is None else frozenset(left))
 
     def converts(self, module: str) -> bool:
         """Whether transformers makes this linear layer a ternary one: the names are heads or tails of modules."""
         if self.left_alone is None:
             return module != "lm_head"
-        return not any(f"{module}.".startswith(f"{name}.") or module.endswith(name) for name in self.left_alone)
+        heads = [module[:end] for end, letter in enumerate(module) if letter == "."]
+        tails = [module[start:] for start in range(len(module))]
+        return self.left_alone.isdisjoint(heads + tails)
 
 
 class Weights:

@@ -28,7 +28,17 @@ from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export import packed
-from bitnet_export.outgoing import SIZES, Graph, Written, open_decoder, replacing_folder, value_rows, write_json
+from bitnet_export.outgoing import (
+    SIZES,
+    Graph,
+    Written,
+    nearest,
+    open_decoder,
+    refuse,
+    replacing_folder,
+    value_rows,
+    write_json,
+)
 from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
 from bitnet_export.side_files import generation_of, special_tokens, write_generation, write_tokenizer
@@ -70,8 +80,10 @@ def write_folder(
     Raises PackedFormatError for a bad source, ValueError naming what no architecture of transformers
     computes, FileExistsError, OSError. Nothing is left behind then.
     """
-    file, config = open_decoder(source)
-    graph, out = _architecture(file, config), Path(out)
+    file, config, problems = open_decoder(source)
+    graph, differences = _architecture(file, config)
+    refuse(f"{source} cannot become a Hugging Face folder", problems + differences)
+    out = Path(out)
     entries, generation = list(_entries(file)), generation_of(file)
     with replacing_folder(out) as folder:
         _write_tensors(folder / "model.safetensors", entries, progress)
@@ -79,7 +91,10 @@ def write_folder(
         write_generation(folder, generation)
         write_tokenizer(folder, file, config, generation)
         size = sum(path.stat().st_size for path in folder.iterdir())
-    notes = ["load it with dtype float32 for the same logits"]
+    notes = [
+        'for the same logits load it with dtype float32, and run the engine with --kv-type f32 (kv_type="f32"): '
+        "its cache of f16 moves log-probabilities by up to 0.1"
+    ]
     if unpacked := sum(_is_ternary(r) and not _is_packed(r) for r in file.tensors.values()):
         notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
     return Written(f"Hugging Face folder, {graph.name}, quant_method bitnet", len(entries), size, tuple(notes))
@@ -104,30 +119,25 @@ def _graphs(c: ModelConfig) -> list[tuple[str, Graph]]:
     return [(kind, Graph(name, computes, free + also)) for kind, (name, computes, also) in kinds.items()]
 
 
-def _architecture(file: PackedFile, c: ModelConfig) -> Graph:
-    """The architecture that computes this model. Raises ValueError naming the nearest and what it lacks."""
-    problems = []
+def _architecture(file: PackedFile, c: ModelConfig) -> tuple[Graph, list[str]]:
+    """The architecture that computes this model, or the nearest; and why it does not, a phrase each."""
+    candidates = []
     for kind, graph in _graphs(c):
         found = graph.differences(c)
         if kind == "bitnet" and c.n_heads * c.head_dim != c.dim:
             found.append(f"n_heads · head_dim is {c.n_heads * c.head_dim}, its norm before o has dim = {c.dim} inputs")
         if kind == "llama" and c.dim % c.n_heads:
             found.append(f"dim is {c.dim}, it wants a multiple of n_heads = {c.n_heads}")
-        if not found:
-            break
-        problems.append((len(found), f"{graph.name}: " + "; ".join(found)))
-    else:
-        raise ValueError(f"no architecture of transformers computes this model; the nearest is {min(problems)[1]}")
+        candidates.append((graph, found))
+    graph, problems = nearest("transformers", candidates)
     if c.linear_norm and _left_alone(file):
-        raise ValueError(
-            "linear_norm with projections of floats: transformers has the norms only inside of quantized ones"
-        )
+        problems.append("linear_norm with projections of floats, transformers has the norms only in quantized ones")
     if c.linear_norm and _head_is_quantized(file):
-        raise ValueError(
-            "linear_norm with a quantized head: transformers would put a norm before the head too; "
+        problems.append(
+            "linear_norm with a quantized head, transformers would put a norm before the head too: "
             "convert the model with --head f16 or f32 first"
         )
-    return graph
+    return graph, problems
 
 
 def _describe(file: PackedFile, c: ModelConfig, graph: Graph) -> dict[str, Any]:
@@ -267,6 +277,4 @@ def _write_tensors(path: Path, entries: list[_Entry], progress: Callable[[int, i
                 progress(done, len(entries))
             for part in entry.parts():
                 file.write(np.ascontiguousarray(part, _DTYPES[entry.dtype]).data)
-        file.flush()
-        os.fsync(file.fileno())
         assert file.tell() == 8 + len(text) + end

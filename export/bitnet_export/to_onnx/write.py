@@ -49,8 +49,6 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
         _write_side_files(folder, file)
         with open(folder / WEIGHTS, "xb") as weights:
             model = graph.build(Graph(weights, WEIGHTS), file, form)
-            weights.flush()
-            os.fsync(weights.fileno())
         onnx.save(model, folder / MODEL)
         onnx.checker.check_model(folder / MODEL, full_check=True)
         sizes = [(folder / name).stat().st_size for name in (MODEL, WEIGHTS)]
