@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import packed_files
 from bitnet.config import ModelConfig
 from bitnet_export import PackedFile, packed, random_model
 from bitnet_export.convert import open_source, pack_source
@@ -186,6 +187,24 @@ def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
         pack_source(source, tmp_path / "again.bitnet")
     write_folder(tmp_path / "again.bitnet", tmp_path / "hf2")
     assert AutoTokenizer.from_pretrained(tmp_path / "hf2")(text)["input_ids"] == theirs(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        (packed.METADATA, b'{"generation": 5}', "`generation` in the metadata is 5, expected an object"),
+        (packed.METADATA, b'{"generation": {"eos_token_ids": [1, "x"]}}', r"are \[1, 'x'\] and None, expected ids"),
+        (packed.METADATA, b'{"generation": {"bos_token_id": "x"}}', r"are \[\] and 'x', expected ids"),
+        (packed.TOKENIZER, b"{}", "section TOKENIZER is not a tokenizer"),
+    ],
+)
+def test_sections_that_are_none(tmp_path: Path, kind: int, content: bytes, message: str) -> None:
+    random_model(BITNET, tmp_path / "m.bitnet")
+    file = packed_files.with_section((tmp_path / "m.bitnet").read_bytes(), kind, content)
+    (tmp_path / "m.bitnet").write_bytes(file)
+    with pytest.raises(ValueError, match=message):
+        write_folder(tmp_path / "m.bitnet", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.bitnet"]
 
 
 def test_what_the_same_logits_need_is_said(tmp_path: Path) -> None:

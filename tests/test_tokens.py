@@ -191,6 +191,7 @@ def test_gguf_without_pre_is_told_by_its_vocabulary() -> None:
         ("tokens", [1, 2], "tokens is not an array of str"),
         ("tokens", ["a", "b"], "token_type has"),
         ("token_type", [9] * 10_000, "token_type has"),
+        ("token_type", [7] * len(as_gguf("gpt-2")["tokenizer.ggml.tokens"]), "token_type has 7, expected 1 to 6"),
         ("merges", ["a b", 3], "merges is not an array"),
         ("merges", ["ab"], "expected two tokens with a space"),
         ("merges", ["ab zzzzzzzzz"], "refused by the tokenizers library"),
@@ -203,6 +204,23 @@ def test_gguf_without_pre_is_told_by_its_vocabulary() -> None:
 def test_hostile_metadata(key: str, value: Any, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         of_gguf(as_gguf("gpt-2") | {f"tokenizer.ggml.{key}": value})
+
+
+def test_gguf_without_types_and_scores() -> None:
+    """Those of byte-level tokens are told by their names; SentencePiece's cannot be told."""
+    metadata = {key: value for key, value in as_gguf("llama-bpe").items() if key != "tokenizer.ggml.token_type"}
+    definition, _, _, assumptions = of_gguf(metadata)
+    added = [json.loads(each or b"{}")["added_tokens"] for each in (definition, of_gguf(as_gguf("llama-bpe"))[0])]
+    assert added[0] == added[1] and len(added[0]) > 1
+    assert "no key tokenizer.ggml.token_type: tokens like <|this|> are special, others are not" in assumptions
+    with pytest.raises(
+        SourceError, match=r"no key tokenizer\.ggml\.token_type, which tokenizer\.ggml\.model = llama needs"
+    ):
+        of_gguf(metadata | {"tokenizer.ggml.model": "llama"})
+    with pytest.raises(
+        SourceError, match=r"no key tokenizer\.ggml\.scores, which tokenizer\.ggml\.model = llama needs"
+    ):
+        of_gguf(as_gguf("llama-bpe") | {"tokenizer.ggml.model": "llama"})
 
 
 def test_tokens_that_are_there_twice_and_templates_that_are_none() -> None:
@@ -372,6 +390,21 @@ def test_sentencepiece_models_that_could_not_be_run_exactly(
         of_folder(Folder(folder))
 
 
+def test_what_tokenizer_config_leaves_out(tmp_path: Path) -> None:
+    """Without add_bos_token a text begins with the start token; tokens that are only named there are added."""
+    config = {key: value for key, value in LLAMA2.items() if key != "add_bos_token"}
+    folder = foreign.save(tmp_path / "m", foreign.sentencepiece_model(), **config, extra_special_tokens=["<x>"])
+    definition, _, generation, assumptions = of_folder(Folder(folder))
+    assert any("does not say add_bos_token" in line for line in assumptions)
+    rules = json.loads(definition or b"{}")
+    added = {token["content"]: token["id"] for token in rules["added_tokens"]}
+    assert generation["bos_token_id"] == added["<s>"]
+    assert added["<x>"] == max(rules["model"]["vocab"].values()) + 1
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(SourceError, match=r"chat_template\.jinja is not UTF-8"):
+        of_folder(Folder(folder))
+
+
 def test_damaged_files(tmp_path: Path) -> None:
     model = foreign.sentencepiece_model()
     folder = foreign.save(tmp_path / "m", model, **LLAMA2)
@@ -397,6 +430,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         ({"added_tokens_decoder": {"9999": {"content": "<new>", "special": True}}}, "of different models"),
         ({"added_tokens_decoder": {"601": {"content": "<new>", "lstrip": 3}}}, "expected true or false"),
         ({"chat_template": 5}, "chat_template is 5"),
+        ({"extra_special_tokens": ["<x>"] * 70_000}, "adds 70000 tokens, expected at most 65536"),
     ],
 )
 def test_wrong_tokenizer_config(config: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ class PackedFile:
                 _require(
                     int8_rows.steps_are_valid(data, record.rows), f"{name}: a step or deviation is not finite and >= 0"
                 )
-        elif record.encoding in (packed.F32, packed.F16):
+        else:
             values = data.view("<f4" if record.encoding == packed.F32 else "<f2")
             _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")
         dtype = "<f2" if record.scope == packed.SCALE_GROUP else "<f4"  # fp16 with those of padding rows

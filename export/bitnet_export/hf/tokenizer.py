@@ -47,6 +47,8 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
     named = _named(folder, config)
     _add_tokens(tokenizer, folder, config, named)
     definition = json.loads(tokenizer.to_str())
+    if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # what was assumed of a tokenizer.model
+        config = {"add_bos_token": True} | config
     if "add_bos_token" in config or "add_eos_token" in config:
         edges = [_edge(tokenizer, config, named, role) for role in ("bos", "eos")]
         definition["post_processor"] = around(*edges)
