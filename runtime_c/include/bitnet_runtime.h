@@ -13,8 +13,9 @@
  *
  * Determinism. The logits of a token depend on the model file, the KV cache
  * type and the tokens before it. They do not depend on the instruction set,
- * the number of threads, or on how a text was cut into append calls: the bits
- * are the same.
+ * the number of threads, on how a text was cut into append calls, or on the
+ * floating-point environment (rounding, flush-to-zero) of the calling thread,
+ * which is put aside and given back: the bits are the same.
  *
  * Errors. Every function that can fail returns a bn_status; 0 is success. The
  * library never prints, exits, aborts or keeps a last error. On failure, out

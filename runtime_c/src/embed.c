@@ -85,6 +85,7 @@ static bn_status finish(const bn_session *s, float *out) {
 
 bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                          const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out) {
+    BN_STANDARD_FLOATS;
     if (!sessions || !tokens || !n_tokens || n < 1 || !sessions[0])
         return BN_ERR_ARGUMENT;
     const bn_model *m = sessions[0]->model;

@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "floats.h"
+
 enum {
     BN_LANES = 16,          /* terms a float sum advances by; rows of a panel; keys of a K tile */
     BN_PANEL = 16,          /* rows of a weight panel */

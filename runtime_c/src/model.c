@@ -86,9 +86,16 @@ static bn_status resolve(bn_model *m) {
     return BN_OK;
 }
 
+/* Whether the compiler makes one operation of a product and a sum, which floats.h cannot see. */
+static int contracts(void) {
+    const volatile float a = 1 + 0x1p-12f, square = 1 + 0x1p-11f; /* rounded */
+    return a * a - square != 0;
+}
+
 /* Everything after the bytes are there. Takes over the mapping, also on failure. */
 static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
                               char *detail) {
+    BN_STANDARD_FLOATS;
     const bn_load_options defaults = {0};
     const bn_load_options *o = options ? options : &defaults;
     const char *isa = o->isa ? o->isa : getenv("BITNET_ISA");
@@ -99,6 +106,12 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
         return status;
     }
     m->mapping = mapping;
+    if (contracts()) {
+        status = bn_fail(detail, BN_ERR_UNSUPPORTED,
+                         "this library was compiled so that its results differ from those of "
+                         "others; compile it with -ffp-contract=off");
+        goto error;
+    }
     if (!bn_kernels_select(&m->kernels, isa && *isa ? isa : NULL)) {
         status = bn_fail(detail, BN_ERR_ARGUMENT,
                          "isa '%.32s' is not one this machine runs; the best is '%s'", isa,

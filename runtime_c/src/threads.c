@@ -20,6 +20,7 @@
 
 #include "threads.h"
 #include "cores.h"
+#include "floats.h"
 #include "wait.h"
 
 #include <pthread.h>
@@ -160,6 +161,7 @@ static void *worker_main(void *argument) {
     member *self = argument;
     bn_pool *pool = self->pool;
     unsigned seen = 0;
+    bn_floats_standard(); /* a thread begins with what its maker had */
     for (;;) {
         seen = await_epoch(pool, seen);
         if (!join_epoch(self, seen))
