@@ -61,8 +61,8 @@ typedef enum bn_status {
     BN_ERR_CONFIG = 11,      /* hyperparameters out of range or inconsistent */
     BN_ERR_UNSUPPORTED = 12, /* a valid configuration that this engine cannot run */
     BN_ERR_TENSOR = 13,      /* tensor table: missing, extra, shape, encoding, offset */
-    BN_ERR_SCALE = 14,       /* a float that is NaN or infinite, or a scale not > 0 */
-    BN_ERR_CODE = 15,        /* a ternary code outside {0, 1, 2} */
+    BN_ERR_SCALE = 14,       /* a float that is not finite or out of range, or a scale not > 0 */
+    BN_ERR_CODE = 15,        /* a code that its encoding has not, or a sketch not of its codes */
     BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
     BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append */
@@ -108,7 +108,9 @@ typedef struct bn_load_options {
     int32_t threads;   /* 0: min(physical cores, affinity, cgroup quota); at most 256 */
     int32_t no_mmap;   /* 1: read into memory; immune to the file changing, and huge pages */
     int32_t no_verify; /* 1: skip checksums, scales and codes of the weights (structure is
-                        *    always checked). Never reads out of bounds either way. */
+                        *    always checked). Never reads out of bounds either way. Of a file whose
+                        *    sketch of the head is not that of its codes, which verifying refuses,
+                        *    a token may then depend on whether the logits were read before. */
     const char *isa;   /* NULL: best for this CPU, or environment BITNET_ISA; else a tier name */
 } bn_load_options;
 
@@ -176,7 +178,11 @@ BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *
 
 /* Map a packed file and check it. `detail`, if not NULL, has BN_DETAIL_SIZE
  * bytes and receives on failure one line: what was found, what was expected.
- * The file must not be changed while it is open (see no_mmap). */
+ * The file must not be changed while it is open, unless no_mmap was asked for. Its tables are copied
+ * and then checked, so that what another process writes into the mapped file changes numbers but
+ * never makes the library read out of bounds. Cut shorter, a mapped file ends the process with
+ * SIGBUS. To replace a model, write another file and rename it over this one; one that is open
+ * stays what it was. */
 BN_API bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
                                char *detail);
 

@@ -72,7 +72,7 @@ static bn_status resolve(bn_model *m) {
     for (uint32_t i = 0; i < m->config.n_layers; i++)
         resolve_layer(f, i, &m->layers[i]);
     for (size_t i = 0; i < f->n_tensors; i++)
-        m->grouped |= bn_file_record(f, i).scale_scope == BN_SCALE_GROUP;
+        m->grouped |= f->tensors[i].scale_scope == BN_SCALE_GROUP;
     m->embedding = bn_file_tensor(f, NO_LAYER, BN_EMBEDDING);
     if (m->config.has_head && m->config.tie_embeddings) {
         m->head = m->embedding;
@@ -170,6 +170,7 @@ void bn_model_close(bn_model *m) {
         return;
     bn_pool_free(m->pool);
     free(m->layers);
+    bn_file_close(&m->file);
     bn_mapping_close(&m->mapping);
     free(m);
 }

@@ -147,10 +147,15 @@ static void hold_thread_0(void *context, int32_t thread, size_t first, size_t en
 static void test_helping(void) {
     for (int32_t n_threads = 2; n_threads <= 4; n_threads++) {
         straggle s = {.done = 0};
+        int32_t by_0 = 0;
+        memset(s.by, 0xFF, sizeof s.by);
         bn_pool *pool = new_pool(n_threads);
         bn_pool_run(pool, MOST_ITEMS, 8, hold_thread_0, &s);
-        for (size_t i = 0; i < MOST_ITEMS; i++)
-            CHECK_EQ(s.by[i] == 0, i < 8); /* thread 0 came back to nothing */
+        for (size_t i = 0; i < MOST_ITEMS; i++) {
+            CHECK(s.by[i] >= 0);
+            by_0 += s.by[i] == 0;
+        }
+        CHECK(by_0 <= 8); /* it came back to nothing, or was too late for a part at all */
         bn_pool_free(pool);
     }
 }
