@@ -199,8 +199,8 @@ static void test_frequencies(void) {
     const struct {
         float value;
         bn_status status;
-    } cases[] = {{541200.4375f, BN_OK},    {-541200.4375f, BN_OK},   {541200.5f, BN_ERR_SCALE},
-                 {-1e7f, BN_ERR_SCALE}, {3e38f, BN_ERR_SCALE}, {0, BN_OK}};
+    } cases[] = {{541200.4375f, BN_OK}, {-541200.4375f, BN_OK}, {541200.5f, BN_ERR_SCALE},
+                 {-1e7f, BN_ERR_SCALE}, {3e38f, BN_ERR_SCALE},  {0, BN_OK}};
     size_t size; /* the last position is 31; 31 * 541200.5, rounded, is 2^24 */
     uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
     const size_t last = tiny_section(good, 2) + 64 * 24;

@@ -154,6 +154,16 @@ INLINE vec vec_add_exponent(vec a, vec n) {
 INLINE float vec_largest(vec a) {
     return _mm512_reduce_max_ps(a);
 }
+/* of numbers >= 0, whose bits are in their order; NaN is the largest */
+INLINE vec vec_most(vec a, vec b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+INLINE float vec_most_of(vec a) {
+    const int32_t bits = _mm512_reduce_max_epi32(_mm512_castps_si512(a));
+    float most;
+    memcpy(&most, &bits, sizeof most);
+    return most;
+}
 INLINE float vec_tree(const vec s[PARTS]) {
     return tree_of_8(_mm256_add_ps(_mm512_castps512_ps256(s[0]), _mm512_extractf32x8_ps(s[0], 1)));
 }
