@@ -23,7 +23,9 @@
  *
  * Threads. A bn_model is immutable and may be shared; a bn_session belongs to
  * one caller at a time. Calls on sessions of one model take turns on the
- * model's thread pool. bn_session_cancel alone may be called at any moment.
+ * model's thread pool, in the order in which they ask; a turn is a token, or a
+ * block of a prompt (bn_session_options.batch), so that who generates never
+ * waits for all of another's long prompt. bn_session_cancel alone may be called at any moment.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H

@@ -102,10 +102,11 @@ bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *toke
         sessions[i]->pooling = kind, sessions[i]->ready = BN_READY_NOTHING;
     atomic_store(&sessions[0]->cancel, 0);
     texts t = {sessions, tokens, n_tokens, n, 0, 0};
-    bn_pool_lock(m->pool);
-    while (t.text < n && !status)
+    while (t.text < n && !status) {
+        bn_pool_lock(m->pool);
         status = atomic_load(&sessions[0]->cancel) ? BN_ERR_CANCELLED : run_block(&t);
-    bn_pool_unlock(m->pool);
+        bn_pool_unlock(m->pool);
+    }
     for (int32_t i = 0; i < n && !status && out; i++)
         status = finish(sessions[i], out + (size_t)i * m->config.dim);
     return status;

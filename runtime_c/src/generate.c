@@ -42,14 +42,14 @@ static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, blo
     bn_status status = BN_OK;
     atomic_store(&s->cancel, 0);
     s->ready = BN_READY_NOTHING;
-    bn_pool_lock(s->model->pool);
     for (int32_t i = 0, block; i < n && !status; i += block) {
+        bn_pool_lock(s->model->pool); /* a block is a turn: nobody waits for a whole prompt */
         block = n - i < (int32_t)s->work.batch ? n - i : (int32_t)s->work.batch;
         status = atomic_load(&s->cancel) ? BN_ERR_CANCELLED : forward_block(s, tokens + i, block);
         if (!status)
             status = done(s, i, block, n, context);
+        bn_pool_unlock(s->model->pool);
     }
-    bn_pool_unlock(s->model->pool);
     return status;
 }
 

@@ -186,6 +186,47 @@ static void test_callers(void) {
     bn_pool_free(pool);
 }
 
+/* Turns go to those who wait, before whoever asks again: three who come while the pool is taken
+ * have had it when the same caller has it next. */
+typedef struct queue {
+    bn_pool *pool;
+    atomic_int served;
+} queue;
+
+static void *wait_for_turn(void *argument) {
+    queue *q = argument;
+    bn_pool_lock(q->pool);
+    check_runs(q->pool, 3, 0);
+    atomic_fetch_add(&q->served, 1);
+    bn_pool_unlock(q->pool);
+    return NULL;
+}
+
+static void test_turns(void) {
+    enum { ROUNDS = 20, WAITING = 3 };
+    queue q = {.pool = new_pool(2)};
+    int fair = 0;
+    bn_pool_lock(q.pool);
+    for (int i = 0; i < ROUNDS; i++) {
+        pthread_t threads[WAITING];
+        atomic_store(&q.served, 0);
+        for (int t = 0; t < WAITING; t++)
+            CHECK_EQ(pthread_create(&threads[t], NULL, wait_for_turn, &q), 0);
+        rest_us(5000); /* enough to come, in most rounds */
+        CHECK_EQ(atomic_load(&q.served), 0);
+        bn_pool_unlock(q.pool);
+        bn_pool_lock(q.pool);
+        fair += atomic_load(&q.served) == WAITING;
+        bn_pool_unlock(q.pool);
+        for (int t = 0; t < WAITING; t++)
+            pthread_join(threads[t], NULL);
+        bn_pool_lock(q.pool);
+    }
+    bn_pool_unlock(q.pool);
+    bn_pool_free(q.pool);
+    CHECK_MSG(fair >= ROUNDS / 2, "in %d of %d rounds", fair, ROUNDS);
+}
+
 /* --- fork --- */
 
 static void check_child(pid_t child) {
@@ -303,6 +344,7 @@ int main(void) {
     test_idle_costs_nothing();
     test_helping();
     test_callers();
+    test_turns();
     test_fork();
     test_signals();
     test_refusals();
