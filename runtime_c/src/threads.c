@@ -16,7 +16,7 @@
  * claims for those who have not come by the time all shares are empty: a run does not wait for a
  * thread that is not running, and none may come late and take from the shares of the next run.
  */
-#define _GNU_SOURCE /* syscall */
+#define _GNU_SOURCE /* syscall, pthread_setname_np */
 
 #include "threads.h"
 #include "cores.h"
@@ -27,6 +27,7 @@
 #include <signal.h>
 #include <stdalign.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { CACHE_LINE = 64, MAX_THREADS = 256 };
@@ -159,10 +160,22 @@ static void work(bn_pool *pool, int32_t thread) {
     }
 }
 
+/* As ps and debuggers show it: bitnet-1, bitnet-2, ... */
+static void name_thread(int32_t index) {
+#if defined(__linux__)
+    char name[16]; /* what Linux allows */
+    snprintf(name, sizeof name, "bitnet-%d", (int)index);
+    pthread_setname_np(pthread_self(), name);
+#else
+    (void)index;
+#endif
+}
+
 static void *worker_main(void *argument) {
     member *self = argument;
     bn_pool *pool = self->pool;
     unsigned seen = 0;
+    name_thread(self->index);
     bn_floats_standard(); /* a thread begins with what its maker had */
     for (;;) {
         seen = await_epoch(pool, seen);

@@ -313,6 +313,38 @@ static void test_signals(void) {
     bn_pool_free(pool);
 }
 
+/* --- Names --- */
+
+#if defined(__linux__)
+typedef struct names {
+    char of[3][16];
+    atomic_int seen;
+} names;
+
+static void look_at_name(void *context, int32_t thread, size_t first, size_t end) {
+    names *n = context;
+    (void)first, (void)end;
+    CHECK_EQ(pthread_getname_np(pthread_self(), n->of[thread], sizeof n->of[thread]), 0);
+    atomic_fetch_add(&n->seen, 1);
+    while (atomic_load(&n->seen) < 3)
+        sched_yield();
+}
+
+static void test_names(void) {
+    names n = {.seen = 0};
+    char before[16];
+    CHECK_EQ(pthread_getname_np(pthread_self(), before, sizeof before), 0);
+    bn_pool *pool = new_pool(3);
+    bn_pool_run(pool, 3, 1, look_at_name, &n);
+    CHECK(strcmp(n.of[0], before) == 0); /* the caller's is not ours */
+    CHECK(strcmp(n.of[1], "bitnet-1") == 0 && strcmp(n.of[2], "bitnet-2") == 0);
+    bn_pool_free(pool);
+}
+#else
+static void test_names(void) {
+}
+#endif
+
 /* --- Failures --- */
 
 static void test_refusals(void) {
@@ -347,6 +379,7 @@ int main(void) {
     test_turns();
     test_fork();
     test_signals();
+    test_names();
     test_refusals();
     return 0;
 }
