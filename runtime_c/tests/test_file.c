@@ -108,6 +108,12 @@ static void test_sections(const uint8_t *good, size_t size) {
     tiny_fix_checksums(copy, size);
     file_refused(copy, size, BN_ERR_VERSION, "section kind 1000 is required");
     free(copy);
+
+    copy = file_forge(good, size, entry, 4, BN_SECTION_TEMPLATE);
+    CHECK_EQ(file_status(copy, size, NULL), BN_OK);
+    file_forged_refused(copy, size, entry + 16, 8, 256 * 1024 + 1, BN_ERR_SECTION,
+                        "section TEMPLATE has 262145 bytes, expected at most 262144");
+    free(copy);
 }
 
 /* --- what is refused: each status, with its explanation --- */
