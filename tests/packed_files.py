@@ -274,6 +274,10 @@ def _values(good: bytes) -> Cases:
     gain = data + struct.unpack_from("<Q", good, tensor_entry(good, "final_norm.weight") + 24)[0]
     for name, bits in (("nan", 0x7FC00000), ("inf", 0x7F800000), ("-inf", 0xFF800000)):
         yield f"a gain is {name}", patch(good, gain + 4, "I", bits), "BN_ERR_SCALE"
+    frequency = data + struct.unpack_from("<Q", good, tensor_entry(good, "rope_frequencies") + 24)[0]
+    for most, status in ((1, "BN_OK"), (1.001, "BN_ERR_SCALE"), (-1.001, "BN_ERR_SCALE"), (2.0**100, "BN_ERR_SCALE")):
+        value = most * 0.9999999 * packed.MOST_ANGLE / (SMALL.max_context - 1)
+        yield f"a frequency is {value}", patch(good, frequency, "f", value), status
     for field in range(4):
         byte = good[offset + 5] | 3 << 2 * field
         yield f"code 3 in field {field}", patch(good, offset + 5, "B", byte), "BN_ERR_CODE"
@@ -297,9 +301,10 @@ def _sketch(good: bytes) -> Cases:
         yield f"size {size}", patch(good, e + 32, "Q", size), "BN_ERR_TENSOR"
     for at in (0, codes - 1):
         yield f"int8 code -128 at {at}", patch(good, start + at, "b", -128), "BN_ERR_CODE"
-    for at in (codes, codes + sketch - 1):  # any byte is four values, and none has to be that of the codes
-        for byte in (0, 0x80, 0xFF):
-            yield f"byte {byte} at {at}", patch(good, start + at, "B", byte), "BN_OK"
+    for byte in {0, 0x80, 0xFF} - {good[start + codes]}:
+        yield f"byte {byte} of the sketch", patch(good, start + codes, "B", byte), "BN_ERR_CODE"
+        yield f"byte {byte} of its padding", patch(good, start + codes + sketch - 1, "B", byte), "BN_OK"
+    yield "another code", patch(good, start + 7, "b", 0 if good[start + 7] else 1), "BN_ERR_CODE"
     steps = start + codes + sketch
     for name, bits in (
         ("nan", 0x7FC00000), ("signalling nan", 0x7F800001), ("inf", 0x7F800000), ("-inf", 0xFF800000),
@@ -308,8 +313,9 @@ def _sketch(good: bytes) -> Cases:
         for at in (0, floats - 4, floats, 2 * floats - 4):  # of the first row, of padding; of both parts
             yield f"float at {at} is {name}", patch(good, steps + at, "I", bits), "BN_ERR_SCALE"
     for bits in (0, 1, 0x7F7FFFFF):
-        yield f"first step has bits {bits:x}", patch(good, steps, "I", bits), "BN_OK"
-        yield f"first deviation has bits {bits:x}", patch(good, steps + floats, "I", bits), "BN_OK"
+        for part, at in (("step", 0), ("deviation", floats)):
+            yield f"first {part} has bits {bits:x}", patch(good, steps + at, "I", bits), "BN_ERR_CODE"
+            yield f"{part} of no row has bits {bits:x}", patch(good, steps + at + floats - 4, "I", bits), "BN_OK"
 
 
 def _trits(good: bytes) -> Cases:

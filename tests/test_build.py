@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet_runtime import Model
+from bitnet_runtime import Model, _native
+from bitnet_runtime._native import ffi, lib
 from packed_files import SMALL, packed_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +69,46 @@ def test_header_compiles_alone(language: str, compiler: str) -> None:
         pytest.skip(f"no {compiler}")
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
     run(compiler, *strict, f"-I{HEADER.parent}", "-x", language, "-", stdin="#include <bitnet_runtime.h>\n")
+
+
+def test_the_module_is_hardened() -> None:
+    """Read-only tables of addresses, canaries on the stack, checked copies."""
+    if not sys.platform.startswith("linux") or not shutil.which("readelf"):
+        pytest.skip("no readelf")
+    module = Path(str(_native.__file__))
+    assert "GNU_RELRO" in run("readelf", "-lW", module)
+    assert "BIND_NOW" in run("readelf", "-dW", module)
+    symbols = run("readelf", "-sW", "--dyn-syms", module)
+    if "__asan_init" not in symbols:  # make sanitize
+        assert "__stack_chk_fail" in symbols or "__stack_chk_guard" in symbols
+        assert "__vsnprintf_chk" in symbols or "GLIBC" not in symbols
+
+
+@pytest.mark.parametrize("flag", ["-Ofast", "-ffast-math", "-ffinite-math-only", "-mfpmath=387"])
+def test_flags_that_change_results_are_refused(flag: str) -> None:
+    if flag == "-mfpmath=387" and os.uname().machine != "x86_64":
+        pytest.skip("of x86")
+    command = [CC, "-O2", flag, f"-I{HEADER.parent}", "-fsyntax-only", str(RUNTIME / "src" / "math.c")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "#error" in done.stderr or "unknown argument" in done.stderr or "not supported" in done.stderr, done.stderr
+
+
+def test_a_build_that_fuses_products_and_sums_is_refused(tmp_path: Path) -> None:
+    """Of flags that the preprocessor does not see. Where the compiler's default fuses nothing, neither do these."""
+    machine = os.uname().machine
+    if machine not in ("x86_64", "aarch64") or ffi.string(lib.bn_isa_name(0)) == b"scalar":
+        pytest.skip("no fused instruction")
+    library, model = tmp_path / "fused.so", tmp_path / "model.bitnet"
+    model.write_bytes(packed_bytes())
+    fma = ["-mfma"] if machine == "x86_64" else []
+    command = [CC, "-O2", *fma, "-ffp-contract=fast", "-fPIC", "-shared", f"-I{HEADER.parent}"]
+    run(*command, *RUNTIME.glob("src/*.c"), *RUNTIME.glob(f"src/{'x86' if fma else 'arm'}/*.c"), "-lm", "-lpthread",
+        "-o", library)  # fmt: skip
+    handle, detail = ctypes.c_void_p(), ctypes.create_string_buffer(256)
+    status = ctypes.CDLL(str(library)).bn_model_open(bytes(model), None, ctypes.byref(handle), detail)
+    assert status == lib.BN_ERR_UNSUPPORTED
+    assert b"-ffp-contract=off" in detail.value
 
 
 def test_library_exports_what_the_header_declares(plain_library: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .layout import PANEL, TERNARY_TILE_K, Bytes, Codes, blocks, check_codes, pack_panels, ternary_size
+from .layout import PANEL, TERNARY_TILE_K, Bytes, Codes, blocks, check_codes, pack_panels, ternary_size, unpack_ternary
 
 UNIT = 64  # codes that a stored row is a multiple of
 _ROWS = 512  # sketched at a time; a multiple of a panel
@@ -75,9 +75,28 @@ def write_sketch(data: Bytes, rows: int, cols: int) -> None:
         here = slice(first, first + len(part))
         step[here], deviation[here] = _fit(part, cols)
         values = np.full((_padded(len(part)), part.shape[1]), 2, np.uint8)
-        t = step[here, None].astype(np.int8)
-        values[: len(part)] = (part > -t).view(np.uint8) + (part >= 0).view(np.uint8) + (part >= t).view(np.uint8)
+        values[: len(part)] = _sketch(part, step[here])
         panels[first // PANEL : -(-here.stop // PANEL)] = pack_panels(values).reshape(-1, panels.shape[1])
+
+
+def wrong_sketch(data: Any, rows: int, cols: int) -> int | None:
+    """The first row in the bytes of INT8_SKETCH whose sketch, step or deviation is not that of its codes."""
+    codes, (step, deviation) = codes_of(data, rows, cols), _steps_of(data, rows)
+    panels = np.frombuffer(data, np.uint8)[codes.size : -8 * step.size].reshape(step.size // PANEL, -1)
+    for first in range(0, rows, _ROWS):
+        part = codes[first : first + _ROWS, :cols]
+        here = slice(first, first + len(part))
+        found = unpack_ternary(panels[first // PANEL : -(-here.stop // PANEL)], len(part), cols) + 1
+        t, d = (x.astype(np.float32) for x in _fit(part, cols))
+        right = (found == _sketch(part, t)).all(axis=1) & (step[here] == t) & (deviation[here] == d)
+        if not right.all():
+            return first + int(np.argmin(right))
+    return None
+
+
+def _sketch(codes: Codes, step: NDArray[np.floating]) -> Bytes:
+    t = step[:, None].astype(np.int8)
+    return (codes > -t).view(np.uint8) + (codes >= 0).view(np.uint8) + (codes >= t).view(np.uint8)
 
 
 def _fit(codes: Codes, cols: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

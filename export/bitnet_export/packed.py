@@ -44,6 +44,7 @@ LINES = {"up": TERNARY_2BIT_ROWS, "down": TERNARY_2BIT_COLUMNS}
 """The roles that can be stored line by line, so that the engine leaves out lines that do not matter."""
 TERNARY_ENCODINGS = (*TERNARY.values(), *LINES.values())
 INT8 = (INT8_ROWS, INT8_SKETCH)
+MOST_ANGLE = 2.0**24  # of RoPE, at the last position
 SKETCH_VOCAB = 8192  # tokens from which a sketch is worth its bytes
 
 

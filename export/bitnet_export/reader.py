@@ -317,9 +317,20 @@ class PackedFile:
                 _require(
                     int8_rows.steps_are_valid(data, record.rows), f"{name}: a step or deviation is not finite and >= 0"
                 )
+                wrong = int8_rows.wrong_sketch(data, record.rows, record.cols)
+                _require(wrong is None, f"{name}: the sketch of row {wrong} is not that of its codes")
         else:
             values = data.view("<f4" if record.encoding == packed.F32 else "<f2")
             _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")
+            if record.key.role in (packed.ROLE["rope_frequencies"], packed.ROLE["rope_local_frequencies"]):
+                last = self.configs[record.key.stack].max_context - 1
+                with np.errstate(over="ignore"):
+                    angles = np.abs(values.astype(np.float32) * np.float32(last))
+                _require(
+                    bool((angles < packed.MOST_ANGLE).all()),
+                    f"{name}: a frequency of {np.abs(values).max():g} makes an angle of {angles.max():g} at position "
+                    f"{last}, expected below {packed.MOST_ANGLE:g}",
+                )
         dtype = "<f2" if record.scope == packed.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
         scales = self._data(record.scale_offset, record.scale_size).view(dtype).astype(np.float32)
         _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")

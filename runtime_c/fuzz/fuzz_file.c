@@ -49,6 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     CHECK((status == BN_OK) == (detail[0] == 0));
     if (status == BN_OK)
         (void)bn_file_verify(&file, &kernels, NULL, detail);
+    bn_file_close(&file);
     if (status == BN_OK && bn_model_open_bytes(bytes, size, &options, &model, detail) == BN_OK) {
         decode(model);
         bn_model_close(model);

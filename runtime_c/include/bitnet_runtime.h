@@ -23,8 +23,9 @@
  *
  * Determinism. The logits of a token depend on the model file, the KV cache
  * type and the tokens before it. They do not depend on the instruction set,
- * the number of threads, or on how a text was cut into append calls: the bits
- * are the same.
+ * the number of threads, on how a text was cut into append calls, or on the
+ * floating-point environment (rounding, flush-to-zero) of the calling thread,
+ * which is put aside and given back: the bits are the same.
  *
  * Errors. Every function that can fail returns a bn_status; 0 is success. The
  * library never prints, exits, aborts or keeps a last error. On failure, out
@@ -32,10 +33,13 @@
  *
  * Threads. A bn_model is immutable and may be shared; a bn_session belongs to
  * one caller at a time. Calls on sessions of one model take turns on the
- * model's thread pool. bn_session_cancel alone may be called at any moment, also
- * from a signal handler. After fork() the child may go on with models and
- * sessions that were at rest; it computes with one thread, as a process has
- * only the forking thread of its parent's. To have more it opens the model again.
+ * model's thread pool, in the order in which they ask; a turn is a token, or a
+ * block of a prompt (bn_session_options.batch), so that who generates never
+ * waits for all of another's long prompt. bn_session_cancel alone may be called
+ * at any moment, also from a signal handler. After fork() the child may go on
+ * with models and sessions that were at rest; it computes with one thread, as a
+ * process has only the forking thread of its parent's. To have more it opens the
+ * model again.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H
@@ -73,8 +77,8 @@ typedef enum bn_status {
     BN_ERR_CONFIG = 11,      /* hyperparameters out of range or inconsistent */
     BN_ERR_UNSUPPORTED = 12, /* a valid configuration that this engine cannot run */
     BN_ERR_TENSOR = 13,      /* tensor table: missing, extra, shape, encoding, offset */
-    BN_ERR_SCALE = 14,       /* a float that is NaN or infinite, or a scale not > 0 */
-    BN_ERR_CODE = 15,        /* a ternary code outside {0, 1, 2} */
+    BN_ERR_SCALE = 14,       /* a float that is not finite or out of range, or a scale not > 0 */
+    BN_ERR_CODE = 15,        /* a code that its encoding has not, or a sketch not of its codes */
     BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
     BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append, embed after */
@@ -120,7 +124,9 @@ typedef struct bn_load_options {
     int32_t threads;   /* 0: min(physical cores, affinity, cgroup quota); at most 256 */
     int32_t no_mmap;   /* 1: read into memory; immune to the file changing, and huge pages */
     int32_t no_verify; /* 1: skip checksums, scales and codes of the weights (structure is
-                        *    always checked). Never reads out of bounds either way. */
+                        *    always checked). Never reads out of bounds either way. Of a file whose
+                        *    sketch of the head is not that of its codes, which verifying refuses,
+                        *    a token may then depend on whether the logits were read before. */
     const char *isa;   /* NULL: best for this CPU, or environment BITNET_ISA; else a tier name */
 } bn_load_options;
 
@@ -200,11 +206,18 @@ BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *
 /* Map a packed file and check it. `detail`, if not NULL, has BN_DETAIL_SIZE
  * bytes and receives one line on failure, whatever failed: what was found,
  * what was expected; and on success an empty one.
- * The file must not be changed while it is open (see no_mmap). One that cannot
- * fit is refused with BN_ERR_MEMORY before it is loaded: a mapped one when it is
- * larger than the memory of the machine or of the cgroup, as then each token
- * would read it anew, with no_mmap when it is larger than what is free there;
- * and always when RLIMIT_AS or RLIMIT_DATA forbid it. */
+ *
+ * The file must not be changed while it is open, unless no_mmap was asked for.
+ * Its tables are copied and then checked, so that what another process writes
+ * into the mapped file changes numbers but never makes the library read out of
+ * bounds. Cut shorter, a mapped file ends the process with SIGBUS. To replace a
+ * model, write another file and rename it over this one; one that is open stays
+ * what it was.
+ *
+ * A file that cannot fit is refused with BN_ERR_MEMORY before it is loaded: a
+ * mapped one when it is larger than the memory of the machine or of the cgroup,
+ * as then each token would read it anew, with no_mmap when it is larger than
+ * what is free there; and always when RLIMIT_AS or RLIMIT_DATA forbid it. */
 BN_API bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
                                char *detail);
 

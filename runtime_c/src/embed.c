@@ -92,6 +92,7 @@ static bn_status finish(const bn_session *s, float *out) {
 
 bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                          const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out) {
+    BN_STANDARD_FLOATS;
     if (!sessions || !tokens || !n_tokens || n < 1 || !sessions[0])
         return BN_ERR_ARGUMENT;
     const bn_model *m = sessions[0]->model;
@@ -107,10 +108,11 @@ bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *toke
     for (int32_t i = 0; i < n; i++)
         sessions[i]->pooling = kind, sessions[i]->ready = BN_READY_NOTHING;
     texts t = {sessions, tokens, n_tokens, n, 0, 0};
-    bn_pool_lock(m->pool);
-    while (t.text < n && !status)
+    while (t.text < n && !status) {
+        bn_pool_lock(m->pool);
         status = any_cancelled(&t) ? BN_ERR_CANCELLED : run_block(&t);
-    bn_pool_unlock(m->pool);
+        bn_pool_unlock(m->pool);
+    }
     for (int32_t i = 0; i < n && !status && out; i++)
         status = finish(sessions[i], out + (size_t)i * m->config.dim);
     return status;

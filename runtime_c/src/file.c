@@ -2,14 +2,17 @@
  *
  * file.c: header and section table of a packed file (export/FORMAT.md §1).
  *
- * Every byte is hostile until a line here has looked at it. Nothing is allocated, no loop is
- * longer than what the file itself holds, and each way to fail has its own status.
+ * Every byte is hostile until a line here has looked at it, and may change after that, because
+ * another process may write to a mapped file: so a table is copied, and the copy is what is
+ * checked and used. No loop is longer than what the file itself holds, and each way to fail has
+ * its own status.
  */
 #include "file.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -17,6 +20,14 @@
 #endif
 
 static const uint8_t magic[8] = {0x89, 'B', 'I', 'T', 'N', 'E', 'T', '\n'};
+
+enum {
+    MIN_SECTIONS = 3,
+    MAX_SECTIONS = 64,
+    LOOK = 4096,          /* bytes at the beginning of a foreign file that are looked at */
+    SECTION_OPTIONAL = 1, /* flag */
+    MAX_TEMPLATE = 256 * 1024
+};
 
 typedef struct bn_header {
     uint8_t magic[8];
@@ -33,15 +44,14 @@ typedef struct bn_section_entry {
     uint32_t flags, reserved;
 } bn_section_entry;
 
+/* The two as they lie in the file. */
+typedef struct bn_head {
+    bn_header header;
+    bn_section_entry sections[MAX_SECTIONS]; /* [header.section_count] */
+} bn_head;
+
 _Static_assert(sizeof(bn_header) == 64, "the header has 64 bytes");
 _Static_assert(sizeof(bn_section_entry) == 32, "an entry has 32 bytes");
-
-enum {
-    MIN_SECTIONS = 3,
-    MAX_SECTIONS = 64,
-    SECTION_OPTIONAL = 1, /* flag */
-    MAX_TEMPLATE = 256 * 1024
-};
 
 bn_status bn_fail(char *detail, bn_status status, const char *format, ...) {
     if (detail != NULL) {
@@ -93,9 +103,11 @@ static const char *foreign_format(const uint8_t *bytes, size_t size) {
     return NULL;
 }
 
-static bn_status wrong_magic(const uint8_t *bytes, size_t size, char *detail) {
+bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail) {
     char found[3 * sizeof magic + 1] = "";
-    const char *name = foreign_format(bytes, size);
+    if (memcmp(bytes, magic, size < sizeof magic ? size : sizeof magic) == 0)
+        return BN_OK;
+    const char *name = foreign_format(bytes, size < LOOK ? size : LOOK);
     if (name != NULL)
         return bn_fail(detail, BN_ERR_MAGIC, "expected a packed bitnet file, this is %s", name);
     for (size_t i = 0; i < sizeof magic && i < size; i++)
@@ -104,10 +116,12 @@ static bn_status wrong_magic(const uint8_t *bytes, size_t size, char *detail) {
                    found);
 }
 
-static bn_status read_header(const uint8_t *bytes, size_t size, const bn_kernels *kernels,
-                             bn_header *header, char *detail) {
-    if (memcmp(bytes, magic, size < sizeof magic ? size : sizeof magic) != 0)
-        return wrong_magic(bytes, size, detail);
+static bn_status read_head(const uint8_t *bytes, size_t size, const bn_kernels *kernels,
+                           bn_head *head, char *detail) {
+    bn_header *header = &head->header;
+    const bn_status status = bn_file_begins(bytes, size, detail);
+    if (status != BN_OK)
+        return status;
     if (size < sizeof *header)
         return bn_fail(detail, BN_ERR_TRUNCATED, "the file has %zu bytes, a header has %zu", size,
                        sizeof *header);
@@ -135,8 +149,9 @@ static bn_status read_header(const uint8_t *bytes, size_t size, const bn_kernels
         return bn_fail(detail, BN_ERR_SECTION,
                        "%" PRIu32 " sections need a table of %zu bytes, the file has %zu in all",
                        count, table_size, size);
-    uint32_t crc = kernels->crc32(0, bytes, offsetof(bn_header, header_crc));
-    crc = kernels->crc32(crc, bytes + sizeof *header, table_size);
+    memcpy(head->sections, bytes + sizeof *header, table_size);
+    uint32_t crc = kernels->crc32(0, (const uint8_t *)header, offsetof(bn_header, header_crc));
+    crc = kernels->crc32(crc, (const uint8_t *)head->sections, table_size);
     if (crc != header->header_crc)
         return bn_fail(detail, BN_ERR_CHECKSUM,
                        "header and section table have checksum %08" PRIx32 ", expected %08" PRIx32,
@@ -144,12 +159,6 @@ static bn_status read_header(const uint8_t *bytes, size_t size, const bn_kernels
     if (!bn_all_zero(header->reserved, sizeof header->reserved))
         return bn_fail(detail, BN_ERR_VERSION, "reserved bytes of the header are not zero");
     return BN_OK;
-}
-
-static bn_section_entry section_entry(const uint8_t *bytes, uint32_t i) {
-    bn_section_entry entry;
-    memcpy(&entry, bytes + sizeof(bn_header) + i * sizeof entry, sizeof entry);
-    return entry;
 }
 
 static const char *section_name(uint32_t kind) {
@@ -186,11 +195,12 @@ static bn_status check_entry(const bn_section_entry *s, char *detail) {
 }
 
 /* The layout is fully determined, so a file that follows it has no overlap and no hole. */
-static bn_status read_sections(bn_file *file, uint32_t count, char *detail) {
+static bn_status read_sections(bn_file *file, const bn_head *head, char *detail) {
+    const uint32_t count = head->header.section_count;
     uint64_t end = sizeof(bn_header) + count * sizeof(bn_section_entry);
     uint32_t previous_kind = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const bn_section_entry s = section_entry(file->bytes, i);
+        const bn_section_entry s = head->sections[i];
         if (s.kind <= previous_kind)
             return bn_fail(detail, BN_ERR_SECTION,
                            "section kind %" PRIu32 " follows kind %" PRIu32
@@ -230,13 +240,36 @@ static bn_status read_sections(bn_file *file, uint32_t count, char *detail) {
     return BN_OK;
 }
 
-static bn_status check_section_sums(const bn_file *file, uint32_t count, const bn_kernels *kernels,
-                                    char *detail) {
-    for (uint32_t i = 0; i < count; i++) {
-        const bn_section_entry s = section_entry(file->bytes, i);
+/* STACKS and TENSORS; the first keeps the second aligned. */
+static bn_status copy_tables(bn_file *file, char *detail) {
+    const size_t stacks = file->section_size[BN_SECTION_STACKS];
+    const size_t tensors = file->section_size[BN_SECTION_TENSORS]; /* both lie in the file */
+    uint8_t *copy = malloc(stacks + tensors);
+    if (copy == NULL)
+        return bn_fail(detail, BN_ERR_MEMORY, "no memory for the tables' %zu bytes",
+                       stacks + tensors);
+    file->tables = copy;
+    file->section[BN_SECTION_STACKS] = memcpy(copy, file->section[BN_SECTION_STACKS], stacks);
+    file->section[BN_SECTION_TENSORS] =
+        memcpy(copy + stacks, file->section[BN_SECTION_TENSORS], tensors);
+    file->stacks = (const bn_config *)(const void *)copy;
+    file->n_stacks = stacks / sizeof *file->stacks;
+    file->tensors = (const bn_record *)(const void *)(copy + stacks);
+    file->n_tensors = tensors / sizeof *file->tensors;
+    file->data = file->section[BN_SECTION_DATA];
+    file->data_size = file->section_size[BN_SECTION_DATA];
+    return BN_OK;
+}
+
+static bn_status check_section_sums(const bn_file *file, const bn_head *head,
+                                    const bn_kernels *kernels, char *detail) {
+    for (uint32_t i = 0; i < head->header.section_count; i++) {
+        const bn_section_entry s = head->sections[i];
         if (s.kind == BN_SECTION_DATA) /* bn_file_verify */
             continue;
-        const uint32_t crc = kernels->crc32(0, file->bytes + s.offset, (size_t)s.size);
+        const uint8_t *bytes =
+            s.kind <= BN_SECTION_DATA ? file->section[s.kind] : file->bytes + s.offset;
+        const uint32_t crc = kernels->crc32(0, bytes, (size_t)s.size);
         if (crc != s.crc)
             return bn_fail(detail, BN_ERR_CHECKSUM,
                            "section kind %" PRIu32 " (%s) has checksum %08" PRIx32
@@ -246,26 +279,35 @@ static bn_status check_section_sums(const bn_file *file, uint32_t count, const b
     return BN_OK;
 }
 
+static bn_status parse(bn_file *file, const bn_kernels *kernels, char *detail) {
+    bn_head head;
+    bn_status status = read_head(file->bytes, file->size, kernels, &head, detail);
+    if (status == BN_OK)
+        status = read_sections(file, &head, detail);
+    if (status == BN_OK)
+        status = copy_tables(file, detail);
+    if (status == BN_OK)
+        status = check_section_sums(file, &head, kernels, detail);
+    if (status == BN_OK)
+        status = bn_check_stacks(file, detail);
+    return status == BN_OK ? bn_check_tensors(file, detail) : status;
+}
+
 bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *kernels, bn_file *file,
                         char *detail) {
-    bn_header header;
+    *file = (bn_file){.bytes = bytes, .size = size};
     if (size == 0)
         return bn_fail(detail, BN_ERR_TRUNCATED, "the file is empty, a header has 64 bytes");
     if ((uintptr_t)bytes % BN_ALIGN != 0)
         return bn_fail(detail, BN_ERR_ARGUMENT, "the bytes lie at %p, expected a multiple of %d",
                        (const void *)bytes, BN_ALIGN);
-    *file = (bn_file){.bytes = bytes, .size = size};
-    bn_status status = read_header(bytes, size, kernels, &header, detail);
-    if (status == BN_OK)
-        status = read_sections(file, header.section_count, detail);
-    if (status == BN_OK)
-        status = check_section_sums(file, header.section_count, kernels, detail);
+    const bn_status status = parse(file, kernels, detail);
     if (status != BN_OK)
-        return status;
-    file->tensors = file->section[BN_SECTION_TENSORS];
-    file->n_tensors = file->section_size[BN_SECTION_TENSORS] / sizeof(bn_record);
-    file->data = file->section[BN_SECTION_DATA];
-    file->data_size = file->section_size[BN_SECTION_DATA];
-    status = bn_check_stacks(file, detail);
-    return status == BN_OK ? bn_check_tensors(file, detail) : status;
+        bn_file_close(file);
+    return status;
+}
+
+void bn_file_close(bn_file *file) {
+    free(file->tables);
+    *file = (bn_file){0};
 }

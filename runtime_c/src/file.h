@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * file.h: the packed file as typed views into its bytes (export/FORMAT.md).
- * Nothing here allocates or does I/O.
+ * file.h: the packed file as typed views into its bytes (export/FORMAT.md), but for its tables,
+ * which are copied.
  */
 #ifndef BITNET_FILE_H
 #define BITNET_FILE_H
@@ -48,6 +48,8 @@ enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
 enum { BN_POSITION_ROPE = 0, BN_POSITION_LEARNED = 1 };
 enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
 enum { BN_ACT_RELU2 = 0, BN_ACT_SILU = 1, BN_ACT_GELU = 2, BN_ACT_RELU = 3 };
+
+#define BN_MOST_ANGLE 16777216.0f /* of RoPE; bn_sincos is exact enough below it */
 
 /* FORMAT.md §3. Roles 1..63 belong to a layer. */
 enum {
@@ -114,10 +116,12 @@ typedef struct bn_record {
 typedef struct bn_file {
     const uint8_t *bytes;
     size_t size;
-    uint32_t n_stacks;
-    bn_config config;       /* of stack 0 */
-    const uint8_t *tensors; /* the TENSORS section */
+    const bn_config *stacks; /* [n_stacks] */
+    size_t n_stacks;
+    bn_config config;         /* of stack 0 */
+    const bn_record *tensors; /* [n_tensors] */
     size_t n_tensors;
+    void *tables;        /* memory of the two arrays */
     const uint8_t *data; /* the DATA section */
     size_t data_size;
     uint32_t data_crc;         /* as stored; bn_file_verify compares */
@@ -127,14 +131,22 @@ typedef struct bn_file {
 
 /* Check the structure of a packed file and fill *file with views into `bytes` (64-byte aligned):
  * header, section table, padding, checksums of all sections but DATA, the stack records, and the
- * tensor table against exactly what the stacks call for. On failure *file is unspecified and
- * `detail` (BN_DETAIL_SIZE bytes or NULL) says what was found and what was expected. */
+ * tensor table against exactly what the stacks call for. Tables are copied before they are looked
+ * at: should the bytes change later, only values in DATA and the text of opaque sections change
+ * with them, no size and no place. On failure *file holds nothing and `detail` (BN_DETAIL_SIZE
+ * bytes or NULL) says what was found and what was expected. */
 bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *kernels, bn_file *file,
                         char *detail);
+void bn_file_close(bn_file *file); /* the copies, not the bytes; {0} is allowed */
+
+/* BN_ERR_MAGIC, and what the file is instead, unless it begins as packed files do. */
+bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail);
 
 /* Check what parse left: the checksum of DATA, zero padding, every float finite, every scale
- * normal and > 0, every code one that FORMAT.md §4 allows. One pass over DATA, at the speed of
- * the checksum, shared among the threads of `pool`, or by the caller alone when it is NULL. */
+ * normal and > 0, every code one that FORMAT.md §4 allows; then frequencies of RoPE against the
+ * context, and sketches against their codes. One pass over DATA, at the speed of the checksum, and
+ * one more over matrices with a sketch, shared among the threads of `pool`, or by the caller alone
+ * when it is NULL. */
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
                          char *detail);
 
@@ -159,9 +171,10 @@ bn_sketch_parts bn_sketch_at(uint64_t rows, uint64_t cols);
 bn_status bn_check_stacks(bn_file *file, char *detail);        /* file_stacks.c; fills config */
 bn_status bn_check_tensors(const bn_file *file, char *detail); /* file_tensors.c */
 
-/* Stack record i and tensor record i, copied out of the file. */
-bn_config bn_file_stack(const bn_file *file, uint32_t i);
-bn_record bn_file_record(const bn_file *file, size_t i);
+/* And bn_file_verify. The first row of an INT8_SKETCH tensor whose sketch, step or deviation is not
+ * that of its codes, or how many rows there are. */
+size_t bn_wrong_sketch(const bn_file *file, const bn_record *record, const bn_kernels *kernels,
+                       bn_pool *pool);
 
 /* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with
  * "stacks.1." in front for all but the first stack. */

@@ -7,17 +7,10 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 _Static_assert(sizeof(bn_config) == 256, "a stack record has 64 words");
 
 enum { MAX_STACKS = 16, MAX_ATTENTION_DIM = 262144 };
-
-bn_config bn_file_stack(const bn_file *file, uint32_t i) {
-    bn_config config;
-    memcpy(&config, file->section[BN_SECTION_STACKS] + i * sizeof config, sizeof config);
-    return config;
-}
 
 static bn_status check_ranges(const bn_config *c, uint32_t stack, char *detail) {
     const uint32_t rope = c->position == BN_POSITION_ROPE;
@@ -126,23 +119,21 @@ static bn_status check_unused(const bn_config *c, uint32_t stack, char *detail) 
 }
 
 bn_status bn_check_stacks(bn_file *file, char *detail) {
-    const size_t count = file->section_size[BN_SECTION_STACKS] / sizeof(bn_config);
-    if (count > MAX_STACKS)
-        return bn_fail(detail, BN_ERR_CONFIG, "the file has %zu stacks, expected 1 to %d", count,
-                       MAX_STACKS);
-    file->n_stacks = (uint32_t)count;
+    if (file->n_stacks > MAX_STACKS)
+        return bn_fail(detail, BN_ERR_CONFIG, "the file has %zu stacks, expected 1 to %d",
+                       file->n_stacks, MAX_STACKS);
     for (uint32_t i = 0; i < file->n_stacks; i++) {
-        const bn_config config = bn_file_stack(file, i);
-        bn_status status = check_ranges(&config, i, detail);
+        const bn_config *config = &file->stacks[i];
+        bn_status status = check_ranges(config, i, detail);
         if (status == BN_OK)
-            status = check_relations(&config, i, detail);
+            status = check_relations(config, i, detail);
         if (status == BN_OK)
-            status = check_floats(&config, i, detail);
+            status = check_floats(config, i, detail);
         if (status == BN_OK)
-            status = check_unused(&config, i, detail);
+            status = check_unused(config, i, detail);
         if (status != BN_OK)
             return status;
     }
-    file->config = bn_file_stack(file, 0);
+    file->config = file->stacks[0];
     return BN_OK;
 }

@@ -6,7 +6,6 @@
 #include "file.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 _Static_assert(sizeof(bn_record) == 64, "a tensor record has 64 bytes");
 
@@ -156,7 +155,7 @@ static bn_status take(bn_walk *w, bn_record want, bn_form form) {
     if (w->index >= w->file->n_tensors)
         return bn_fail(w->detail, BN_ERR_TENSOR, "%s is missing, the table ends after %zu tensors",
                        name, w->index);
-    const bn_record found = bn_file_record(w->file, w->index);
+    const bn_record found = w->file->tensors[w->index];
     if (!same_key(&found, &want)) {
         bn_record_name(&found, other);
         return bn_fail(w->detail, BN_ERR_TENSOR, "tensor %zu is %s, expected %s", w->index, other,
@@ -218,7 +217,7 @@ static bn_status take_role(bn_walk *w, const bn_call *call, bn_record want) {
 }
 
 static bn_status take_stack(bn_walk *w, uint32_t stack) {
-    const bn_config config = bn_file_stack(w->file, stack);
+    const bn_config config = w->file->stacks[stack];
     bn_status status = BN_OK;
     for (uint32_t layer = 0; layer <= config.n_layers && status == BN_OK; layer++) {
         const int last = layer == config.n_layers; /* the tensors outside the layers */
@@ -245,7 +244,7 @@ bn_status bn_check_tensors(const bn_file *file, char *detail) {
             return status;
     }
     if (walk.index != file->n_tensors) {
-        const bn_record extra = bn_file_record(file, walk.index);
+        const bn_record extra = file->tensors[walk.index];
         char name[BN_NAME_SIZE];
         bn_record_name(&extra, name);
         return bn_fail(detail, BN_ERR_TENSOR, "tensor %zu is %s, expected the end of the table",
@@ -260,12 +259,6 @@ bn_status bn_check_tensors(const bn_file *file, char *detail) {
 
 /* --- looking up --- */
 
-bn_record bn_file_record(const bn_file *file, size_t i) {
-    bn_record record;
-    memcpy(&record, file->tensors + i * sizeof record, sizeof record);
-    return record;
-}
-
 /* Position of a record in the order of the table. */
 static uint64_t order(const bn_record *r) {
     return (uint64_t)r->stack << 56 | (uint64_t)r->layer << 40 | (uint64_t)r->role << 24 |
@@ -277,7 +270,7 @@ static int find(const bn_file *file, const bn_record *key, bn_record *record) {
     size_t low = 0, high = file->n_tensors;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        *record = bn_file_record(file, middle);
+        *record = file->tensors[middle];
         if (same_key(record, key))
             return 1;
         if (order(record) < order(key))

@@ -8,6 +8,7 @@
 #include "file.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 enum { BLOCK = 128 * 1024 }; /* bytes; a multiple of a tile, well inside a second-level cache */
@@ -122,7 +123,7 @@ static const bn_rule scales = {has_bad_scale, BN_ERR_SCALE,
                                "a scale is not finite, normal and > 0"};
 static const bn_rule group_scales = {has_bad_group_scale, BN_ERR_SCALE,
                                      "a group scale is not finite and > 0"};
-static const bn_rule sketch_codes = {nothing, BN_OK, ""}; /* all four have a value */
+static const bn_rule sketch_codes = {nothing, BN_OK, ""}; /* file_sketch.c */
 
 static const bn_rule *rule_of(uint32_t encoding) {
     static const bn_rule rules[] = {
@@ -209,7 +210,7 @@ static void pass_part(bn_pass *pass, int32_t index) {
     part.end =
         (uint64_t)last * BN_ALIGN < file->data_size ? (uint64_t)last * BN_ALIGN : file->data_size;
     for (size_t i = 0; i < file->n_tensors; i++) { /* the order of the table is that of DATA */
-        const bn_record r = bn_file_record(file, i);
+        const bn_record r = file->tensors[i];
         go_on(pass, &part, r.offset, &padding, i);
         if (r.encoding == BN_INT8_SKETCH) {
             const bn_sketch_parts at = bn_sketch_at(r.rows, r.cols);
@@ -230,6 +231,53 @@ static void pass_parts(void *context, int32_t thread, size_t first, size_t end) 
     (void)thread;
     for (size_t i = first; i < end; i++)
         pass_part(context, (int32_t)i);
+}
+
+/* --- what one value alone does not tell --- */
+
+/* Angles of RoPE stay where they are computed (bn_sincos), up to the last position. */
+static bn_status check_frequencies(const bn_file *file, const bn_record *r, char *detail) {
+    const uint32_t last = file->stacks[r->stack].max_context - 1;
+    for (uint32_t i = 0; i < r->cols; i++) {
+        float frequency;
+        memcpy(&frequency, file->data + r->offset + i * sizeof frequency, sizeof frequency);
+        const float angle = (float)last * frequency;
+        if (!(fabsf(angle) < BN_MOST_ANGLE)) {
+            char name[BN_NAME_SIZE];
+            bn_record_name(r, name);
+            return bn_fail(detail, BN_ERR_SCALE,
+                           "%s: frequency %" PRIu32 " is %g, which at position %" PRIu32
+                           " makes an angle of %g, expected below %g",
+                           name, i, (double)frequency, last, (double)angle, (double)BN_MOST_ANGLE);
+        }
+    }
+    return BN_OK;
+}
+
+static bn_status check_sketch(const bn_file *file, const bn_record *r, const bn_kernels *kernels,
+                              bn_pool *pool, char *detail) {
+    const size_t row = bn_wrong_sketch(file, r, kernels, pool);
+    char name[BN_NAME_SIZE];
+    if (row == r->rows)
+        return BN_OK;
+    bn_record_name(r, name);
+    return bn_fail(detail, BN_ERR_CODE, "%s: the sketch of row %zu is not that of its codes", name,
+                   row);
+}
+
+static bn_status check_wholes(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
+                              char *detail) {
+    bn_status status = BN_OK;
+    for (size_t i = 0; i < file->n_tensors && status == BN_OK; i++) {
+        const bn_record *r = &file->tensors[i];
+        const int frequencies =
+            r->role == BN_ROPE_FREQUENCIES || r->role == BN_ROPE_LOCAL_FREQUENCIES;
+        if (frequencies)
+            status = check_frequencies(file, r, detail);
+        else if (r->encoding == BN_INT8_SKETCH)
+            status = check_sketch(file, r, kernels, pool, detail);
+    }
+    return status;
 }
 
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
@@ -253,10 +301,10 @@ bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool
                        "section DATA has checksum %08" PRIx32 ", expected %08" PRIx32, crc,
                        file->data_crc);
     if (first != NULL) {
-        const bn_record r = bn_file_record(file, first->tensor);
+        const bn_record r = file->tensors[first->tensor];
         char name[BN_NAME_SIZE];
         bn_record_name(&r, name);
         return bn_fail(detail, first->broken->status, "%s: %s", name, first->broken->text);
     }
-    return BN_OK;
+    return check_wholes(file, kernels, pool, detail);
 }

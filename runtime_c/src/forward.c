@@ -83,7 +83,7 @@ static void norm_row(pass *p, float *y, const float *x, const float *gain, size_
         atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
 }
 
-/* h = linear_norm(norm(source)), q = quantize(h). */
+/* h = linear_norm(norm(source)), q = quantize(h). The scale of what is not finite is NaN or 0. */
 static void quantize_row(pass *p, size_t row) {
     const bn_workspace *w = p->w;
     const float *source = p->source + row * p->source_stride;
@@ -96,6 +96,8 @@ static void quantize_row(pass *p, size_t row) {
         norm_row(p, h, h, p->linear_gain, p->width);
     w->s[row] = p->m->kernels.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width,
                                        bn_q_row(p->width));
+    if (!(w->s[row] > 0))
+        atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
     if (p->m->grouped)
         bn_sum_groups(w, row, p->width);
 }

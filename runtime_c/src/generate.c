@@ -43,14 +43,14 @@ static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, blo
                             void *context) {
     bn_status status = BN_OK;
     s->ready = BN_READY_NOTHING;
-    bn_pool_lock(s->model->pool);
     for (int32_t i = 0, block; i < n && !status; i += block) {
+        bn_pool_lock(s->model->pool); /* a block is a turn: nobody waits for a whole prompt */
         block = n - i < (int32_t)s->work.batch ? n - i : (int32_t)s->work.batch;
         status = bn_session_cancelled(s) ? BN_ERR_CANCELLED : forward_block(s, tokens + i, block);
         if (!status)
             status = done(s, i, block, n, context);
+        bn_pool_unlock(s->model->pool);
     }
-    bn_pool_unlock(s->model->pool);
     return status;
 }
 
@@ -75,6 +75,7 @@ static bn_status append_done(bn_session *s, int32_t start, int32_t n, int32_t to
 
 bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_logits logits,
                             float *out) {
+    BN_STANDARD_FLOATS;
     bn_status status = bn_check_tokens(s, tokens, n);
     if (status)
         return status;
@@ -113,6 +114,7 @@ static void take_row(bn_session *s, const bn_session *from, size_t row) {
 }
 
 bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
+    BN_STANDARD_FLOATS;
     if (!sessions || n < 1)
         return BN_ERR_ARGUMENT;
     for (int32_t i = 0; i < n; i++) {
@@ -164,6 +166,7 @@ static bn_status full_logits(bn_session *s) {
 }
 
 const float *bn_session_logits(bn_session *s) {
+    BN_STANDARD_FLOATS;
     if (!s || s->ready == BN_READY_NOTHING || full_logits(s))
         return NULL;
     return s->logits;
@@ -206,6 +209,7 @@ static bn_status score_done(bn_session *s, int32_t start, int32_t n, int32_t tot
 }
 
 bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, float *out) {
+    BN_STANDARD_FLOATS;
     const bn_status status = bn_check_tokens(s, tokens, n);
     if (status)
         return status;
@@ -267,6 +271,7 @@ static bn_status sampler_logits(bn_session *s, const bn_sampler *sampler) {
 }
 
 bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *token) {
+    BN_STANDARD_FLOATS;
     if (!s || !token)
         return BN_ERR_ARGUMENT;
     if (bn_session_cancelled(s))
@@ -315,6 +320,7 @@ static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, const in
 
 bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_t *draft,
                           int32_t n_draft, int32_t *tokens, int32_t *n) {
+    BN_STANDARD_FLOATS;
     if (!s || !tokens || !n || n_draft < 0 || (n_draft > 0 && !draft))
         return BN_ERR_ARGUMENT;
     if (bn_session_cancelled(s))

@@ -15,6 +15,11 @@
 #include "kernels.h"
 #include "threads.h"
 
+/* FORMAT.md §2 bounds every factor of a cache or a workspace so that no product reaches 2^62. */
+#if SIZE_MAX < UINT64_MAX
+#error "sizes of caches and workspaces need a size_t of 64 bits: compile for a 64-bit machine"
+#endif
+
 typedef struct bn_layer {
     const float *attn_norm, *q_norm, *k_norm, *attn_sub_norm, *attn_post_norm; /* gains or NULL */
     const float *ffn_norm, *ffn_sub_norm, *ffn_post_norm;

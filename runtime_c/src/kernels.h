@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "floats.h"
+
 enum {
     BN_LANES = 16,          /* terms a float sum advances by; rows of a panel; keys of a K tile */
     BN_PANEL = 16,          /* rows of a weight panel */
@@ -138,8 +140,8 @@ typedef struct bn_kernels {
                        const float *x, size_t x_stride, size_t tokens);
 
     /* s = 127 / max(max|x|, 1e-5); q[i] = clamp(round_half_even(x[i] * s), -127, 127);
-     * q[n..padded) = 0. Returns s; *sum = sum of q. NaN: ignored by max, stored as -127.
-     * x is 4-byte aligned, q 64-byte aligned. */
+     * q[n..padded) = 0. Returns s; *sum = sum of q. Where an x is NaN, s is; q then has some
+     * value in its range. An infinity makes s 0. x is 4-byte aligned, q 64-byte aligned. */
     float (*quantize)(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded);
 
     /* y[i] = (x[i] * r) * gain[i], r = 1 / sqrt(sum(x²)/n + eps), float rule. y may be x.
@@ -153,6 +155,7 @@ typedef struct bn_kernels {
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */
     float (*exp_sum)(float *x, size_t n, float shift);
 
+    /* Of the four gates and of exp, NaN gives NaN. */
     bn_gate *relu2_gate; /* (max(g, 0)²) * u */
     bn_gate *silu_gate;  /* (g / (1 + exp(-g))) * u */
     /* GELU with tanh: (g / (1 + exp(-g · fma(C1, g·g, C0)))) * u, as (1 + tanh z)/2 is
@@ -217,7 +220,7 @@ int bn_kernels_dotprod(bn_kernels *table);    /* the above and the Armv8.2 dot p
 int bn_kernels_i8mm(bn_kernels *table);       /* the above and the Armv8.6 int8 matrix multiply */
 
 /* exp(x) for one x, the polynomial every tier evaluates (kernels_scalar.c): clamp x to
- * [-86, 88]; n = rint(x * log2 e); r = fma(n, -ln2_hi, x); r = fma(n, -ln2_lo, r); a
+ * [-86, 88], NaN stays NaN; n = rint(x * log2 e); r = fma(n, -ln2_hi, x); r = fma(n, -ln2_lo, r); a
  * polynomial of degree 6 in r by Horner and fma; times 2^n by adding n to the exponent. */
 float bn_exp(float x);
 

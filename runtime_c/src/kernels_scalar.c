@@ -200,7 +200,7 @@ static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows
 static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
     float largest = 1e-5f;
     for (size_t i = 0; i < n; i++)
-        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+        largest = fabsf(x[i]) > largest || isnan(x[i]) ? fabsf(x[i]) : largest;
     const float s = 127.0f / largest;
     int32_t total = 0;
     for (size_t i = 0; i < n; i++) {
@@ -231,7 +231,9 @@ static float max_of(const float *x, size_t n) {
 }
 
 float bn_exp(float x) {
-    x = x > BN_EXP_LO ? x : BN_EXP_LO; /* also takes NaN */
+    if (isnan(x))
+        return x;
+    x = x > BN_EXP_LO ? x : BN_EXP_LO;
     x = x < BN_EXP_HI ? x : BN_EXP_HI;
     const float n = rintf(x * BN_LOG2E);
     float r = fmaf(n, -BN_LN2_HI, x);
@@ -264,9 +266,13 @@ static void silu_gate(float *h, const float *g, const float *u, size_t n) {
         h[i] = g[i] / (1.0f + bn_exp(-g[i])) * u[i];
 }
 
+static float positive(float g) {
+    return g <= 0.0f ? 0.0f : g; /* NaN stays */
+}
+
 static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        const float r = g[i] > 0.0f ? g[i] : 0.0f;
+        const float r = positive(g[i]);
         h[i] = r * r * u[i];
     }
 }
@@ -280,7 +286,7 @@ static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
 
 static void relu_gate(float *h, const float *g, const float *u, size_t n) {
     for (size_t i = 0; i < n; i++)
-        h[i] = (g[i] > 0.0f ? g[i] : 0.0f) * u[i];
+        h[i] = positive(g[i]) * u[i];
 }
 
 /* --- attention --- */

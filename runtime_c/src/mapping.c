@@ -71,9 +71,11 @@ static bn_status map(int fd, bn_mapping *m, char *detail) {
     return BN_OK;
 }
 
-static bn_status read_all(int fd, uint8_t *bytes, size_t size, char *detail) {
-    for (size_t done = 0; done < size;) {
-        const ssize_t n = read(fd, bytes + done, size - done);
+/* Bytes [done, end) of a file that had `size`. */
+static bn_status read_part(int fd, uint8_t *bytes, size_t done, size_t end, size_t size,
+                           char *detail) {
+    while (done < end) {
+        const ssize_t n = read(fd, bytes + done, end - done);
         if (n == 0)
             return bn_fail(detail, BN_ERR_TRUNCATED,
                            "the file shrank to %zu bytes while it was read, expected %zu", done,
@@ -87,14 +89,21 @@ static bn_status read_all(int fd, uint8_t *bytes, size_t size, char *detail) {
 }
 
 static bn_status read_into_memory(int fd, bn_mapping *m, char *detail) {
+    uint8_t head[4096]; /* a file that is not ours is not worth its memory */
+    const size_t begin = m->size < sizeof head ? m->size : sizeof head;
+    bn_status status = read_part(fd, head, 0, begin, m->size, detail);
+    if (status == BN_OK)
+        status = bn_file_begins(head, begin, detail);
     size_t capacity = m->size;
-    bn_status status = check_room(capacity, BN_MEMORY_OWN, detail);
+    if (status == BN_OK)
+        status = check_room(capacity, BN_MEMORY_OWN, detail);
     if (status != BN_OK)
         return status;
     void *bytes = bn_pages_new(&capacity);
     if (bytes == NULL)
         return bn_fail(detail, BN_ERR_MEMORY, "no memory for the file's %zu bytes", m->size);
-    status = read_all(fd, bytes, m->size, detail);
+    memcpy(bytes, head, begin);
+    status = read_part(fd, bytes, begin, m->size, m->size, detail);
     if (status != BN_OK) {
         free(bytes);
         return status;

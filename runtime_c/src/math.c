@@ -10,7 +10,8 @@
 #include "internal.h"
 
 void bn_sincos(double x, double *sine, double *cosine) {
-    if (!(fabs(x) < 16777216.0)) { /* frequencies of an unverified file may be anything */
+    if (!(fabs(x) <
+          (double)BN_MOST_ANGLE)) { /* frequencies of an unverified file may be anything */
         *sine = *cosine = (double)NAN;
         return;
     }

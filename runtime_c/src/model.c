@@ -72,7 +72,7 @@ static bn_status resolve(bn_model *m) {
     for (uint32_t i = 0; i < m->config.n_layers; i++)
         resolve_layer(f, i, &m->layers[i]);
     for (size_t i = 0; i < f->n_tensors; i++)
-        m->grouped |= bn_file_record(f, i).scale_scope == BN_SCALE_GROUP;
+        m->grouped |= f->tensors[i].scale_scope == BN_SCALE_GROUP;
     m->embedding = bn_file_tensor(f, NO_LAYER, BN_EMBEDDING);
     if (m->config.has_head && m->config.tie_embeddings) {
         m->head = m->embedding;
@@ -104,9 +104,16 @@ static bn_status start_threads(int32_t asked, bn_pool **pool, char *detail) {
     return status;
 }
 
+/* Whether the compiler makes one operation of a product and a sum, which floats.h cannot see. */
+static int contracts(void) {
+    const volatile float a = 1 + 0x1p-12f, square = 1 + 0x1p-11f; /* rounded */
+    return a * a - square != 0;
+}
+
 /* Everything after the bytes are there. Takes over the mapping, also on failure. */
 static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
                               char *detail) {
+    BN_STANDARD_FLOATS;
     const bn_load_options defaults = {0};
     const bn_load_options *o = options ? options : &defaults;
     bn_model *m = calloc(1, sizeof *m);
@@ -116,6 +123,12 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
         return status;
     }
     m->mapping = mapping;
+    if (contracts()) {
+        status = bn_fail(detail, BN_ERR_UNSUPPORTED,
+                         "this library was compiled so that its results differ from those of "
+                         "others; compile it with -ffp-contract=off");
+        goto error;
+    }
     if ((status = select_kernels(o->isa, &m->kernels, detail)))
         goto error;
     if ((status = bn_file_parse(mapping.bytes, mapping.size, &m->kernels, &m->file, detail)))
@@ -186,6 +199,7 @@ void bn_model_close(bn_model *m) {
         return;
     bn_pool_free(m->pool);
     free(m->layers);
+    bn_file_close(&m->file);
     bn_mapping_close(&m->mapping);
     free(m);
 }

@@ -39,7 +39,7 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_TENSOR:
         return "the table of tensors does not match the model's configuration";
     case BN_ERR_SCALE:
-        return "a stored float is not finite, or a scale is not positive";
+        return "a stored float is not finite or out of range, or a scale is not positive";
     case BN_ERR_CODE:
         return "a stored weight code is invalid";
     case BN_ERR_CONTEXT:

@@ -16,16 +16,18 @@
  * claims for those who have not come by the time all shares are empty: a run does not wait for a
  * thread that is not running, and none may come late and take from the shares of the next run.
  */
-#define _GNU_SOURCE /* syscall */
+#define _GNU_SOURCE /* syscall, pthread_setname_np */
 
 #include "threads.h"
 #include "cores.h"
+#include "floats.h"
 #include "wait.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdalign.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { CACHE_LINE = 64, MAX_THREADS = 256 };
@@ -45,8 +47,10 @@ struct bn_pool {
     int spin;
     bn_task task; /* NULL tells the workers to leave */
     void *context;
-    size_t most;          /* items of a part */
-    pthread_mutex_t turn; /* bn_pool_lock */
+    size_t most; /* items of a part */
+    /* bn_pool_lock: callers come in the order of their tickets. With a mutex, one that takes turn
+     * after turn would keep out those who sleep. */
+    atomic_uint tickets, serving;
     bn_pool *next, *previous;
     bn_waiting waiting;
     /* Each on a line of its own: a waiting thread reads it all the time. */
@@ -66,7 +70,7 @@ static unsigned await_epoch(bn_pool *pool, unsigned seen) {
     if (!pool->spin || !bn_spin_while(&pool->epoch, seen)) {
         atomic_fetch_add(&pool->sleepers, 1);
         while (atomic_load(&pool->epoch) == seen)
-            bn_sleep_while(&pool->waiting, &pool->epoch, seen);
+            bn_sleep_while(&pool->waiting, &pool->epoch, seen, BN_EVERYONE);
         atomic_fetch_sub(&pool->sleepers, 1);
     }
     return atomic_load_explicit(&pool->epoch, memory_order_acquire);
@@ -78,7 +82,7 @@ static void start_epoch(bn_pool *pool, bn_task task, void *context) {
     atomic_store_explicit(&pool->pending, (unsigned)pool->n_started, memory_order_relaxed);
     atomic_fetch_add(&pool->epoch, 1);
     if (atomic_load(&pool->sleepers) != 0)
-        bn_wake_all(&pool->waiting, &pool->epoch);
+        bn_wake(&pool->waiting, &pool->epoch, BN_EVERYONE);
 }
 
 /* Whoever asks first gets it. All earlier epochs are taken. */
@@ -89,7 +93,7 @@ static int join_epoch(member *m, unsigned epoch) {
 
 static void finish(bn_pool *pool) {
     if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->caller_sleeps))
-        bn_wake_all(&pool->waiting, &pool->pending);
+        bn_wake(&pool->waiting, &pool->pending, BN_EVERYONE);
 }
 
 static void join_for_absent(bn_pool *pool) {
@@ -106,7 +110,7 @@ static void await_workers(bn_pool *pool) {
             continue;
         atomic_store(&pool->caller_sleeps, 1);
         if (atomic_load(&pool->pending) == left)
-            bn_sleep_while(&pool->waiting, &pool->pending, left);
+            bn_sleep_while(&pool->waiting, &pool->pending, left, BN_EVERYONE);
         atomic_store(&pool->caller_sleeps, 0);
     }
 }
@@ -156,10 +160,23 @@ static void work(bn_pool *pool, int32_t thread) {
     }
 }
 
+/* As ps and debuggers show it: bitnet-1, bitnet-2, ... */
+static void name_thread(int32_t index) {
+#if defined(__linux__)
+    char name[16]; /* what Linux allows */
+    snprintf(name, sizeof name, "bitnet-%d", (int)index);
+    pthread_setname_np(pthread_self(), name);
+#else
+    (void)index;
+#endif
+}
+
 static void *worker_main(void *argument) {
     member *self = argument;
     bn_pool *pool = self->pool;
     unsigned seen = 0;
+    name_thread(self->index);
+    bn_floats_standard(); /* a thread begins with what its maker had */
     for (;;) {
         seen = await_epoch(pool, seen);
         if (!join_epoch(self, seen))
@@ -189,11 +206,12 @@ void bn_pool_run(bn_pool *pool, size_t items, size_t most, bn_task task, void *c
 
 /* --- fork ---
  *
- * A child has the memory of the pools but none of their threads, and a lock may be held by a
+ * A child has the memory of the pools but none of their threads, and a turn may be that of a
  * thread that is not there. So the process knows its pools, and a child mends them. */
 
 static void init_locks(bn_pool *pool) {
-    pthread_mutex_init(&pool->turn, NULL);
+    atomic_init(&pool->tickets, 0);
+    atomic_init(&pool->serving, 0);
     bn_waiting_init(&pool->waiting);
 }
 
@@ -295,7 +313,6 @@ void bn_pool_free(bn_pool *pool) {
         start_epoch(pool, NULL, NULL);
     for (int32_t i = 1; i <= pool->n_started; i++)
         pthread_join(pool->members[i].thread, NULL);
-    pthread_mutex_destroy(&pool->turn);
     bn_waiting_destroy(&pool->waiting);
     free(pool);
 }
@@ -308,12 +325,20 @@ int32_t bn_pool_threads(const bn_pool *pool) {
     return pool->n_threads;
 }
 
+static uint32_t group_of(unsigned ticket) {
+    return (uint32_t)1 << ticket % 32;
+}
+
 void bn_pool_lock(bn_pool *pool) {
-    pthread_mutex_lock(&pool->turn);
+    const unsigned mine = atomic_fetch_add(&pool->tickets, 1);
+    for (unsigned now; (now = atomic_load(&pool->serving)) != mine;)
+        bn_sleep_while(&pool->waiting, &pool->serving, now, group_of(mine));
 }
 
 void bn_pool_unlock(bn_pool *pool) {
-    pthread_mutex_unlock(&pool->turn);
+    const unsigned next = atomic_fetch_add(&pool->serving, 1) + 1;
+    if (atomic_load(&pool->tickets) != next)
+        bn_wake(&pool->waiting, &pool->serving, group_of(next));
 }
 
 void bn_share(size_t n, int32_t thread, int32_t n_threads, size_t *first, size_t *last) {

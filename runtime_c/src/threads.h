@@ -26,6 +26,8 @@ int32_t bn_pool_running(const bn_pool *pool); /* those there are: in a forked ch
  * caller at a time: take bn_pool_lock around a group of runs. */
 void bn_pool_run(bn_pool *pool, size_t items, size_t most, bn_task task, void *context);
 
+/* Whoever asks first has the pool first: who gives it back and asks again comes behind all who
+ * wait. */
 void bn_pool_lock(bn_pool *pool);
 void bn_pool_unlock(bn_pool *pool);
 

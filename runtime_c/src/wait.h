@@ -76,12 +76,17 @@ static inline int bn_spin_while(const atomic_uint *word, unsigned old) {
     return 0;
 }
 
-/* Sleep unless *word is no longer `old`. May return early: the caller looks again. */
-static inline void bn_sleep_while(bn_waiting *w, atomic_uint *word, unsigned old) {
+/* Sleepers are in 32 groups, one a bit, so that not all need be woken. */
+#define BN_EVERYONE UINT32_MAX
+
+/* Sleep unless *word is no longer `old`, until one of these groups is woken. May return early: the
+ * caller looks again. */
+static inline void bn_sleep_while(bn_waiting *w, atomic_uint *word, unsigned old, uint32_t groups) {
 #ifdef BN_FUTEX
     (void)w;
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, old, NULL, NULL, groups);
 #else
+    (void)groups;
     pthread_mutex_lock(&w->mutex);
     if (atomic_load(word) == old)
         pthread_cond_wait(&w->changed, &w->mutex);
@@ -89,12 +94,12 @@ static inline void bn_sleep_while(bn_waiting *w, atomic_uint *word, unsigned old
 #endif
 }
 
-static inline void bn_wake_all(bn_waiting *w, atomic_uint *word) {
+static inline void bn_wake(bn_waiting *w, atomic_uint *word, uint32_t groups) {
 #ifdef BN_FUTEX
     (void)w;
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, word, FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, groups);
 #else
-    (void)word;
+    (void)word, (void)groups;
     pthread_mutex_lock(&w->mutex);
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->mutex);

@@ -19,6 +19,7 @@ static inline bn_status file_status(const uint8_t *bytes, size_t size, char *det
     bn_status status = bn_file_parse(copy, size, &kernels, &file, detail);
     if (status == BN_OK)
         status = bn_file_verify(&file, &kernels, NULL, detail);
+    bn_file_close(&file);
     free(copy);
     return status;
 }

@@ -34,6 +34,8 @@ static void test_views(const uint8_t *good, size_t size) {
     CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).data == NULL);
     CHECK(bn_file_tensor(&f, 2, BN_Q).data == NULL);
     CHECK(bn_file_tensor(&f, 0, BN_Q_NORM).data == NULL);
+    bn_file_close(&f);
+    CHECK(f.tensors == NULL && f.tables == NULL);
 }
 
 static void test_everything(void) {
@@ -49,13 +51,13 @@ static void test_everything(void) {
     CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).bias != NULL);
     CHECK(bn_file_tensor(&f, 0, BN_LINEAR_NORM + BN_O).cols == 16);
 
-    const bn_record half = bn_file_record(&f, 4);
+    const bn_record half = f.tensors[4];
     CHECK_EQ(half.encoding, BN_F16);
     file_forged_refused(good, size, tiny_section(good, 6) + half.offset + 2, 2, 0xFC00,
                         BN_ERR_SCALE, "layers.0.k.weight: a value is not finite");
 
     char name[BN_NAME_SIZE];
-    bn_record r = bn_file_record(&f, f.n_tensors - 2);
+    bn_record r = f.tensors[f.n_tensors - 2];
     bn_record_name(&r, name);
     CHECK_MSG(strcmp(name, "stacks.1.layers.0.down.weight") == 0, "%s", name);
     r = (bn_record){.layer = 3, .role = BN_LINEAR_NORM + BN_GATE, .expert = 7, .part = 1};
@@ -68,6 +70,7 @@ static void test_everything(void) {
 
     /* Every tensor left out, every tensor twice: the table is exact. */
     const size_t n = f.n_tensors;
+    bn_file_close(&f);
     free(good);
     for (size_t i = 0; i < n; i++)
         for (int twice = 0; twice < 2; twice++) {
@@ -104,6 +107,12 @@ static void test_sections(const uint8_t *good, size_t size) {
     tiny_put(copy + entry + 56, 0, 4);
     tiny_fix_checksums(copy, size);
     file_refused(copy, size, BN_ERR_VERSION, "section kind 1000 is required");
+    free(copy);
+
+    copy = file_forge(good, size, entry, 4, BN_SECTION_TEMPLATE);
+    CHECK_EQ(file_status(copy, size, NULL), BN_OK);
+    file_forged_refused(copy, size, entry + 16, 8, 256 * 1024 + 1, BN_ERR_SECTION,
+                        "section TEMPLATE has 262145 bytes, expected at most 262144");
     free(copy);
 }
 
@@ -192,6 +201,40 @@ static void test_statuses(const uint8_t *good, size_t size) {
     }
 }
 
+static void test_frequencies(void) {
+    const struct {
+        float value;
+        bn_status status;
+    } cases[] = {{541200.4375f, BN_OK}, {-541200.4375f, BN_OK}, {541200.5f, BN_ERR_SCALE},
+                 {-1e7f, BN_ERR_SCALE}, {3e38f, BN_ERR_SCALE},  {0, BN_OK}};
+    size_t size; /* the last position is 31; 31 * 541200.5, rounded, is 2^24 */
+    uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
+    const size_t last = tiny_section(good, 2) + 64 * 24;
+    const size_t at = tiny_section(good, 6) + (size_t)tiny_get(good + last + 24, 8) + 4;
+    CHECK_EQ(tiny_get(good + last + 4, 2), BN_ROPE_FREQUENCIES);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const uint32_t bits = tiny_float_bits(cases[i].value);
+        uint8_t *copy = file_forge(good, size, at, 4, bits);
+        CHECK_MSG(file_status(copy, size, NULL) == cases[i].status, "%g", (double)cases[i].value);
+        free(copy);
+    }
+    file_forged_refused(good, size, at, 4, tiny_float_bits(1e6f), BN_ERR_SCALE,
+                        "rope_frequencies: frequency 1 is 1e+06, which at position 31 makes an "
+                        "angle of 3.1e+07, expected below 1.67772e+07");
+    free(good);
+}
+
+/* What a file is instead may stand behind blanks, but not behind any number of them. */
+static void test_foreign(void) {
+    uint8_t bytes[8192];
+    memset(bytes, ' ', sizeof bytes);
+    memcpy(bytes + 4000, "{}", 2);
+    file_refused(bytes, sizeof bytes, BN_ERR_MAGIC, "JSON text");
+    memset(bytes, '\n', sizeof bytes); /* not looked for any further */
+    memcpy(bytes + 4096, "{}", 2);
+    file_refused(bytes, sizeof bytes, BN_ERR_MAGIC, "begins with 0a 0a");
+}
+
 /* Of the 256 bytes, those that five codes make are accepted, wherever they stand. */
 static void test_trits(void) {
     size_t size;
@@ -231,7 +274,7 @@ static void test_own_size(const uint8_t *good, size_t size) {
     free(copy);
 }
 
-static void test_foreign(void) {
+static void test_foreign_names(void) {
     static const struct {
         const char *start, *says;
     } files[] = {{"GGUF\3", "a GGUF file"},
@@ -299,9 +342,11 @@ int main(void) {
     test_views(good, size);
     test_everything();
     test_sections(good, size);
+    test_frequencies();
+    test_foreign();
     test_trits();
     test_own_size(good, size);
-    test_foreign();
+    test_foreign_names();
     test_statuses(good, size);
     free(good);
     return 0;

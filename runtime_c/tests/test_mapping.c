@@ -28,6 +28,10 @@ static void write_file(const char *path, const uint8_t *bytes, size_t size) {
     CHECK(fclose(f) == 0);
 }
 
+#define MAGIC                                                                                      \
+    "\x89"                                                                                         \
+    "BITNET\n"
+
 static int next_descriptor(void) {
     const int fd = open("/dev/null", O_RDONLY);
     close(fd);
@@ -57,6 +61,7 @@ static void test_contents(void) {
     CHECK(bytes != NULL);
     for (size_t i = 0; i <= 2 << 20; i++)
         bytes[i] = (uint8_t)check_random(&random);
+    memcpy(bytes, MAGIC, sizeof MAGIC - 1);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         write_file(path, bytes, sizes[i]);
         for (int no_mmap = 0; no_mmap < 2; no_mmap++) {
@@ -80,10 +85,10 @@ static void test_contents(void) {
 static void test_own_copy(void) {
     const char *path = path_of("file");
     bn_mapping m;
-    write_file(path, (const uint8_t *)"abcd", 4);
+    write_file(path, (const uint8_t *)MAGIC "abcd", 12);
     CHECK_EQ(bn_mapping_open(path, 1, &m, NULL), BN_OK);
     write_file(path, (const uint8_t *)"x", 1);
-    CHECK(memcmp(m.bytes, "abcd", 4) == 0); /* immune to the file changing */
+    CHECK(memcmp(m.bytes, MAGIC "abcd", 12) == 0); /* immune to the file changing */
     bn_mapping_close(&m);
     CHECK_EQ(unlink(path), 0);
 
@@ -131,11 +136,26 @@ static void test_refused(void) {
     CHECK_EQ(unlink(path), 0);
 }
 
+/* A terabyte that is not ours is refused before it is read, or memory asked for. */
+static void test_foreign(void) {
+    const char *path = path_of("foreign");
+    char detail[BN_DETAIL_SIZE] = "";
+    bn_mapping m;
+    write_file(path, (const uint8_t *)"GGUF", 4);
+    CHECK_EQ(truncate(path, (off_t)1 << 40), 0); /* a hole */
+    CHECK_EQ(bn_mapping_open(path, 1, &m, detail), BN_ERR_MAGIC);
+    CHECK(strstr(detail, "a GGUF file") != NULL);
+    write_file(path, (const uint8_t *)"PK", 2);
+    CHECK_EQ(bn_mapping_open(path, 1, &m, detail), BN_ERR_MAGIC);
+    CHECK_EQ(unlink(path), 0);
+}
+
 int main(void) {
     alarm(60); /* a hang is a failure */
     CHECK(mkdtemp(folder) != NULL);
     test_contents();
     test_own_copy();
+    test_foreign();
     test_refused();
     CHECK_EQ(rmdir(folder), 0);
     return 0;

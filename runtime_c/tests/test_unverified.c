@@ -71,7 +71,81 @@ static void use_on_all_tiers(const uint8_t *bytes, size_t size) {
     }
 }
 
+/* --- NaN is never swallowed --- */
+
+static uint32_t activation;
+
+/* A decoder with as few norms as there may be: they would notice by themselves. */
+static void plain(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[31] = {
+        [2] = 19,   [3] = 24,   [4] = 1,    [5] = 2,           [6] = 1,  [7] = 8,
+        [8] = 20,   [9] = 32,   [13] = one, [14] = 0,          [20] = 7, [19] = one,
+        [22] = one, [23] = one, [24] = one, [15] = activation, [28] = 1, [29] = 8};
+    tiny_stack(w, words, "plain");
+    tiny_with_bias(w, 0, 2, TINY_NONE, 4, 1, 16, 24);
+    tiny_with_bias(w, 0, 3, TINY_NONE, 4, 2, 8, 24);
+    tiny_with_bias(w, 0, 4, TINY_NONE, 4, 3, 8, 24);
+    tiny_with_bias(w, 0, 8, TINY_NONE, 1, 0, 24, 16);
+    tiny_with_bias(w, 0, 12, TINY_NONE, 2, 0, 20, 24);
+    tiny_with_bias(w, 0, 13, TINY_NONE, 5, 1, 20, 24);
+    tiny_with_bias(w, 0, 15, TINY_NONE, 4, 1, 24, 20);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 24);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 24);
+    tiny_tensor(w, TINY_NONE, 67, TINY_NONE, 0, 6, 2, 19, 24);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
+}
+
+/* All floats of one tensor, weights or scales, are NaN. */
+static void poison(uint8_t *bytes, const uint8_t *record) {
+    uint8_t *data = bytes + tiny_section(bytes, 6);
+    const int half = record[9] == 2 || record[10] == 3, scaled = record[10] != 0;
+    const size_t at = (size_t)tiny_get(record + (scaled ? 40 : 24), 8);
+    const size_t size = (size_t)tiny_get(record + (scaled ? 48 : 32), 8);
+    for (size_t i = 0; i < size; i += 4)
+        tiny_put(data + at + i, half ? 0x7E007E00 : 0x7FC00000, half && size - i < 4 ? 2 : 4);
+}
+
+static void expect_numeric(const uint8_t *bytes, size_t size, size_t tensor) {
+    const int32_t tokens[] = {3, 1, 4, 1, 5};
+    for (int32_t i = 0; bn_isa_name(i) != NULL; i++) {
+        const bn_load_options options = {.threads = 1, .no_verify = 1, .isa = bn_isa_name(i)};
+        bn_model *model;
+        CHECK_EQ(bn_model_open_bytes(bytes, size, &options, &model, NULL), BN_OK);
+        for (int32_t type = BN_KV_F16; type <= BN_KV_INT8; type++) {
+            const bn_session_options o = {.kv_type = type};
+            int32_t token;
+            bn_session *s;
+            CHECK_EQ(bn_session_new(model, &o, &s), BN_OK);
+            bn_status status = bn_session_append(s, tokens, 5, BN_LOGITS_LAST, NULL);
+            if (status == BN_OK)
+                status = bn_session_sample(s, NULL, &token);
+            CHECK_MSG(status == BN_ERR_NUMERIC, "%s, cache %d, activation %u, tensor %zu: %d",
+                      options.isa, type, activation, tensor, status);
+            bn_session_free(s);
+        }
+        bn_model_close(model);
+    }
+}
+
+static void test_nan(void) {
+    for (activation = 0; activation <= 3; activation++) {
+        size_t size;
+        uint8_t *good = tiny_file(plain, SIZE_MAX, SIZE_MAX, &size);
+        const size_t tensors = tiny_section(good, 2);
+        const size_t n = (size_t)tiny_get(good + tiny_entry(good, 2) + 16, 8) / 64;
+        for (size_t i = 0; i < n; i++) {
+            uint8_t *bytes = tiny_copy(good, size);
+            poison(bytes, bytes + tensors + 64 * i);
+            expect_numeric(bytes, size, i);
+            free(bytes);
+        }
+        free(good);
+    }
+}
+
 int main(void) {
+    test_nan();
     static const struct {
         fill fill;
         uint64_t first, last;

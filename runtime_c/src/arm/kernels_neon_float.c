@@ -58,10 +58,8 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     for (size_t i = 0; i < n; i += BN_LANES) {
         const lanes v = load(x + i, n - i);
         UNROLL
-        for (int j = 0; j < 4; j++) { /* a comparison, because it is false for NaN */
-            const float32x4_t a = vabsq_f32(v.val[j]);
-            most = vbslq_f32(vcgtq_f32(a, most), a, most);
-        }
+        for (int j = 0; j < 4; j++)
+            most = vmaxq_f32(vabsq_f32(v.val[j]), most); /* NaN stays */
     }
     const float s = 127.0f / vmaxvq_f32(most);
     int32x4_t total = vdupq_n_s32(0);
@@ -116,7 +114,7 @@ static float max_of(const float *x, size_t n) {
 }
 
 INLINE float32x4_t exp4(float32x4_t x) {
-    x = vminq_f32(vmaxnmq_f32(x, vdupq_n_f32(BN_EXP_LO)), vdupq_n_f32(BN_EXP_HI));
+    x = vminq_f32(vmaxq_f32(x, vdupq_n_f32(BN_EXP_LO)), vdupq_n_f32(BN_EXP_HI)); /* NaN stays */
     const float32x4_t n = vrndnq_f32(vmulq_n_f32(x, BN_LOG2E));
     float32x4_t r = vfmaq_f32(x, n, vdupq_n_f32(-BN_LN2_HI));
     r = vfmaq_f32(r, n, vdupq_n_f32(-BN_LN2_LO));
@@ -161,15 +159,18 @@ static void silu_gate(float *h, const float *g, const float *u, size_t n) {
     }
 }
 
+/* 0 in place of what is <= 0, -0 too; NaN stays. */
+INLINE float32x4_t positive(float32x4_t g) {
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(g), vclezq_f32(g)));
+}
+
 static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
     for (size_t i = 0; i < n; i += BN_LANES) {
         lanes v = load(g + i, n - i);
         const lanes w = load(u + i, n - i);
         UNROLL
-        for (int j = 0; j < 4; j++) { /* the mask also turns NaN and -0 into 0 */
-            const uint32x4_t positive = vcgtzq_f32(v.val[j]);
-            const float32x4_t r =
-                vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v.val[j]), positive));
+        for (int j = 0; j < 4; j++) {
+            const float32x4_t r = positive(v.val[j]);
             v.val[j] = vmulq_f32(vmulq_f32(r, r), w.val[j]);
         }
         store(h + i, v, n - i);
@@ -197,12 +198,8 @@ static void relu_gate(float *h, const float *g, const float *u, size_t n) {
         lanes v = load(g + i, n - i);
         const lanes w = load(u + i, n - i);
         UNROLL
-        for (int j = 0; j < 4; j++) { /* as in relu2_gate */
-            const uint32x4_t positive = vcgtzq_f32(v.val[j]);
-            const float32x4_t r =
-                vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v.val[j]), positive));
-            v.val[j] = vmulq_f32(r, w.val[j]);
-        }
+        for (int j = 0; j < 4; j++)
+            v.val[j] = vmulq_f32(positive(v.val[j]), w.val[j]);
         store(h + i, v, n - i);
     }
 }

@@ -122,7 +122,7 @@ static float rms_norm(float *y, const float *x, const float *gain, size_t n, flo
 
 /* bn_exp of every lane; see kernels.h. */
 INLINE vec vec_exp(vec x) {
-    x = vec_min(vec_max(x, vec_set(BN_EXP_LO)), vec_set(BN_EXP_HI));
+    x = vec_min(vec_set(BN_EXP_HI), vec_max(vec_set(BN_EXP_LO), x)); /* NaN passes */
     const vec n = vec_round(vec_mul(x, vec_set(BN_LOG2E)));
     vec r = vec_fma(n, vec_set(-BN_LN2_HI), x);
     r = vec_fma(n, vec_set(-BN_LN2_LO), r);
@@ -144,8 +144,13 @@ static void silu_gate(float *h, const float *g, const float *u, size_t n) {
     map(h, g, u, n, vec_set(1.0f), silu_times);
 }
 
+/* max(g, 0) but for NaN, which passes, and so does -0, until it is added to 0. */
+INLINE vec positive(vec g, vec zero) {
+    return vec_add(vec_max(zero, g), zero);
+}
+
 INLINE vec relu2_times(vec g, vec u, vec zero) {
-    const vec r = vec_max(g, zero);
+    const vec r = positive(g, zero);
     return vec_mul(vec_mul(r, r), u);
 }
 
@@ -163,7 +168,7 @@ static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
 }
 
 INLINE vec relu_times(vec g, vec u, vec zero) {
-    return vec_mul(vec_max(g, zero), u);
+    return vec_mul(positive(g, zero), u);
 }
 
 static void relu_gate(float *h, const float *g, const float *u, size_t n) {
@@ -213,9 +218,9 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     size_t i = 0;
     float end[LANES] = {0};
     for (; i + LANES <= n; i += LANES)
-        m = vec_max(vec_abs(vec_load(x + i)), m);
+        m = vec_most(vec_abs(vec_load(x + i)), m);
     memcpy(end, x + i, (n - i) * sizeof *x);
-    const float s = 127.0f / vec_largest(vec_max(vec_abs(vec_load(end)), m));
+    const float s = 127.0f / vec_most_of(vec_most(vec_abs(vec_load(end)), m));
 
     const vec scale = vec_set(s), low = vec_set(-127.0f), high = vec_set(127.0f);
     sums total = sums_zero();
@@ -225,7 +230,7 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
         sums_store_bytes(q + i, codes); /* stays within `padded`: both are multiples of LANES */
         total = sums_add(total, codes);
     }
-    memset(q + n, 0, padded - n); /* s may be 0 and 0·0 anything but NaN: end gave zeros */
+    memset(q + n, 0, padded - n);
     int32_t lanes[LANES];
     sums_store(lanes, total);
     *sum = 0;

@@ -157,6 +157,16 @@ INLINE float vec_largest(vec a) {
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
+/* of numbers >= 0, whose bits are in their order; NaN is the largest */
+INLINE vec vec_most(vec a, vec b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+INLINE float vec_most_of(vec a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(m, _mm_shuffle_epi32(m, 1))));
+}
 INLINE float vec_tree(const vec s[PARTS]) {
     return tree_of_8(_mm256_add_ps(s[0], s[1]));
 }

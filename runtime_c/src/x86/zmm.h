@@ -110,9 +110,6 @@ INLINE vec vec_widen_int8(const int8_t *p) {
 INLINE vec vec_from_int(sums a) {
     return _mm512_cvtepi32_ps((__m512i)a);
 }
-INLINE void vec_narrow(uint16_t *p, vec a) {
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
-}
 INLINE vec vec_fma(vec a, vec b, vec c) {
     return _mm512_fmadd_ps(a, b, c);
 }
@@ -140,9 +137,6 @@ INLINE vec vec_abs(vec a) {
 INLINE vec vec_negate(vec a) {
     return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
 }
-INLINE vec vec_round(vec a) {
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
 INLINE sums vec_to_int(vec a) {
     return (sums)_mm512_cvtps_epi32(a);
 }
@@ -151,8 +145,27 @@ INLINE vec vec_add_exponent(vec a, vec n) {
     const __m512i shift = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), shift));
 }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion" /* in GCC's macros of these, without -O */
+INLINE void vec_narrow(uint16_t *p, vec a) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE vec vec_round(vec a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#pragma GCC diagnostic pop
 INLINE float vec_largest(vec a) {
     return _mm512_reduce_max_ps(a);
+}
+/* of numbers >= 0, whose bits are in their order; NaN is the largest */
+INLINE vec vec_most(vec a, vec b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+INLINE float vec_most_of(vec a) {
+    const int32_t bits = _mm512_reduce_max_epi32(_mm512_castps_si512(a));
+    float most;
+    memcpy(&most, &bits, sizeof most);
+    return most;
 }
 INLINE float vec_tree(const vec s[PARTS]) {
     return tree_of_8(_mm256_add_ps(_mm512_castps512_ps256(s[0]), _mm512_extractf32x8_ps(s[0], 1)));

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * file_sketch.c: whether the sketches of a packed file are those of their codes (export/FORMAT.md
+ * §4). The head trusts them (head.c): another sketch could hide the likeliest token. Every sum here
+ * is exact, so step and deviation are compared as bits.
+ */
+#include "file.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { CHUNK = 1024 /* codes of a row that are looked at together */ };
+
+typedef struct bn_sketch {
+    const bn_kernels *kernels;
+    const uint8_t *codes, *tiles, *step, *deviation;
+    size_t rows, cols;
+    atomic_size_t wrong; /* the first row that is not right; rows: none */
+} bn_sketch;
+
+/* A chunk, all 0 behind its end. */
+typedef struct bn_chunk {
+    _Alignas(64) int8_t c[CHUNK]; /* codes */
+    int8_t s[CHUNK];              /* their sketch */
+    int8_t one[CHUNK];
+} bn_chunk;
+
+/* Over a row so far. */
+typedef struct bn_sums {
+    int64_t c, s, cc, cs, ss;
+} bn_sums;
+
+static void add_chunk(const bn_kernels *kernels, const bn_chunk *chunk, bn_sums *sums) {
+    const int32_t ones = CHUNK;
+    int32_t sum[2], product[2][2];
+    bn_int8_rows both = {.acc = sum,
+                         .acc_stride = 2,
+                         .codes = chunk->c,
+                         .row_bytes = CHUNK,
+                         .rows = 2, /* c and s */
+                         .q = chunk->one,
+                         .q_stride = CHUNK,
+                         .q_sums = &ones,
+                         .tokens = 1};
+    kernels->int8_rows(&both);
+    both.acc = product[0], both.q = chunk->c, both.q_sums = sum, both.tokens = 2;
+    kernels->int8_rows(&both);
+    sums->c += sum[0], sums->s += sum[1];
+    sums->cc += product[0][0], sums->cs += product[0][1], sums->ss += product[1][1];
+}
+
+/* Bits of 16 bytes below 4, as a row has them in a tile. */
+static uint32_t pack(const void *bytes) {
+    uint32_t four[4];
+    memcpy(four, bytes, sizeof four);
+    return four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6;
+}
+
+/* Fill in the sketch of the first n codes; returns whether it is that of the tiles. */
+static int sketch(bn_chunk *chunk, size_t n, int8_t t, const uint8_t *tiles) {
+    typedef int8_t codes __attribute__((vector_size(16)));
+    const int8_t inside[2 * BN_TERNARY_TILE_K] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3};
+    const int8_t minus_t = (int8_t)-t;
+    uint32_t wrong = 0;
+    for (size_t k = 0; k < n; k += BN_TERNARY_TILE_K) {
+        codes c, s;
+        uint32_t word, mask = UINT32_MAX;
+        memcpy(&c, chunk->c + k, sizeof c);
+        s = -((c > minus_t) + (c >= 0) + (c >= t)); /* what is true is -1 */
+        memcpy(chunk->s + k, &s, sizeof s);
+        memcpy(&word, tiles + k / BN_TERNARY_TILE_K * BN_TILE_BYTES, sizeof word);
+        if (k + BN_TERNARY_TILE_K > n)
+            mask = pack(inside + BN_TERNARY_TILE_K - (n - k));
+        wrong |= (word ^ pack(&s)) & mask;
+    }
+    memset(chunk->s + n, 0, CHUNK - n);
+    return wrong == 0;
+}
+
+static int is_right(const bn_sketch *of, size_t row) {
+    const size_t k_tiles = (of->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
+    const uint8_t *codes =
+        of->codes + row * ((of->cols + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT);
+    const uint8_t *tiles =
+        of->tiles + row / BN_PANEL * k_tiles * BN_TILE_BYTES + row % BN_PANEL * sizeof(uint32_t);
+    const double cols = (double)of->cols;
+    bn_chunk chunk = {{0}, {0}, {0}};
+    int64_t t = 0;
+    int right = 1;
+    bn_sums sums = {0};
+    memset(chunk.one, 1, CHUNK);
+    for (int pass = 0; pass < 2; pass++) { /* the step is that of the whole row */
+        t = (int64_t)fmax(1, rint(sqrt((double)sums.cc / cols)));
+        sums = (bn_sums){0};
+        for (size_t k = 0; k < of->cols; k += CHUNK) {
+            const size_t n = of->cols - k < CHUNK ? of->cols - k : CHUNK;
+            memcpy(chunk.c, codes + k, n);
+            memset(chunk.c + n, 0, CHUNK - n);
+            if (pass == 1)
+                right &=
+                    sketch(&chunk, n, (int8_t)t, tiles + k / BN_TERNARY_TILE_K * BN_TILE_BYTES);
+            add_chunk(of->kernels, &chunk, &sums);
+        }
+    }
+    const int64_t n = (int64_t)of->cols;
+    const int64_t left = 4 * sums.cc - 4 * t * (2 * sums.cs - 3 * sums.c) +
+                         t * t * (4 * sums.ss - 12 * sums.s + 9 * n); /* Σ (2c - (2s - 3)·t)² */
+    const float step = (float)t, deviation = (float)sqrt((double)left / 4 / cols);
+    return right && memcmp(of->step + row * sizeof step, &step, sizeof step) == 0 &&
+           memcmp(of->deviation + row * sizeof step, &deviation, sizeof step) == 0;
+}
+
+static void check_rows(void *context, int32_t thread, size_t first, size_t end) {
+    bn_sketch *of = context;
+    (void)thread;
+    for (size_t row = first; row < end; row++)
+        if (!is_right(of, row)) {
+            size_t before = atomic_load(&of->wrong);
+            while (row < before && !atomic_compare_exchange_weak(&of->wrong, &before, row))
+                ;
+            return;
+        }
+}
+
+size_t bn_wrong_sketch(const bn_file *file, const bn_record *r, const bn_kernels *kernels,
+                       bn_pool *pool) {
+    enum { ROWS = 256 }; /* of a part */
+    const uint8_t *data = file->data + r->offset;
+    const bn_sketch_parts at = bn_sketch_at(r->rows, r->cols);
+    bn_sketch of = {.kernels = kernels,
+                    .codes = data,
+                    .tiles = data + at.tiles,
+                    .step = data + at.step,
+                    .deviation = data + at.deviation,
+                    .rows = r->rows,
+                    .cols = r->cols};
+    atomic_init(&of.wrong, r->rows);
+    if (pool != NULL)
+        bn_pool_run(pool, r->rows, ROWS, check_rows, &of);
+    else
+        check_rows(&of, 0, 0, r->rows);
+    return atomic_load(&of.wrong);
+}
