@@ -209,6 +209,11 @@ def with_options(function: _Function) -> _Function:
     """The function, its documentation completed with a line for each option."""
     lines = [f"    {name}: {help_of(name)}" for name in FIELDS]
     function.__doc__ = "\n".join(
-        [inspect.cleandoc(function.__doc__ or ""), "", "Options, or as the model has them:", *lines]
+        [
+            inspect.cleandoc(function.__doc__ or ""),
+            "",
+            "Options, with defaults that the file of a model may change:",
+            *lines,
+        ]
     )
     return function
