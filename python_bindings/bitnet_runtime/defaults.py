@@ -207,8 +207,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def with_options(function: _Function) -> _Function:
     """The function, its documentation completed with a line for each option."""
-    lines = [f"    {name}: {help_of(name)}" for name in FIELDS]
-    function.__doc__ = "\n".join(
-        [inspect.cleandoc(function.__doc__ or ""), "", "Options, or as the model has them:", *lines]
-    )
+    options = "".join(f"\n    {name}: {help_of(name)}" for name in FIELDS)
+    text = inspect.cleandoc(function.__doc__ or "")
+    function.__doc__ = f"{text}\n\nOptions, with defaults that the file of a model may change:{options}"
     return function
