@@ -317,11 +317,11 @@ class PackedFile:
                 _require(
                     int8_rows.steps_are_valid(data, record.rows), f"{name}: a step or deviation is not finite and >= 0"
                 )
-        else:
-            values = data.view("<f4" if record.encoding == packed.F32 else "<f2")
+        elif record.encoding in (packed.F32, packed.F16):
+            values = np.frombuffer(data, np.float32 if record.encoding == packed.F32 else np.float16)
             _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")
         dtype = "<f2" if record.scope == packed.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
-        scales = self._data(record.scale_offset, record.scale_size).view(dtype).astype(np.float32)
+        scales = np.frombuffer(self._data(record.scale_offset, record.scale_size), dtype).astype(np.float32)
         _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
 
     # --- bytes ---
