@@ -69,7 +69,7 @@ WRONG_IDS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ids", WRONG_IDS, ids=lambda value: repr(value)[:20].replace("\n", ""))
+@pytest.mark.parametrize("ids", WRONG_IDS, ids=lambda value: type(value).__name__)
 def test_what_is_no_ids_is_refused_by_name(model: Model, ids: Any) -> None:
     with model.session() as session:
         calls: list[tuple[str, Callable[[Any], object]]] = [

@@ -277,7 +277,7 @@ def test_every_truncation(folder, cut):
         (f"{Q}.rms_norm.weight", torch.ones(96), "rms_norm.weight is there"),
         ("model.layers.0.self_attn.q_proj.rms_norm.weight", torch.ones(96), "projections q have a norm"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )  # fmt: skip
 def test_bad_tensors(folder, name, value, message):
     edit_tensors(folder, lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value}))

@@ -332,7 +332,7 @@ class PackedFile:
                     f"{last}, expected below {packed.MOST_ANGLE:g}",
                 )
         dtype = "<f2" if record.scope == packed.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
-        scales = self._data(record.scale_offset, record.scale_size).view(dtype).astype(np.float32)
+        scales = np.frombuffer(self._data(record.scale_offset, record.scale_size), dtype).astype(np.float32)
         _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
 
     # --- bytes ---
