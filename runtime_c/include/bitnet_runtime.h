@@ -180,9 +180,9 @@ BN_API bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *
 
 /* Map a packed file and check it. `detail`, if not NULL, has BN_DETAIL_SIZE
  * bytes and receives on failure one line: what was found, what was expected.
- * The file must not be changed while it is open, unless no_mmap was asked for. Its tables are copied
- * and then checked, so that what another process writes into the mapped file changes numbers but
- * never makes the library read out of bounds. Cut shorter, a mapped file ends the process with
+ * The file must not be changed while it is open, unless no_mmap was asked for. Its tables are
+ * copied and then checked, so that what another process writes into the mapped file changes numbers
+ * but never makes the library read out of bounds. Cut shorter, a mapped file ends the process with
  * SIGBUS. To replace a model, write another file and rename it over this one; one that is open
  * stays what it was. */
 BN_API bn_status bn_model_open(const char *path, const bn_load_options *options, bn_model **model,
