@@ -73,7 +73,8 @@ int main(void) {
     }
     double rate;
     CHECK_EQ(bn_measure_read_bandwidth(1, UINT64_MAX, &rate), BN_ERR_MEMORY);
-    CHECK_EQ(bn_measure_read_bandwidth(1, UINT64_MAX - BN_HUGE_PAGE, &rate), BN_ERR_MEMORY);
+    if (!SANITIZED)
+        CHECK_EQ(bn_measure_read_bandwidth(1, UINT64_MAX - BN_HUGE_PAGE, &rate), BN_ERR_MEMORY);
     bn_model_close(model);
     free(file);
     return 0;
