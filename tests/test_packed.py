@@ -433,7 +433,7 @@ def test_import_needs_numpy_alone(tmp_path: Path) -> None:
 import sys
 for name in ("torch", "safetensors", "tokenizers", "bitnet_runtime"):
     sys.modules[name] = None
-import bitnet_export.commands
+import bitnet_export
 from bitnet.config import PRESETS
 bitnet_export.random_model(PRESETS["mini-gpt"], sys.argv[1])
 print(len(bitnet_export.PackedFile.open(sys.argv[1]).tensors))

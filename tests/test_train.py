@@ -209,7 +209,7 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             ["--preset", "tinny"],
             1,
-            "unknown preset 'tinny', expected tiny, mini-gpt",
+            "unknown preset 'tinny', expected tiny, gguf, mini-gpt",
         ),
         (["--lr", "-1"], 1, "lr is -1.0, expected 1e-09 to 10"),
         (["--data", "nowhere"], 1, "no file, folder or glob matches 'nowhere'"),
