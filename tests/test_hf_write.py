@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,9 @@ def build(config: ModelConfig, path: Path, seed: int = 1, **sections: Any) -> Pa
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _eager() -> None:
-    torch.compiler.set_stance("force_eager")  # transformers unpacks weights in a function that it compiles
+def _eager() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"):  # transformers unpacks weights in a function that it compiles
+        yield
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
