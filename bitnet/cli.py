@@ -16,7 +16,10 @@ from typing import Any, NoReturn
 
 from bitnet import settings
 
-EXTRAS = {"export": "export", "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets"}
+EXTRAS = {
+    "export": "export", "convert": "export", "onnx": "export", "onnxruntime": "export",
+    "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets",
+}  # fmt: skip
 """Of a verb or a package that has another than [train]."""
 
 

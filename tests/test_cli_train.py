@@ -75,3 +75,9 @@ def test_a_closed_pipe_is_quiet() -> None:
     os.close(write)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors == b""
+
+
+def test_every_library_that_may_be_missing_is_in_the_command_for_it() -> None:
+    for library, extra in cli.EXTRAS.items():
+        if library not in ("export", "convert"):  # verbs
+            assert f" '{library.replace('_', '-')}>=" in cli._install(extra)

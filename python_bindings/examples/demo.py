@@ -26,8 +26,8 @@ def main(path: str) -> None:
         info = model.info
         fp16 = 2 * (info.ternary_weights + info.vocab_size * info.dim)
         print(
-            f"\n{RULE}\nTrained here, exported, verified against PyTorch, run in C: {info.file_bytes / 1e6:.2f} MB "
-            f"(fp16: {fp16 / 1e6:.2f} MB), {tokens / seconds:,.0f} tokens/s with {model.threads} threads ({model.isa})."
+            f"\n{RULE}\nTrained here, exported, verified against PyTorch, run in C: {info.file_bytes / 1e6:.1f} MB "
+            f"(fp16: {fp16 / 1e6:.1f} MB), {tokens / seconds:,.0f} tokens/s with {model.threads} threads ({model.isa})."
         )
 
 
