@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { CHUNK = 1024 /* codes of a row that are looked at together */ };
+enum { CHUNK = 4096 /* codes of a row that are looked at together, at most */ };
 
 typedef struct bn_sketch {
     const bn_kernels *kernels;
@@ -19,11 +19,11 @@ typedef struct bn_sketch {
     atomic_size_t wrong; /* the first row that is not right; rows: none */
 } bn_sketch;
 
-/* A chunk, all 0 behind its end. */
+/* A chunk as rows of `size` bytes, which are 0 behind the chunk's end. */
 typedef struct bn_chunk {
-    _Alignas(64) int8_t c[CHUNK]; /* codes */
-    int8_t s[CHUNK];              /* their sketch */
-    int8_t one[CHUNK];
+    _Alignas(64) int8_t rows[3 * CHUNK];
+    int8_t *c, *s, *one; /* codes, their sketch */
+    size_t size;         /* in whole units of int8_rows */
 } bn_chunk;
 
 /* Over a row so far. */
@@ -31,20 +31,32 @@ typedef struct bn_sums {
     int64_t c, s, cc, cs, ss;
 } bn_sums;
 
-static void add_chunk(const bn_kernels *kernels, const bn_chunk *chunk, bn_sums *sums) {
-    const int32_t ones = CHUNK;
-    int32_t sum[2], product[2][2];
+static size_t row_bytes(size_t cols) {
+    return (cols + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT;
+}
+
+static void begin_chunks(bn_chunk *chunk, size_t cols) {
+    chunk->size = row_bytes(cols < CHUNK ? cols : CHUNK);
+    chunk->c = chunk->rows, chunk->s = chunk->c + chunk->size, chunk->one = chunk->s + chunk->size;
+    memset(chunk->one, 1, chunk->size);
+}
+
+/* rows: 1 adds what follows from the codes alone, 2 all. */
+static void add_chunk(const bn_kernels *kernels, const bn_chunk *chunk, size_t rows,
+                      bn_sums *sums) {
+    const int32_t ones = (int32_t)chunk->size;
+    int32_t sum[2] = {0}, product[2][2] = {{0}};
     bn_int8_rows both = {.acc = sum,
                          .acc_stride = 2,
                          .codes = chunk->c,
-                         .row_bytes = CHUNK,
-                         .rows = 2, /* c and s */
+                         .row_bytes = chunk->size,
+                         .rows = rows,
                          .q = chunk->one,
-                         .q_stride = CHUNK,
+                         .q_stride = chunk->size,
                          .q_sums = &ones,
                          .tokens = 1};
     kernels->int8_rows(&both);
-    both.acc = product[0], both.q = chunk->c, both.q_sums = sum, both.tokens = 2;
+    both.acc = product[0], both.q = chunk->c, both.q_sums = sum, both.tokens = rows;
     kernels->int8_rows(&both);
     sums->c += sum[0], sums->s += sum[1];
     sums->cc += product[0][0], sums->cs += product[0][1], sums->ss += product[1][1];
@@ -74,33 +86,29 @@ static int sketch(bn_chunk *chunk, size_t n, int8_t t, const uint8_t *tiles) {
             mask = pack(inside + BN_TERNARY_TILE_K - (n - k));
         wrong |= (word ^ pack(&s)) & mask;
     }
-    memset(chunk->s + n, 0, CHUNK - n);
+    memset(chunk->s + n, 0, chunk->size - n);
     return wrong == 0;
 }
 
-static int is_right(const bn_sketch *of, size_t row) {
+static int is_right(const bn_sketch *of, size_t row, bn_chunk *chunk) {
     const size_t k_tiles = (of->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
-    const uint8_t *codes =
-        of->codes + row * ((of->cols + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT);
+    const uint8_t *codes = of->codes + row * row_bytes(of->cols);
     const uint8_t *tiles =
         of->tiles + row / BN_PANEL * k_tiles * BN_TILE_BYTES + row % BN_PANEL * sizeof(uint32_t);
     const double cols = (double)of->cols;
-    bn_chunk chunk = {{0}, {0}, {0}};
     int64_t t = 0;
     int right = 1;
     bn_sums sums = {0};
-    memset(chunk.one, 1, CHUNK);
     for (int pass = 0; pass < 2; pass++) { /* the step is that of the whole row */
         t = (int64_t)fmax(1, rint(sqrt((double)sums.cc / cols)));
         sums = (bn_sums){0};
         for (size_t k = 0; k < of->cols; k += CHUNK) {
             const size_t n = of->cols - k < CHUNK ? of->cols - k : CHUNK;
-            memcpy(chunk.c, codes + k, n);
-            memset(chunk.c + n, 0, CHUNK - n);
+            memcpy(chunk->c, codes + k, n);
+            memset(chunk->c + n, 0, chunk->size - n);
             if (pass == 1)
-                right &=
-                    sketch(&chunk, n, (int8_t)t, tiles + k / BN_TERNARY_TILE_K * BN_TILE_BYTES);
-            add_chunk(of->kernels, &chunk, &sums);
+                right &= sketch(chunk, n, (int8_t)t, tiles + k / BN_TERNARY_TILE_K * BN_TILE_BYTES);
+            add_chunk(of->kernels, chunk, pass == 1 ? 2 : 1, &sums);
         }
     }
     const int64_t n = (int64_t)of->cols;
@@ -113,9 +121,11 @@ static int is_right(const bn_sketch *of, size_t row) {
 
 static void check_rows(void *context, int32_t thread, size_t first, size_t end) {
     bn_sketch *of = context;
+    bn_chunk chunk;
     (void)thread;
+    begin_chunks(&chunk, of->cols);
     for (size_t row = first; row < end; row++)
-        if (!is_right(of, row)) {
+        if (!is_right(of, row, &chunk)) {
             size_t before = atomic_load(&of->wrong);
             while (row < before && !atomic_compare_exchange_weak(&of->wrong, &before, row))
                 ;
