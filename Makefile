@@ -3,8 +3,8 @@
 #   make demo      train a small model, export and verify it, generate text
 #   make test      the C tests and the Python tests
 #   make lint      formatting, lint and types          make format   rewrite the formatting
-#   make sanitize  tests under ASan and UBSan          make bench    measure at 2B scale
-#   make clean     back to a clean clone
+#   make sanitize  tests under ASan and UBSan          make coverage what tests of the parsers run
+#   make bench     measure at 2B scale                 make clean    back to a clean clone
 #
 # Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
 
@@ -12,12 +12,14 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+PARSERS := hf gguf packed tokens readers convert export
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet export python_bindings \
              -name '*.[ch]' -o -name '*.py')
 
-.PHONY: help demo test lint format sanitize bench clean
+.PHONY: help demo test lint format sanitize coverage bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -33,7 +35,7 @@ test: .venv/test
 	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING
 	$(BIN)/cmake --build build/test --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/test --output-on-failure --parallel $(JOBS)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(PYTEST)
 
 lint: .venv/test
 	$(BIN)/ruff check .
@@ -45,6 +47,10 @@ format: .venv/test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
+
+coverage: .venv/test
+	sh runtime_c/tests/coverage.sh
+	$(PYTEST) -q --cov --cov-report=term-missing $(addprefix tests/test_,$(PARSERS:=*.py))
 
 bench: .venv/engine
 	$(BIN)/bitnet bench --shape bitnet-2b4t
