@@ -15,6 +15,7 @@ from tokenizers import models, pre_tokenizers
 
 import foreign_tokenizers as foreign
 from bitnet import tokenizer as trained
+from bitnet_export import vocabulary
 from bitnet_export.gguf.tokenizer import PRE
 from bitnet_export.hf.folder import Folder
 from bitnet_export.hf.tokenizer import tokenizer_of
@@ -233,6 +234,22 @@ def test_an_expression_that_is_not_known_gives_the_tokens_of_the_library() -> No
 def test_what_is_no_definition_is_refused_in_one_line(content: bytes, message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         Tokenizer(content, 1 << 20)
+
+
+@pytest.mark.parametrize("merge", [["a", "é"], "a é", ["a", ""], ["a", "bx"], ["a", "x"]])
+def test_a_merge_whose_cut_ends_the_process_of_the_library(merge: Any) -> None:
+    vocab = {"a": 0, "é": 1, "xb": 2, "ab": 3}
+    made = bpe(vocab) | {"merges": [["a", "xb"], merge], "continuing_subword_prefix": "xb" if merge[-1] == "x" else "x"}
+    content = json.dumps(definition(model=made)).encode()
+    for read in (
+        lambda: Tokenizer(content, 1 << 20),
+        lambda: vocabulary.load(content, "tokenizer.json"),
+        lambda: trained.parse(content.decode(), "tokenizer.json"),
+    ):
+        with pytest.raises(ValueError, match=r"has the merge .*, expected a right side that begins with"):
+            read()
+    honest = bpe(vocab) | {"merges": [["a", "xb"]], "continuing_subword_prefix": "x"}
+    assert vocabulary.load(json.dumps(definition(model=honest)).encode(), "it").encode("ab").ids == [3]
 
 
 def test_tokens_around_a_text_that_the_model_does_not_have() -> None:
