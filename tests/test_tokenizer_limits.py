@@ -278,6 +278,12 @@ def test_shielding_takes_linear_time_with_any_special_tokens() -> None:
     begin = time.process_time()
     many.shield("eeee e1 " * 10_000)
     long.shield("a" * 50_000)
+    runs = runtime(
+        definition(added_tokens=[added(a * n) for a in "abcdefghijklmnopqrstuvwxyz " for n in range(2, 128)])
+    )
+    llama = runtime(definition(added_tokens=[added(f"<|reserved_{i}|>") for i in range(250)]))
+    for tokenizer, text in ((runs, "the quick brown fox " * 10_000), (llama, "<" * 500_000), (runs, "a" * 100_000)):
+        tokenizer._settle(tokenizer.shield(text))
     assert time.process_time() - begin < 20  # 1 s; many alternatives at each letter took minutes
 
 

@@ -110,7 +110,7 @@ def test_it_ends_with_whoever_ends(worker: Worker) -> None:
 
 
 def script(code: str, folder: Path) -> subprocess.Popen[str]:
-    code = "import os, sys, time\nfrom bitnet_runtime.chat import ChatTemplate, _worker\n" + code
+    code = "import os, sys, time\nfrom bitnet_runtime.chat import ChatTemplate\n" + code
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -118,7 +118,7 @@ def script(code: str, folder: Path) -> subprocess.Popen[str]:
 
 
 HELLO = "HELLO = [{'role': 'user', 'content': 'hello'}]\nECHO = ChatTemplate('{{ messages[0].content }}')\n"
-START = HELLO + "assert ECHO.render(HELLO, {}) == 'hello'\nprint(_worker()._process.pid, flush=True)\n"
+START = HELLO + "assert ECHO.render(HELLO, {}) == 'hello'\nprint(ECHO._worker._process.pid, flush=True)\n"
 
 
 @pytest.mark.parametrize("end", ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "1 / 0", "sys.exit(3)"])
