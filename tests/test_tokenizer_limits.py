@@ -174,6 +174,7 @@ def test_the_error_names_the_expression() -> None:
     ("decoder", "text"),
     [
         (replace("a", "a" * 1_000_000), "a" * 10_000),
+        ({"type": "Sequence", "decoders": [replace("a", "b" * 16)] * 4}, "a" * 10_000),
         ({"type": "Sequence", "decoders": [{"type": "Fuse"}, *[replace("a", "aa")] * 40]}, "a"),
         ({"type": "Sequence", "decoders": [{"type": "Fuse"},
           {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}]}, "a" * 60),
@@ -193,6 +194,17 @@ def test_a_costly_decoder_is_stopped(decoder: Json, text: str) -> None:
     except TokenizerError as error:
         assert len(str(error)) < 1500
     assert time.monotonic() - begin < 20
+
+
+def test_long_tokens_that_a_decoder_lengthens_run_apart() -> None:
+    vocab = {"a": 0, "b": 1, "a" * 4096: 2}
+    plain = {"pre_tokenizer": None, "added_tokens": [], "decoder": replace("a", "b" * 16)}
+    assert "long tokens" in costly(definition(model=bpe(vocab), **plain))
+    assert costly(definition(model=bpe({"a": 0, "b": 1}), **plain)) == ""
+    tokenizer = runtime(definition(model=bpe(vocab), **plain))
+    with pytest.raises(TokenizerError, match="it runs apart"):
+        tokenizer.decode([2] * 40_000)
+    assert tokenizer.decode([0]) == "b" * 16
 
 
 def test_an_expression_that_is_not_known_gives_the_tokens_of_the_library() -> None:

@@ -7,16 +7,20 @@ worker's matter.
 from __future__ import annotations
 
 import bisect
+import codecs
 import contextlib
 import datetime
 import functools
+import html.entities  # noqa: F401
 import itertools
 import json
 import re
+import textwrap  # noqa: F401
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, runtime
+from jinja2 import constants as constants
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -41,7 +45,8 @@ def answer(request: bytes) -> bytes:
     except MemoryError:
         raise
     except Exception as error:
-        reason = (str(error) or type(error).__name__)[:500]
+        said = "it opens a file" if isinstance(error, OSError) else str(error)
+        reason = (said or type(error).__name__)[:500]
         reply = {"error": f"{stage}{_line(error)}: {reason}"}
     return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
@@ -293,6 +298,8 @@ _environment.globals.update(
 )
 
 # A worker opens no files, so what is imported on first use is used here.
+for _codec in ("ascii", "latin-1", "cp1252", "utf-8-sig", "utf-16", "utf-32", "idna", "punycode"):
+    codecs.lookup(_codec)
 _environment.from_string(r"{{ '\n' | pprint | urlize }}{{ strftime_now('%c') }}").render()
 with contextlib.suppress(TemplateError):
     _environment.from_string("{{ raise_exception('') }}").render()
