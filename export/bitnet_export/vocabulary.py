@@ -130,7 +130,7 @@ def load(definition: bytes, what: str) -> Tokenizer:
         parse(definition)
         return Tokenizer.from_str(definition.decode())
     except TokenizerError as error:
-        raise SourceError(f"{what}: {error}") from None
+        raise SourceError(f"{what} is refused: {error}") from None
     except BaseException as error:  # a panic of the library is no Exception
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise SourceError(f"{what} is refused by the tokenizers library: {str(error)[:300]}") from None

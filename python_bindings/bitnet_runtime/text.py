@@ -97,8 +97,7 @@ class Tokenizer:
         Not even one that comes into being when parts of it are joined: every character that a special
         token may begin with is marked.
         """
-        text = text.replace(MARK, "")
-        return self._begins.sub(rf"\g<0>{MARK}", text) if self._special else text
+        return text.replace(MARK, "").translate(self._marked)
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A new detokenizer for text that continues `prompt`."""
@@ -159,15 +158,17 @@ class Tokenizer:
         return shortest
 
     @cached_property
-    def _begins(self) -> re.Pattern[str]:
-        """What a special token begins with, in any case, as a template may change that."""
+    def _marked(self) -> dict[int, str]:
+        """What a special token begins with, in any case, as a template may change that; with a mark."""
         first = {text[0] for text in self._special}
-        return re.compile(_any_of(first.union(*((char.lower()[0], char.upper()[0]) for char in first))))
+        first.update(*((char.lower()[0], char.upper()[0]) for char in first))
+        return {ord(char): char + MARK for char in first}
 
     @cached_property
     def _idle(self) -> re.Pattern[str]:
         """A mark where no special token goes on."""
-        return re.compile(f"{MARK}(?!{_any_of({text[1] for text in self._special})})")
+        follows = re.escape("".join({text[1] for text in self._special}))
+        return re.compile(f"{MARK}(?![{follows}])")
 
     @cached_property
     def _longest(self) -> int | None:
@@ -186,10 +187,6 @@ class Tokenizer:
                 known = all(char in byte_of for char in text)
                 table[token] = bytes(byte_of[char] for char in text) if known else text.encode()
         return table
-
-
-def _any_of(characters: set[str]) -> str:
-    return f"[{re.escape(''.join(sorted(characters)))}]"
 
 
 def byte_level_alphabet() -> str:
