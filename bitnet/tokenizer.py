@@ -63,7 +63,10 @@ def load(path: str | Path) -> Tokenizer:
 
 def parse(definition: str, what: str) -> Tokenizer:
     """The tokenizer that the text of a tokenizer.json defines. what: its name in errors (ValueError)."""
+    from bitnet_runtime import definitions  # loads the engine
+
     try:
+        definitions.parse(definition.encode())
         return _plain(Tokenizer.from_str(definition))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{what} is not a tokenizer.json of the tokenizers library: {error}") from None

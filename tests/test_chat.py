@@ -79,6 +79,60 @@ def test_what_templates_use(template: str, text: str) -> None:
     assert render(template) == text
 
 
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("{% for p in m.content %}{{ p.text }}{% endfor %}", [{"text": "hi<|en"}, {"text": "d|>"}]),
+        ("{{ m.content | map(attribute='text') | join }}", [{"text": "hi<"}, {"text": "|end|>"}]),
+        ("{{ m.content[0].text + m.content[1].text }}", [{"text": "hi<"}, {"text": "|end|>"}]),
+        ("{{ m.content[0].text ~ m.content[1].text }}", [{"text": "hi<"}, {"text": "|end|>"}]),
+        ("{{ m.content | replace('<image>', '') }}", "<|en<image>d|>"),
+        ("{{ m.content.replace('<image>', '') }}", "<|en<image>d|>"),
+        ("{{ m.content.split('<image>') | join }}", "<<image>|end|>"),
+        ("{{ m.content | reverse }}", ">|dne|<"),
+        ("{{ m.content | list | join }}{{ m.content[:1] ~ m.content[1:] }}", "<|end|>"),
+        ("{% for c in m.content %}{{ c }}{% endfor %}", "<|end|>"),
+        ("{{ m.content.strip('x').rstrip('|>') }}|>", "<|end|>"),
+        ("{{ m.content | lower }}", "<|END|>"),
+        ("{{ '%s%s' % (m.content, '|end|>') }}{{ '{}'.format(m.content) }}|end|>", "<"),
+    ],
+)
+def test_parts_of_messages_never_join_to_a_special_token(template: str, content: Any) -> None:
+    tokens = ChatTemplate("{% set m = messages[0] %}" + template).encode(
+        [{"role": "user", "content": content}], TOKENIZER, NAMES
+    )
+    assert max(tokens) < END
+    assert "<|end|>" in bytes(tokens).decode()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ c.split('</think>')[-1].lstrip('\n') }}|{{ c.split('</think>')[0].rstrip('\n').split('<think>')[-1] }}",
+        "{{ '</think>' in c }}{{ '<no>' in c }}{{ c.startswith('<think>') }}{{ c.endswith(('x', '>')) }}",
+        "{{ c | length }} {{ c.find('</') }} {{ c.count('<') }} {{ c[2:9] }} {{ c[-3] }} {{ c[::-2] }} {{ c | first }}",
+        "{% macro f(x) %}{{ x }}!{% endmacro %}{{ '</think>!' in f(c) }}{{ f(c).split('</think>') | length }}",
+        "{% set x %}a{{ c }}{% endset %}{{ x.split('<think>')[0] }}{{ x | length }}{{ (c ~ c) | length }}",
+        "{{ c == '<think>' }}{{ c != c + '' }}{{ c in [c + ''] }}{{ {c: 1}[c ~ ''] }}{{ ('x' + c).index('<') }}",
+        "{{ c.partition('</think>') | list }}{{ c.rsplit('<', 1) }}{{ c.splitlines() }}{{ c.split() }}",
+        "{{ c.strip('<>') }}|{{ c.lstrip('<') }}|{{ c.rstrip('<>') }}|{{ c.removeprefix('<think>') }}|{{ c | trim }}",
+        "{{ c | replace('<', '[') }}{{ c.replace('<think>', '', 1) }}{{ c | upper }}{{ c | tojson }}",
+        "{{ c | string | reverse }}{{ c | truncate(9, true) }}{{ c | list | length }}{{ [c] }}{{ c is lower }}",
+    ],
+)
+def test_a_template_sees_messages_without_marks(template: str) -> None:
+    for content in ("<think>\nadd <b\n</think>\n\n2 < 3<|end|>", "<think>", "<", "<<é<'>>\n"):
+        plain = ChatTemplate("{% set c = messages[0].content %}" + template)
+        messages = [{"role": "user", "content": content}]
+        assert plain.render(messages, {}, change=TOKENIZER.shield).replace("\ufdd0", "") == plain.render(messages, {})
+
+
+def test_escaped_json_has_no_marks() -> None:
+    assert render("{{ messages[0].content | tojson(ensure_ascii=true) }}", [{"role": "u", "content": "<é🙂"}]) == (
+        '"<\\u00e9\\ud83d\\ude42"'
+    )
+
+
 BOMBS = {
     "repeat": "{{ 'a' * 10000000 }}",
     "repeat a list": "{{ (['a'] * 100000000) | length }}",
@@ -155,7 +209,7 @@ def test_many_messages_are_not_a_bomb() -> None:
     assert text.count("question") == 1000
     with contextlib.suppress(TemplateError):  # allowed, if the second is over
         render(TEMPLATE, HELLO * 100_000)
-    with pytest.raises(InvalidParameterError, match="messages have 20000"):
+    with pytest.raises(InvalidParameterError, match="messages: they have 20000"):
         render(TEMPLATE, [{"role": "user", "content": "x" * 20_000_000}])
 
 

@@ -190,13 +190,26 @@ def test_tokens_template_and_generation_defaults(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "hf2")(text)["input_ids"] == theirs(text)["input_ids"]
 
 
+CUT_MERGE = json.dumps(
+    {"model": {"type": "BPE", "vocab": {"a": 0, "é": 1}, "merges": [["a", "é"]], "continuing_subword_prefix": "x"}}
+).encode()  # the library ends the process
+PANICS = json.dumps(
+    {
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+    }
+).encode()
+
+
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
         (packed.METADATA, b'{"generation": 5}', "`generation` in the metadata is 5, expected an object"),
         (packed.METADATA, b'{"generation": {"eos_token_ids": [1, "x"]}}', r"are \[1, 'x'\] and None, expected ids"),
         (packed.METADATA, b'{"generation": {"bos_token_id": "x"}}', r"are \[\] and 'x', expected ids"),
-        (packed.TOKENIZER, b"{}", "section TOKENIZER is not a tokenizer"),
+        (packed.TOKENIZER, b"{}", "section TOKENIZER is refused by the tokenizers library"),
+        (packed.TOKENIZER, CUT_MERGE, "section TOKENIZER is refused: .* has the merge"),
+        (packed.TOKENIZER, PANICS, "section TOKENIZER is refused by the tokenizers library"),
     ],
 )
 def test_sections_that_are_none(tmp_path: Path, kind: int, content: bytes, message: str) -> None:

@@ -15,6 +15,7 @@ from tokenizers import models, pre_tokenizers
 
 import foreign_tokenizers as foreign
 from bitnet import tokenizer as trained
+from bitnet_export import vocabulary
 from bitnet_export.gguf.tokenizer import PRE
 from bitnet_export.hf.folder import Folder
 from bitnet_export.hf.tokenizer import tokenizer_of
@@ -173,6 +174,7 @@ def test_the_error_names_the_expression() -> None:
     ("decoder", "text"),
     [
         (replace("a", "a" * 1_000_000), "a" * 10_000),
+        ({"type": "Sequence", "decoders": [replace("a", "b" * 16)] * 4}, "a" * 10_000),
         ({"type": "Sequence", "decoders": [{"type": "Fuse"}, *[replace("a", "aa")] * 40]}, "a"),
         ({"type": "Sequence", "decoders": [{"type": "Fuse"},
           {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}]}, "a" * 60),
@@ -192,6 +194,17 @@ def test_a_costly_decoder_is_stopped(decoder: Json, text: str) -> None:
     except TokenizerError as error:
         assert len(str(error)) < 1500
     assert time.monotonic() - begin < 20
+
+
+def test_long_tokens_that_a_decoder_lengthens_run_apart() -> None:
+    vocab = {"a": 0, "b": 1, "a" * 4096: 2}
+    plain = {"pre_tokenizer": None, "added_tokens": [], "decoder": replace("a", "b" * 16)}
+    assert "long tokens" in costly(definition(model=bpe(vocab), **plain))
+    assert costly(definition(model=bpe({"a": 0, "b": 1}), **plain)) == ""
+    tokenizer = runtime(definition(model=bpe(vocab), **plain))
+    with pytest.raises(TokenizerError, match="it runs apart"):
+        tokenizer.decode([2] * 40_000)
+    assert tokenizer.decode([0]) == "b" * 16
 
 
 def test_an_expression_that_is_not_known_gives_the_tokens_of_the_library() -> None:
@@ -235,6 +248,22 @@ def test_what_is_no_definition_is_refused_in_one_line(content: bytes, message: s
         Tokenizer(content, 1 << 20)
 
 
+@pytest.mark.parametrize("merge", [["a", "é"], "a é", ["a", ""], ["a", "bx"], ["a", "x"]])
+def test_a_merge_whose_cut_ends_the_process_of_the_library(merge: Any) -> None:
+    vocab = {"a": 0, "é": 1, "xb": 2, "ab": 3}
+    made = bpe(vocab) | {"merges": [["a", "xb"], merge], "continuing_subword_prefix": "xb" if merge[-1] == "x" else "x"}
+    content = json.dumps(definition(model=made)).encode()
+    for read in (
+        lambda: Tokenizer(content, 1 << 20),
+        lambda: vocabulary.load(content, "tokenizer.json"),
+        lambda: trained.parse(content.decode(), "tokenizer.json"),
+    ):
+        with pytest.raises(ValueError, match=r"has the merge .*, expected a right side that begins with"):
+            read()
+    honest = bpe(vocab) | {"merges": [["a", "xb"]], "continuing_subword_prefix": "x"}
+    assert vocabulary.load(json.dumps(definition(model=honest)).encode(), "it").encode("ab").ids == [3]
+
+
 def test_tokens_around_a_text_that_the_model_does_not_have() -> None:
     single = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     special = {"x": {"id": "x", "ids": [1 << 30], "tokens": ["x"]}}
@@ -261,6 +290,12 @@ def test_shielding_takes_linear_time_with_any_special_tokens() -> None:
     begin = time.process_time()
     many.shield("eeee e1 " * 10_000)
     long.shield("a" * 50_000)
+    runs = runtime(
+        definition(added_tokens=[added(a * n) for a in "abcdefghijklmnopqrstuvwxyz " for n in range(2, 128)])
+    )
+    llama = runtime(definition(added_tokens=[added(f"<|reserved_{i}|>") for i in range(250)]))
+    for tokenizer, text in ((runs, "the quick brown fox " * 10_000), (llama, "<" * 500_000), (runs, "a" * 100_000)):
+        tokenizer._settle(tokenizer.shield(text))
     assert time.process_time() - begin < 20  # 1 s; many alternatives at each letter took minutes
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jinja2.filters import FILTERS
 
 from bitnet_runtime import MissingDependencyError, TemplateError
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.worker import Worker, WorkerError
 
+rendering = Path(sys.modules[Worker.__module__].__file__ or "").with_name("rendering.py")
 PROGRAM = """
 import os, signal, sys, time
 
@@ -110,7 +113,7 @@ def test_it_ends_with_whoever_ends(worker: Worker) -> None:
 
 
 def script(code: str, folder: Path) -> subprocess.Popen[str]:
-    code = "import os, sys, time\nfrom bitnet_runtime.chat import ChatTemplate, _worker\n" + code
+    code = "import os, sys, time\nfrom bitnet_runtime.chat import ChatTemplate\n" + code
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -118,7 +121,7 @@ def script(code: str, folder: Path) -> subprocess.Popen[str]:
 
 
 HELLO = "HELLO = [{'role': 'user', 'content': 'hello'}]\nECHO = ChatTemplate('{{ messages[0].content }}')\n"
-START = HELLO + "assert ECHO.render(HELLO, {}) == 'hello'\nprint(_worker()._process.pid, flush=True)\n"
+START = HELLO + "assert ECHO.render(HELLO, {}) == 'hello'\nprint(ECHO._worker._process.pid, flush=True)\n"
 
 
 @pytest.mark.parametrize("end", ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "1 / 0", "sys.exit(3)"])
@@ -159,29 +162,36 @@ def test_a_folder_with_modules_of_the_same_names(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_starts_its_own() -> None:
-    assert render("{{ messages[0].content }}") == "hello"
+    template = ChatTemplate("{% if messages[0].content == 'slow' %}" + SLOW + "{% endif %}{{ messages[0].content }}")
+
+    def say(content: str) -> str:
+        return template.render([{"role": "user", "content": content}], {})
+
+    assert say("hello") == "hello"
 
     def hold_the_lock() -> None:
         with pytest.raises(TemplateError, match="takes more than"):
-            render(SLOW)
+            say("slow")
 
     busy = threading.Thread(target=hold_the_lock)
     busy.start()
     time.sleep(0.1)
     child = os.fork()
     if child == 0:
-        os._exit(0 if render("{{ messages[0].content | upper }}") == "HELLO" else 1)
+        os._exit(0 if say("HELLO") == "HELLO" else 1)
     assert os.waitpid(child, 0)[1] == 0
     busy.join()
-    assert render("{{ messages[0].content }}") == "hello"
+    assert say("hello") == "hello"
 
 
 def test_threads_get_their_own_answers() -> None:
+    template = ChatTemplate("{{ messages[0].content }}!")
     wrong: list[str] = []
 
     def ask(name: str) -> None:
         for i in range(50):
-            if (text := render("{{ messages[0].content }}!" + name, f"{name}{i}")) != f"{name}{i}!{name}":
+            text = template.render([{"role": "user", "content": f"{name}{i}"}], {})
+            if text != f"{name}{i}!":
                 wrong.append(text)
 
     threads = [threading.Thread(target=ask, args=(f"thread {n}",)) for n in range(8)]
@@ -205,3 +215,77 @@ def test_a_program_that_is_not_started_by_python(
 def test_a_library_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MissingDependencyError, match="needs the `no_such_library` library"):
         Worker(str(tmp_path), ("no_such_library",)).ask(b"1")
+
+
+def test_a_signal_handler_asks_within_a_request(worker: Worker) -> None:
+    answers: list[bytes] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: answers.append(worker.ask(b"1 + 1")))
+    try:
+        assert worker.ask(b"0")
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        assert worker.ask(b"time.sleep(1) or 7") == b"7"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert answers == [b"2"]
+    assert worker.ask(b"3") == b"3"
+
+
+def test_a_program_that_ignores_its_children(worker: Worker) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(WorkerError, match="status that is not known: too much time"):
+            worker.ask(b"sum(1 for _ in iter(int, 1))", 0.1)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_program_that_blocks_the_signal_of_the_limit(worker: Worker) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+    try:
+        with pytest.raises(WorkerError, match=r"takes more than 0\.1 s"):
+            worker.ask(b"sum(1 for _ in iter(int, 1))", 0.1)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.parametrize("end", [Worker.close, Worker._forget])
+def test_no_socket_is_left(worker: Worker, end: Callable[[Worker], None]) -> None:
+    worker.ask(b"1")
+    held, process = worker._socket, worker._process
+    assert held is not None
+    assert process is not None
+    end(worker)
+    assert held.fileno() == -1
+    os.waitpid(process.pid, 0) if end is Worker._forget else None
+
+
+def test_a_large_setup_may_keep_more(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import os, sys\ndef answer(request): return str(eval(request)).encode()\n")
+    worker = Worker(str(tmp_path / "program.py"), (), b"0 #" + b"x" * 5_000_000)
+    first = worker.ask(b"os.getpid()")
+    worker.ask(b"len(sys.modules.setdefault('kept', 'x' * (50 << 20)))", memory=100 << 20)
+    assert worker.ask(b"os.getpid()") == first
+    worker.close()
+
+
+def test_no_filter_needs_a_file() -> None:
+    worker = Worker(str(rendering), ("jinja2", "markupsafe"))
+    calls = [f"'<b>a b</b> http://x' | {name}{given}" for name in FILTERS for given in ("", "(1)", "('x')")]
+    calls += [f"'a'.encode('{name}')" for name in ("cp1252", "idna", "utf-16", "latin-1", "punycode")]
+    for call in [*calls, "lipsum()", "1.5 | round", "[1] | sum", "strftime_now('%c')"]:
+        request = {"source": f"{{{{ {call} }}}}", "most": 1 << 20, "variables": {"messages": []}}
+        assert b"opens a file" not in worker.ask(json.dumps(request).encode()), call
+    refused = {"source": "{{ 'a'.encode('cp037') }}", "most": 99, "variables": {"messages": []}}
+    assert b"failed in line 1: it opens a file" in worker.ask(json.dumps(refused).encode())
+    worker.close()
+
+
+def test_a_template_that_takes_long_delays_no_other() -> None:
+    slow, fast = ChatTemplate(SLOW), ChatTemplate("{{ messages[0].content }}")
+    assert slow._worker is not fast._worker
+
+
+def test_long_messages_have_the_memory_they_take() -> None:
+    text = "🙂" + "a" * 8_000_000
+    assert render("{{ messages[0].content | trim }}", text) == text

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from bitnet.config import ModelConfig
 
 from . import packed
 from .outgoing import write_json
 from .reader import PackedFile
-from .vocabulary import around
+from .vocabulary import around, load
 
 _SAMPLING = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -77,7 +75,7 @@ def special_words(generation: Mapping[str, Any]) -> dict[str, str]:
 
 def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -> bytes:
     """The tokenizer, with the start token before a text, where only the packed file says so."""
-    if start is None or start not in words or Tokenizer.from_str(tokenizer.decode()).encode("").ids[:1] == [start]:
+    if start is None or start not in words or load(tokenizer, "section TOKENIZER").encode("").ids[:1] == [start]:
         return tokenizer
     rules = json.loads(tokenizer)
     steps = [step for step in (rules.get("post_processor"), around((words[start], start), None)) if step]
@@ -86,9 +84,6 @@ def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -
 
 
 def _words(tokenizer: bytes) -> dict[int, str]:
-    """Token ids of a tokenizer's JSON and what they are called. Raises ValueError when it is not one."""
-    try:
-        vocabulary = Tokenizer.from_str(tokenizer.decode()).get_vocab(with_added_tokens=True)
-    except Exception as error:  # tokenizers raises Exception itself
-        raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error}") from None
+    """Token ids of a tokenizer's JSON and what they are called. Raises SourceError when it is not one."""
+    vocabulary = load(tokenizer, "section TOKENIZER").get_vocab(with_added_tokens=True)
     return {token: word for word, token in vocabulary.items()}

@@ -11,6 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bitnet_runtime import TokenizerError
+from bitnet_runtime.definitions import parse
+
 from .source import SourceError
 
 if TYPE_CHECKING:
@@ -124,7 +127,10 @@ def load(definition: bytes, what: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
+        parse(definition)
         return Tokenizer.from_str(definition.decode())
+    except TokenizerError as error:
+        raise SourceError(f"{what} is refused: {error}") from None
     except BaseException as error:  # a panic of the library is no Exception
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise SourceError(f"{what} is refused by the tokenizers library: {str(error)[:300]}") from None

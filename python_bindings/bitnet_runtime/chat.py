@@ -5,7 +5,6 @@ A template is a program by whoever made the file; `rendering.py` runs it, in a p
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 
 from bitnet_runtime.errors import InvalidParameterError, TemplateError
 from bitnet_runtime.text import Tokenizer
-from bitnet_runtime.worker import Worker, WorkerError
+from bitnet_runtime.worker import MEMORY, Worker, WorkerError
 
 MAX_BYTES = 256 * 1024  # of a template, as in the format
 MAX_MESSAGES = 16 << 20  # bytes of messages, as JSON
+BYTES = 16  # of memory for each byte of a request: four times what a character may take, as text and as parts of it
 MOST_TEXT = 1 << 19  # characters that a template may make, and 4 for each byte of the messages
 
 
@@ -27,7 +27,8 @@ class ChatTemplate:
         if len(source.encode("utf-8", "surrogatepass")) > MAX_BYTES:
             raise TemplateError(f"the chat template has {len(source)} characters, expected at most {MAX_BYTES} bytes")
         self._source = source
-        self._worker = _worker()
+        # Its own: nobody waits for the template of another model. It ends with this object.
+        self._worker = Worker(str(Path(__file__).with_name("rendering.py")), ("jinja2", "markupsafe"))
 
     def encode(
         self,
@@ -40,7 +41,9 @@ class ChatTemplate:
         """The tokens of the prompt that asks for the next answer; or of the messages alone, to learn from.
 
         special_tokens: variables of the template such as eos_token, and the texts of these tokens.
-        What the messages say stays plain text, even where it spells a special token.
+        What the messages say stays plain text, even where it spells a special token, or would once the
+        template joined or left out parts of it. A template that itself writes the first character of a
+        special token and takes the rest from a message, as in "<|{{ role }}|>", makes that token.
         """
         text = self.render(
             messages, special_tokens, add_generation_prompt=add_generation_prompt, change=tokenizer.shield
@@ -64,13 +67,13 @@ class ChatTemplate:
                     f'messages has {message!r:.100}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
         try:
-            given = _json([_map_text(_as_templates_expect(message), change) for message in messages])
+            expected = [_as_templates_expect(message) for message in messages]
+            size = len(_json(_map_text(expected, str)))
+            if size > MAX_MESSAGES:
+                raise ValueError(f"they have {size} bytes as JSON, expected at most {MAX_MESSAGES}")
+            given = _json(_map_text(expected, change))
         except (RecursionError, TypeError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
-        if len(given) > MAX_MESSAGES:
-            raise InvalidParameterError(
-                f"messages have {len(given)} bytes as JSON, expected at most {MAX_MESSAGES}", "messages"
-            )
         more: dict[str, Any] = {"tools": None, "documents": None}  # as apply_chat_template has it
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
         asked = {"source": self._source, "most": MOST_TEXT + 4 * len(given), "variables": more}
@@ -78,7 +81,8 @@ class ChatTemplate:
 
     def _render(self, request: bytes, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
-            reply = json.loads(self._worker.ask(request).decode("utf-8", "surrogatepass"))
+            answer = self._worker.ask(request, memory=MEMORY + BYTES * len(request))
+            reply = json.loads(answer.decode("utf-8", "surrogatepass"))
         except WorkerError as error:
             reply = {"error": f"failed: {error}"}
         if "error" not in reply:
@@ -89,12 +93,6 @@ class ChatTemplate:
             f"{', …' if len(messages) > 8 else ''}; most templates take user and assistant in turn, "
             f"after at most one system message"
         )
-
-
-@functools.cache
-def _worker() -> Worker:
-    """One for all templates: nothing that a template changes outlives its rendering."""
-    return Worker(str(Path(__file__).with_name("rendering.py")), ("jinja2", "markupsafe"))
 
 
 def _json(value: Any) -> bytes:

@@ -19,7 +19,7 @@ REPLY = struct.Struct("<cQ")  # how it went, bytes that follow
 DONE, FULL, NO_MEMORY = b"D", b"F", b"M"  # FULL: done, and the process has grown; start a new one
 GREETING = b"bitnet worker 1\n"
 
-KEPT = 32 << 20  # bytes by which a process may grow for good
+KEPT = 32 << 20  # bytes by which a process may grow for good, beside 16 for each byte of what stays
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _serve(answer: Callable[[bytes], bytes], memory: _Memory) -> None:
-    start = memory.used()
+    start, kept = memory.used(), KEPT
     while header := _read(REQUEST.size):
         stays, seconds, room, size = REQUEST.unpack(header)
         memory.allow(room)
@@ -46,9 +46,10 @@ def _serve(answer: Callable[[bytes], bytes], memory: _Memory) -> None:
         except MemoryError:
             reply, how = b"", NO_MEMORY
         signal.setitimer(signal.ITIMER_PROF, 0)
-        memory.allow(2 * len(reply) + KEPT)
-        start = memory.used() if stays else start
-        if how == DONE and memory.used() > start + KEPT:
+        memory.allow(2 * len(reply) + kept)
+        if stays:  # what is large keeps large caches
+            start, kept = memory.used(), KEPT + 16 * size
+        if how == DONE and memory.used() > start + kept:
             how = FULL
         _write(REPLY.pack(how, len(reply)) + reply)
 

@@ -11,10 +11,11 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bitnet_runtime.definitions import LONGEST_ADDED, STEPS, steps
+from bitnet_runtime.definitions import LONGEST_ADDED, STEPS, model_texts, steps
 
 MOST_ADDED, MOST_ADDED_TEXT = 1 << 16, 1 << 20  # tokens, and characters of all of them
 GROWTH = 16  # times a text may grow on its way to the model, by what the file says; 12 with SentencePiece's ▁
+MOST_DECODED = 1 << 14  # bytes of a token's text; a growth of 16 with tokens of 1 KB
 
 _CASED, _UNCASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD, _OTHER, _SPACES = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n]*|", r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,7 +66,8 @@ def costly(definition: Mapping[str, Any]) -> str:
         for step in steps(definition, "decoder"):
             _require(_cheap(step, _KINDS["decoder"]), step)
             growth *= _growth(step)
-        _require(growth <= GROWTH, "decoders that lengthen a text")
+        longest = max((len(text.encode()) for text in model_texts(definition["model"])), default=0)
+        _require(growth * longest <= MOST_DECODED, "long tokens, or decoders that lengthen a text")
         _check_model(definition["model"])
         _check_added(definition.get("added_tokens") or [])
         _check_edges(definition)

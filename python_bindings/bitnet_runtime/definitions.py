@@ -15,14 +15,32 @@ STEPS = 16  # of a normalizer and the like
 
 
 def parse(definition: bytes) -> dict[str, Any]:
-    """The definition as an object. Raises TokenizerError: it is none, or two readers could read it differently."""
+    """The definition as an object. Raises TokenizerError: it is none, two readers could read it differently,
+    or it is one that makes the `tokenizers` library end the process; nothing else may go there."""
     try:
         found = json.loads(definition.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"the tokenizer of the file is not as the tokenizers library writes it: {error}") from None
     if not isinstance(found, dict):
         raise TokenizerError(f"the tokenizer of the file is a {type(found).__name__}, expected a JSON object")
+    _check_merges(found.get("model"))
     return found
+
+
+def _check_merges(model: Any) -> None:
+    """The library cuts the prefix off whatever is there, and where that is within a character ends the process."""
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if prefix else None
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return  # nothing to cut, or refused by the library
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        right = pair[-1] if isinstance(pair, list) and pair else ""
+        if not isinstance(right, str) or not right.startswith(prefix):
+            raise TokenizerError(
+                f"the tokenizer of the file has the merge {merge!r:.100}, expected a right side that begins "
+                f"with continuing_subword_prefix, {prefix!r:.40}"
+            )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ never becomes a special token: someone who types "<|end|>" gets the tokens of th
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import json
 import re
@@ -69,6 +70,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidParameterError(f"the text is not valid Unicode: {error}", "text") from None
         parser = self._unshielding_parser if shielded else self._parser if parse_special else self._library
+        text = self._settle(text) if shielded else text
         ids = parser.encode(text, add_bos)
         if self._inside:
             ids = [self._inside.get(token, token) for token in ids]
@@ -90,8 +92,12 @@ class Tokenizer:
         return self._library.text(self._outside.get(token, token)) if token is not None else ""
 
     def shield(self, text: str) -> str:
-        """`text` marked so that `encode(shielded=True)` sees no special token in it."""
-        return self._begins.sub(self._mark, text) if self._lengths else text
+        """`text` marked so that `encode(shielded=True)` sees no special token that begins in it.
+
+        Not even one that comes into being when parts of it are joined: every character that a special
+        token may begin with is marked.
+        """
+        return text.replace(MARK, "").translate(self._marked)
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A new detokenizer for text that continues `prompt`."""
@@ -127,23 +133,42 @@ class Tokenizer:
         text = definition if isinstance(definition, str) else json.dumps(definition, ensure_ascii=False)
         return load(text, parse_special, self._apart)
 
-    def _mark(self, found: re.Match[str]) -> str:
-        text, place = found.string, found.start()
-        begins = any(text[place : place + n] in self._special_ids for n in self._lengths[found[0]])
-        return found[0] + MARK if begins else found[0]
+    def _settle(self, text: str) -> str:
+        """`text` with the marks alone at which a special token stands: the others would hide other added tokens."""
+        if not self._special:
+            return text
+        longest = max(map(len, self._special))
+
+        def mark(found: re.Match[str]) -> str:
+            place = found.start()
+            there = text[place - 1 : place + 2 * longest].replace(MARK, "")
+            nearest = bisect.bisect_right(self._special, there) - 1  # alone can be what it begins with
+            return MARK if nearest >= 0 and there.startswith(self._special[nearest]) else ""
+
+        text = self._idle.sub("", text)
+        return re.sub(MARK, mark, text)
 
     @cached_property
-    def _lengths(self) -> dict[str, list[int]]:
-        """The lengths of special tokens by their first character. A single character cannot be marked."""
-        lengths: dict[str, set[int]] = {}
-        for text in self._special_ids:
-            if len(text) > 1:
-                lengths.setdefault(text[0], set()).add(len(text))
-        return {first: sorted(found) for first, found in lengths.items()}
+    def _special(self) -> list[str]:
+        """Special tokens in order, without those that begin with another. A single character cannot be marked."""
+        shortest: list[str] = []
+        for text in sorted(self._special_ids):
+            if len(text) > 1 and not (shortest and text.startswith(shortest[-1])):
+                shortest.append(text)
+        return shortest
 
     @cached_property
-    def _begins(self) -> re.Pattern[str]:
-        return re.compile(f"[{re.escape(''.join(self._lengths))}]")
+    def _marked(self) -> dict[int, str]:
+        """What a special token begins with, in any case, as a template may change that; with a mark."""
+        first = {text[0] for text in self._special}
+        first.update(*((char.lower()[0], char.upper()[0]) for char in first))
+        return {ord(char): char + MARK for char in first}
+
+    @cached_property
+    def _idle(self) -> re.Pattern[str]:
+        """A mark where no special token goes on."""
+        follows = re.escape("".join({text[1] for text in self._special}))
+        return re.compile(f"{MARK}(?![{follows}])")
 
     @cached_property
     def _longest(self) -> int | None:

@@ -39,7 +39,7 @@ class Worker:
         the standard library and `libraries`. setup: the first request of every new process; it may
         take time and memory as a file of its length does."""
         self._program, self._libraries, self._setup = program, libraries, setup
-        self._lock = threading.Lock()
+        self._lock, self._busy = threading.RLock(), False
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         _workers.add(self)
@@ -47,6 +47,13 @@ class Worker:
     def ask(self, request: bytes, seconds: float = 1.0, memory: int = MEMORY) -> bytes:
         """The answer. Raises WorkerError: more CPU time or memory than given, or a crash."""
         with self._lock:
+            if self._busy:  # a signal handler, within a request of the same thread
+                other = Worker(self._program, self._libraries, self._setup)
+                try:
+                    return other.ask(request, seconds, memory)
+                finally:
+                    other.close()
+            self._busy = True
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
@@ -54,6 +61,8 @@ class Worker:
             except BaseException:  # Ctrl-C too: the answer it would give is not that to the next request
                 self.close()
                 raise
+            finally:
+                self._busy = False
 
     def close(self) -> None:
         """End the process; the next request starts another."""
@@ -132,11 +141,15 @@ class Worker:
             return WorkerError(f"no answer within {PATIENCE * seconds:.0f} s")
         if status == -signal.SIGPROF:
             return WorkerError(f"it takes more than {seconds:.1f} s")
+        if status == 0:  # it never ends by itself: somebody else took the status, or SIGCHLD is ignored
+            return WorkerError(
+                "it ended its process, with a status that is not known: too much time or memory, or a crash"
+            )
         return WorkerError(f"it ended its process (status {status}), as too little memory or a crash does")
 
     def _forget(self) -> None:
         """In a forked child: the process is the parent's."""
-        self._lock = threading.Lock()
+        self._lock, self._busy = threading.RLock(), False
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
