@@ -57,6 +57,13 @@ static const struct {
     {"sys/fs/cgroup/box/inner", NULL},
     {"sys/fs/cgroup/box/inner/memory.max", "400000000\n"},
     {"sys/fs/cgroup/box/inner/memory.current", "100000000\n"},
+    {"sys/fs/cgroup/slab", NULL}, /* a gigabyte of directory entries and inodes */
+    {"sys/fs/cgroup/slab/memory.max", "2000000000\n"},
+    {"sys/fs/cgroup/slab/memory.current", "1900000000\n"},
+    {"sys/fs/cgroup/slab/memory.stat", "anon 500000000\nkernel 1100000000\nslab 1050000000\n"
+                                       "inactive_file 200000000\nactive_file 100000000\n"
+                                       "slab_reclaimable 1000000000\n"
+                                       "slab_unreclaimable 50000000\n"},
     {"sys/fs/cgroup/full", NULL},
     {"sys/fs/cgroup/full/memory.max", "4096\n"},
     {"sys/fs/cgroup/full/memory.current", "8192\n"},
@@ -100,6 +107,7 @@ static void test_limits_of_a_machine(void) {
         {"0::/box\n", 390000000, 1000000000, "group"}, /* what lies in files can be had back */
         {"0::/box/inner\n", 300000000, 400000000, "group"},
         {"0::/box/gone/deeper\n", 390000000, 1000000000, "group"},
+        {"0::/slab\n", 1400000000, 2000000000, "group"},
         {"0::/full\n", 0, 4096, "group"},
         {"5:memory:/old\n", 800000000, 2000000000, "group"},
         {"5:memory:/\n", 6000000ull * 1024, 8000000ull * 1024, "machine"},
