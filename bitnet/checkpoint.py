@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from bitnet import manifest, optimizers, parallel
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet.process import flush
+from bitnet_runtime import terminal
 
 TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
 REPLACED = ".replaced"  # ending of a checkpoint while another of the same step takes its place
@@ -47,11 +47,7 @@ class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, or not what its configuration says."""
 
 
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def find(path: str | Path, say: Callable[[str], object] = to_stderr) -> Path:
+def find(path: str | Path, say: Callable[[str], object] = terminal.say) -> Path:
     """The checkpoint that `path` means: itself, or the newest whole one of a run folder.
 
     say: gets a line for each newer one that is damaged. Raises CheckpointError: there is none, or it is damaged;

@@ -62,7 +62,7 @@ def register(subparsers: Any) -> None:
     )
     _add_model(bench)
     bench.add_argument(
-        "--shape", metavar="NAME", help="random weights of a preset, such as bitnet-2b4t, tiny, mini-gpt"
+        "--shape", metavar="NAME", help="random weights of a preset, such as bitnet-2b4t, tiny, gguf, mini-gpt"
     )
     bench.add_argument(
         "--encoding",
