@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from bitnet import manifest, optimizers, parallel
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet.process import flush
+from bitnet_runtime import terminal
 
 TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
 REPLACED = ".replaced"  # ending of a checkpoint while another of the same step takes its place
@@ -47,14 +47,11 @@ class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, or not what its configuration says."""
 
 
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def find(path: str | Path, say: Callable[[str], object] = to_stderr) -> Path:
+def find(path: str | Path, say: Callable[[str], object] = terminal.say) -> Path:
     """The checkpoint that `path` means: itself, or the newest whole one of a run folder.
 
-    say: gets a line for each newer one that is damaged. Raises CheckpointError: there is none, or it is damaged.
+    say: gets a line for each newer one that is damaged. Raises CheckpointError: there is none, or it is damaged;
+    OSError: one cannot be read now, and an older one in its place would lose what is in it.
     """
     folder = Path(path)
     if (folder / "model.safetensors").is_file() or (folder / manifest.NAME).is_file():
@@ -235,11 +232,15 @@ def recover(run: Path) -> None:
 
 
 def set_aside(run: Path, newest: Path) -> None:
-    """Rename what is newer than the newest whole checkpoint, so that it is never counted as one to keep."""
+    """Rename what is newer than the newest whole checkpoint, so that it is never counted as one to keep.
+
+    What was renamed before stays.
+    """
     for damaged in all_of(run)[all_of(run).index(newest) + 1 :]:
-        aside = damaged.with_name(f"{damaged.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        damaged.rename(aside)
+        taken, n = {path.name for path in run.iterdir()}, 1
+        while (name := f"{damaged.name}.damaged{n if n > 1 else ''}") in taken:
+            n += 1
+        damaged.rename(run / name)
 
 
 def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:

@@ -36,6 +36,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
     def refuse_unknown(self, words: list[str]) -> NoReturn:
+        if not words[0].startswith("-") or " " in words[0]:
+            takes_text = "-p" in self._option_string_actions
+            self.error(f"unexpected argument {words[0]!r}" + "; a prompt follows -p" * takes_text)
         options = [name for name in self._option_string_actions if name.startswith("--")]
         word = words[0].partition("=")[0]
         self.error(f"unknown option {word!r}" + settings.did_you_mean(word, options))

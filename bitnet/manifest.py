@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
 from bitnet.process import sha256
 
 NAME = "manifest.json"
+
+T = TypeVar("T")
 
 
 def write(folder: Path) -> None:
@@ -26,43 +30,58 @@ def write(folder: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str:
-    """What is wrong with the files of a checkpoint; "" when nothing is. Reads all of them, once in a process."""
+    """What is wrong with the files of a checkpoint; "" when nothing is. Reads all of them, once in a process.
+
+    Raises OSError: they cannot be read now, which says nothing about what is in them.
+    """
     try:
         stats = {file.name: file.stat() for file in checkpoint.iterdir()}
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         return f"it cannot be read: {error.strerror}"
-    seen = tuple(sorted((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats.items()))
-    return _damage(checkpoint.resolve(), seen)
+    seen = sorted(
+        (name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats.items() if S_ISREG(s.st_mode)
+    )
+    return _damage(checkpoint.resolve(), tuple(seen))
 
 
 @functools.lru_cache(maxsize=64)
-def _damage(checkpoint: Path, seen: tuple[Any, ...]) -> str:
-    """seen: what tells that the files are not those of an earlier call."""
+def _damage(checkpoint: Path, seen: tuple[tuple[Any, ...], ...]) -> str:
+    """seen: name and size of each file, and what tells that it is not that of an earlier call."""
+    sizes = {name: size for name, size, *_ in seen}
+    if NAME not in sizes:
+        return _without_manifest(checkpoint, sizes)
     try:
-        if not (checkpoint / NAME).exists():
-            return _without_manifest(checkpoint)
-        for name, said in json.loads((checkpoint / NAME).read_text(encoding="utf-8"))["files"].items():
-            file = checkpoint / name
-            if not file.is_file():
+        for name, said in json.loads(_read(checkpoint / NAME, Path.read_bytes))["files"].items():
+            if name not in sizes:
                 return f"{name} is missing"
-            if (size := file.stat().st_size) != said["bytes"]:
-                return f"{name} has {size:,} bytes, {NAME} says {said['bytes']:,}"
-            if sha256(file) != said["sha256"]:
+            if sizes[name] != said["bytes"]:
+                return f"{name} has {sizes[name]:,} bytes, {NAME} says {said['bytes']:,}"
+            if _read(checkpoint / name, sha256) != said["sha256"]:
                 return f"{name} holds other bytes than were saved (SHA-256)"
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+    except FileNotFoundError as error:  # removed this moment
+        return f"{Path(error.filename).name} is missing"
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"{NAME} is damaged"
     return ""
 
 
-def _without_manifest(checkpoint: Path) -> str:
-    if not (checkpoint / "model.safetensors").is_file():
+def _without_manifest(checkpoint: Path, names: Iterable[str]) -> str:
+    if "model.safetensors" not in names:
         return "model.safetensors is missing"
-    for file in checkpoint.glob("*.safetensors"):
+    for file in (checkpoint / name for name in names if name.endswith(".safetensors")):
+        file.open("rb").close()  # of any error here, safe_open says that there is no file
         try:
             with safe_open(file, framework="np"):
                 pass
         except SafetensorError as error:
             return f"{file.name} is damaged or not a safetensors file: {error}"
     return ""
+
+
+def _read(file: Path, how: Callable[[Path], T]) -> T:
+    """Its OSError names the file: that of a read, unlike that of `open`, does not."""
+    try:
+        return how(file)
+    except OSError as error:
+        error.filename = str(file)
+        raise

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from bitnet import parallel
 from bitnet.settings import Settings
+from bitnet_runtime.terminal import escape
 
 PAUSES = 1.0, 60.0  # seconds from line to line, at first and at most: each pause is twice the one before
 
@@ -70,7 +71,7 @@ class Progress:
 def say(line: str) -> None:
     """On stderr, above the bar, by the first process alone."""
     if parallel.is_first():
-        tqdm.write(line, file=sys.stderr)
+        tqdm.write(escape(line, keep="\n\t"), file=sys.stderr)  # the name of a run may hold anything
 
 
 def lasting(seconds: float) -> str:

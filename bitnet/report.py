@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
+import errno
 import html
 import io
+import os
 import statistics
 import textwrap
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bitnet import process, runlog
 from bitnet.figures import PANELS, Panel, Records, series
+from bitnet_runtime.terminal import show
 
 LARGEST = 200_000_000  # ternary weights of a model that may generate a sample here, without the engine
 
@@ -43,13 +48,30 @@ def command(args: argparse.Namespace) -> int:
     records = runlog.read(run / "log.jsonl")
     if not records:
         raise ReportError(f"{run}/log.jsonl holds no step yet; wait for the first")
-    title, facts, text = f"bitnet report: {run.resolve().name}", summary(run, records), sample(run, args)
-    page = as_html(title, facts, text, records) if out.suffix == ".html" else as_png(title, facts, text, records)
     partial = out.with_name(f".{out.name}.partial")
-    partial.write_bytes(page)
-    partial.rename(out)
-    print(out)
+    try:
+        with _writing(out):  # before it is drawn, which takes a while
+            partial.touch()
+            if out.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        title, facts, text = f"bitnet report: {run.resolve().name}", summary(run, records), sample(run, args)
+        page = as_html(title, facts, text, records) if out.suffix == ".html" else as_png(title, facts, text, records)
+        with _writing(out):
+            partial.write_bytes(page)
+            partial.rename(out)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    show(f"{out}\n")
     return 0
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{out} cannot be written: {error.strerror}; name another --out") from error
 
 
 def summary(run: Path, records: Records) -> Facts:

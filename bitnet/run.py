@@ -79,6 +79,8 @@ class Run:
             return f"{checkpoint.find(self.folder, lambda _: None)} is the last good checkpoint"
         except checkpoint.CheckpointError:
             return "no checkpoint was saved"
+        except OSError as error:
+            return f"the checkpoints cannot be read now ({error.strerror})"
 
     def failure(self, error: OSError | SafetensorError) -> TrainingError:
         """What to say when a file of the run cannot be written, because the disk is full, for example."""

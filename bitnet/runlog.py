@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bitnet_runtime.terminal import escape
+
 
 class Log:
     """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n.
@@ -98,7 +100,8 @@ def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:
         [r["tokens"] for r in checks], [r["validation"]["nats_per_token"] for r in checks],
         marker="o", ms=3, color="#12446b", label="validation",
     )  # fmt: skip
-    loss_axis.set(xlabel="tokens", ylabel="nats per token", title=title)
+    loss_axis.set(xlabel="tokens", ylabel="nats per token")
+    loss_axis.set_title(escape(title), parse_math=False)
     loss_axis.grid(alpha=0.2)
     loss_axis.legend(frameon=False, loc="upper center")
     rate_axis = loss_axis.twinx()

@@ -185,8 +185,10 @@ def of_source(config: ModelConfig) -> tuple[dict[str, Any], ModelConfig]:
 
 
 def did_you_mean(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, 1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    """The end of an error; "" when nothing is near. Dashes in front do not make two options alike."""
+    bare = {each.lstrip("-"): each for each in names}
+    near = difflib.get_close_matches(name.lstrip("-"), bare, 1)
+    return f", did you mean {bare[near[0]]!r}?" if near else ""
 
 
 def default_of(name: str, finetune: bool = False) -> str:

@@ -28,6 +28,7 @@ from bitnet.prepare import prepare
 from bitnet.progress import Progress, say
 from bitnet.resolve import resolve, run_folder
 from bitnet.run import Run, TrainingError, describe
+from bitnet_runtime.terminal import show
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
@@ -113,7 +114,7 @@ def _carry_out(run: Run, as_json: bool) -> int:
         print(json.dumps({"checkpoint": str(folder)} | run.now() | {"validation": dataclasses.asdict(result)}))
     else:
         spent = f"{run.state['tokens']:,} tokens, {run.state['seconds']:.0f} s"
-        print(f"{folder}: validation {describe(result)} after {spent}")
+        show(f"{folder}: validation {describe(result)} after {spent}\n")
     return 0
 
 

@@ -77,6 +77,30 @@ def test_a_cancel_ends_a_generation_and_with_it_itself(slow: Model, draft: int) 
         assert slow.generate([1], max_tokens=3, session=session).finish_reason == "length"
 
 
+def test_a_close_that_comes_late_spares_the_next_answer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It found the answer unfinished; before it cancels, the answer ends and the session's next one begins."""
+    session, cancel = model.session(), Session.cancel
+    stream = model.stream([1, 2, 3], max_tokens=3, session=session)
+    next(stream)
+    found: list[Background] = []
+
+    def rest() -> list[Result]:
+        list(stream)
+        return [model.generate([1, 2, 3], max_tokens=20, session=session) for _ in range(2)]
+
+    def late(session: Session) -> None:
+        monkeypatch.setattr(Session, "cancel", cancel)
+        found.append(Background(rest))
+        found[0].join(0.5)  # as far as it comes
+        cancel(session)
+
+    monkeypatch.setattr(Session, "cancel", late)
+    stream.close()
+    assert [len(result.tokens) for result in found[0].end()] == [20, 20]
+    assert stream.result is not None and stream.result.finish_reason in ("length", "cancelled")
+    assert len(model.generate([1, 2, 3], max_tokens=20, session=session).tokens) == 20
+
+
 def test_a_cancel_ends_a_prompt(slow: Model) -> None:
     with slow.session() as session:
         running = Background(lambda: slow.generate([1] * 60_000, session=session))

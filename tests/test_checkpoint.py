@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import resource
 import shutil
@@ -139,6 +141,50 @@ def test_eval_export_and_resume_take_it(finished: Path, tmp_path: Path, capsys: 
         more = [tmp_path / "n.bitnet"] if command[0] == "export" else []
         assert bitnet(command[0], run / "step-000020.damaged", *more, *command[1:]) == 1
         assert "step-000020.damaged is damaged: optimizer.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("call", ["open", "read", "stat"])
+def test_what_cannot_be_read_now_is_not_damaged(
+    number: int, call: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command ends, and goes on from the same checkpoint when the file can be read again."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    file, original = run / "step-000020" / "model.safetensors", getattr(Path, {"read": "open"}.get(call, call))
+
+    class Gone(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, _: Any) -> int:
+            raise OSError(number, os.strerror(number))
+
+    def failing(self: Path, *args: Any, **options: Any) -> Any:
+        if os.path.realpath(self) != os.path.realpath(file):
+            return original(self, *args, **options)
+        if call == "read":
+            return Gone()
+        raise OSError(number, os.strerror(number), str(self))
+
+    before = sorted(path for path in run.rglob("*") if path.name != "lock")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open" if call == "read" else call, failing)
+        for command in (["train", "--resume", "--out", run, "--steps", "21"], ["eval", run, "--tokens", "64"]):
+            assert bitnet(*command) == 1
+            assert capsys.readouterr().err == f"bitnet: error: {os.strerror(number)}: {file}\n"
+    assert sorted(path for path in run.rglob("*") if path.name != "lock") == before
+    assert checkpoint.find(run) == file.parent
+
+
+def test_what_was_set_aside_stays(tmp_path: Path) -> None:
+    for content in ("first", "second", "third"):
+        for name in ("step-000010", "step-000020"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / "step-000020" / "it").write_text(content)
+        checkpoint.set_aside(tmp_path, tmp_path / "step-000010")
+    kept = {path.parent.name: path.read_text() for path in tmp_path.glob("*/it")}
+    assert kept == {"step-000020.damaged": "first", "step-000020.damaged2": "second", "step-000020.damaged3": "third"}
+    assert checkpoint.all_of(tmp_path) == [tmp_path / "step-000010"]
 
 
 @pytest.mark.parametrize("kept", [0, 5])

@@ -32,7 +32,10 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval"], "the following arguments are required: SRC"),
         (["eval", "x", "--jsn"], "unknown option '--jsn', did you mean '--json'?"),
         (["eval", "x", "--tok=3"], "unknown option '--tok', did you mean '--tokens'?"),
-        (["eval", "x", "y"], "unknown option 'y'"),
+        (["eval", "x", "y"], "unexpected argument 'y'\n"),
+        (["generate", "x", "some text"], "unexpected argument 'some text'; a prompt follows -p\n"),
+        (["generate", "x", "- some text"], "unexpected argument '- some text'; a prompt follows -p\n"),
+        (["chat", "x", "--json"], "unknown option '--json'\n"),
     ],
 )
 def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_models import SMALL, small_model
+from runtime_models import SMALL, scripted_model, small_model
 
 LONG = SMALL.replace(max_context=2**22)
 
@@ -96,20 +96,42 @@ def test_file_beyond_a_limit(tmp_path: Path) -> None:
         assert re.search(r"large\.bitnet: the file has 1073\.7 MB, expected at most \S+ MB: .*RLIMIT_AS", line), line
 
 
+def limited() -> None:
+    """As `ulimit -v` would do it: Python, its libraries and the model, and not a session of a gigabyte beside them."""
+    resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))
+
+
+def bitnet(*words: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("bitnet"), *map(str, words)]
+    restrict = None if "LD_PRELOAD" in os.environ else limited
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, preexec_fn=restrict)
+
+
 @linux
+@needs_own_memory
 def test_command_line_says_it_in_one_line(path: Path) -> None:
-    """As `ulimit -v` would do it."""
-    size = 900 << 20  # Python, its libraries and the model; not the session of 1.1 GB beside them
-
-    def restrict() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-    command = [Path(sys.executable).with_name("bitnet"), "generate", path, "-p", "abc", "-n", "none"]
-    fits = subprocess.run([*command, "-c", "256"], capture_output=True, text=True, timeout=60)
-    assert fits.returncode == 0, fits.stderr
-    if "LD_PRELOAD" in os.environ:
-        return
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=restrict)
+    """Of a context that was asked for; 256 tokens of one fit."""
+    assert bitnet("generate", path, "-p", "abc", "-n", "none", "-c", "256").returncode == 0
+    done = bitnet("generate", path, "-p", "abc", "-n", "none", "-c", LONG.max_context)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "the largest that fits is" in done.stderr.splitlines()[-1]
+
+
+@linux
+@needs_own_memory
+def test_the_command_line_takes_what_fits_where_no_context_is_asked_for(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    model = scripted_model(tmp_path / "m", [b"yes"], template=template, max_context=2**24)
+    for verb, more in (("generate", ["-p", "abc", "-n", "none"]), ("chat", [])):
+        done = bitnet(verb, model, *more, stdin="abc")
+        assert (done.returncode, done.stdout) == (0, "yes\n"), done.stderr
+        (line,) = (line for line in done.stderr.splitlines() if "do not fit in memory" in line)
+        found = re.fullmatch(
+            r"\[a context of (\S+) tokens, as the model's 16,777,216 do not fit in memory; -c N sets another\]", line
+        )
+        assert found and 1000 < int(found[1].replace(",", "")) < 2**24
+        assert not bitnet(verb, model, *more, "--quiet", stdin="abc").stderr
+        assert bitnet(verb, model, *more, "-c", 2**24, stdin="abc").returncode == 1
+    short = bitnet("generate", model, "-p", "abc", "-n", "5")  # needs no more context than that
+    assert short.stdout == "yes\n" and "do not fit" not in short.stderr

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,42 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
     assert path.stat().st_size > 180e6
     assert int(done.stdout) < 100_000  # kB
+
+
+def all_right(file: PackedFile, expected: dict[packed.Key, bytes]) -> bool:
+    return all(file.stored(record).tobytes() == expected[key] for key, record in file.tensors.items())
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> tuple[PackedFile, dict[packed.Key, bytes]]:
+    (tmp_path / "m").write_bytes(packed_bytes())
+    file = PackedFile.open(tmp_path / "m")
+    return file, {key: file.stored(record).tobytes() for key, record in file.tensors.items()}
+
+
+def test_threads_read_one_file_at_once(many: tuple[PackedFile, dict[packed.Key, bytes]]) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda _: all_right(*many), range(200)))
+
+
+def test_a_forked_process_reads_on(many: tuple[PackedFile, dict[packed.Key, bytes]]) -> None:
+    """It and its parent have one open file between them."""
+    children = []
+    for _ in range(3):
+        if (child := os.fork()) == 0:
+            os._exit(not all(all_right(*many) for _ in range(1000)))
+        children.append(child)
+    here = all(all_right(*many) for _ in range(1000))
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0] and here
+
+
+def test_a_read_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux gives at most 2 GiB at once, a network file system less."""
+    (tmp_path / "m").write_bytes(packed_bytes())
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][:1000]], at))
+    file, whole = PackedFile.open(tmp_path / "m"), PackedFile(packed_bytes())
+    assert all_right(file, {key: whole.stored(record).tobytes() for key, record in whole.tensors.items()})
 
 
 # ---- writing that fails leaves nothing ----

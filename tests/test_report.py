@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -125,6 +126,22 @@ def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert report(*argv) == 1
         errors = capsys.readouterr().err
         assert message in errors and errors.count("\n") == 1
+
+
+def test_what_cannot_be_written_is_not_drawn(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "page.html").mkdir()
+    before = set(run.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr("bitnet.report.summary", lambda *_: pytest.fail("begun to draw"))
+        for out, reason in (("/proc/r.html", "No such file or directory"), (run / "page.html", "Is a directory")):
+            assert report(run, "--out", out) == 1
+            assert capsys.readouterr().err == f"bitnet: error: {out} cannot be written: {reason}; name another --out\n"
+    monkeypatch.setattr(Path, "rename", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    assert report(run, "--tokens", "0") == 1
+    assert "report.html cannot be written: No space left on device; name another" in capsys.readouterr().err
+    assert set(run.iterdir()) == before
 
 
 def test_numbers_out_of_records() -> None:

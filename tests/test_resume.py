@@ -186,6 +186,24 @@ def test_threads_are_bounded_by_the_cores(capsys: pytest.CaptureFixture[str]) ->
         torch.set_num_threads(before)
 
 
+@pytest.mark.filterwarnings("error:Glyph")  # which quote the character
+def test_what_a_run_is_called_reaches_no_terminal_unescaped(
+    sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, shown = tmp_path / "a\x1b]0;b\x07$^$", f"{tmp_path}/a\\x1b]0;b\\x07$^$"
+    argv = ["train", *TINY[:-2], "--steps", "1", "--data", sentences, "--out", run]
+    assert bitnet(*argv) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.err and f"{shown}: reading the text" in printed.err
+    assert printed.out.startswith(f"{run}/step-000001: validation")  # to a pipe as it is
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    (run / "step-000001" / "manifest.json").write_text("")
+    assert bitnet("train", "--resume", "--out", run) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.err + printed.out and f"{shown}/step-000001 is damaged" in printed.err
+    assert printed.out.startswith(f"{shown}/step-000001: validation")
+
+
 # ---- starts that fail ----
 
 

@@ -6,7 +6,6 @@ meanwhile is an error, where a map would end the program with a signal.
 
 from __future__ import annotations
 
-import io
 import os
 import weakref
 from typing import BinaryIO, Self
@@ -20,12 +19,12 @@ class CutShort(OSError):  # noqa: N818  (what happened to the file)
 
 
 class Content:
-    """Bytes of a file, or in memory. size: when it was opened."""
+    """Bytes of a file, or in memory. size: when it was opened. Threads and forked processes may read one at once."""
 
-    def __init__(self, file: BinaryIO, what: str) -> None:
-        """what: the name of the file in errors."""
-        self._file, self._what = file, what
-        self.size = file.seek(0, os.SEEK_END)
+    def __init__(self, source: BinaryIO | memoryview, what: str) -> None:
+        """source: a file that stays open, or what one holds. what: its name in errors."""
+        self._source, self._what = source, what
+        self.size = source.nbytes if isinstance(source, memoryview) else source.seek(0, os.SEEK_END)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -37,19 +36,21 @@ class Content:
 
     @classmethod
     def of(cls, content: bytes | Self) -> Self:
-        return content if isinstance(content, cls) else cls(io.BytesIO(content), "the file")  # type: ignore[arg-type]
+        return content if isinstance(content, cls) else cls(memoryview(content).cast("B"), "the file")  # type: ignore[arg-type]
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
         """`size` bytes from `start` on, within what was there at first. Raises CutShort: it is not there any more."""
+        if isinstance(self._source, memoryview):
+            return np.array(self._source[start : start + size])
         found = np.empty(size, np.uint8)
-        rest = found.data
-        self._file.seek(start)
-        while rest:
-            count = self._file.readinto(rest)  # type: ignore[attr-defined]
+        done, descriptor = 0, self._source.fileno()
+        while done < size:
+            # at a place of its own: the position of a file belongs to all who have it open
+            count = os.preadv(descriptor, [found.data[done:]], start + done)
             if not count:
                 raise CutShort(
                     f"{self._what} had {self.size} bytes and ends within the first {start + size} now: it was cut "
                     "short while it was read; begin again when nothing writes to it"
                 )
-            rest = rest[count:]
+            done += count
         return found

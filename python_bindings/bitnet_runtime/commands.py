@@ -14,14 +14,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet_runtime.defaults import FIELDS, help_of, resolve
 from bitnet_runtime.errors import ContextLengthError, InvalidParameterError
-from bitnet_runtime.terminal import cut_off, end_line, escape, say, show, too_long
+from bitnet_runtime.terminal import cut_off, end_line, escape, fitting, say, show, too_long
 
 if TYPE_CHECKING:
     from bitnet_runtime.model import Model
+
+T = TypeVar("T")
 
 
 def register(subparsers: Any) -> None:
@@ -60,7 +62,7 @@ def register(subparsers: Any) -> None:
     )
     _add_model(bench)
     bench.add_argument(
-        "--shape", metavar="NAME", help="random weights of a preset, such as bitnet-2b4t, tiny, mini-gpt"
+        "--shape", metavar="NAME", help="random weights of a preset, such as bitnet-2b4t, tiny, gguf, mini-gpt"
     )
     bench.add_argument(
         "--encoding",
@@ -84,7 +86,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", dest="model_flag", type=Path, metavar="MODEL", help="the same")
     group = parser.add_argument_group("engine")
     group.add_argument("-t", "--threads", type=_count(1), metavar="N", help="threads (default: physical cores)")
-    group.add_argument("-c", "--ctx", type=_count(1), metavar="N", help="tokens of context (default: the model's)")
+    group.add_argument(
+        "-c",
+        "--ctx",
+        type=_count(1),
+        metavar="N",
+        help="tokens of context (default: the model's, as far as memory allows)",
+    )
     group.add_argument("--isa", metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)")
     group.add_argument(
         "--kv-type", choices=("f16", "int8", "f32"), default="f16", help="numbers in the cache (default: f16)"
@@ -209,7 +217,7 @@ def _generate(args: argparse.Namespace) -> int:
     with _open(args, path) as model:
         _note(args, escape(str(model)))
         try:
-            stream = model.stream(prompt, **_sampling(args))
+            stream = _fitting(args, model, lambda: model.stream(prompt, **_sampling(args)))
         except ContextLengthError as error:
             raise ValueError(too_long("prompt", error.n_prompt, model)) from None
         try:
@@ -250,6 +258,11 @@ def _note(args: argparse.Namespace, text: str) -> None:
         say(text)
 
 
+def _fitting(args: argparse.Namespace, model: Model, make: Callable[[], T]) -> T:
+    """`fitting`, unless the context was asked for."""
+    return make() if args.ctx else fitting(model, make, lambda text: _note(args, text))
+
+
 def _as_json(result: Any) -> dict[str, Any]:
     """A Result as plain dictionaries."""
     values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
@@ -265,7 +278,8 @@ def _chat(args: argparse.Namespace) -> int:
     with _open(args, path) as model:
         model.require_head()
         _note(args, escape(str(model)))
-        return Conversation(model, args.system, _sampling(args), quiet=args.quiet).run()
+        conversation = Conversation(model, args.system, _sampling(args), quiet=args.quiet)
+        return conversation.run(_fitting(args, model, model.session))
 
 
 def _bench(args: argparse.Namespace) -> int:

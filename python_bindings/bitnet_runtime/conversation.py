@@ -13,6 +13,7 @@ from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.model import Message, Model
+from bitnet_runtime.session import Session
 from bitnet_runtime.terminal import Lines, cut_off, end_line, escape, larger_context, say, show, too_long
 
 HELP = '''/clear         begin a new conversation
@@ -31,7 +32,7 @@ NO_TEMPLATE = "This model has no chat template and does not know turns: it conti
 
 
 class Conversation:
-    """Messages so far, and a session that holds them, so that only what is new is computed."""
+    """Messages so far; a session holds them, so that only what is new is computed."""
 
     def __init__(self, model: Model, system: str | None, sampling: dict[str, Any], quiet: bool = False) -> None:
         self._model = model
@@ -40,15 +41,18 @@ class Conversation:
         self._turns: list[Message] = []  # of user and assistant, one after the other
         self._unseen = 0  # how many of them the model no longer sees
         self._tell(system or "")
-        self._session = model.session()
 
-    def run(self) -> int:
-        """Read, answer, again, until /exit or the end of input. Returns the exit code; Ctrl-C twice raises."""
+    def run(self, session: Session) -> int:
+        """Read, answer, again, until /exit or the end of input; then the session is closed.
+
+        Returns the exit code; Ctrl-C twice raises.
+        """
+        self._session = session
         self._lines = Lines(self._quiet)
         if not self._model.has_template:
             self._note(NO_TEMPLATE)
         self._note("/help lists the commands")
-        with self._session:
+        with session:
             while (entry := self._read()) is not None:
                 text, is_command = entry
                 if is_command:

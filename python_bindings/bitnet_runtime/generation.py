@@ -111,20 +111,24 @@ class Stream(Unique):
 
         Returns when that one is done. Closing twice is fine.
         """
-        if not self._ended:
+        with self._session._ending:  # a cancel after the end would stop what the session does next
+            if self._ended:
+                return
             self._closing = True
             self._session.cancel()
-            with self._session._lock:
-                if not self._reading:  # else this is a signal handler, and __next__ ends it
-                    self._end()
+        with self._session._lock:
+            if not self._reading:  # else this is a signal handler, and __next__ ends it
+                self._end()
 
     def _end(self) -> None:
-        if not self._ended:
+        with self._session._ending:
+            if self._ended:
+                return
             self._done = self._ended = True
-            if self._owned:
-                self._session.close()
-            else:
-                self._session._resume()  # a cancel was for this answer
+        if self._owned:
+            self._session.close()
+        else:
+            self._session._resume()  # a cancel was for this answer
 
     def __next__(self) -> Piece:
         with self._session._lock:

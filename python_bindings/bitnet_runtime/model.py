@@ -11,7 +11,7 @@ from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
 from bitnet_runtime.embedding import embed
-from bitnet_runtime.errors import ContextLengthError, InvalidParameterError, check_open, check_session, shown
+from bitnet_runtime.errors import ContextLengthError, InvalidParameterError, check, check_open, check_session, shown
 from bitnet_runtime.facts import KV_TYPES, ModelFacts
 from bitnet_runtime.generation import Result, Stream, finish, generate_batch
 from bitnet_runtime.handles import Handle
@@ -62,6 +62,8 @@ class Model(ModelFacts):
         kv_type: numbers in the cache: "f16"; "int8", half as large; "f32", for comparisons.
         verify: check every byte of the weights.
         mmap: False reads the file into memory, so that it may change or go away afterwards.
+
+        A session that does not fit in memory is refused, never made smaller; see `session`.
 
         Raises ModelFileError (ModelNotFoundError: there is none), ModelFormatError,
         ModelTooLargeError or InvalidParameterError.
@@ -245,6 +247,18 @@ class Model(ModelFacts):
         handle = self._open
         check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
         return self._adopt(Handle(out[0], handle))
+
+    def _shrink(self) -> bool:
+        """Make `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
+
+        False: not even one token fits.
+        """
+        fields = {"n_ctx": self.n_ctx, "kv_type": KV_TYPES[self._kv_type]}
+        memory, handle = ffi.new("bn_session_memory *"), self._open
+        check(lib.bn_session_plan(handle.pointer, ffi.new("bn_session_options *", fields), memory))
+        most = int(memory.largest_n_ctx)
+        self._n_ctx = min(self._n_ctx, most - most // 8) or self._n_ctx
+        return most > 0
 
     def _adopt(self, handle: Handle) -> Session:
         """The Session of a new `bn_session *`."""

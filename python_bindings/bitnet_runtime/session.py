@@ -51,6 +51,7 @@ class Session(Unique):
         self._closed = "this session is closed; make a new one with Model.session()"
         self._vocab_size = model.vocab_size
         self._lock = threading.RLock()  # re-entrant, for signal handlers
+        self._ending = threading.RLock()  # of a Stream that ends or is closed; held for a moment only
         self._token = ffi.new("int32_t *")
         _sessions[id(self)] = self
 
@@ -361,6 +362,7 @@ def all_sessions() -> list[Session]:
 def _after_fork() -> None:
     """In the child: threads that held a lock are not there, and what they were computing is half done."""
     for session in all_sessions():
+        session._ending = threading.RLock()
         if session._lock.acquire(blocking=False):
             session._lock.release()
         else:

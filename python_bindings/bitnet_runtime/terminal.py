@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from bitnet_runtime.generation import Result
     from bitnet_runtime.model import Model
+
+T = TypeVar("T")
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 and C1 controls, line separators, what overrides the direction of text, halves of characters."""
@@ -56,6 +59,22 @@ def too_long(what: str, tokens: int, model: Model) -> str:
 def larger_context(model: Model) -> str:
     """How to get one, as the end of a sentence; "" when the model has no larger one."""
     return f"; -c N allows up to {model.info.max_context:,}" if model.n_ctx < model.info.max_context else ""
+
+
+def fitting(model: Model, make: Callable[[], T], note: Callable[[str], None]) -> T:
+    """What `make` makes with a session of its own. One that does not fit in memory gets less context, and a note."""
+    from bitnet_runtime.errors import ModelTooLargeError
+
+    try:
+        return make()
+    except ModelTooLargeError:
+        if not model._shrink():
+            raise
+        note(
+            f"[a context of {model.n_ctx:,} tokens, as the model's {model.info.max_context:,} do not fit in memory; "
+            "-c N sets another]"
+        )
+        return make()
 
 
 def end_line(result: Result) -> str:

@@ -76,11 +76,13 @@ static void apply_rlimits(search *s) {
 /* --- of its groups --- */
 
 static void apply_group(const char *directory, int version, void *context) {
-    /* by version; of what is used, that which lies in files can be had back */
+    /* by version; of what is used, that which lies in files can be had back, and what the kernel
+     * remembers of them, which version 1 does not tell */
     static const char *const limits[] = {"memory.limit_in_bytes", "memory.max"};
     static const char *const uses[] = {"memory.usage_in_bytes", "memory.current"};
-    static const char *const files[][2] = {{"total_active_file ", "total_inactive_file "},
-                                           {"active_file ", "inactive_file "}};
+    static const char *const given_back[][3] = {
+        {"total_active_file ", "total_inactive_file "},
+        {"active_file ", "inactive_file ", "slab_reclaimable "}};
     search *s = context;
     const int v = version == 2;
     char text[STAT_SIZE], *end;
@@ -94,8 +96,10 @@ static void apply_group(const char *directory, int version, void *context) {
         used = strtoull(text, NULL, 10);
     if ((limit < used || limit - used < s->enough) &&
         read_at(directory, "memory.stat", text, sizeof text)) {
-        const uint64_t back = field(text, files[v][0]) + field(text, files[v][1]);
-        used -= back < used ? back : used;
+        for (int i = 0; i < 3 && given_back[v][i] != NULL; i++) {
+            const uint64_t back = field(text, given_back[v][i]);
+            used -= back < used ? back : used;
+        }
     }
     apply(s, limit, used, "the memory limit of the control group (container)");
 }
