@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from bitnet.run import Run, TrainingError, describe
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
+WRITTEN = r"\..*|lock|log\.jsonl|log\.partial|loss\.png|report\.html|step-.*|(train|validation)-\w+\.(bin|partial)"
+"""What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
 
 def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None = None) -> int:
@@ -47,6 +50,7 @@ def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | Non
     start = read(args.source) if read else None
     settings, config = resolve(args, base=start.defaults() if start else None)
     folder = settings.run_folder
+    _check_free(folder)
     with _claimed(folder) as claim:
         if saved := checkpoint.all_of(folder):
             raise TrainingError(
@@ -56,6 +60,17 @@ def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | Non
         run = prepare(settings, config, None, start, teacher)
         claim.begun = True
         return carry_out(run, args.json)
+
+
+def _check_free(folder: Path) -> None:
+    """Raises TrainingError: there is something in the folder that no run wrote."""
+    if not folder.is_dir() or checkpoint.all_of(folder):
+        return
+    others = [file.name for file in folder.iterdir() if not re.fullmatch(WRITTEN, file.name)]
+    if others:
+        raise TrainingError(
+            f"{folder} holds {min(others)} and is no run folder; name a new or empty folder with --out, or a run's"
+        )
 
 
 def _resume(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:

@@ -233,6 +233,25 @@ def test_an_occupied_folder(finished: Path, sentences: str, capsys: pytest.Captu
     assert "already holds step-000020; add --resume to go on, or name another --out" in capsys.readouterr().err
 
 
+def test_a_folder_of_something_else(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("text")
+    assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path)) == 1
+    assert "holds thesis.txt and is no run folder; name a new or empty folder with --out" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_with_runs_in_it_is_read_again(
+    sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sentences, "text")
+    for name in ("one", "two"):
+        assert run("train", *TINY, "--steps", "1", "--data", ".", "--out", f"runs/{name}") == 0
+    assert "what runs wrote was left out" in capsys.readouterr().err
+    assert run("eval", "runs/one", "--data", ".") == 0
+    assert run("train", "--resume", "--out", "runs/one", "--data", ".", "--steps", "2") == 0
+
+
 def test_two_runs_in_one_folder(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bitnet import process
 
