@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,18 +163,21 @@ class Texts:
                 yield text[part] if i == at else text
 
 
-def split(source: Iterable[str], validation: float) -> tuple[Texts, Texts]:
-    """Training and validation texts, equal ones dropped. `validation` is the share of the latter.
+def split(
+    source: Iterable[str], validation: float, say: Callable[[str], object] = lambda _: None
+) -> tuple[Texts, Texts]:
+    """Training and validation texts, equal ones dropped, which `say` is told. `validation` is the share of the latter.
 
     source: gives the same texts each time it is iterated.
     When one side would stay empty (a single book, say) the longest text is cut once, near its end.
     """
     chosen: tuple[bytearray, bytearray] = bytearray(), bytearray()
     digests: tuple[list[bytes], list[bytes]] = [], []
-    n_bytes, seen, longest, at = [0, 0], set(), "", 0
+    n_bytes, seen, longest, at, n_texts = [0, 0], set(), "", 0, 0
     for i, text in enumerate(source):
         digest = hashlib.sha256(encoded := text.encode()).digest()
         side = int.from_bytes(digest[:8]) < validation * 2**64
+        n_texts += bool(text)
         new = bool(text) and digest not in seen
         chosen[side].append(new)
         chosen[not side].append(False)
@@ -185,10 +188,18 @@ def split(source: Iterable[str], validation: float) -> tuple[Texts, Texts]:
             longest, at = (text, i) if len(text) > len(longest) else (longest, at)
     if not seen:
         raise DataError("the data holds no text")
+    if line := repetitions(n_texts - len(seen), n_texts, "documents"):
+        say(line)
     train, held_out = (Texts(source, *of_side) for of_side in zip(chosen, digests, n_bytes, strict=True))
     if train.digests and held_out.digests:
         return train, held_out
     return _cut(train if train.digests else held_out, longest, at, validation)
+
+
+def repetitions(n: int, among: int, what: str) -> str:
+    """What to say of equal ones that were dropped; "" of none."""
+    words = ("is a repetition", "was") if n == 1 else ("are repetitions", "were")
+    return f"{n:,} of {among:,} {what} {words[0]} and {words[1]} left out" if n else ""
 
 
 def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts, Texts]:

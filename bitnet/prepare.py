@@ -127,7 +127,7 @@ def read_data(
         return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
 
     if settings.chat:
-        talks = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation)
+        talks = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation, say)
         words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
         words.encode_special_tokens = True  # which does not go from one process to another
         template, generation = chat.with_template(words, template, generation)
@@ -145,7 +145,7 @@ def read_data(
                 return choose([]), kept[0], kept[1]
         texts = corpus.Documents(settings.data)
         say(f"{folder}: reading the text and making token ids of it")
-        sides = corpus.split(texts, settings.validation)
+        sides = corpus.split(texts, settings.validation, say)
         if texts.left_out:
             say(texts.left_out)
         words = choose(sides[0])

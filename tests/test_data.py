@@ -207,6 +207,17 @@ def test_what_runs_wrote_is_no_text(tmp_path: Path) -> None:
         list(corpus.Documents([str(tmp_path / "runs" / "a" / "log.jsonl")]))
 
 
+def test_repetitions_are_counted() -> None:
+    said: list[str] = []
+    corpus.split([f"text {i % 9}" for i in range(400)] + [""], 0.3, said.append)
+    corpus.split(["a", "b", "a"], 0.3, said.append)
+    corpus.split(["a", "b", ""], 0.3, said.append)
+    assert said == [
+        "391 of 400 documents are repetitions and were left out",
+        "1 of 3 documents is a repetition and was left out",
+    ]
+
+
 def test_a_packed_model_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "m.bitnet").write_bytes(MAGIC + bytes(100))
     with pytest.raises(corpus.DataError, match=r"m\.bitnet is a packed model, expected text; `bitnet finetune RUN"):
