@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from bitnet import chat, checkpoint, compiler, corpus, data, distill, finetune, optimizers, parallel, tokenizer
+from bitnet import chat, checkpoint, compiler, corpus, data, distill, finetune, memory, optimizers, parallel, tokenizer
 from bitnet.config import ModelConfig
 from bitnet.evaluate import check_vocabulary
 from bitnet.model import Transformer
@@ -38,6 +38,9 @@ def prepare(
     if device == "cuda" and parallel.launched():
         parallel.take_gpu()
     settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
+    if device == "cpu" and not parallel.launched():
+        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
+        memory.check(config if known else config.replace(vocab_size=1), settings)
     folder, before = settings.run_folder, checkpoint.load_state(newest) if newest else {}
     if before and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
         raise TrainingError(f"{newest} holds the moments of {kept}; go on without --optimizer {settings.optimizer}")

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from bitnet import checkpoint, data, distill, finetune, parallel, process, runlog, schedule, telemetry
+from bitnet import checkpoint, data, distill, finetune, memory, parallel, process, runlog, schedule, telemetry
 from bitnet.prepare import prepare
 from bitnet.progress import Progress, say
 from bitnet.resolve import resolve, run_folder
@@ -42,8 +42,14 @@ def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
     Returns 0, or 130 / 143 after saving on Ctrl-C / SIGTERM.
     """
     process.keep_freed_memory()
-    with parallel.joined():
-        return _resume(args, read) if args.resume else _begin(args, read)
+    try:
+        with parallel.joined():
+            return _resume(args, read) if args.resume else _begin(args, read)
+    except (MemoryError, RuntimeError) as error:
+        if not memory.ran_out(error) or parallel.launched():
+            raise
+        said = str(error).partition("\n")[0]
+        raise TrainingError(f"memory ran out; lower --batch or --context, or take a smaller model ({said})") from error
 
 
 def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from bitnet import checkpoint, schedule, train
 from bitnet.settings import Settings
-from training import TINY, edited, killed_before, losses
+from training import MODEL, TINY, edited, killed_before, losses
 from training import bitnet as run
 
 torch.set_num_threads(1)
@@ -231,6 +233,35 @@ def test_refusals(
 def test_an_occupied_folder(finished: Path, sentences: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", *TINY, "--data", sentences, "--out", str(finished)) == 1
     assert "already holds step-000020; add --resume to go on, or name another --out" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the limits of Linux")
+@pytest.mark.parametrize(
+    ("dim", "layers", "message"),
+    [(2048, 20, "training 2,0"), (512, 1, "memory ran out; lower --batch or --context, or take a smaller model")],
+)
+def test_too_little_memory(dim: int, layers: int, message: str, sentences: str, tmp_path: Path) -> None:
+    wide = [*TINY[: len(MODEL) * 2], "--set", f"dim={dim}", "--set", "ffn_dim=16384", "--set", f"n_layers={layers}"]
+    words = [
+        sys.executable,
+        "-m",
+        "bitnet",
+        "train",
+        *wide,
+        "--set",
+        "max_context=32",
+        "--batch",
+        "300",
+        "--threads",
+        "1",
+        "--data",
+        sentences,
+    ]
+    limited = ["sh", "-c", 'ulimit -v 3000000; exec "$@"', "sh", *words, "--out", str(tmp_path / "run")]
+    result = subprocess.run(limited, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert f"bitnet: error: {message}" in result.stderr
+    assert ("reading the text" in result.stderr) == (layers == 1)
 
 
 def test_a_folder_of_something_else(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
