@@ -38,6 +38,7 @@ def prepare(
     if device == "cuda" and parallel.launched():
         parallel.take_gpu()
     settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
+    check_options(settings, config, new_words=not (newest or start))
     if device == "cpu" and not parallel.launched():
         known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
         memory.check(config if known else config.replace(vocab_size=1), settings)
@@ -86,6 +87,19 @@ def prepare(
     if newest is None:
         run.save()
     return run
+
+
+def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
+    """Raises, before the text is read, what would only be found afterwards."""
+    if settings.context > config.max_context:
+        raise TrainingError(
+            f"--context is {settings.context:,}, the model has at most {config.max_context:,}; "
+            f"lower it, or add --set max_context={settings.context}"
+        )
+    if new_words and not Path(settings.tokenizer).is_file():
+        tokenizer.check_kind(settings.tokenizer)
+    if settings.tensorboard:
+        import torch.utils.tensorboard  # noqa: F401
 
 
 def with_room(settings: Settings, config: ModelConfig, words: Tokenizer, start: finetune.Start | None) -> ModelConfig:

@@ -136,7 +136,7 @@ def test_more_than_the_context(model: Model) -> None:
 
 def test_a_list_where_one_is_expected(model: Model) -> None:
     for prompts in (["a", "b"], [[1, 2], [3]]):
-        with pytest.raises(InvalidParameterError, match=r"^prompt is .* stream takes one prompt; generate takes a list"):
+        with pytest.raises(InvalidParameterError, match=r"^prompt is .* stream takes one prompt; generate takes"):
             model.stream(prompts)  # type: ignore[arg-type]
         with pytest.raises(InvalidParameterError, match=r"^text is .* score takes one text; call it for each"):
             model.score(prompts)  # type: ignore[arg-type]

@@ -206,12 +206,14 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--schedule", "cosin"], 2, "did you mean 'cosine'?"),
         (["--steps", "many"], 2, "invalid int value: 'many'"),
         (["--set", "dimm=3"], 1, "unknown model option 'dimm', did you mean 'dim'?"),
+        (["--set", "foo=1"], 1, "unknown model option 'foo'; bitnet/OPTIONS.md lists them"),
+        (["--warmup", "0.6", "--warmdown", "0.6"], 1, "warmup 0.6 and warmdown 0.6 are shares of one run, expected at"),
         (["--set", "dim"], 1, "expected NAME=VALUE"),
         (["--set", "n_experts=4", "--set", "experts_per_token=1"], 1, "cannot be built for training: n_experts = 4"),
         (
             ["--preset", "tinny"],
             1,
-            "unknown preset 'tinny', expected tiny, gguf, mini-gpt",
+            "unknown preset 'tinny', expected tiny, gguf, mini-gpt, bitnet-2b4t, did you mean 'tiny'?",
         ),
         (["--lr", "-1"], 1, "lr is -1.0, expected 1e-09 to 10"),
         (["--data", "nowhere"], 1, "no file, folder or glob matches 'nowhere'"),
@@ -228,6 +230,25 @@ def test_refusals(
     lines = [line for line in errors.strip().splitlines() if "reading the text" not in line]
     assert message in errors and "error:" in lines[0] and len(lines) <= 2
     assert not (tmp_path / "run").exists()  # neither lock nor tokens
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--context", "33"], "--context is 33, the model has at most 32; lower it, or add --set max_context=33"),
+        (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', expected bpe, "),
+        (["--tensorboard", "board"], "needs tensorboard"),
+    ],
+)
+def test_what_is_refused_before_the_text_is_read(
+    argv: list[str], message: str, sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path / "run"), *argv) == 1
+    errors = capsys.readouterr().err
+    assert message in errors and "reading" not in errors
 
 
 def test_an_occupied_folder(finished: Path, sentences: str, capsys: pytest.CaptureFixture[str]) -> None:
