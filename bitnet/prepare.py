@@ -21,6 +21,8 @@ from bitnet.progress import say
 from bitnet.run import Run, TrainingError
 from bitnet.settings import Settings
 
+MANY = 100  # times a token is seen, from which on a model mostly learns its text by heart
+
 
 def prepare(
     settings: Settings,
@@ -73,11 +75,14 @@ def prepare(
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
     if parallel.is_first() and isinstance(batches.tokens, data.Tokens) and isinstance(held_out, data.Tokens):
         state["texts"] = {"train": batches.tokens.to_dict(), "validation": held_out.to_dict()}
+    n_tokens = batches.tokens.n_tokens
     say(
         f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
-        f"{batches.tokens.n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
+        f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
+    if not settings.minutes and (times := settings.steps * sequences * batches.context / n_tokens) > MANY:
+        say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or lower --steps")
     parts = words, batches, held_out, sequences, model, forward, optimizer
     run = Run(settings, folder, *parts, state, template, generation)
     if settings.distilled:

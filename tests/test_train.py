@@ -304,6 +304,17 @@ def test_a_folder_with_runs_in_it_is_read_again(
     assert run("train", "--resume", "--out", "runs/one", "--data", ".", "--steps", "2") == 0
 
 
+def test_a_little_text_that_is_seen_often(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "carry_out", lambda *_: 0)
+    for steps, often in ((20, False), (10_000, True)):
+        assert run("train", *TINY[:-2], "--steps", steps, "--data", sentences, "--out", tmp_path / str(steps)) == 0
+        found = re.search(r"each of the ([\d,]+) training tokens is seen about (\d+) times", capsys.readouterr().err)
+        assert bool(found) == often
+    assert found and int(found[2]) == round(10_000 * 4 * 32 / int(found[1].replace(",", "")))
+
+
 def test_two_runs_in_one_folder(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bitnet import process
 
