@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bitnet.corpus import DataError
+from bitnet.corpus import DataError, repetitions
 from bitnet.data import IGNORED
 from bitnet.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate
@@ -85,9 +85,19 @@ def _messages(line: bytes, where: str) -> Messages:
     return messages
 
 
-def split(conversations: Iterable[Conversation], validation: float) -> tuple[list[Conversation], list[Conversation]]:
-    """For training and for validation, by the hash of the messages, equal ones dropped; at least one on each side."""
-    unique = {_digest(each.messages): each for each in conversations}
+def split(
+    conversations: Iterable[Conversation], validation: float, say: Callable[[str], object] = lambda _: None
+) -> tuple[list[Conversation], list[Conversation]]:
+    """For training and for validation, by the hash of the messages; at least one on each side.
+
+    Equal ones are dropped, which `say` is told.
+    """
+    unique, n = {}, 0
+    for each in conversations:
+        unique[_digest(each.messages)] = each
+        n += 1
+    if line := repetitions(n - len(unique), n, "conversations"):
+        say(line)
     if len(unique) < 2:
         raise DataError(f"{len(unique)} different conversations, expected at least 2: one is held out for validation")
     order = sorted(unique)

@@ -10,12 +10,13 @@ stays there is about 100 bytes a document.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
 import itertools
 import json
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 """Of the files that are read from a folder. A file that is named is read whatever its name."""
 PACKED = b"\x89BITNET\n"  # how a packed model begins (export/FORMAT.md)
+LOG = "log.jsonl"  # of a run
 HUB = "hf:"  # a source that begins so is read by the `datasets` library
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 """Folders of the standard library that are others' packages, tests, or generated tables."""
@@ -36,11 +38,13 @@ class NotUTF8Error(DataError):
     """A file is no text, or in another encoding."""
 
 
-def files_of(sources: Sequence[str]) -> list[Path]:
+def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path]:
     """The files that paths, folders and globs name, each once; no source: Python's standard library.
 
     Of folders and open globs those with SUFFIXES; a file that is named, and what a glob's own suffix names, always.
+    What a run wrote is left out of folders and globs. runs: gets the folders of such runs.
     """
+    runs = set() if runs is None else runs
     if not sources:
         root = Path(sysconfig.get_path("stdlib"))
         return [f for f in _walk(root) if f.suffix == ".py" and not LEFT_OUT & set(f.relative_to(root).parts)]
@@ -53,7 +57,9 @@ def files_of(sources: Sequence[str]) -> list[Path]:
         known = [path] if path.is_file() else []
         for match in matches if not known else ():
             found = _walk(match) if match.is_dir() else [match]
-            known += [file for file in found if file.suffix in (*SUFFIXES, path.suffix or None)]
+            of_runs = _in_runs(found, match if match.is_dir() else match.parent)
+            runs |= set(of_runs.values())
+            known += [f for f in found if f.suffix in (*SUFFIXES, path.suffix or None) and f not in of_runs]
         if not known:
             raise DataError(f"{source!r} holds no text, expected files ending in {', '.join(SUFFIXES)}")
         files |= dict.fromkeys(known)
@@ -83,16 +89,23 @@ class Documents:
     def __init__(self, sources: Sequence[str]) -> None:
         hub = [source for source in sources if source.startswith(HUB)]
         paths = [source for source in sources if source not in hub]
-        self._files = files_of(paths) if paths or not hub else []
+        self._runs: set[Path] = set()
+        self._files = files_of(paths, self._runs) if paths or not hub else []
         self._datasets = {source: _dataset(source) for source in hub}
         self._left_out: list[str] = []
 
     @property
     def left_out(self) -> str:
-        """What to say of files that the last iteration left out, because they are not UTF-8; "" of none."""
+        """What to say of folders of runs, and of files that the last iteration left out as not UTF-8; "" of none."""
+        return "; ".join(filter(None, (self._runs_left_out(), self._files_left_out())))
+
+    def _runs_left_out(self) -> str:
+        return f"what runs wrote was left out: {_some(map(str, sorted(self._runs)))}" if self._runs else ""
+
+    def _files_left_out(self) -> str:
         n = len(self._left_out)
         what = "1 file was" if n == 1 else f"{n:,} files were"
-        return f"{what} left out, not being UTF-8: {self._left_out[0]}{' and others' if n > 1 else ''}" if n else ""
+        return f"{what} left out, not being UTF-8: {_some(map(_with_encoding, self._left_out))}" if n else ""
 
     def __iter__(self) -> Iterator[str]:
         self._left_out = []
@@ -108,6 +121,18 @@ class Documents:
         for source, rows in self._datasets.items():
             for number, row in enumerate(rows, start=1):
                 yield _text_of(row, f"{source}, row {number}")
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first ten names, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:10]) + (f" and {len(every) - 10:,} others" if len(every) > 10 else "")
+
+
+def _with_encoding(file: str) -> str:
+    """A file's name, and its encoding if the first bytes say that."""
+    with open(file, "rb") as handle:
+        return file + (" (UTF-16)" if handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "")
 
 
 def documents(files: Iterable[Path]) -> Iterator[str]:
@@ -138,18 +163,21 @@ class Texts:
                 yield text[part] if i == at else text
 
 
-def split(source: Iterable[str], validation: float) -> tuple[Texts, Texts]:
-    """Training and validation texts, equal ones dropped. `validation` is the share of the latter.
+def split(
+    source: Iterable[str], validation: float, say: Callable[[str], object] = lambda _: None
+) -> tuple[Texts, Texts]:
+    """Training and validation texts, equal ones dropped, which `say` is told. `validation` is the share of the latter.
 
     source: gives the same texts each time it is iterated.
     When one side would stay empty (a single book, say) the longest text is cut once, near its end.
     """
     chosen: tuple[bytearray, bytearray] = bytearray(), bytearray()
     digests: tuple[list[bytes], list[bytes]] = [], []
-    n_bytes, seen, longest, at = [0, 0], set(), "", 0
+    n_bytes, seen, longest, at, n_texts = [0, 0], set(), "", 0, 0
     for i, text in enumerate(source):
         digest = hashlib.sha256(encoded := text.encode()).digest()
         side = int.from_bytes(digest[:8]) < validation * 2**64
+        n_texts += bool(text)
         new = bool(text) and digest not in seen
         chosen[side].append(new)
         chosen[not side].append(False)
@@ -160,10 +188,18 @@ def split(source: Iterable[str], validation: float) -> tuple[Texts, Texts]:
             longest, at = (text, i) if len(text) > len(longest) else (longest, at)
     if not seen:
         raise DataError("the data holds no text")
+    if line := repetitions(n_texts - len(seen), n_texts, "documents"):
+        say(line)
     train, held_out = (Texts(source, *of_side) for of_side in zip(chosen, digests, n_bytes, strict=True))
     if train.digests and held_out.digests:
         return train, held_out
     return _cut(train if train.digests else held_out, longest, at, validation)
+
+
+def repetitions(n: int, among: int, what: str) -> str:
+    """What to say of equal ones that were dropped; "" of none."""
+    words = ("is a repetition", "was") if n == 1 else ("are repetitions", "were")
+    return f"{n:,} of {among:,} {what} {words[0]} and {words[1]} left out" if n else ""
 
 
 def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts, Texts]:
@@ -209,6 +245,32 @@ def _walk(folder: Path) -> list[Path]:
     return sorted(f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
 
 
+def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:
+    """Which of the files below `walked` lie in the folder of a run, and in which.
+
+    Of `walked` itself, which someone named, this is the log alone.
+    """
+    known: dict[Path, bool] = {}
+    found = {}
+    for file in files:
+        for folder in file.parents:
+            if folder not in known:
+                known[folder] = _is_run(folder)
+            if known[folder] and (folder != walked or file == folder / LOG):
+                found[file] = folder
+            if folder == walked:
+                break
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether `bitnet train` wrote it: a log, and checkpoints."""
+    states = ("manifest.json", "state.json")
+    return (folder / LOG).is_file() and any(
+        (step / name).is_file() for step in folder.glob("step-*") for name in states
+    )
+
+
 def _lines(file: Path) -> Iterator[str]:
     with file.open("rb") as lines:
         start = 0
@@ -235,6 +297,10 @@ def _text_of_line(line: str, where: str) -> str:
 
 def _text_of(record: Any, where: str) -> str:
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+        if isinstance(record, dict) and "messages" in record:
+            raise DataError(f'{where}: this is a conversation ("messages"), expected text; give it to --chat')
+        if isinstance(record, dict) and {"step", "tokens", "seconds"} <= record.keys():
+            raise DataError(f"{where}: this is the log of a run, expected text; leave it out")
         raise DataError(f'{where}: expected an object with a string "text"')
     text: str = record["text"]
     try:

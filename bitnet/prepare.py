@@ -13,13 +13,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from bitnet import chat, checkpoint, compiler, corpus, data, distill, finetune, optimizers, parallel, tokenizer
+from bitnet import chat, checkpoint, compiler, corpus, data, distill, finetune, memory, optimizers, parallel, tokenizer
 from bitnet.config import ModelConfig
 from bitnet.evaluate import check_vocabulary
 from bitnet.model import Transformer
 from bitnet.progress import say
 from bitnet.run import Run, TrainingError
 from bitnet.settings import Settings
+
+MANY = 100  # times a token is seen, from which on a model mostly learns its text by heart
 
 
 def prepare(
@@ -38,6 +40,10 @@ def prepare(
     if device == "cuda" and parallel.launched():
         parallel.take_gpu()
     settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
+    check_options(settings, config, new_words=not (newest or start))
+    if device == "cpu" and not parallel.launched():
+        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
+        memory.check(config if known else config.replace(vocab_size=1), settings)
     folder, before = settings.run_folder, checkpoint.load_state(newest) if newest else {}
     if before and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
         raise TrainingError(f"{newest} holds the moments of {kept}; go on without --optimizer {settings.optimizer}")
@@ -69,11 +75,14 @@ def prepare(
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
     if parallel.is_first() and isinstance(batches.tokens, data.Tokens) and isinstance(held_out, data.Tokens):
         state["texts"] = {"train": batches.tokens.to_dict(), "validation": held_out.to_dict()}
+    n_tokens = batches.tokens.n_tokens
     say(
         f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
-        f"{batches.tokens.n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
+        f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
+    if not settings.minutes and (times := settings.steps * sequences * batches.context / n_tokens) > MANY:
+        say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or lower --steps")
     parts = words, batches, held_out, sequences, model, forward, optimizer
     run = Run(settings, folder, *parts, state, template, generation)
     if settings.distilled:
@@ -83,6 +92,19 @@ def prepare(
     if newest is None:
         run.save()
     return run
+
+
+def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
+    """Raises, before the text is read, what would only be found afterwards."""
+    if settings.context > config.max_context:
+        raise TrainingError(
+            f"--context is {settings.context:,}, the model has at most {config.max_context:,}; "
+            f"lower it, or add --set max_context={settings.context}"
+        )
+    if new_words and not Path(settings.tokenizer).is_file():
+        tokenizer.check_kind(settings.tokenizer)
+    if settings.tensorboard:
+        import torch.utils.tensorboard  # noqa: F401
 
 
 def with_room(settings: Settings, config: ModelConfig, words: Tokenizer, start: finetune.Start | None) -> ModelConfig:
@@ -127,7 +149,7 @@ def read_data(
         return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
 
     if settings.chat:
-        talks = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation)
+        talks = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation, say)
         words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
         words.encode_special_tokens = True  # which does not go from one process to another
         template, generation = chat.with_template(words, template, generation)
@@ -145,7 +167,7 @@ def read_data(
                 return choose([]), kept[0], kept[1]
         texts = corpus.Documents(settings.data)
         say(f"{folder}: reading the text and making token ids of it")
-        sides = corpus.split(texts, settings.validation)
+        sides = corpus.split(texts, settings.validation, say)
         if texts.left_out:
             say(texts.left_out)
         words = choose(sides[0])

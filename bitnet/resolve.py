@@ -58,12 +58,24 @@ def resolve(
         for name in ("preset", "tokenizer"):
             if name in train:
                 raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
-        return Settings.from_dict(_over(base[0], train)), base[1].replace(**overrides)
+        return _checked(Settings.from_dict(_over(base[0], train))), base[1].replace(**overrides)
     preset = train.get("preset", "tiny")
     if preset not in PRESETS:
-        raise ValueError(f"unknown preset {preset!r}, expected {', '.join(PRESETS)}" + did_you_mean(preset, [*PRESETS]))
-    settings = Settings.from_dict(_over(PRESET_SETTINGS.get(preset, {}), train))
+        raise ValueError(
+            f"unknown preset {preset!r}, expected {', '.join(PRESET_SETTINGS)}" + did_you_mean(preset, [*PRESETS])
+        )
+    settings = _checked(Settings.from_dict(_over(PRESET_SETTINGS.get(preset, {}), train)))
     return settings, PRESETS[preset].replace(**overrides)
+
+
+def _checked(settings: Settings) -> Settings:
+    """The settings of a new run. Raises ValueError: its learning rate would fall before it has risen."""
+    if settings.schedule == "constant" and settings.warmup + settings.warmdown > 1:
+        raise ValueError(
+            f"warmup {settings.warmup:g} and warmdown {settings.warmdown:g} are shares of one run, "
+            "expected at most 1 together"
+        )
+    return settings
 
 
 def _given(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -79,7 +91,16 @@ def _given(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
             train[name] = absolute(value, made=name == "tensorboard")
         elif isinstance(value, list):
             train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
-    return train, file.get("model", {}) | dict(_assignment(text) for text in given.set or [])
+    return train, _known(file.get("model", {}) | dict(_assignment(text) for text in given.set or []))
+
+
+def _known(model: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError: an option that no model has."""
+    names = [f.name for f in dataclasses.fields(ModelConfig)]
+    if unknown := [name for name in model if name not in names]:
+        near = did_you_mean(unknown[0], names)
+        raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} bitnet/OPTIONS.md lists them")
+    return model
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -31,13 +31,18 @@ LLAMA_PIECES = (
 )
 
 
+def check_kind(kind: str) -> None:
+    """Raises ValueError: there is no such kind of tokenizer."""
+    if kind not in KINDS:
+        raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
+
+
 def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`.
 
     Raises ValueError when vocab_size cannot hold the 256 bytes and the end token.
     """
-    if kind not in KINDS:
-        raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
+    check_kind(kind)
     if vocab_size < 257:
         raise ValueError(f"vocab_size is {vocab_size}, expected at least 257: the 256 bytes and {END}")
     tokenizer = (

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from bitnet import checkpoint, data, distill, finetune, parallel, process, runlog, schedule, telemetry
+from bitnet import checkpoint, data, distill, finetune, memory, parallel, process, runlog, schedule, telemetry
 from bitnet.prepare import prepare
 from bitnet.progress import Progress, say
 from bitnet.resolve import resolve, run_folder
@@ -32,6 +33,8 @@ from bitnet_runtime.terminal import show
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
+WRITTEN = r"\..*|lock|log\.jsonl|log\.partial|loss\.png|report\.html|step-.*|(train|validation)-\w+\.(bin|partial)"
+"""What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
 
 def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None = None) -> int:
@@ -40,14 +43,21 @@ def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
     Returns 0, or 130 / 143 after saving on Ctrl-C / SIGTERM.
     """
     process.keep_freed_memory()
-    with parallel.joined():
-        return _resume(args, read) if args.resume else _begin(args, read)
+    try:
+        with parallel.joined():
+            return _resume(args, read) if args.resume else _begin(args, read)
+    except (MemoryError, RuntimeError) as error:
+        if not memory.ran_out(error) or parallel.launched():
+            raise
+        said = str(error).partition("\n")[0]
+        raise TrainingError(f"memory ran out; lower --batch or --context, or take a smaller model ({said})") from error
 
 
 def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
     start = read(args.source) if read else None
     settings, config = resolve(args, base=start.defaults() if start else None)
     folder = settings.run_folder
+    _check_free(folder)
     with _claimed(folder) as claim:
         if saved := checkpoint.all_of(folder):
             raise TrainingError(
@@ -57,6 +67,17 @@ def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | Non
         run = prepare(settings, config, None, start, teacher)
         claim.begun = True
         return carry_out(run, args.json)
+
+
+def _check_free(folder: Path) -> None:
+    """Raises TrainingError: there is something in the folder that no run wrote."""
+    if not folder.is_dir() or checkpoint.all_of(folder):
+        return
+    others = [file.name for file in folder.iterdir() if not re.fullmatch(WRITTEN, file.name)]
+    if others:
+        raise TrainingError(
+            f"{folder} holds {min(others)} and is no run folder; name a new or empty folder with --out, or a run's"
+        )
 
 
 def _resume(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:

@@ -75,6 +75,13 @@ def test_a_template_that_does_not_continue_its_prompt() -> None:
         encode.encode(chat.Conversation(TALK, "here"))
 
 
+def test_repetitions_are_counted() -> None:
+    talks = [chat.Conversation([{"role": "user", "content": str(i % 9)}], str(i)) for i in range(400)]
+    said: list[str] = []
+    chat.split(talks, 0.3, said.append)
+    assert said == ["391 of 400 conversations are repetitions and were left out"]
+
+
 # ---- packing ----
 
 

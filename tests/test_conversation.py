@@ -101,7 +101,7 @@ def test_a_paste_is_one_message(models: Path) -> None:
 def test_a_message_that_is_no_text_ends_itself_only(models: Path) -> None:
     command = [sys.executable, "-m", "bitnet", "chat", str(models / "chat")]
     done = subprocess.run(command, input=b"a\xff\nhello\n", capture_output=True, timeout=120)
-    assert (done.returncode, done.stdout.decode()) == (0, f"{ANSWER}\n")
+    assert (done.returncode, done.stdout.decode()) == (1, f"{ANSWER}\n")
     assert b"not UTF-8" in done.stderr
 
 
@@ -162,6 +162,12 @@ def test_retry(models: Path) -> None:
     assert prompts(done.stderr) == [size("hello"), *[size("hello", "bye")] * 2, size("hello", "bye", "more")]
     seeds = re.findall(r"Seed: (\d+)", done.stderr)
     assert seeds[:2] == ["7", "7"] and seeds[2] != "7" and seeds[3] == "7"
+
+
+def test_retry_at_temperature_0_says_that_it_changes_nothing(models: Path) -> None:
+    done = piped(models / "chat", "hello", "/retry", args=("--temp", 0))
+    assert done.stdout == f"{ANSWER}\n" * 2
+    assert done.stderr.count("at temperature 0 the answer stays the same, whatever the seed") == 1
 
 
 def test_system(models: Path, tmp_path: Path) -> None:

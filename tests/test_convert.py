@@ -229,6 +229,23 @@ def test_a_source_is_not_replaced(own: Path, capsys: pytest.CaptureFixture[str])
     assert main(["convert", str(folder), str(folder / "model.bitnet"), "--tokens", "3"]) == 0  # a new file is welcome
 
 
+def test_only_an_older_result_is_replaced(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, other, gguf = (own.with_name(name) for name in ("thesis.txt", "other.bitnet", "a.gguf"))
+    text.write_text("years of work")
+    other.write_bytes(own.read_bytes())
+    for _ in range(2):  # the second replaces what the first wrote
+        assert main(["convert", str(own), str(gguf), "--to", "gguf"]) == 0
+    capsys.readouterr()
+    for out in (text, other):
+        assert f"{out} exists and is not a GGUF file; give another name" in run(capsys, own, out, "--to", "gguf")[1]
+    for source in (gguf, own):
+        verb = "convert" if source == gguf else "export"
+        assert main([verb, str(source), str(text)]) == 1
+        assert f"{text} exists and is not a packed file; give another name" in capsys.readouterr().err
+        assert main([verb, str(source), str(other)]) == 0
+    assert text.read_text() == "years of work"
+
+
 def test_pipes_are_neither_read_nor_replaced(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe = own.with_name("pipe")
     os.mkfifo(pipe)

@@ -144,6 +144,7 @@ def test_default_is_the_standard_library() -> None:
             "a.jsonl",
             r'a.jsonl, line 2: expected an object with a string "text"',
         ),
+        ({"a.jsonl": '{"messages": []}'}, "a.jsonl", r"a.jsonl, line 1: this is a conversation .*give it to --chat"),
         ({"a.jsonl": "{"}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": '{"text": "\\ud800"}'}, "a.jsonl", "a.jsonl, line 1: .*half of a surrogate pair"),
@@ -173,7 +174,7 @@ def test_files_that_are_not_utf8_are_left_out_and_counted(tmp_path: Path) -> Non
     texts = corpus.Documents([str(tmp_path)])
     for _ in range(2):  # each time they are read
         assert list(texts) == ["good"]
-        assert texts.left_out == f"2 files were left out, not being UTF-8: {tmp_path}/a.txt and others"
+        assert texts.left_out == f"2 files were left out, not being UTF-8: {tmp_path}/a.txt, {tmp_path}/c.txt"
     (tmp_path / "c.txt").unlink()
     assert list(texts := corpus.Documents([str(tmp_path)])) == ["good"]
     assert texts.left_out == f"1 file was left out, not being UTF-8: {tmp_path}/a.txt"
@@ -181,6 +182,40 @@ def test_files_that_are_not_utf8_are_left_out_and_counted(tmp_path: Path) -> Non
         list(corpus.Documents([str(tmp_path / "a.txt")]))
     (tmp_path / "b.txt").unlink()
     assert not corpus.Documents([]).left_out
+
+
+def test_ten_files_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    write(tmp_path, {"good.txt": "good"})
+    for i in range(12):
+        (tmp_path / f"{i:02}.txt").write_bytes("schön".encode("utf-16" if i == 3 else "latin-1"))
+    assert list(texts := corpus.Documents([str(tmp_path)])) == ["good"]
+    assert f"12 files were left out, not being UTF-8: {tmp_path}/00.txt, " in texts.left_out
+    assert texts.left_out.endswith(f"{tmp_path}/09.txt and 2 others") and texts.left_out.count(".txt") == 10
+    assert texts.left_out.count("(UTF-16)") == 1 and f"{tmp_path}/03.txt (UTF-16)" in texts.left_out
+
+
+def test_what_runs_wrote_is_no_text(tmp_path: Path) -> None:
+    log = '{"step": 1, "tokens": 8, "seconds": 0.1, "loss": 5.0}\n'
+    write(tmp_path, {"runs/a/step-000001/state.json": "{}", "runs/a/log.jsonl": log, "runs/a/notes.txt": "of the run"})
+    write(tmp_path, {"text.txt": "text", "mine/log.jsonl": '{"text": "a log"}'})
+    for source in (tmp_path, f"{tmp_path}/**/*.*"):
+        found = set(texts := corpus.Documents([str(source)]))
+        assert {"text", "a log"} <= found and log not in found
+        assert texts.left_out == f"what runs wrote was left out: {tmp_path}/runs/a"
+    assert list(corpus.Documents([str(tmp_path / "runs" / "a")])) == ["of the run"]  # as was asked for
+    with pytest.raises(corpus.DataError, match=r"log\.jsonl, line 1: this is the log of a run, expected text"):
+        list(corpus.Documents([str(tmp_path / "runs" / "a" / "log.jsonl")]))
+
+
+def test_repetitions_are_counted() -> None:
+    said: list[str] = []
+    corpus.split([f"text {i % 9}" for i in range(400)] + [""], 0.3, said.append)
+    corpus.split(["a", "b", "a"], 0.3, said.append)
+    corpus.split(["a", "b", ""], 0.3, said.append)
+    assert said == [
+        "391 of 400 documents are repetitions and were left out",
+        "1 of 3 documents is a repetition and was left out",
+    ]
 
 
 def test_a_packed_model_is_no_text(tmp_path: Path) -> None:

@@ -447,3 +447,21 @@ def test_export_fails_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().err
     assert "damaged or not a safetensors file" in printed and printed.count("\n") == 1
     assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["step-000009/model.safetensors", "step-000009/optimizer.safetensors", "step-000009/config.json", "log.jsonl"],
+)
+@pytest.mark.parametrize("source", [".", "step-000009"])
+def test_no_part_of_the_run_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, source: str
+) -> None:
+    run = tmp_path / "run a"
+    folder = make_checkpoint(run)
+    folder = folder.rename(run / "step-000009")
+    (run / "log.jsonl").write_text("{}\n")
+    before = (run / name).read_bytes()
+    assert main(["export", str(run / source), str(run / name)]) == 1
+    assert f"{run / name} is in the source and would be replaced; give another name" in capsys.readouterr().err
+    assert (run / name).read_bytes() == before

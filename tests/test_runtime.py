@@ -124,12 +124,30 @@ def test_more_than_the_context(model: Model) -> None:
         with pytest.raises(ContextLengthError, match=r"257 tokens .* 256 tokens") as caught:
             call([1] * 257)
         assert (caught.value.n_prompt, caught.value.n_ctx) == (257, 256)
+        assert str(caught.value).endswith("256 tokens; shorten the text")  # the model has no larger one
     with model.session(n_ctx=10) as session:
         session.feed([1] * 8)
         with pytest.raises(ContextLengthError) as caught:
             session.feed([1] * 3)
         assert (caught.value.n_prompt, caught.value.n_ctx) == (11, 10)
+        assert "ask for a larger n_ctx: the model allows up to 256" in str(caught.value)
         assert session.position == 8
+
+
+def test_a_list_where_one_is_expected(model: Model) -> None:
+    for prompts in (["a", "b"], [[1, 2], [3]]):
+        with pytest.raises(InvalidParameterError, match=r"^prompt is .* stream takes one prompt; generate takes"):
+            model.stream(prompts)  # type: ignore[arg-type]
+        with pytest.raises(InvalidParameterError, match=r"^text is .* score takes one text; call it for each"):
+            model.score(prompts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["max_tokens", "max_new_tokens", "seed"])
+def test_options_of_a_text_are_not_of_a_token(model: Model, word: str) -> None:
+    with model.session() as session:
+        session.feed([1])
+        with pytest.raises(InvalidParameterError, match=f"{word} is an option of a whole text, not of one token"):
+            session.sample(**{word: 3})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

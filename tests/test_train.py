@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from bitnet import checkpoint, schedule, train
 from bitnet.settings import Settings
-from training import TINY, edited, killed_before, losses
+from training import MODEL, TINY, edited, killed_before, losses
 from training import bitnet as run
 
 torch.set_num_threads(1)
@@ -204,12 +206,14 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--schedule", "cosin"], 2, "did you mean 'cosine'?"),
         (["--steps", "many"], 2, "invalid int value: 'many'"),
         (["--set", "dimm=3"], 1, "unknown model option 'dimm', did you mean 'dim'?"),
+        (["--set", "foo=1"], 1, "unknown model option 'foo'; bitnet/OPTIONS.md lists them"),
+        (["--warmup", "0.6", "--warmdown", "0.6"], 1, "warmup 0.6 and warmdown 0.6 are shares of one run, expected at"),
         (["--set", "dim"], 1, "expected NAME=VALUE"),
         (["--set", "n_experts=4", "--set", "experts_per_token=1"], 1, "cannot be built for training: n_experts = 4"),
         (
             ["--preset", "tinny"],
             1,
-            "unknown preset 'tinny', expected tiny, gguf, mini-gpt",
+            "unknown preset 'tinny', expected tiny, gguf, mini-gpt, bitnet-2b4t, did you mean 'tiny'?",
         ),
         (["--lr", "-1"], 1, "lr is -1.0, expected 1e-09 to 10"),
         (["--data", "nowhere"], 1, "no file, folder or glob matches 'nowhere'"),
@@ -228,9 +232,87 @@ def test_refusals(
     assert not (tmp_path / "run").exists()  # neither lock nor tokens
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--context", "33"], "--context is 33, the model has at most 32; lower it, or add --set max_context=33"),
+        (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', expected bpe, "),
+        (["--tensorboard", "board"], "needs tensorboard"),
+    ],
+)
+def test_what_is_refused_before_the_text_is_read(
+    argv: list[str], message: str, sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path / "run"), *argv) == 1
+    errors = capsys.readouterr().err
+    assert message in errors and "reading" not in errors
+
+
 def test_an_occupied_folder(finished: Path, sentences: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", *TINY, "--data", sentences, "--out", str(finished)) == 1
     assert "already holds step-000020; add --resume to go on, or name another --out" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the limits of Linux")
+@pytest.mark.parametrize(
+    ("dim", "layers", "message"),
+    [(2048, 20, "training 2,0"), (512, 1, "memory ran out; lower --batch or --context, or take a smaller model")],
+)
+def test_too_little_memory(dim: int, layers: int, message: str, sentences: str, tmp_path: Path) -> None:
+    wide = [*TINY[: len(MODEL) * 2], "--set", f"dim={dim}", "--set", "ffn_dim=16384", "--set", f"n_layers={layers}"]
+    words = [
+        sys.executable,
+        "-m",
+        "bitnet",
+        "train",
+        *wide,
+        "--set",
+        "max_context=32",
+        "--batch",
+        "300",
+        "--threads",
+        "1",
+        "--data",
+        sentences,
+    ]
+    limited = ["sh", "-c", 'ulimit -v 3000000; exec "$@"', "sh", *words, "--out", str(tmp_path / "run")]
+    result = subprocess.run(limited, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert f"bitnet: error: {message}" in result.stderr
+    assert ("reading the text" in result.stderr) == (layers == 1)
+
+
+def test_a_folder_of_something_else(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("text")
+    assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path)) == 1
+    assert "holds thesis.txt and is no run folder; name a new or empty folder with --out" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_with_runs_in_it_is_read_again(
+    sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sentences, "text")
+    for name in ("one", "two"):
+        assert run("train", *TINY, "--steps", "1", "--data", ".", "--out", f"runs/{name}") == 0
+    assert "what runs wrote was left out" in capsys.readouterr().err
+    assert run("eval", "runs/one", "--data", ".") == 0
+    assert run("train", "--resume", "--out", "runs/one", "--data", ".", "--steps", "2") == 0
+
+
+def test_a_little_text_that_is_seen_often(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "carry_out", lambda *_: 0)
+    for steps, often in ((20, False), (10_000, True)):
+        assert run("train", *TINY[:-2], "--steps", steps, "--data", sentences, "--out", tmp_path / str(steps)) == 0
+        found = re.search(r"each of the ([\d,]+) training tokens is seen about (\d+) times", capsys.readouterr().err)
+        assert bool(found) == often
+    assert found and int(found[2]) == round(10_000 * 4 * 32 / int(found[1].replace(",", "")))
 
 
 def test_two_runs_in_one_folder(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from . import packed
 from .foreign import PROBE, recognise
 from .packed import Spec
 from .source import Progress, Source, SourceError, encode
-from .writer import Encoded, spare_source, write_packed
+from .writer import Encoded, spare, write_packed
 
 if TYPE_CHECKING:
     from .report import Checked
@@ -93,7 +93,7 @@ def convert(
     from .verify_source import verify_source
 
     source, out = Path(source), Path(out)
-    spare_source(source, out)
+    spare(source, out)
     checks: list[Checked] = []
 
     def check(file: Path) -> None:

@@ -16,7 +16,7 @@ from .packed import Spec
 from .report import Report, ZeroInputs
 from .source import SourceError
 from .verify import verify
-from .writer import Encoded, write_packed
+from .writer import Encoded, spare, write_packed
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,7 @@ def export_checkpoint(
     """
     from bitnet.checkpoint import find
 
+    spare(Path(checkpoint), Path(out))
     folder = find(Path(checkpoint))
     reports: list[Report] = []
     pack_checkpoint(

@@ -15,7 +15,7 @@ from . import packed
 from .packed import Record
 from .reader import PackedFile
 from .verify import VerificationError
-from .writer import Encoded, write_sections
+from .writer import Encoded, spare, write_sections
 
 TOKENS = 32  # whose logits are compared
 
@@ -62,6 +62,7 @@ def repack(
     group scales), VerificationError.
     """
     body = packed.ternary_encoding(encoding)
+    spare(Path(source), Path(out))
     file = PackedFile.open(source)
     if sparse is None:
         sparse = file.sparse

@@ -101,11 +101,27 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-def spare_source(source: Path, out: Path) -> None:
-    """Raises FileExistsError: writing `out` would replace the source, or a file in its folder."""
-    inside = source.is_dir() and out.parent.resolve().is_relative_to(source.resolve())
-    if out.is_file() and source.exists() and (inside or out.samefile(source)):
+def spare(source: Path, out: Path, magic: bytes = packed.MAGIC) -> None:
+    """Raises FileExistsError: writing `out` would replace the source, a part of it, or anything but an older result.
+
+    magic: how a file of the kind that is written begins.
+    """
+    if not out.is_file():
+        return
+    older = _begins(out, magic)
+    is_checkpoint = (source / "state.json").is_file()  # which lies in a run
+    folder = source.resolve().parent if is_checkpoint else source.resolve()
+    inside = source.is_dir() and not older and out.resolve().is_relative_to(folder)
+    if inside or (source.is_file() and out.samefile(source)):
         raise FileExistsError(f"{out} is {'in ' if inside else ''}the source and would be replaced; give another name")
+    if not older and out.stat().st_size:
+        kind = "packed" if magic == packed.MAGIC else magic.decode()
+        raise FileExistsError(f"{out} exists and is not a {kind} file; give another name")
+
+
+def _begins(file: Path, magic: bytes) -> bool:
+    with file.open("rb") as handle:
+        return handle.read(len(magic)) == magic
 
 
 def write_packed(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bitnet_runtime.errors import InvalidParameterError, TemplateError
+from bitnet_runtime.errors import InvalidParameterError, TemplateError, shown
 from bitnet_runtime.text import Tokenizer
 from bitnet_runtime.worker import MEMORY, Worker, WorkerError
 
@@ -62,9 +62,9 @@ class ChatTemplate:
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
         for message in messages:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            if not isinstance(message, Mapping) or not _is_message(message):
                 raise InvalidParameterError(
-                    f'messages has {message!r:.100}, expected {{"role": "user", "content": "…"}}', "messages"
+                    f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
         try:
             expected = [_as_templates_expect(message) for message in messages]
@@ -93,6 +93,19 @@ class ChatTemplate:
             f"{', …' if len(messages) > 8 else ''}; most templates take user and assistant in turn, "
             f"after at most one system message"
         )
+
+
+def _is_message(message: Mapping[str, Any]) -> bool:
+    """A role and a content: a text, or parts such as {"type": "text", "text": "…"}; or thoughts or calls alone."""
+    content = message.get("content")
+    if content is None:
+        others = ("tool_calls", "reasoning_content", "thinking", "reasoning")
+        said = message.get("role") == "assistant" and any(message.get(name) for name in others)
+    elif isinstance(content, (list, tuple)):
+        said = all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    else:
+        said = isinstance(content, str)
+    return said and isinstance(message.get("role"), str)
 
 
 def _json(value: Any) -> bytes:

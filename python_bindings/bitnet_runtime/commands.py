@@ -315,5 +315,9 @@ def _random_file(shape: str, encoding: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bitnet-bench-") as folder:
         path = Path(folder) / f"{shape}.bitnet"
         print(f"writing random weights of shape {shape} …", file=sys.stderr)
-        random_model(PRESETS[shape], path, 0, encoding=encoding)
+        try:
+            random_model(PRESETS[shape], path, 0, encoding=encoding)
+        except MemoryError as error:
+            said = f" ({error})" if str(error) else ""
+            raise MemoryError(f"memory ran out while shape {shape} was written{said}; take a smaller one") from None
         yield path

@@ -39,13 +39,14 @@ class Conversation:
         self._sampling = sampling
         self._quiet = quiet
         self._turns: list[Message] = []  # of user and assistant, one after the other
+        self._refused = False  # a message from a pipe that was no text
         self._unseen = 0  # how many of them the model no longer sees
         self._tell(system or "")
 
     def run(self, session: Session) -> int:
-        """Read, answer, again, until /exit or the end of input; then the session is closed.
+        """Read, answer, again, until /exit or the end of input; then the session is closed. Ctrl-C twice raises.
 
-        Returns the exit code; Ctrl-C twice raises.
+        Returns the exit code: 1 when a pipe held what is not UTF-8.
         """
         self._session = session
         self._lines = Lines(self._quiet)
@@ -61,7 +62,7 @@ class Conversation:
                     self._obey(text)
                 elif text:
                     self._answer(text)
-        return 0
+        return int(self._refused)
 
     # ---- what is typed ----
 
@@ -75,6 +76,7 @@ class Conversation:
                 return text, is_command
             except UnicodeEncodeError:
                 say("error: this is not UTF-8; nothing was sent")
+                self._refused |= not self._lines.typed
             except EOFError:
                 if self._lines.typed:
                     print(file=sys.stderr)
@@ -145,6 +147,8 @@ class Conversation:
         if not self._turns:
             say("no message to answer again")
             return
+        if resolve(self._sampling, self._model.defaults).temperature == 0:
+            say("at temperature 0 the answer stays the same, whatever the seed")
         before = self._turns[-2:]
         del self._turns[-2:]
         if not self._answer(before[0]["content"], {"seed": None}):

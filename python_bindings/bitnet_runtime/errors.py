@@ -46,13 +46,15 @@ class ContextLengthError(BitnetError, ValueError):
     """More tokens than the context holds. Both numbers are attributes.
 
     at_least: `n_prompt` is what the length of a text proves; it was refused before its tokens were made.
+    most: the largest context that the model allows.
     """
 
-    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False) -> None:
+    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False, most: int = 0) -> None:
+        larger = f", or ask for a larger n_ctx: the model allows up to {most}" if most > n_ctx else ""
         super().__init__(
             f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context size: "
             f"the maximum context length is {n_ctx} tokens; "
-            f"shorten the text, or load the model with a larger n_ctx if the model allows it"
+            f"shorten the text{larger}"
         )
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx

@@ -51,6 +51,14 @@ def is_several(value: object, param: str) -> bool:
     return len(value) > 0 and (not hasattr(value[0], "__index__") or hasattr(value[0], "__len__"))
 
 
+def refuse_several(value: object, param: str, advice: str) -> None:
+    """Raises InvalidParameterError: several prompts, where one is taken."""
+    if _is_sequence(value) and is_several(value, param):
+        first = value[0]  # type: ignore[index]  # it is a sequence
+        if isinstance(first, str) or _is_sequence(first):
+            raise InvalidParameterError(f"{param} is {shown(value)}, expected one: {advice}", param)
+
+
 def _is_sequence(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return True

@@ -15,7 +15,7 @@ from bitnet_runtime.errors import ContextLengthError, InvalidParameterError, che
 from bitnet_runtime.facts import KV_TYPES, ModelFacts
 from bitnet_runtime.generation import Result, Stream, finish, generate_batch
 from bitnet_runtime.handles import Handle
-from bitnet_runtime.ids import is_several, token_ids
+from bitnet_runtime.ids import is_several, refuse_several, token_ids
 from bitnet_runtime.session import Session, all_sessions
 from bitnet_runtime.text import Detokenizer
 
@@ -138,6 +138,7 @@ class Model(ModelFacts):
         """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""
         if session is not None and (not isinstance(session, Session) or session._model is not self):
             raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
+        refuse_several(prompt, "prompt", "stream takes one prompt; generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
         return Stream(self, self._prompt(prompt, session.n_ctx if session else self.n_ctx), chosen, session)
 
@@ -169,6 +170,7 @@ class Model(ModelFacts):
         One number a token of `tokenize(text)`; the first is NaN, as nothing comes before it.
         """
         self.require_head()
+        refuse_several(text, "text", "score takes one text; call it for each")
         tokens = self._tokens(text, "text", self.n_ctx)
         if not tokens:
             return []
@@ -227,10 +229,10 @@ class Model(ModelFacts):
     def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
         """Token ids of a text that is to fit the context."""
         if isinstance(text, str) and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
-            raise ContextLengthError(fewest, n_ctx, at_least=True)
+            raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
         tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
         if len(tokens) > n_ctx:
-            raise ContextLengthError(len(tokens), n_ctx)
+            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
         return tokens
 
     # ---- sessions ----

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.defaults import Sampling, TokenOptions, resolve, whole
+from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, TokenOptions, resolve, whole
 from bitnet_runtime.errors import (
     CancelledError,
     ClosedError,
@@ -145,6 +145,10 @@ class Session(Unique):
 
         Options as in `Model.generate`, without max_tokens, seed, stop and draft.
         """
+        for word in sampling:
+            name = ALIASES.get(word, word)
+            if name in FIELDS and name not in TokenOptions.__annotations__:
+                raise InvalidParameterError(f"{word} is an option of a whole text, not of one token", word)
         return self.draw(Sampler(resolve(sampling, options, self._model.defaults), self._vocab_size))
 
     def draw(self, sampler: Sampler) -> int:
@@ -329,7 +333,7 @@ class Session(Unique):
     def _room(self, n: int) -> Handle:
         """The handle, when n more tokens fit."""
         if self.position + n > self.n_ctx:
-            raise ContextLengthError(self.position + n, self.n_ctx)
+            raise ContextLengthError(self.position + n, self.n_ctx, most=self._model.info.max_context)
         return self._open
 
     def __repr__(self) -> str:

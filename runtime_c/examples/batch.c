@@ -27,7 +27,7 @@ static bn_session *read_text(bn_model *model, char *line) {
 
 int main(int argc, char **argv) {
     if (argc != 3) {
-        fprintf(stderr, "usage: %s model.bitnet COUNT < texts\n", argv[0]);
+        fprintf(stderr, "usage: %s model.bitnet COUNT < lines of token ids\n", argv[0]);
         return 2;
     }
     const int32_t count = number(argv[2], 0);

@@ -25,7 +25,7 @@ from bitnet_export.outgoing import SIZES, Graph, Written, nearest, open_decoder,
 from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
 from bitnet_export.side_files import generation_of
-from bitnet_export.writer import replacing, spare_source
+from bitnet_export.writer import replacing, spare
 
 from .blocks import KINDS, Kind
 from .families import LAYER, STACK
@@ -79,7 +79,7 @@ def write_gguf(
         if word not in words:
             raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
     path = Path(out)
-    spare_source(Path(source), path)
+    spare(Path(source), path, b"GGUF")
     file, config, problems = open_decoder(source)
     graph, differences = _nearest(config)
     writer = _Writer(file, config, graph, body, head, exact_scales)
