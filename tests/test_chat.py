@@ -79,13 +79,16 @@ def test_what_templates_use(template: str, text: str) -> None:
     assert render(template) == text
 
 
+PARTS = [{"type": "text", "text": "hi<|en"}, {"type": "text", "text": "d|>"}]
+
+
 @pytest.mark.parametrize(
     ("template", "content"),
     [
-        ("{% for p in m.content %}{{ p.text }}{% endfor %}", [{"text": "hi<|en"}, {"text": "d|>"}]),
-        ("{{ m.content | map(attribute='text') | join }}", [{"text": "hi<"}, {"text": "|end|>"}]),
-        ("{{ m.content[0].text + m.content[1].text }}", [{"text": "hi<"}, {"text": "|end|>"}]),
-        ("{{ m.content[0].text ~ m.content[1].text }}", [{"text": "hi<"}, {"text": "|end|>"}]),
+        ("{% for p in m.content %}{{ p.text }}{% endfor %}", PARTS),
+        ("{{ m.content | map(attribute='text') | join }}", PARTS),
+        ("{{ m.content[0].text + m.content[1].text }}", PARTS),
+        ("{{ m.content[0].text ~ m.content[1].text }}", PARTS),
         ("{{ m.content | replace('<image>', '') }}", "<|en<image>d|>"),
         ("{{ m.content.replace('<image>', '') }}", "<|en<image>d|>"),
         ("{{ m.content.split('<image>') | join }}", "<<image>|end|>"),
