@@ -82,7 +82,7 @@ def start(folder: Path, work: Callable[..., Any], *args: Any) -> list[Process]:
     """Two processes that do `work`; what they write to stderr is in `folder`/errors."""
     folder.mkdir(exist_ok=True)
     port = free_port()
-    pair = [processes.Process(target=in_group, args=(i, port, folder / "errors", work, *args)) for i in range(2)]
+    pair = [processes.Process(target=in_group, args=(i, port, folder / ".errors", work, *args)) for i in range(2)]
     for each in pair:
         each.start()
     return pair
@@ -103,7 +103,7 @@ def finish(pair: list[Process]) -> list[int | None]:
 def run_pair(run: Path, *argv: str, work: Callable[[list[str]], int] = cli.main) -> tuple[list[int | None], str]:
     """Exit codes and stderr of `bitnet train` in two processes."""
     codes = finish(start(run, work, ["train", "--out", str(run), *argv]))
-    return codes, (run / "errors").read_text()
+    return codes, (run / ".errors").read_text()
 
 
 def steps(run: Path) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_two_processes_learn_what_one_does(way: str, runs: dict[str, Path]) -> N
     assert_same_curve(runs[way], runs["one"], TERNARY_TOLERANCE)
     losses = [record["loss"] for record in steps(runs[way])]
     assert losses[-1] < losses[0] - 10 * TERNARY_TOLERANCE
-    errors = (runs[way] / "errors").read_text()
+    errors = (runs[way] / ".errors").read_text()
     assert errors.count("from step 0") == errors.count("step 4:") == 1 and "Warning" not in errors
 
 
@@ -176,7 +176,7 @@ def test_a_checkpoint_does_not_say_who_wrote_it(runs: dict[str, Path], capsys: p
 
 def begun(run: Path, copy: Path) -> Path:
     """A run as it was after four of its steps."""
-    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("step-000008", "errors", "loss.png"))
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("step-000008", ".errors", "loss.png"))
     return copy
 
 
@@ -217,12 +217,12 @@ def load_and_save(folder: Path, out: Path) -> int:
 
 def test_shards_lose_no_bit(runs: dict[str, Path], tmp_path: Path) -> None:
     folder = checkpoint.find(runs["one of floats"])
-    assert finish(start(tmp_path, load_and_save, folder, tmp_path)) == [0, 0], (tmp_path / "errors").read_text()
+    assert finish(start(tmp_path, load_and_save, folder, tmp_path)) == [0, 0], (tmp_path / ".errors").read_text()
     for file in ("model.safetensors", "optimizer.safetensors"):
         found, expected = load_file(tmp_path / folder.name / file), load_file(folder / file)
         assert found.keys() == expected.keys()
         assert all(found[name].reshape(t.shape).equal(t) for name, t in expected.items())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["errors", folder.name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".errors", folder.name]
 
 
 # ---- conversations, a clock ----
@@ -283,7 +283,7 @@ def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path])
     assert pair[1].pid
     os.kill(pair[1].pid, signal.SIGTERM)
     assert finish(pair) == [143, 143]
-    assert (run / "errors").read_text().count("stopped and saved at step") == 1
+    assert (run / ".errors").read_text().count("stopped and saved at step") == 1
     assert checkpoint.load_state(run)["step"] >= 3 and checkpoint.load_model(run)
 
 
@@ -291,7 +291,7 @@ def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], 
     pair, run = endless
     pair[1].kill()
     assert finish(pair) == [1, -signal.SIGKILL]
-    errors = re.findall("bitnet: error: .*", (run / "errors").read_text())
+    errors = re.findall("bitnet: error: .*", (run / ".errors").read_text())
     assert errors == ["bitnet: error: another process of this run ended without a word; perhaps memory ran out"]
 
 
@@ -387,7 +387,7 @@ def test_torchrun_and_sigterm(text: str, tmp_path: Path) -> None:
     run = tmp_path / "a run"
     argv = [*TINY, "--data", text, "--out", str(run), "--steps", "1000000", "--parallel", "fsdp"]
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    with (tmp_path / "errors").open("w") as errors:
+    with (tmp_path / ".errors").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, *torchrun, "-m", "bitnet", "train", *argv], stderr=errors, start_new_session=True
         )
@@ -398,7 +398,7 @@ def test_torchrun_and_sigterm(text: str, tmp_path: Path) -> None:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    said = (tmp_path / "errors").read_text()
+    said = (tmp_path / ".errors").read_text()
     assert process.returncode != 0 and said.count("stopped and saved at step") == 1 and "bitnet: error" not in said
     step = checkpoint.load_state(run)["step"]
     assert step >= 3 and f"saved at step {step:,}" in said
