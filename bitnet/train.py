@@ -57,7 +57,7 @@ def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | Non
     start = read(args.source) if read else None
     settings, config = resolve(args, base=start.defaults() if start else None)
     folder = settings.run_folder
-    _check_free(folder)
+    _check_free(folder, args.config)
     with _claimed(folder) as claim:
         if saved := checkpoint.all_of(folder):
             raise TrainingError(
@@ -69,11 +69,12 @@ def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | Non
         return carry_out(run, args.json)
 
 
-def _check_free(folder: Path) -> None:
-    """Raises TrainingError: there is something in the folder that no run wrote."""
+def _check_free(folder: Path, config: str | None) -> None:
+    """Raises TrainingError: there is something in the folder that no run wrote, and that is not the run's --config."""
     if not folder.is_dir() or checkpoint.all_of(folder):
         return
-    others = [file.name for file in folder.iterdir() if not re.fullmatch(WRITTEN, file.name)]
+    files = [file for file in folder.iterdir() if not config or file.absolute() != Path(config).absolute()]
+    others = [file.name for file in files if not re.fullmatch(WRITTEN, file.name)]
     if others:
         raise TrainingError(
             f"{folder} holds {min(others)} and is no run folder; name a new or empty folder with --out, or a run's"
