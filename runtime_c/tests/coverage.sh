@@ -21,7 +21,7 @@ ctest --test-dir "$build" -R '^test_(file|mapping|changing|failures)' --output-o
 
 cd "$build/CMakeFiles/engine.dir/runtime_c/src"
 LC_ALL=C gcov -b -n file*.c.gcda mapping.c.gcda | awk '
-    /^File/ { name = $2; gsub(/.*\/|\047/, "", name); ours = name ~ /^(file.*|mapping)\.c$/ }
+    /^File/ { name = $0; sub(/\047$/, "", name); sub(/.*\//, "", name); ours = name ~ /^(file.*|mapping)\.c$/ }
     !ours { next }
     { split($0, part, /[:%]/); share = part[2]; of = $NF }
     /^Lines executed/ { lines = share; all_lines += of; run_lines += share * of }
@@ -31,6 +31,10 @@ LC_ALL=C gcov -b -n file*.c.gcda mapping.c.gcda | awk '
         ours = 0
     }
     END {
+        if (!branches) {
+            print "error: gcov said nothing of the files"
+            exit 1
+        }
         lines = run_lines / all_lines; share = taken / branches
         printf "%-16s %6.2f %% of %d lines, %.2f %% of %d branches\n", "together", lines, \
             all_lines, share, branches
