@@ -104,13 +104,13 @@ clean:
 PYTORCH := $(if $(findstring Linux x86_64,$(shell uname -sm)),up to 3 GB (5 GB on disk; the README says how to need a \
              tenth, see "Less to download"),0.3 GB)
 
-# The project is there already: this adds what an extra of pyproject.toml asks for.
-.venv/demo: .venv/engine
+# The project is there already: this adds what an extra of pyproject.toml asks for, not each time that a source changes.
+.venv/demo: pyproject.toml constraints.txt | .venv/engine
 	@echo 'Installing PyTorch and what training needs: $(PYTORCH) ...'
 	@$(PIP) install -c constraints.txt 'bitnet-edge[train]'
 	@touch $@
 
-.venv/test: .venv/engine
+.venv/test: pyproject.toml constraints.txt | .venv/engine
 	@echo 'Installing what the tests need: 0.3 GB, and if it is not there yet PyTorch, $(PYTORCH) ...'
 	@$(PIP) install -c constraints.txt 'bitnet-edge[dev]'
 	@touch $@
