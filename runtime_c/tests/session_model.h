@@ -42,4 +42,18 @@ static inline void ok(bn_status status) {
     CHECK_MSG(status == BN_OK, "%s", bn_status_text(status));
 }
 
+/* Opens the model with two threads and draws a prompt; returns its file, to be freed after it. */
+static inline uint8_t *open_large_vocabulary(bn_model **model, int32_t prompt[PROMPT],
+                                             size_t *size) {
+    uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, size);
+    const bn_load_options options = {.threads = 2};
+    uint64_t random = 1;
+    char detail[BN_DETAIL_SIZE] = "";
+    const bn_status status = bn_model_open_bytes(file, *size, &options, model, detail);
+    CHECK_MSG(status == BN_OK, "%s", detail);
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = (int32_t)check_below(&random, VOCAB);
+    return file;
+}
+
 #endif

@@ -202,12 +202,7 @@ static void test_cancelled_batch(void) {
 
 int main(void) {
     size_t size;
-    uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, &size);
-    const bn_load_options options = {.threads = 2};
-    uint64_t random = 1;
-    ok(bn_model_open_bytes(file, size, &options, &model, NULL));
-    for (int i = 0; i < PROMPT; i++)
-        prompt[i] = (int32_t)check_below(&random, VOCAB);
+    uint8_t *file = open_large_vocabulary(&model, prompt, &size);
     test_cancelled_calls();
     test_cancelled_generation();
     test_cancelled_append();

@@ -6,8 +6,8 @@
 #define _GNU_SOURCE /* sched_setaffinity, mkdtemp */
 
 #include "bitnet_runtime.h"
-#include "check.h"
 #include "cores.h"
+#include "fake_root.h"
 #include "kernels.h"
 
 #include <sys/stat.h>
@@ -102,19 +102,6 @@ static void test_processors(void) {
 
 static char mount[] = "/tmp/bitnet_cgroup_XXXXXX";
 
-static void write_file(const char *name, const char *text) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", mount, name);
-    if (text == NULL) {
-        CHECK_EQ(mkdir(path, 0700), 0);
-        return;
-    }
-    FILE *file = fopen(path, "w");
-    CHECK_MSG(file != NULL, "%s", path);
-    CHECK(fputs(text, file) >= 0);
-    CHECK_EQ(fclose(file), 0);
-}
-
 static void test_cgroup_quota(void) {
     static const struct {
         const char *name, *text; /* NULL: a directory; each after the one it lies in */
@@ -155,7 +142,7 @@ static void test_cgroup_quota(void) {
     enum { N = sizeof tree / sizeof tree[0] };
     CHECK(mkdtemp(mount) != NULL);
     for (int i = 0; i < N; i++)
-        write_file(tree[i].name, tree[i].text);
+        put_file(mount, tree[i].name, tree[i].text);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const double found = bn_cgroup_quota(cases[i].membership, mount);
         CHECK_MSG(found == cases[i].quota, "case %zu: %g, expected %g", i, found, cases[i].quota);

@@ -145,12 +145,7 @@ static void test_no_head(const uint8_t *file, size_t size) {
 
 int main(void) {
     size_t size;
-    uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, &size);
-    const bn_load_options options = {.threads = 2};
-    uint64_t random = 1;
-    ok(bn_model_open_bytes(file, size, &options, &model, NULL));
-    for (int i = 0; i < PROMPT; i++)
-        prompt[i] = (int32_t)check_below(&random, VOCAB);
+    uint8_t *file = open_large_vocabulary(&model, prompt, &size);
     for (plain.kv_type = BN_KV_F16; plain.kv_type <= BN_KV_INT8; plain.kv_type++) {
         test_embed();
         test_embed_batch();

@@ -5,6 +5,7 @@
  */
 #define _XOPEN_SOURCE 700 /* mkdtemp, setrlimit */
 
+#include "fake_root.h"
 #include "internal.h"
 #include "memory.h"
 #include "pages.h"
@@ -80,19 +81,6 @@ static const struct {
 };
 enum { FILES = sizeof machine / sizeof *machine };
 
-static void put(const char *name, const char *text) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    if (text == NULL) {
-        CHECK_EQ(mkdir(path, 0700), 0);
-        return;
-    }
-    FILE *file = fopen(path, "w");
-    CHECK_MSG(file != NULL, "%s", path);
-    CHECK(fputs(text, file) >= 0);
-    CHECK_EQ(fclose(file), 0);
-}
-
 static void test_limits_of_a_machine(void) {
     static const struct {
         const char *membership;
@@ -116,9 +104,9 @@ static void test_limits_of_a_machine(void) {
     };
     CHECK(mkdtemp(root) != NULL);
     for (int i = 0; i < FILES; i++)
-        put(machine[i].name, machine[i].text);
+        put_file(root, machine[i].name, machine[i].text);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        put("proc/self/cgroup", cases[i].membership);
+        put_file(root, "proc/self/cgroup", cases[i].membership);
         const bn_memory own = bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX);
         const bn_memory map = bn_memory_left(root, BN_MEMORY_MAP, UINT64_MAX);
         CHECK_MSG(own.bytes == cases[i].own, "%zu: %" PRIu64, i, own.bytes);
@@ -130,12 +118,13 @@ static void test_limits_of_a_machine(void) {
             CHECK(found == own.bytes || (found >= enough && own.bytes >= enough));
         }
     }
-    put("sys/fs/cgroup/memory.max", "300000000\n"); /* a container sees its own group as the root */
-    put("proc/self/cgroup", "0::/\n");
+    put_file(root, "sys/fs/cgroup/memory.max",
+             "300000000\n"); /* a container sees its own group as the root */
+    put_file(root, "proc/self/cgroup", "0::/\n");
     CHECK_EQ(bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX).bytes, 300000000);
-    put("sys/fs/cgroup/memory.max", "max\n");
-    put("proc/meminfo", "MemTotal: 1000 kB\n"); /* of a kernel before 3.14 */
-    put("proc/self/cgroup", "");
+    put_file(root, "sys/fs/cgroup/memory.max", "max\n");
+    put_file(root, "proc/meminfo", "MemTotal: 1000 kB\n"); /* of a kernel before 3.14 */
+    put_file(root, "proc/self/cgroup", "");
     CHECK_EQ(bn_memory_left(root, BN_MEMORY_OWN, UINT64_MAX).bytes, 1024000);
     for (int i = FILES - 1; i >= 0; i--) {
         char path[256];

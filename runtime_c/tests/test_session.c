@@ -351,14 +351,7 @@ static void test_forked_process(void) {
 
 int main(void) {
     size_t size;
-    uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, &size);
-    const bn_load_options options = {.threads = 2};
-    uint64_t random = 1;
-    char detail[BN_DETAIL_SIZE] = "";
-    const bn_status status = bn_model_open_bytes(file, size, &options, &model, detail);
-    CHECK_MSG(status == BN_OK, "%s", detail);
-    for (int i = 0; i < PROMPT; i++)
-        prompt[i] = (int32_t)check_below(&random, VOCAB);
+    uint8_t *file = open_large_vocabulary(&model, prompt, &size);
 
     for (int i = 0; i < SAMPLERS; i++) {
         test_screened_head(&samplers[i]);
