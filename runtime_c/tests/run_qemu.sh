@@ -34,29 +34,35 @@ compile() {
     fi
 }
 
-# on CPU TIER NAME COMMAND...: COMMAND runs the tests of $build/NAME on a CPU whose best tier is
-# TIER (-: any)
+# on CPU TIER NAME COMMAND...: COMMAND starts the tests of $build/NAME on a CPU whose best tier is
+# TIER (-: any), beside the others
 on() {
     cpu=$1 tier=$2 dir=$build/$3
     shift 3
-    log=$dir/$cpu.log
-    if ! { "$@" "$dir/check_kernels" --seed 1 --cases 100 && "$@" "$dir/logits_hash"; } \
-        >"$log" 2>&1; then
+    echo "$cpu $tier $dir" >>"$build/started"
+    { "$@" "$dir/check_kernels" --seed 1 --cases 100 && "$@" "$dir/logits_hash" && echo passed; } \
+        >"$dir/$cpu.log" 2>&1 &
+}
+
+# judge CPU TIER DIR: what `on` has found there
+judge() {
+    log=$3/$1.log
+    if [ "$(tail -n 1 "$log")" != passed ]; then
         cat "$log"
-        echo "error: the tests failed on $cpu"
+        echo "error: the tests failed on $1"
         exit 1
     fi
     best=$(sed -n '/thread/{s/^[0-9a-f]*  *\([^ ]*\).*/\1/p;q;}' "$log")
-    if [ "$tier" != - ] && [ "$best" != "$tier" ]; then
-        echo "error: $cpu chose the tier $best, expected $tier"
+    if [ "$2" != - ] && [ "$best" != "$2" ]; then
+        echo "error: $1 chose the tier $best, expected $2"
         exit 1
     fi
     found=$(sed -n 's/^logits //p' "$log")
     if [ "${hash:=$found}" != "$found" ]; then
-        echo "error: logits on $cpu hash to $found, on the CPUs before to $hash"
+        echo "error: logits on $1 hash to $found, on the CPUs before to $hash"
         exit 1
     fi
-    printf '%-14s %-11s kernels equal, logits %s\n' "$cpu" "$best" "$found"
+    printf '%-14s %-11s kernels equal, logits %s\n' "$1" "$best" "$found"
 }
 
 if ! have cmake; then
@@ -64,6 +70,7 @@ if ! have cmake; then
     exit 0
 fi
 
+rm -f "$build/started"
 compile native
 on native - native env
 
@@ -82,10 +89,6 @@ fi
 if grep -qs avx512_vnni /proc/cpuinfo; then
     compile evex -DBITNET_AVXVNNI_AS_EVEX=ON
     on evex - evex env
-    if ! grep -q avxvnni "$build/evex/evex.log"; then
-        echo "error: no AVX-VNNI in $build/evex"
-        exit 1
-    fi
 else
     echo "AVX-VNNI is not tested: this CPU has no AVX-512 VNNI"
 fi
@@ -101,4 +104,13 @@ else
     on cortex-a53 neon aarch64 qemu-aarch64 -cpu cortex-a53
     on neoverse-n1 dotprod aarch64 qemu-aarch64 -cpu neoverse-n1
     on max i8mm aarch64 qemu-aarch64 -cpu max
+fi
+
+wait
+while read -r cpu tier dir; do
+    judge "$cpu" "$tier" "$dir"
+done <"$build/started"
+if [ -e "$build/evex" ] && ! grep -q avxvnni "$build/evex/evex.log"; then
+    echo "error: no AVX-VNNI in $build/evex"
+    exit 1
 fi
