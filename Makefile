@@ -62,7 +62,7 @@ sanitize: .venv/test
 	$(BIN)/cmake -S . -B build/sanitize -DBITNET_TESTS=ON -DBITNET_SANITIZE="address;undefined" \
 	    -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING
 	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
-	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
+	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel $(JOBS)
 	rm -rf $(SANITIZED)
 	CC=gcc $(PIP) install --no-deps --no-build-isolation --target $(SANITIZED) \
 	    -Cbuild-dir=build/sanitize-python -Ccmake.build-type=RelWithDebInfo \

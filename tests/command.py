@@ -41,10 +41,10 @@ class Terminal:
         text, self._seen = self._text, b""
         return text
 
-    def prompt(self) -> str:
-        """What is on the terminal when it is our turn."""
-        seen = self.until(lambda seen: seen.endswith("> "))
-        time.sleep(0.5)  # a Ctrl-C while readline puts the prompt up waits for the next key
+    def prompt(self, end: str = "> ") -> str:
+        """What is on the terminal when it ends so and it is our turn."""
+        seen = self.until(lambda seen: seen.endswith(end))
+        time.sleep(0.5)  # a Ctrl-C while readline still writes waits for the next key
         return seen
 
     def rest(self) -> str:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -257,6 +258,7 @@ def test_a_session_keeps_its_model(path: Path) -> None:
     assert session.append([1]) is not None
 
 
+@pytest.mark.usefixtures("quick_gc")
 def test_collected_in_any_order(path: Path) -> None:
     for _ in range(20):
         model = Model.load(path, threads=1)
@@ -266,20 +268,21 @@ def test_collected_in_any_order(path: Path) -> None:
         gc.collect()
 
 
-def test_loading_a_thousand_times_leaks_nothing(path: Path) -> None:
+def test_loading_hundreds_of_times_leaks_nothing(path: Path) -> None:
     def held() -> tuple[int, int]:
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
 
+    seen = []
     for i in range(500):
-        if i == 100:
-            files, memory = held()
+        if i % 100 == 0:
+            seen.append(held())
         with Model.load(path, threads=1) as model:
             model.generate([1, 2, 3], max_tokens=2)
-    files_after, memory_after = held()
-    assert files_after == files
-    assert memory_after - memory < 400 * 1024  # 1 KiB a load
+    assert len({files for files, _ in seen[1:]}) == 1
+    # 1 KiB a load. A leak grows in each hundred, what the allocator and torch do meanwhile does not.
+    assert min(after - before for (_, before), (_, after) in pairwise(seen[1:])) < 100 * 1024
 
 
 # ---- threads and signals ----
