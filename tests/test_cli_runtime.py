@@ -146,7 +146,8 @@ def test_closed_streams(models: Path) -> None:
 
 
 def test_ctrl_c_ends_generate_with_130(models: Path) -> None:
-    command = [sys.executable, *"-m bitnet generate -p x -n none -t 1 -s 0".split(), str(models / "slow")]
+    options = ["-p", "x", "-n", "none", "-t", "1", "-s", "0"]
+    command = [sys.executable, "-m", "bitnet", "generate", str(models / "slow"), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.read(1)
