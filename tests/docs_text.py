@@ -83,15 +83,19 @@ def slug(heading: str) -> str:
 
 
 def commands(page: str) -> list[str]:
-    """Commands of shell blocks, joined where a line goes on, without comments; and commands within the text."""
-    found: list[str] = []
-    for block in blocks(page):
-        text = re.sub(r"\\\n\s*", "", block.text)
-        if block.language == "sh":
-            found += [re.sub(r"(^|\s)# .*", "", line).strip() for line in text.splitlines()]
-        elif block.language == "console":
-            found += [line[2:] for line in text.splitlines() if line.startswith("$ ")]
-        elif block.language == "toml":
-            found += re.findall(r"# (bitnet .*)", text)
-    found += [code for code in inline_code(page) if re.match(r"(python|bitnet) \S", code)]
-    return [command for command in found if command]
+    """Commands of blocks, and those within the text."""
+    found = [command for block in blocks(page) for command in commands_of(block)]
+    return found + [code for code in inline_code(page) if re.match(r"(python|bitnet) \S", code)]
+
+
+def commands_of(block: Block) -> list[str]:
+    """Without comments, joined where a line goes on."""
+    text = re.sub(r"\\\n\s*", "", block.text)
+    lines: list[str] = []
+    if block.language == "sh":
+        lines = [re.sub(r"(^|\s)# .*", "", line).strip() for line in text.splitlines()]
+    elif block.language == "console":
+        lines = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+    elif block.language == "toml":
+        lines = re.findall(r"# (bitnet .*)", text)
+    return [line for line in lines if line]
