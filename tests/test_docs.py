@@ -53,7 +53,10 @@ def test_the_readme_is_short() -> None:
         ("A [link. With. Dots](x.md#a.b) and `code. With. Dots` here.", ["A link. With. Dots and CODE here."]),
         ("- one item\n- two items\n  go on", ["one item", "two items go on"]),
         ("Text (in brackets.) More. **Bold.** End.", ["Text (in brackets.)", "More.", "Bold.", "End."]),
-        ("# Head\n\nText:\n\n    code. code\n\nmore\n\n| a. b | c |\n\n```sh\nx. y\n```\nend", ["Text:", "more", "end"]),
+        (
+            "# Head\n\nText:\n\n    code. code\n\nmore\n\n| a. b | c |\n\n```sh\nx. y\n```\nend",
+            ["Text:", "more", "end"],
+        ),
     ],
 )
 def test_sentences_are_told_apart(text: str, expected: list[str] | None) -> None:
