@@ -103,7 +103,7 @@ def missing_paths(text: str) -> Iterator[str]:
     for word in re.findall(r"[\w.*/{},-]+", text):
         path = word.rstrip(".,")
         if "/" in path and path.split("/")[0] in FOLDERS:
-            if not glob.glob(str(ROOT / path)):
+            if not glob.glob(str(ROOT / path.replace("NAME", "*"))):
                 yield path
         elif re.fullmatch(r"[\w.-]+\.(py|c|h|md|sh)", path) and path not in tracked() | {"my_program.c"}:
             yield path
