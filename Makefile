@@ -101,8 +101,8 @@ clean:
 	@touch $@
 
 # On Linux x86-64 pip takes the PyTorch with CUDA, unless it is told of another.
-PYTORCH := $(if $(findstring Linux x86_64,$(shell uname -sm)),up to 3 GB (5 GB on disk; the README says how to need a \
-             tenth, see "Less to download"),0.3 GB)
+PYTORCH := $(if $(findstring Linux x86_64,$(shell uname -sm)),up to 3 GB (5 GB on disk; docs/install.md says how to \
+             need a tenth: see "Less to download"),0.3 GB)
 
 # The project is there already: this adds what an extra of pyproject.toml asks for, not each time that a source changes.
 .venv/demo: pyproject.toml constraints.txt | .venv/engine

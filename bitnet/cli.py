@@ -77,7 +77,7 @@ def register(verbs: Any) -> None:
         "report",
         help="one page of figures about a training run",
         description="Draw a run, finished or not: losses, ternary codes, scales and activations, layer by layer, "
-        "and text of the newest checkpoint. bitnet/TRAINING.md says how to read it.",
+        "and text of the newest checkpoint. docs/watch.md says how to read it.",
     )
     report.add_argument("run", help="a run folder of `bitnet train`")
     report.add_argument("--out", metavar="", help="the page, .html or .png; none: report.html in the run folder")

@@ -7,7 +7,7 @@ Terms of the loss besides the cross-entropy, each per position that counts:
                  between its values the student's lack. 0: none; 1: it might as well attend to all tokens alike
 
 Relations are those of MiniLMv2 (arXiv 2012.15828) on normalised vectors, as in BitNet Distillation
-(arXiv 2510.13998). Facts and figures: bitnet/FINETUNING.md.
+(arXiv 2510.13998). Facts and figures: docs/finetune.md.
 """
 
 from __future__ import annotations

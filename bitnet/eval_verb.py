@@ -32,7 +32,7 @@ def register(verbs: Any) -> None:
         "eval",
         help="measure a model on text or on tasks",
         description="Loss of a model on text, or its answers to tasks of lm-evaluation-harness. A checkpoint is "
-        "measured in PyTorch, a packed file in the engine, with the same result. bitnet/EVALUATION.md says how to "
+        "measured in PyTorch, a packed file in the engine, with the same result. docs/evaluate.md says how to "
         "read the figures.",
     )
     evaluate.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")

@@ -1,6 +1,6 @@
 """`bitnet finetune`: what a run begins with when it does not begin with random weights.
 
-Facts and figures: bitnet/FINETUNING.md.
+Facts and figures: docs/finetune.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Several processes, one run: what torchrun starts, with DDP or FSDP2. bitnet/SCALING.md says what stays the same.
+"""Several processes, one run: what torchrun starts, with DDP or FSDP2.
+
+docs/several-machines.md says what stays the same.
 
 Each function also serves a run of one process, where it changes nothing. Collective ones have to be called by all
 processes; what decides how a run goes on (losses, signals, clocks) passes through `total`, `largest` or `from_first`,

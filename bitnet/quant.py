@@ -199,7 +199,7 @@ def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: 
     return tuple(F.linear(x, w).to(dtype) for w in between)
 
 
-# `amount` is the λ of a conversion (bitnet/FINETUNING.md): every quantizer Q computes v + λ·(Q(v) − v). As a
+# `amount` is the λ of a conversion (docs/finetune.md): every quantizer Q computes v + λ·(Q(v) − v). As a
 # tensor () it may change without compiling anew, and is not taken for 1.
 
 

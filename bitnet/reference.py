@@ -1,6 +1,6 @@
-"""OPTIONS.md: every preset and every option of training and of the model, as the code has them.
+"""docs/options.md: every preset and every option of training and of the model, as the code has them.
 
-    python -m bitnet.reference > bitnet/OPTIONS.md
+    python -m bitnet.reference > docs/options.md
 
 A test compares the page with the code. What a model option means is the comment beside its field.
 """
@@ -20,30 +20,36 @@ from bitnet.settings import CONVERSION, PRESET_SETTINGS, Settings, default_of
 
 HEAD = """# Presets and options
 
-What `bitnet train` and `bitnet finetune` take: as flags (`--lr 0.004`), in the tables of a TOML file given with
-`--config`, and for the model with `--set dim=256`. A preset comes first, then the file, then flags: each wins over
-the one before. `--set` reads values as TOML does; a bare word is text. This page is written by
-`python -m bitnet.reference` from the code, and tested against it.
+These are the options of `bitnet train` and `bitnet finetune`. There are three places for them, and each wins over the
+one before:
 
-    preset = "tiny"              # bitnet train --config my.toml --lr 0.006
-    [train]
-    data = ["my_text", "more/*.md"]
-    out = "runs/mine"
-    steps = 3000
-    lr = 0.004
-    [model]
-    dim = 256
-    n_layers = 6
-    ternary = ["q", "k", "v", "o", "gate", "up", "down"]
+1. a preset,
+2. a TOML file, given with `--config`,
+3. flags: `--lr 0.004` for training, `--set dim=256` for the model. Values of `--set` are read as in TOML, and a bare
+   word is text.
 
-`--steps` and `--minutes` take each other's place, and so do `--batch-tokens` and `--accumulate`: the one given last
-counts, both in one place are an error. With `--resume` the run has its own settings, and what is given wins over them
-or is refused: preset, tokenizer, model, source, optimizer and text stay.
+```toml
+preset = "tiny"              # bitnet train --config my.toml --lr 0.006
+[train]
+data = ["my_text", "more/*.md"]
+out = "runs/mine"
+steps = 3000
+lr = 0.004
+[model]
+dim = 256
+n_layers = 6
+ternary = ["q", "k", "v", "o", "gate", "up", "down"]
+```
+
+`--steps` and `--minutes` take each other's place, and so do `--batch-tokens` and `--accumulate`. The one given last
+counts; both in one place are an error. With `--resume` the run has its own settings: see [train.md](train.md).
+
+`python -m bitnet.reference` writes this page from the code, and a test compares the two.
 """
 
 
 def page() -> str:
-    """All of OPTIONS.md."""
+    """All of docs/options.md."""
     return "\n".join([HEAD, *_presets(), *_training(), *_model()])
 
 

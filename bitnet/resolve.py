@@ -6,7 +6,7 @@
     [model]
     dim = 256
 
-A run that is resumed has its own settings in place of a preset. bitnet/OPTIONS.md lists all options.
+A run that is resumed has its own settings in place of a preset. docs/options.md lists all options.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _known(model: dict[str, Any]) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(ModelConfig)]
     if unknown := [name for name in model if name not in names]:
         near = did_you_mean(unknown[0], names)
-        raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} bitnet/OPTIONS.md lists them")
+        raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} docs/options.md lists them")
     return model
 
 

@@ -2,7 +2,7 @@
 
 The defaults (constant, linear warm-down over the last 30 %, decay of weights only in the first
 half, quantizers that come in until the warm-down) are what works best for small ternary models
-(TRAINING.md); two_stage is that of the BitNet b1.58 Training Tips, for large ones.
+(docs/precision.md); two_stage is that of the BitNet b1.58 Training Tips, for large ones.
 """
 
 from __future__ import annotations

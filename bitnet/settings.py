@@ -89,7 +89,7 @@ class Settings:
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
     threads: int = option(0, "CPU threads, at most one for each core; 0: as many as torch finds")
-    compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see TRAINING.md")
+    compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see docs/train.md")
     recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
     eval_every: int = option(200, "steps between evaluations")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
@@ -218,7 +218,7 @@ def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), fi
     parser.add_argument("--config", metavar="FILE.toml", help="options in tables [train] and [model]; flags win")
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append",
-        help="an option of the model, such as dim=256; repeatable; bitnet/OPTIONS.md lists them",
+        help="an option of the model, such as dim=256; repeatable; docs/options.md lists them",
     )  # fmt: skip
     for f in dataclasses.fields(Settings):
         if f.name in without:

@@ -1,7 +1,7 @@
 """Small packed files, and damaged ones: what every reader of the format is tested with.
 
-`hostile_files()` is the list of research/reliability.md §3, F2-F9: files whose checksums are
-right and whose content is wrong in one place, each with the status the C parser answers.
+`hostile_files()` are files whose checksums are right and whose content breaks a rule of export/FORMAT.md
+in one place, each with the status that the C parser answers.
 """
 
 from __future__ import annotations

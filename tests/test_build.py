@@ -40,7 +40,7 @@ def declared_functions() -> set[str]:
 
 @pytest.fixture(scope="module")
 def plain_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine as the README promises it builds without CMake: one command, no ISA flags."""
+    """The engine as docs/c.md promises it builds without CMake: one command, no ISA flags."""
     library = tmp_path_factory.mktemp("plain") / "libbitnet_runtime.so"
     tiers = {"x86_64": "x86", "aarch64": "arm", "arm64": "arm"}.get(os.uname().machine)
     sources = [*RUNTIME.glob("src/*.c"), *(RUNTIME.glob(f"src/{tiers}/*.c") if tiers else [])]

@@ -90,15 +90,14 @@ def test_refusals_name_what_was_found_and_expected(changes: dict[str, object], m
 
 
 def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
-    written = Path(reference.__file__).with_name("OPTIONS.md").read_text(encoding="utf-8")
-    assert written == reference.page(), "run python -m bitnet.reference > bitnet/OPTIONS.md"
+    written = (Path(__file__).parents[1] / "docs/options.md").read_text(encoding="utf-8")
+    assert written == reference.page(), "run python -m bitnet.reference > docs/options.md"
     for options in (Settings, ModelConfig):
         for field in dataclasses.fields(options):
             name = field.name if options is ModelConfig else f"--{field.name.replace('_', '-')}"
             assert f"| `{'SRC' if name == '--source' else name}` |" in written
     assert "|  |\n" not in written.partition("## Model")[2]  # each option of the model has its sentence
-    sample = "\n".join(line[4:] for line in written.splitlines() if line.startswith("    "))
-    (tmp_path / "my.toml").write_text(sample)
+    (tmp_path / "my.toml").write_text(written.split("```")[1].removeprefix("toml\n"))
     given = argparse.Namespace(config=str(tmp_path / "my.toml"), set=None, lr=0.006)
     settings, model = resolve(given)
     assert (settings.lr, settings.steps, settings.batch, model.dim, model.head_dim) == (0.006, 3000, 8, 256, 64)

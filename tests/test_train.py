@@ -206,7 +206,7 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--schedule", "cosin"], 2, "did you mean 'cosine'?"),
         (["--steps", "many"], 2, "invalid int value: 'many'"),
         (["--set", "dimm=3"], 1, "unknown model option 'dimm', did you mean 'dim'?"),
-        (["--set", "foo=1"], 1, "unknown model option 'foo'; bitnet/OPTIONS.md lists them"),
+        (["--set", "foo=1"], 1, "unknown model option 'foo'; docs/options.md lists them"),
         (["--warmup", "0.6", "--warmdown", "0.6"], 1, "warmup 0.6 and warmdown 0.6 are shares of one run, expected at"),
         (["--set", "dim"], 1, "expected NAME=VALUE"),
         (["--set", "n_experts=4", "--set", "experts_per_token=1"], 1, "cannot be built for training: n_experts = 4"),

@@ -1,14 +1,14 @@
-"""What `mypy --strict` says of programs that use the package: wrong options are errors, the README is right."""
+"""What `mypy --strict` says of programs that use the package: wrong options are errors, the docs are right."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from bitnet_runtime.defaults import FIELDS, Options
+from docs_text import blocks
 
 pytest.importorskip("mypy", reason="it comes with the extra dev")
 from mypy import api
@@ -61,14 +61,10 @@ WRONG = [
 def wrong_lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     """Of each program, the lines in which mypy found errors."""
     folder = tmp_path_factory.mktemp("programs")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    example = re.search(r"\*\*From Python:\*\*\n\n((?:    .*\n|\n)+)", readme)
-    assert example is not None
-    programs = {
-        "right": BEGIN + "\n".join(RIGHT),
-        "wrong": BEGIN + "\n".join(WRONG),
-        "readme": textwrap.dedent(example[1]),
-    }
+    programs = {"right": BEGIN + "\n".join(RIGHT), "wrong": BEGIN + "\n".join(WRONG)}
+    for page in ("README.md", "docs/python.md"):
+        shown = [block for block in blocks((ROOT / page).read_text(encoding="utf-8")) if block.language == "python"]
+        programs |= {f"docs_{Path(page).stem}_{i}": block.text for i, block in enumerate(shown)}
     files = []
     for name, text in programs.items():
         files.append(folder / f"{name}.py")
@@ -97,8 +93,10 @@ def test_right_programs_pass(wrong_lines: dict[str, set[int]]) -> None:
     assert [RIGHT[line - first] for line in sorted(wrong_lines["right"])] == []
 
 
-def test_the_lines_of_the_readme_pass(wrong_lines: dict[str, set[int]]) -> None:
-    assert wrong_lines["readme"] == set()
+def test_the_programs_of_the_docs_pass(wrong_lines: dict[str, set[int]]) -> None:
+    of_docs = {name: lines for name, lines in wrong_lines.items() if name.startswith("docs_")}
+    assert len(of_docs) >= 5
+    assert not any(of_docs.values()), of_docs
 
 
 def test_the_typed_options_are_those_of_the_table() -> None:

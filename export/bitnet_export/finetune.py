@@ -15,7 +15,7 @@ def register(verbs: Any) -> None:
         "finetune",
         help="go on with a model that exists; a full-precision one becomes ternary",
         description="Train a model that exists on your text or conversations, with everything that `bitnet train` "
-        "does. A full-precision model becomes ternary on the way: see bitnet/FINETUNING.md. Options come from the "
+        "does. A full-precision model becomes ternary on the way: see docs/finetune.md. Options come from the "
         "source, then --config, then flags; --set sub_norm=true adds norms before o and down.",
     )
     finetune.add_argument(
