@@ -43,7 +43,7 @@ def test_the_runtime_imports_without_training_and_export() -> None:
 
 def test_import_loads_nothing_heavy() -> None:
     code = (
-        "import bitnet_runtime, bitnet_runtime.commands\n"
+        "import bitnet_cli.verbs.generate, bitnet_cli.verbs.chat, bitnet_cli.verbs.bench\n"
         "print(*({'numpy', 'tokenizers', 'jinja2', 'torch', 'huggingface_hub', 'cffi'} & set(sys.modules)))"
     )
     assert run(code).strip() == ""

@@ -131,6 +131,6 @@ def test_missing_option() -> None:
 
 
 def test_command_line_imports_neither_torch_nor_numpy() -> None:
-    code = "import sys, bitnet.cli, bitnet.config, bitnet.settings; print(*({'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, bitnet_cli, bitnet.config, bitnet.settings; print(*({'torch', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
