@@ -52,10 +52,12 @@ class VerbParser(Parser):
         self._verb = verb
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        module = import_module(f"bitnet_cli.verbs.{self._verb}")
-        module.arguments(self)
-        self.set_defaults(run=module.run)
+        _module(self._verb).arguments(self)
         return super().parse_known_args(args, namespace)
+
+
+def _module(verb: str) -> Any:
+    return import_module(f"bitnet_cli.verbs.{verb}")
 
 
 def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
@@ -91,7 +93,7 @@ def _run(argv: Sequence[str] | None) -> int:
         verb = args.verb
         if unknown:
             verbs[verb].refuse_unknown(unknown)
-        code: int = args.run(args)
+        code: int = _module(verb).run(args)
         return code
     except SystemExit as stop:  # argparse: --help, --version, wrong usage
         return stop.code if isinstance(stop.code, int) else 1

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bitnet import cli, reference
+import bitnet_cli
+from bitnet import reference
 from bitnet.config import PRESETS, ModelConfig
 from bitnet.resolve import resolve
 from bitnet.settings import Settings, default_of, of_source
@@ -107,7 +108,7 @@ def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
 def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture[str]) -> None:
     helps = {}
     for verb in ("train", "finetune"):
-        assert cli.main([verb, "--help"]) == 0
+        assert bitnet_cli.main([verb, "--help"]) == 0
         helps[verb] = " ".join(capsys.readouterr().out.split())
     assert "peak learning rate [tiny, gguf, mini-gpt: 0.008; bitnet-2b4t: 0.0012]" in helps["train"]
     assert "[tiny, gguf, mini-gpt: 1500; bitnet-2b4t: 100000]" in helps["train"]

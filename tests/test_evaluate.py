@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet import cli, data
+import bitnet_cli
+from bitnet import data
 from bitnet.evaluate import Overlapping, evaluate, evaluate_packed, log_probabilities
 from bitnet.model import Transformer
 from bitnet_export.pack import pack_checkpoint
@@ -34,7 +35,7 @@ def tokens_of(ids: list[int]) -> data.Tokens:
 
 
 def bitnet(*argv: str | Path) -> int:
-    return cli.main([str(word) for word in argv])
+    return bitnet_cli.main([str(word) for word in argv])
 
 
 # ---- windows ----
