@@ -37,7 +37,7 @@ def fitting(model: Model, make: Callable[[], T], note: Callable[[str], None]) ->
     try:
         return make()
     except ModelTooLargeError:
-        if not model._shrink():
+        if not model.shrink():
             raise
         note(
             f"[a context of {model.n_ctx:,} tokens, as the model's {model.info.max_context:,} do not fit in memory; "

@@ -240,7 +240,7 @@ class Model(ModelFacts):
         """
         return Session._new(self, n_ctx)
 
-    def _shrink(self) -> bool:
+    def shrink(self) -> bool:
         """Make `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
 
         False: not even one token fits.
