@@ -1,4 +1,4 @@
-"""Numbers on a command line, and wrong usage that argparse cannot see."""
+"""Words on a command line that several verbs take, and wrong usage that argparse cannot see."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def encodings() -> tuple[str, ...]:
+    """Encodings of ternary weights, by the names that are typed."""
+    from bitnet_export.packed import TERNARY
+
+    return tuple(TERNARY)

@@ -15,6 +15,7 @@ from bitnet_cli.arguments import at_least
 from bitnet_cli.notes import fitting
 from bitnet_runtime.defaults import FIELDS, help_of, resolve
 from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="tokens of context (default: the model's, as far as memory allows)",
     )
     group.add_argument("--isa", metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)")
-    group.add_argument(
-        "--kv-type", choices=("f16", "int8", "f32"), default="f16", help="numbers in the cache (default: f16)"
-    )
+    group.add_argument("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache (default: f16)")
     group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
 

@@ -1,13 +1,19 @@
-"""What `bitnet train` and `bitnet finetune` take alike: a flag for every option of bitnet/settings.py."""
+"""What `bitnet train` and `bitnet finetune` share: a flag for each option, and what is said of a run that ended."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet.settings import CHOICES, Settings, default_of, flag_of
+from bitnet_runtime.terminal import show
+
+if TYPE_CHECKING:
+    from bitnet.resolve import Given
+    from bitnet.train import Outcome
 
 
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
@@ -38,3 +44,27 @@ def before_torch() -> None:
     else makes a step ten times slower.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
+def given(args: argparse.Namespace) -> Given:
+    """What the flags say."""
+    from bitnet.resolve import Given
+
+    options = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}
+    return Given(options=options, config=args.config, model=args.set or [])
+
+
+def conclude(outcome: Outcome, as_json: bool) -> int:
+    """Say where the checkpoint is and how good the model. Returns the exit code: 130 / 143 on Ctrl-C / SIGTERM."""
+    from bitnet.run import describe
+
+    if outcome.signal:
+        return 128 + outcome.signal
+    if outcome.checkpoint and outcome.validation:
+        figures = {"checkpoint": str(outcome.checkpoint)} | outcome.reached
+        if as_json:
+            print(json.dumps(figures | {"validation": dataclasses.asdict(outcome.validation)}))
+        else:
+            spent = f"{outcome.reached['tokens']:,} tokens, {outcome.reached['seconds']:.0f} s"
+            show(f"{outcome.checkpoint}: validation {describe(outcome.validation)} after {spent}\n")
+    return 0

@@ -244,6 +244,16 @@ def test_import_loads_nothing_heavy() -> None:
     assert run(code).strip() == ""
 
 
+def test_the_list_of_verbs_loads_no_package_below() -> None:
+    code = (
+        "import contextlib, io, sys, bitnet_cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    bitnet_cli.main(['--help'])\n"
+        "print(*({'bitnet', 'bitnet_export', 'bitnet_runtime', 'numpy'} & set(sys.modules)))"
+    )
+    assert run(code).strip() == ""
+
+
 def test_libraries_come_when_they_are_needed(tmp_path: Path) -> None:
     path = scripted_model(tmp_path / "m", [b"Good", b" day"], template=TEMPLATE)
     code = f"""

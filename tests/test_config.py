@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -15,7 +14,7 @@ import pytest
 import bitnet_cli
 from bitnet import reference
 from bitnet.config import PRESETS, ModelConfig
-from bitnet.resolve import resolve
+from bitnet.resolve import Given, resolve
 from bitnet.settings import Settings, default_of, of_source
 
 SMALL = {
@@ -100,7 +99,7 @@ def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
     assert "|  |\n" not in written.partition("## Model")[2]  # each option of the model has its sentence
     sample = "\n".join(line[4:] for line in written.splitlines() if line.startswith("    "))
     (tmp_path / "my.toml").write_text(sample)
-    given = argparse.Namespace(config=str(tmp_path / "my.toml"), set=None, lr=0.006)
+    given = Given(config=str(tmp_path / "my.toml"), options={"lr": 0.006})
     settings, model = resolve(given)
     assert (settings.lr, settings.steps, settings.batch, model.dim, model.head_dim) == (0.006, 3000, 8, 256, 64)
 

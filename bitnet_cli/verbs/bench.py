@@ -7,10 +7,10 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from bitnet_cli.arguments import at_least, refuse
+from bitnet_cli.arguments import at_least, encodings, refuse
 from bitnet_cli.model_options import add_model, load_options, model_path
 
 
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--encoding",
-        choices=("2.0", "1.6"),
+        choices=encodings(),
         help="with --shape: bits a ternary weight (default: 2.0)",
     )
     parser.add_argument("--prompt", type=at_least(1), default=128, metavar="N", help="tokens of prefill (default: 128)")
@@ -44,18 +44,13 @@ def run(args: argparse.Namespace) -> int:
         return refuse("give either a packed file or --shape NAME")
     if path is not None and args.encoding:
         return refuse("--encoding goes with --shape; a file has its own, which `bitnet export` can change")
-    with _given(path) if path else _random_file(args.shape, args.encoding or "2.0") as file:
+    with nullcontext(path) if path else _random_file(args.shape, args.encoding or "2.0") as file:
         figures = bench(
             file, prompt=args.prompt, gen=args.gen, depth=args.depth, repeat=args.repeat, **load_options(args)
         )
     made = {"shape": args.shape, "encoding": None if path else args.encoding or "2.0"}
     print(json.dumps(made | figures) if args.json else table(figures))
     return 0
-
-
-@contextmanager
-def _given(path: Path) -> Iterator[Path]:
-    yield path
 
 
 @contextmanager

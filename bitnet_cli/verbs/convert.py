@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import positive, refuse
+from bitnet_cli.arguments import encodings, positive, refuse
 from bitnet_runtime.terminal import escape, say
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "ONNX graph [a packed file]",
     )
     parser.add_argument("--tokens", type=positive, metavar="N", help="tokens to compare [512]")
-    parser.add_argument("--encoding", choices=("2.0", "1.6"), help="bits a ternary weight of the packed file [2.0]")
+    parser.add_argument("--encoding", choices=encodings(), help="bits a ternary weight of the packed file [2.0]")
     parser.add_argument(
         "--sparse",
         choices=("on", "off"),

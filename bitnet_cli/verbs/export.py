@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet_cli.arguments import positive, refuse
+from bitnet_cli.arguments import encodings, positive, refuse
 from bitnet_runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive, default=50_000, metavar="N", help="tokens to compare [50000]")
     parser.add_argument(
         "--encoding",
-        choices=("2.0", "1.6"),
+        choices=encodings(),
         default="2.0",
         help="bits a ternary weight; 1.6 reads a fifth less memory and computes more [2.0]",
     )

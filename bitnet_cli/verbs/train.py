@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from bitnet.settings import CONVERSION
-from bitnet_cli.training_options import add_settings, before_torch
+from bitnet_cli.training_options import add_settings, before_torch, conclude, given
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     before_torch()
-    from bitnet.train import command
+    from bitnet.train import train
 
-    return command(args)
+    return conclude(train(given(args), resume=args.resume), args.json)
