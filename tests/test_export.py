@@ -24,10 +24,10 @@ from safetensors.torch import load_file, save_file
 import packed_files
 from bitnet import checkpoint, corpus, data, quant, tokenizer
 from bitnet.bitlinear import project
-from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.layers import ACTIVATIONS
 from bitnet.model import Transformer, rope_frequencies, rope_tables
+from bitnet_cli import main
 from bitnet_export import (
     PackedFile,
     VerificationError,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -13,7 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from bitnet import checkpoint, cli, process, runlog
+import bitnet_cli
+from bitnet import checkpoint, process, runlog
 from bitnet.figures import PANELS, of_layers, series, smooth
 from bitnet.report import sample, summary
 
@@ -27,7 +27,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def report(*argv: object) -> int:
-    return cli.main(["report", *map(str, argv)])
+    return bitnet_cli.main(["report", *map(str, argv)])
 
 
 def page(run: Path, *more: object) -> str:
@@ -109,8 +109,7 @@ def test_codes_that_have_settled_are_not_red() -> None:
 @pytest.mark.parametrize("name", ["config.json", "state.json", "tokenizer.json", "model.safetensors"])
 def test_damaged_checkpoints_are_said_to_be(name: str, run: Path) -> None:
     (run / "step-000020" / name).write_text("[]")
-    asked = argparse.Namespace(prompt="", tokens=3)
-    assert name in summary(run, runlog.read(run / "log.jsonl"))["checkpoint"] + sample(run, asked)
+    assert name in summary(run, runlog.read(run / "log.jsonl"))["checkpoint"] + sample(run, "", 3)
 
 
 def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
