@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bitnet.config import ModelConfig
 
 from . import packed
 from .report import ZeroInputs
+
+if TYPE_CHECKING:
+    from bitnet.checkpoint import Checkpoint
 
 TOKENS = 2048  # of real text, on which zeros are counted
 GATHERED = 0.7  # speed at which listed lines come from memory; one stream is 1. Measured: 0.65 to 0.8
@@ -21,17 +24,15 @@ def rectified(config: ModelConfig) -> bool:
     return gated and set(packed.LINES) <= set(config.ternary) and config.weight_scale != "group"
 
 
-def zero_inputs(folder: Path, config: ModelConfig) -> ZeroInputs:
+def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
     """The zero inputs of `down` of a checkpoint on a little real text."""
     import torch
 
-    from bitnet.checkpoint import load_model
-
     from .verify import counting_zero_inputs, real_tokens
 
-    model = load_model(folder)
-    tokens, _ = real_tokens(folder, config.vocab_size, TOKENS)
-    length = min(config.max_context, len(tokens))
+    model = checkpoint.model
+    tokens, _ = real_tokens(checkpoint, TOKENS)
+    length = min(model.config.max_context, len(tokens))
     with counting_zero_inputs(model) as counts, torch.inference_mode():
         for start in range(0, len(tokens) - length + 1, length):
             model(torch.from_numpy(tokens[None, start : start + length]))

@@ -18,7 +18,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,9 +28,9 @@ from .reader import PackedFile
 from .report import Agreement, HeadCost, Report, Scores, ZeroInputs
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from torch import Tensor, nn
 
+    from bitnet.checkpoint import Checkpoint
     from bitnet.model import Transformer
     from bitnet_runtime import Model
 
@@ -54,14 +53,19 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
 
     tokens: length of the long text. Raises VerificationError saying what differs.
     """
-    from bitnet.checkpoint import find, load_model
+    from bitnet.checkpoint import Checkpoint
+
+    return compare(Checkpoint.open(checkpoint), file, tokens=tokens)
+
+
+def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int) -> Report:
+    """`verify` of a checkpoint that is open."""
     from bitnet_runtime import Model
 
-    folder = find(Path(checkpoint))
-    packed_file, trained = PackedFile.open(file), load_model(folder)
+    packed_file, trained = PackedFile.open(file), checkpoint.model
     model = _with_head(trained, packed_file.configs[0].head_format)
     facts = _check_weights(packed_file, model)
-    ids, source = real_tokens(folder, model.config.vocab_size, max(tokens, SHORT * PROMPTS))
+    ids, source = real_tokens(checkpoint, max(tokens, SHORT * PROMPTS))
     length = min(model.config.max_context, len(ids), max(SHORT, MAX_LOGITS // model.config.vocab_size))
     prompts, text = _windows(ids[: SHORT * PROMPTS], min(SHORT, length)), _windows(ids[: max(tokens, length)], length)
     reference = copy.deepcopy(model).double()
@@ -74,8 +78,8 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
     check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     return Report(
-        checkpoint=folder.name,
-        quantized=amount if isinstance(amount := _state(folder).get("quantized"), float) else 1.0,
+        checkpoint=checkpoint.folder.name,
+        quantized=amount if isinstance(amount := checkpoint.state_if_any.get("quantized"), float) else 1.0,
         text=source,
         short=short,
         long=long,
@@ -145,40 +149,41 @@ def _stored(
 # ---- log-probabilities ----
 
 
-def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64], str]:
+def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
     """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
     then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
     from bitnet import corpus, tokenizer
-    from bitnet.checkpoint import load_generation
 
-    if not (folder / "tokenizer.json").is_file():
-        return np.random.default_rng(0).integers(0, vocab_size, n), "random tokens (the checkpoint has no tokenizer)"
-    words = tokenizer.load(folder / "tokenizer.json")
+    if not checkpoint.has_tokenizer:
+        drawn = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, n)
+        return drawn, "random tokens (the checkpoint has no tokenizer)"
+    words = checkpoint.words
     try:
-        start = [tokenizer.separator(words, load_generation(folder))]
+        start = [tokenizer.separator(words, checkpoint.generation)]
     except ValueError:  # for training documents must not run together; here any text will do
         start = []
-    found, missing = _validation_ids(folder, words, start, n)
-    ids, used = found, ["validation text"] if found else []
-    for text in corpus.Documents([]) if len(ids) < n else ():
-        ids += start + words.encode(text, add_special_tokens=False).ids
-        used = [*used[:1], "the standard library's source"] if found else ["the standard library's source"]
-        if len(ids) >= n:
-            break
+    ids, missing = _validation_ids(checkpoint, start, n)
+    used = ["validation text"] if ids else []
+    if len(ids) < n:
+        used.append("the standard library's source")
+        for text in corpus.Documents([]):
+            ids += start + words.encode(text, add_special_tokens=False).ids
+            if len(ids) >= n:
+                break
     return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
 
 
-def _validation_ids(folder: Path, words: Tokenizer, start: list[int], n: int) -> tuple[list[int], str]:
+def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
     """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
     from bitnet import chat, corpus, data
 
-    state = _state(folder)
+    state, words = checkpoint.state_if_any, checkpoint.words
     if not (settings := state.get("settings")):
         return [], ""
     texts: Iterable[str]
     ids: list[int] = []
     try:
-        if kept := data.recorded(state, "validation", folder.resolve().parent):
+        if kept := data.recorded(state, "validation", checkpoint.folder.resolve().parent):
             return kept.ids[:n].tolist(), ""
         if settings.get("chat"):
             held_out = chat.split(chat.read(corpus.files_of(settings["chat"])), settings["validation"])[1]
@@ -192,13 +197,6 @@ def _validation_ids(folder: Path, words: Tokenizer, start: list[int], n: int) ->
     except (corpus.DataError, OSError, KeyError, ModuleNotFoundError) as error:
         return [], str(error)
     return ids, ""
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    """What the run that wrote a checkpoint recorded; a checkpoint from elsewhere need not have it."""
-    from bitnet.checkpoint import load_state
-
-    return load_state(folder) if (folder / "state.json").is_file() else {}
 
 
 def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
