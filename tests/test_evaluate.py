@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet import cli, data
+from bitnet.checkpoint import Checkpoint
 from bitnet.evaluate import Overlapping, evaluate, evaluate_packed, log_probabilities
 from bitnet.model import Transformer
 from bitnet_export.pack import pack_checkpoint
