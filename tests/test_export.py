@@ -40,7 +40,7 @@ from bitnet_export import (
     write_packed,
 )
 from bitnet_export.pack import pack_checkpoint
-from bitnet_export.verify import real_tokens
+from bitnet_export.real_text import real_tokens
 from bitnet_export.writer import Encoded
 from bitnet_runtime import Model
 

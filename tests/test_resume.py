@@ -15,7 +15,7 @@ import torch
 from bitnet import checkpoint, prepare, progress, resolve, settings, tokenizer
 from bitnet.checkpoint import Checkpoint
 from bitnet.config import PRESETS
-from bitnet_export.verify import real_tokens
+from bitnet_export.real_text import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)

@@ -16,8 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +24,11 @@ from numpy.typing import NDArray
 
 from . import packed
 from .reader import PackedFile
+from .real_text import real_tokens
 from .report import Agreement, HeadCost, Report, Scores, ZeroInputs
+from .sparsity import counting_zero_inputs
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from bitnet.checkpoint import Checkpoint
     from bitnet.model import Transformer
     from bitnet_runtime import Model
@@ -149,56 +148,6 @@ def _stored(
 # ---- log-probabilities ----
 
 
-def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
-    """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
-    then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
-    from bitnet import corpus, tokenizer
-
-    if not checkpoint.has_tokenizer:
-        drawn = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, n)
-        return drawn, "random tokens (the checkpoint has no tokenizer)"
-    words = checkpoint.words
-    try:
-        start = [tokenizer.separator(words, checkpoint.generation)]
-    except ValueError:  # for training documents must not run together; here any text will do
-        start = []
-    ids, missing = _validation_ids(checkpoint, start, n)
-    used = ["validation text"] if ids else []
-    if len(ids) < n:
-        used.append("the standard library's source")
-        for text in corpus.Documents([]):
-            ids += start + words.encode(text, add_special_tokens=False).ids
-            if len(ids) >= n:
-                break
-    return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
-
-
-def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
-    """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
-    from bitnet import chat, corpus, data
-
-    state, words = checkpoint.state_if_any, checkpoint.words
-    if not (settings := state.get("settings")):
-        return [], ""
-    texts: Iterable[str]
-    ids: list[int] = []
-    try:
-        if kept := data.recorded(state, "validation", checkpoint.folder.resolve().parent):
-            return kept.ids[:n].tolist(), ""
-        if settings.get("chat"):
-            held_out = chat.split(chat.read(corpus.files_of(settings["chat"])), settings["validation"])[1]
-            texts = ["\n".join(message["content"] for message in each.messages) for each in held_out]
-        else:
-            texts = corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
-        for text in texts:
-            ids += start + words.encode(text, add_special_tokens=False).ids
-            if len(ids) >= n:
-                break
-    except (corpus.DataError, OSError, KeyError, ModuleNotFoundError) as error:
-        return [], str(error)
-    return ids, ""
-
-
 def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return ids[: len(ids) // length * length].reshape(-1, length)
 
@@ -241,7 +190,7 @@ def _torch_scores(model: Transformer, windows: NDArray[np.int64]) -> Scores:
     return np.concatenate(scores)
 
 
-# ---- the price of the head, and sparsity ----
+# ---- the price of the head ----
 
 
 def _with_head(model: Transformer, head_format: str) -> Transformer:
@@ -255,33 +204,3 @@ def _head_cost(trained: Transformer, model: Transformer, windows: NDArray[np.int
     """scores: of `windows` by `model`, which is `trained` with its own head format."""
     as_trained = scores if model.config == trained.config else _torch_scores(trained, windows)
     return HeadCost.of(model.config.head_format, trained.config.head_format, scores, as_trained)
-
-
-@contextmanager
-def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
-    """Count the inputs of each layer's `down` in the forward passes of the block.
-
-    Yields (3, n_layers): zero before quantization, zero after it, all.
-    """
-    from bitnet.quant import activation_codes
-
-    counts = np.zeros((3, model.config.n_layers), np.int64)
-    quantized = "down" in model.config.ternary
-
-    def counter(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            (x,) = inputs
-            codes = activation_codes(x)[0] if quantized else x
-            counts[:, layer] += int((x == 0).sum()), int((codes == 0).sum()), x.numel()
-
-        return count
-
-    handles = [
-        model.get_submodule(f"layers.{i}.down").register_forward_pre_hook(counter(i))
-        for i in range(model.config.n_layers)
-    ]
-    try:
-        yield counts
-    finally:
-        for handle in handles:
-            handle.remove()
