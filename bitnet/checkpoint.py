@@ -21,13 +21,14 @@ tensor; each reads tensor by tensor and keeps its rows. None ever holds the whol
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -138,6 +139,16 @@ class Checkpoint:
         self.load_weights(model)
         return model.eval()
 
+    def tensor_names(self) -> list[str]:
+        """Of the weights."""
+        with _opened(self.folder / WEIGHTS) as tensors:
+            return list(tensors.keys())
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight, as stored; nothing else is read."""
+        with _opened(self.folder / WEIGHTS) as tensors:
+            return cast(Tensor, tensors.get_tensor(name))
+
     def load_weights(self, model: Transformer) -> None:
         """Into a model that may be sharded."""
         expected, seen = model.state_dict(), set()
@@ -185,11 +196,18 @@ def all_of(run: Path) -> list[Path]:
 
 
 def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """One after the other, from a file that is mapped."""
+    """One after the other."""
+    with _opened(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118  (it is no dict)
+            yield name, tensors.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file of tensors, mapped."""
     try:
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (it is no dict)
-                yield name, tensors.get_tensor(name)
+            yield tensors
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
     except SafetensorError as error:

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.config import ModelConfig
 
 from . import packed, sparsity
-from .content import Content
 from .packed import Spec
 from .report import Report, ZeroInputs
-from .source import SourceError
 from .verify import compare
 from .writer import Encoded, spare, write_packed
 
@@ -67,12 +65,8 @@ def pack_checkpoint(
     check: Any = None,
 ) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
-    import torch
-
-    from bitnet.checkpoint import WEIGHTS, CheckpointError
+    from bitnet.checkpoint import CheckpointError
     from bitnet.model import frequency_tables
-
-    from .hf.shards import tensors_of
 
     folder, config, body = checkpoint.folder, checkpoint.config, packed.ternary_encoding(encoding)
     if head is not None:
@@ -83,11 +77,7 @@ def pack_checkpoint(
     tables = frequency_tables(config)
     template = checkpoint.template
     tokenizer, generation = _tokenizer(checkpoint)
-    try:
-        tensors = tensors_of(Content.open(folder / WEIGHTS), str(folder / WEIGHTS))
-    except SourceError as error:
-        raise CheckpointError(str(error)) from None
-    left = set(tensors)
+    left = set(checkpoint.tensor_names())
 
     def source(spec: Spec) -> Encoded:
         name = spec.key.name
@@ -96,10 +86,10 @@ def pack_checkpoint(
         if name not in left:
             raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
         left.remove(name)
-        found, shape = tensors[name].shape, (spec.rows, spec.cols)
+        weight = checkpoint.tensor(name)
+        found, shape = tuple(weight.shape), (spec.rows, spec.cols)
         if found != shape and found != shape[1:]:
             raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
-        weight = torch.from_numpy(tensors[name].floats().all())
         if not weight.isfinite().all():
             raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
         return encode(spec, weight, config, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
