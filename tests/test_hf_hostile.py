@@ -229,7 +229,7 @@ def test_bad_headers(folder):
     refused(folder, "its header calls for")
     (folder / "model.safetensors").write_bytes(content)
     header(folder, lambda h: json.dumps(h).replace("{", '{"__metadata__": {}, "__metadata__": {}, ', 1).encode())
-    refused(folder, r"comes \d times")
+    refused(folder, r"occurs \d times")
 
 
 def test_overlapping_tensors(folder):
