@@ -11,7 +11,7 @@ import gguf_models as models
 from bitnet.model import rope_frequencies
 from bitnet_export import PackedFile
 from bitnet_export.convert import open_source, pack_source
-from bitnet_export.gguf.read import Gguf
+from bitnet_export.gguf.container import Gguf
 from bitnet_export.gguf.types import TYPES
 from bitnet_export.packed import NONE, ROLE, SCOPE_NAMES, Key
 from bitnet_export.source import SourceError

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
+from bitnet.process import flush
 
 from . import packed
 from .layout import PANEL, spread_scales
 from .packed import Record
 from .reader import PackedFile
-from .writer import renaming, sync
+from .writer import renaming
 
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 
@@ -159,7 +160,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         for file in (*temporary.iterdir(), temporary):
-            sync(file)
+            flush(file)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
