@@ -101,9 +101,9 @@ static bn_call call_for(const bn_config *c, uint32_t role) {
     return (bn_call){0};
 }
 
-static int allowed(bn_form form, uint32_t role, uint32_t cols, uint32_t encoding, uint32_t scope) {
-    const bn_encoding *e = bn_encoding_of(encoding);
-    return e && (e->forms >> form & 1) && scope <= BN_SCALE_GROUP && (e->scopes >> scope & 1) &&
+static int allowed(const bn_encoding *e, bn_form form, uint32_t role, uint32_t cols,
+                   uint32_t scope) {
+    return (e->forms >> form & 1) && scope <= BN_SCALE_GROUP && (e->scopes >> scope & 1) &&
            (!e->only_role || role == e->only_role) && (!e->most_cols || cols <= e->most_cols);
 }
 
@@ -141,10 +141,12 @@ static bn_status take(bn_walk *w, bn_record want, bn_form form) {
         return bn_fail(w->detail, BN_ERR_TENSOR, "tensor %zu is %s, expected %s", w->index, other,
                        name);
     }
-    if (!allowed(form, want.role, want.cols, found.encoding, found.scale_scope))
+    const bn_encoding *encoding = bn_encoding_of(found.encoding);
+    if (!encoding || !allowed(encoding, form, want.role, want.cols, found.scale_scope))
         return bn_fail(w->detail, BN_ERR_TENSOR,
-                       "%s: encoding %u with scale scope %u is not allowed here", name,
-                       found.encoding, found.scale_scope);
+                       "%s: encoding %u with scale scope %u is not allowed here (%s)", name,
+                       found.encoding, found.scale_scope,
+                       encoding ? encoding->name : "no encoding has this number");
     if (!bn_tensor_data_size(found.encoding, want.rows, want.cols, &want.size) ||
         !bn_tensor_scale_size(found.scale_scope, want.rows, want.cols, &want.scale_size) ||
         !claim(w, want.size, &want.offset) ||
