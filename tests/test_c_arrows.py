@@ -55,7 +55,9 @@ def circle(arrows: Arrows) -> list[str]:
 
 
 def texts(pattern: str) -> dict[str, str]:
-    return {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob(pattern))}
+    return {
+        path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob(pattern))
+    }
 
 
 def test_no_circle_among_c_files() -> None:

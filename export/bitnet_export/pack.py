@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.config import ModelConfig
 
-from . import packed, sparsity
+from . import encodings, records, sparsity
 from .content import Content
-from .packed import Spec
+from .encodings import Encoding
+from .records import Spec
 from .report import Report, ZeroInputs
 from .source import SourceError
 from .verify import verify
@@ -72,7 +73,7 @@ def pack_checkpoint(
 
     from .hf.shards import SINGLE, tensors_of
 
-    config, body = load_config(folder), packed.ternary_encoding(encoding)
+    config, body = load_config(folder), encodings.ternary_encoding(encoding)
     if head is not None:
         config = config.replace(head_format=head)
     zeros = sparsity.zero_inputs(folder, config) if sparsity.rectified(config) else None
@@ -100,7 +101,7 @@ def pack_checkpoint(
         weight = torch.from_numpy(tensors[name].floats().all())
         if not weight.isfinite().all():
             raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
-        return encode(spec, weight, config, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
+        return encode(spec, weight, config, encodings.encoding_of(records.ROLES[spec.key.role], body, sparse))
 
     def complete(file: Path) -> None:
         if left:
@@ -126,21 +127,21 @@ def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:
     return {"zero_inputs": {key: [round(z, 3) for z in share] for key, share in dataclasses.asdict(zeros).items()}}
 
 
-def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: int = packed.TERNARY_2BIT) -> Encoded:
+def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoded:
     """What training's quantizers make of a master weight, as it is stored; `body` for ternary weights."""
     from bitnet.quant import row_codes, ternary_codes
 
-    role = packed.ROLES[spec.key.role]
+    role = records.ROLES[spec.key.role]
     if spec.key.part == 0 and role in config.ternary:
         codes, scales = ternary_codes(weight, config.weight_scale)
-        scope = packed.SCOPE_NAMES.index(config.weight_scale)
-        return Encoded(body, scope, packed.TILES[body].pack(codes.numpy()), scales.numpy())
-    if spec.formats == packed.TABLE_FORMATS and config.head_format == "int8":
+        scope = encodings.SCOPE_NAMES.index(config.weight_scale)
+        return Encoded(body, scope, body.encode(codes.numpy()), scales.numpy())
+    if spec.form == "table" and config.head_format == "int8":
         codes, scales = row_codes(weight)
-        rows = packed.int8_encoding(spec, config)
-        return Encoded(rows, packed.SCALE_ROW, packed.TILES[rows].pack(codes.numpy()), scales.numpy())
+        rows = records.int8_encoding(spec, config)
+        return Encoded(rows, encodings.SCALE_ROW, rows.encode(codes.numpy()), scales.numpy())
     values = weight.detach().float().numpy()
-    if spec.formats == packed.TABLE_FORMATS and config.head_format == "f16":
+    if spec.form == "table" and config.head_format == "f16":
         return Encoded.f16(values)
     return Encoded.f32(values)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from bitnet.config import ModelConfig
 
-from . import packed
+from . import encodings
+from .encodings import Encoding
 from .report import ZeroInputs
 
 TOKENS = 2048  # of real text, on which zeros are counted
@@ -18,7 +19,7 @@ SMALLEST = 32 << 20  # bytes of up and down; fewer stay in a cache, where there 
 def rectified(config: ModelConfig) -> bool:
     """Whether the FFN multiplies with exact zeros, in matrices that can be stored by lines."""
     gated = config.ffn == "gated" and config.activation in ("relu2", "relu") and config.n_experts == 0
-    return gated and set(packed.LINES) <= set(config.ternary) and config.weight_scale != "group"
+    return gated and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
 
 
 def zero_inputs(folder: Path, config: ModelConfig) -> ZeroInputs:
@@ -38,11 +39,11 @@ def zero_inputs(folder: Path, config: ModelConfig) -> ZeroInputs:
     return ZeroInputs.of(counts)
 
 
-def pays(config: ModelConfig, zeros: ZeroInputs, body: int = packed.TERNARY_2BIT) -> bool:
+def pays(config: ModelConfig, zeros: ZeroInputs, body: Encoding = encodings.TERNARY_2BIT) -> bool:
     """Whether lines promise more than they cost, next to the encoding `body`. A row of `up` is left out where the
     input of `down` is zero before it is quantized, a column of `down` where it is zero after."""
     shape = config.ffn_dim, config.dim
     alive = (1 - sum(share) / len(share) for share in (zeros.before, zeros.after))
-    lines = sum(alive) * packed.data_size(packed.TERNARY_2BIT_ROWS, *shape) / GATHERED
-    plain = packed.data_size(body, *shape) + packed.data_size(body, *shape[::-1])
+    lines = sum(alive) * encodings.LINES["up"].size(*shape) / GATHERED
+    plain = body.size(*shape) + body.size(*shape[::-1])
     return config.n_layers * plain >= SMALLEST and lines <= WORTH * plain
