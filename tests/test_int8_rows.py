@@ -166,7 +166,7 @@ BIG: dict[str, Any] = {"vocab_size": 8192}
 def test_a_sketch_is_for_what_gives_many_logits(changes: dict[str, Any], embedding: str, head: str | None) -> None:
     config = SMALL.replace(**changes)
     found = {
-        spec.key.name: records.int8_encoding(spec, config).name
+        spec.key.name: records.stored_as(spec, config).name
         for spec in records.expected_tensors(config)
         if spec.form == "table"
     }
@@ -180,7 +180,7 @@ def test_both_writers_make_the_same_bytes(config: ModelConfig) -> None:
     values = np.random.default_rng(0).normal(size=(spec.rows, spec.cols)).astype(np.float32)
     trained = pack.encode(spec, torch.from_numpy(values), config)
     published = encode(spec, Floats.of(values), config, encodings.TERNARY_2BIT)
-    assert trained.encoding == published.encoding == records.int8_encoding(spec, config)
+    assert trained.encoding == published.encoding == records.stored_as(spec, config)
     assert np.array_equal(trained.data, published.data)
     assert trained.scales is not None and np.array_equal(trained.scales, published.scales)
 

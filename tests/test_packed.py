@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import packed_files
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import CHOICES, PRESETS, ModelConfig
 from bitnet_export import Encoded, PackedFile, encodings, random_model, records, write_packed, writer
 from bitnet_export.records import Spec, expected_tensors
 from bitnet_export.stacks import pack_stack, unpack_stack
@@ -479,3 +479,13 @@ print(len(bitnet_export.PackedFile.open(sys.argv[1]).tensors))
 """
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "m"], capture_output=True, text=True, check=True)
     assert int(done.stdout) == 58
+
+
+def test_every_encoding_is_one_row() -> None:
+    table = encodings.ENCODINGS.values()
+    assert [row.number for row in table] == sorted({row.number for row in table})
+    assert len({row.name for row in table}) == len(table)
+    assert set(encodings.TABLES) == set(CHOICES["head_format"])
+    assert all(encodings.TABLES[word].allows("table", "head", 7) for word in encodings.TABLES)
+    format_md = (Path(__file__).parents[1] / "export" / "FORMAT.md").read_text(encoding="utf-8")
+    assert all(f"| {row.number} | {row.name} |" in format_md for row in table)

@@ -39,6 +39,7 @@ class Encoding:
     scopes: tuple[int, ...] = field(compare=False)
     role: str | None = field(compare=False, default=None)  # the only one
     most_cols: int | None = field(compare=False, default=None)
+    head_format: str | None = field(compare=False, default=None)  # which ModelConfig.head_format it is
 
     # its bytes
     size: Callable[[int, int], int] = field(compare=False)  # rows, cols
@@ -76,7 +77,9 @@ class Encoding:
 # --- floats ---
 
 
-def _floats(number: int, name: str, dtype: str, forms: tuple[Form, ...]) -> Encoding:
+def _floats(number: int, dtype: str, forms: tuple[Form, ...]) -> Encoding:
+    name = f"F{8 * np.dtype(dtype).itemsize}"
+
     def encode(values: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(over="ignore"):  # becomes infinite, which the writer refuses
             return np.ascontiguousarray(values, dtype)
@@ -91,8 +94,8 @@ def _floats(number: int, name: str, dtype: str, forms: tuple[Form, ...]) -> Enco
         return np.dtype(dtype).itemsize * rows * cols
 
     return Encoding(
-        number=number, name=name, kind="float", dtype=dtype, forms=forms, scopes=(SCALE_NONE,), size=size,
-        encode=encode, decode=decode, fault=fault, unit=1,
+        number=number, name=name, kind="float", dtype=dtype, forms=forms, scopes=(SCALE_NONE,),
+        head_format=name.lower(), size=size, encode=encode, decode=decode, fault=fault, unit=1,
     )  # fmt: skip
 
 
@@ -123,10 +126,10 @@ def _sketch_fault(data: Any, rows: int, cols: int) -> str | None:
 
 # --- the table ---
 
-F32 = _floats(1, "F32", "<f4", ("vector", "linear", "table", "dense"))
-F16 = _floats(2, "F16", "<f2", ("linear", "table", "dense"))
+F32 = _floats(1, "<f4", ("vector", "linear", "table", "dense"))
+F16 = _floats(2, "<f2", ("linear", "table", "dense"))
 TERNARY_2BIT = Encoding(
-    number=4, name="TERNARY_2BIT", kind="ternary", bits="2.0",
+    number=4, name="TERNARY_2BIT", kind="ternary", bits="2.0", head_format="ternary",
     forms=("linear", "table"), scopes=(SCALE_TENSOR, SCALE_ROW, SCALE_GROUP),
     size=layout.ternary_size, encode=layout.pack_ternary, decode=layout.unpack_ternary, fault=_ternary_fault,
     unit=layout.PANEL, tile_k=layout.TERNARY_TILE_K, tile_bytes=layout.ternary_bytes,
@@ -138,7 +141,7 @@ TERNARY_5TRIT = Encoding(
     unit=layout.PANEL, tile_k=layout.TRIT_TILE_K, tile_bytes=layout.trit_bytes,
 )  # fmt: skip
 INT8_ROWS = Encoding(
-    number=6, name="INT8_ROWS", kind="int8", forms=("table",), scopes=(SCALE_ROW,),
+    number=6, name="INT8_ROWS", kind="int8", head_format="int8", forms=("table",), scopes=(SCALE_ROW,),
     size=int8_rows.size, encode=int8_rows.pack, decode=int8_rows.unpack, fault=_int8_fault, unit=1,
 )  # fmt: skip
 TERNARY_2BIT_ROWS = Encoding(
@@ -166,6 +169,8 @@ ENCODINGS = {
 """By the number in the file."""
 TERNARY = {encoding.bits: encoding for encoding in ENCODINGS.values() if encoding.bits}
 """Those that a model's ternary weights may be asked for in, by their bits a weight."""
+TABLES = {encoding.head_format: encoding for encoding in ENCODINGS.values() if encoding.head_format}
+"""Those of embedding and head, by ModelConfig.head_format."""
 LINES = {encoding.role: encoding for encoding in ENCODINGS.values() if encoding.lines}
 """Those by lines, by the role they are for."""
 

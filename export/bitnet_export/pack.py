@@ -131,19 +131,12 @@ def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding
     """What training's quantizers make of a master weight, as it is stored; `body` for ternary weights."""
     from bitnet.quant import row_codes, ternary_codes
 
-    role = records.ROLES[spec.key.role]
-    if spec.key.part == 0 and role in config.ternary:
-        codes, scales = ternary_codes(weight, config.weight_scale)
-        scope = encodings.SCOPE_NAMES.index(config.weight_scale)
-        return Encoded(body, scope, body.encode(codes.numpy()), scales.numpy())
-    if spec.form == "table" and config.head_format == "int8":
-        codes, scales = row_codes(weight)
-        rows = records.int8_encoding(spec, config)
-        return Encoded(rows, encodings.SCALE_ROW, rows.encode(codes.numpy()), scales.numpy())
-    values = weight.detach().float().numpy()
-    if spec.form == "table" and config.head_format == "f16":
-        return Encoded.f16(values)
-    return Encoded.f32(values)
+    stored = records.stored_as(spec, config, body)
+    if stored.kind == "float":
+        return Encoded.floats(stored, weight.detach().float().numpy())
+    codes, scales = ternary_codes(weight, config.weight_scale) if stored.ternary else row_codes(weight)
+    scope = encodings.SCOPE_NAMES.index(config.weight_scale) if stored.ternary else encodings.SCALE_ROW
+    return Encoded(stored, scope, stored.encode(codes.numpy()), scales.numpy())
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> tuple[bytes | None, dict[str, Any]]:

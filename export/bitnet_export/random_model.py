@@ -60,22 +60,19 @@ def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: floa
         return Encoded.f32(rng.normal(0, 0.1, shape))
     if spec.form == "vector":
         return Encoded.f32(rng.uniform(0.5, 1.5, shape))
-    table = config.head_format if name in ("embedding", "head") else ""
-    if name in config.ternary or table == "ternary":
+    stored = records.stored_as(spec, config, body)
+    if stored.ternary:
         scope = encodings.SCOPE_NAMES.index(config.weight_scale)
         deviation = math.sqrt(spec.cols * max(1 - zeros, 1e-3))
         scales = rng.uniform(0.8, 1.2, encodings.scale_count(scope, *shape)) / deviation
-        body = encodings.TERNARY_2BIT if table else body
-        stored = np.float16 if scope == encodings.SCALE_GROUP else np.float32
-        tiles = _ternary_tiles(*shape, rng, zeros, body)
-        return Encoded(body, scope, tiles, scales.astype(stored).astype(np.float32))
+        exact = np.float16 if scope == encodings.SCALE_GROUP else np.float32
+        tiles = _ternary_tiles(*shape, rng, zeros, stored)
+        return Encoded(stored, scope, tiles, scales.astype(exact).astype(np.float32))
     deviation = 2 / math.sqrt(spec.cols)
-    if table == "int8":
+    if stored.kind == "int8":
         scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / _INT8_DEVIATION)
-        encoding = records.int8_encoding(spec, config)
-        return Encoded(encoding, encodings.SCALE_ROW, _int8_rows(*shape, rng, encoding), scales.astype(np.float32))
-    values = rng.normal(0, deviation, shape)
-    return Encoded.f16(values) if table == "f16" else Encoded.f32(values)
+        return Encoded(stored, encodings.SCALE_ROW, _int8_rows(*shape, rng, stored), scales.astype(np.float32))
+    return Encoded.floats(stored, rng.normal(0, deviation, shape))
 
 
 def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:

@@ -183,12 +183,17 @@ def expected_tensors(config: ModelConfig, stack: int = 0) -> Iterator[Spec]:
         yield from _specs(row, stack, NONE, NONE)
 
 
-def int8_encoding(spec: Spec, config: ModelConfig) -> Encoding:
-    """How writers store an int8 table: with a sketch when the engine can find the largest logits with it."""
-    gives_logits = config.has_head and ROLES[spec.key.role] == ("embedding" if config.tie_embeddings else "head")
+def stored_as(spec: Spec, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoding:
+    """How writers store a tensor, with `body` for the linears that are ternary: a table of int8 has a sketch
+    when the engine can find the largest logits with it."""
+    role = ROLES[spec.key.role]
+    if spec.form != "table":
+        return body if spec.form == "linear" and role in config.ternary else encodings.F32
+    stored = encodings.TABLES[config.head_format]
+    gives_logits = config.has_head and role == ("embedding" if config.tie_embeddings else "head")
     as_they_are = not config.head_bias and config.logit_softcap == 0
     screened = gives_logits and as_they_are and spec.rows >= SKETCH_VOCAB
-    return encodings.INT8_SKETCH if screened else encodings.INT8_ROWS
+    return encodings.INT8_SKETCH if stored == encodings.INT8_ROWS and screened else stored
 
 
 def _specs(row: _Row, stack: int, layer: int, expert: int) -> Iterator[Spec]:

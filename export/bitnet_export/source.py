@@ -93,14 +93,13 @@ def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: Encoding) -> E
         raise SourceError(f"{spec.key.name} has shape {list(tensor.shape)}, the configuration calls for {list(shape)}")
     if isinstance(tensor, Ternary):
         return _encode_ternary(spec, tensor, body)
-    if spec.form == "table" and config.head_format == "int8":
-        return _encode_rows(spec, tensor, records.int8_encoding(spec, config))
+    stored = records.stored_as(spec, config)
+    if stored.kind == "int8":
+        return _encode_rows(spec, tensor, stored)
     values = tensor.all()
     if not np.isfinite(values).all():
         raise SourceError(f"{spec.key.name} holds NaN or infinity")
-    if spec.form == "table" and config.head_format == "f16":
-        return Encoded.f16(values)
-    return Encoded.f32(values)
+    return Encoded.floats(encodings.F32 if stored.ternary else stored, values)
 
 
 def _encode_ternary(spec: Spec, tensor: Ternary, body: Encoding) -> Encoded:

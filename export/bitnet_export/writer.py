@@ -40,13 +40,17 @@ class Encoded(NamedTuple):
     scales: NDArray[np.float32] | None = None  # (1,), (N,) or (N, ceil(K/128)) by scope
 
     @classmethod
+    def floats(cls, encoding: Encoding, values: NDArray[Any]) -> Encoded:
+        return cls(encoding, encodings.SCALE_NONE, encoding.encode(values))
+
+    @classmethod
     def f32(cls, values: NDArray[Any]) -> Encoded:
-        return cls(encodings.F32, encodings.SCALE_NONE, encodings.F32.encode(values))
+        return cls.floats(encodings.F32, values)
 
     @classmethod
     def f16(cls, values: NDArray[Any]) -> Encoded:
         """A value beyond 65504 becomes infinite, which the writer refuses."""
-        return cls(encodings.F16, encodings.SCALE_NONE, encodings.F16.encode(values))
+        return cls.floats(encodings.F16, values)
 
 
 _TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errno.EFBIG: "limit on the size of files"}
