@@ -13,6 +13,7 @@ from bitnet.config import ModelConfig
 from . import encodings, records, sparsity
 from .content import Content
 from .encodings import Encoding
+from .quantized import quantized
 from .records import Spec
 from .report import Report, ZeroInputs
 from .source import SourceError
@@ -129,14 +130,9 @@ def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:
 
 def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoded:
     """What training's quantizers make of a master weight, as it is stored; `body` for ternary weights."""
-    from bitnet.quant import row_codes, ternary_codes
-
     stored = records.stored_as(spec, config, body)
-    if stored.kind == "float":
-        return Encoded.floats(stored, weight.detach().float().numpy())
-    codes, scales = ternary_codes(weight, config.weight_scale) if stored.ternary else row_codes(weight)
-    scope = encodings.SCOPE_NAMES.index(config.weight_scale) if stored.ternary else encodings.SCALE_ROW
-    return Encoded(stored, scope, stored.encode(codes.numpy()), scales.numpy())
+    numbers, scales, scope = quantized(weight, stored, config)
+    return Encoded(stored, scope, stored.encode(numbers), scales)
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> tuple[bytes | None, dict[str, Any]]:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import records
+from .quantized import quantized
 from .reader import PackedFile
 from .report import Agreement, HeadCost, Report, Scores, ZeroInputs
 
@@ -127,19 +128,13 @@ def _stored(
 ) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
     """(what, in the file, from the checkpoint) for everything a record stores."""
     from bitnet.model import frequency_tables
-    from bitnet.quant import row_codes, ternary_codes
 
     name = record.key.name
     weight = weights[name] if name in weights else frequency_tables(config)[name]
-    if record.encoding.kind == "float":
-        stored = weight.float().numpy().astype(record.encoding.dtype)
-        return [("values", file.values(record).ravel(), stored.ravel().astype(np.float32))]
-    ternary = record.encoding.ternary
-    codes, scales = ternary_codes(weight, config.weight_scale) if ternary else row_codes(weight)
-    return [
-        ("codes", file.codes(record), codes.numpy()),
-        ("scales", file.scales(record), scales.numpy().ravel()),
-    ]
+    numbers, scales, _ = quantized(weight, record.encoding, config)
+    if scales is None:
+        return [("values", file.codes(record).ravel(), numbers.ravel())]
+    return [("codes", file.codes(record), numbers), ("scales", file.scales(record), scales.ravel())]
 
 
 # ---- log-probabilities ----
