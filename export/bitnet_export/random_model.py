@@ -86,14 +86,15 @@ def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float,
     data = np.empty(body.size(rows, cols), np.uint8)
     _fill(data, rng, _ternary_bytes(rng, zeros, body))
 
-    # Packing the drawn codes of the last column of tiles and of the last panel again puts the padding right.
+    def packed_again(part: Bytes, rows: int, cols: int) -> Bytes:
+        """The same with its padding right."""
+        return body.encode(body.decode(np.ascontiguousarray(part), rows, cols)).reshape(-1, layout.TILE_BYTES)
+
     panels = data.reshape(-(-rows // layout.PANEL), -1, layout.TILE_BYTES)
     if last := cols % body.tile_k:
-        panels[:, -1] = body.encode(body.decode(np.ascontiguousarray(panels[:, -1]), rows, last)).reshape(
-            -1, layout.TILE_BYTES
-        )
+        panels[:, -1] = packed_again(panels[:, -1], rows, last)
     if last := rows % layout.PANEL:
-        panels[-1] = body.encode(body.decode(panels[-1], last, cols)).reshape(-1, layout.TILE_BYTES)
+        panels[-1] = packed_again(panels[-1], last, cols)
     return data
 
 
