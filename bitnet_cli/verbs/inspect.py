@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
-    from bitnet_export.packed import Record
     from bitnet_export.reader import PackedFile
+    from bitnet_export.records import Record
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +33,14 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(file: PackedFile) -> dict[str, Any]:
     """Everything `bitnet inspect` shows, ready for JSON."""
-    from bitnet_export.packed import ENCODING_NAMES, SCOPE_NAMES
+    from bitnet_export.encodings import SCOPE_NAMES
 
     def tensor(record: Record) -> dict[str, Any]:
         scales = file.scales(record)
         return {
             "name": record.key.name,
             "shape": [record.rows, record.cols],
-            "encoding": ENCODING_NAMES[record.encoding],
+            "encoding": record.encoding.name,
             "scale_scope": SCOPE_NAMES[record.scope],
             "offset": record.offset,
             "bytes": record.size + record.scale_size,
