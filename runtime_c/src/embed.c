@@ -6,7 +6,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "forward.h"
+#include "session.h"
 
 /* Some texts, and how much of them is computed. */
 typedef struct texts {
@@ -25,13 +26,14 @@ static void next(texts *t) {
 static bn_status take_row(const texts *t, const float *x, float *h) {
     bn_session *s = t->sessions[t->text];
     const bn_model *m = s->model;
-    const size_t D = m->config.dim;
+    const size_t D = m->stack.config.dim;
     const int32_t position = s->position++;
     s->tokens[position] = t->tokens[t->text][t->at];
     s->pooled = 0; /* unless all goes well */
     const int last = t->at + 1 == t->n_tokens[t->text];
     if (s->pooling == BN_POOL_MEAN || (s->pooling == BN_POOL_LAST ? last : position == 0)) {
-        if (!isfinite(m->kernels.rms_norm(h, x, m->final_norm, D, m->config.norm_eps)))
+        if (!isfinite(
+                m->kernels.rms_norm(h, x, m->stack.final_norm.gain, D, m->stack.final_norm.eps)))
             return BN_ERR_NUMERIC;
         if (s->pooling == BN_POOL_MEAN && position > 0)
             for (size_t d = 0; d < D; d++)
@@ -58,12 +60,13 @@ static bn_status run_block(texts *t) {
     size_t n = 0;
     for (int32_t ahead = 0; rows.text < t->n && n < w->batch; ahead = rows.at ? ahead + 1 : 0) {
         bn_session *s = t->sessions[rows.text];
-        w->rows[n++] = (bn_row){&s->cache, t->tokens[rows.text][rows.at], s->position + ahead};
+        w->rows[n++] =
+            (bn_row){&s->cache, s->position + ahead, t->tokens[rows.text][rows.at], NULL};
         next(&rows);
     }
-    bn_status status = bn_forward(m, w, n);
+    bn_status status = bn_forward(m, &m->stack, w, n);
     for (size_t row = 0; row < n && !status; row++, next(t))
-        status = take_row(t, w->x + row * m->config.dim, w->h);
+        status = take_row(t, w->x + row * m->stack.config.dim, w->h);
     return status;
 }
 
@@ -79,7 +82,7 @@ static bn_status check_text(bn_session *s, const int32_t *tokens, int32_t n, int
 
 /* out[dim] = the pool, of length 1 */
 static bn_status finish(const bn_session *s, float *out) {
-    const size_t D = s->model->config.dim;
+    const size_t D = s->model->stack.config.dim;
     float squares;
     s->model->kernels.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
     if (!isfinite(squares))
@@ -96,7 +99,7 @@ bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *toke
     if (!sessions || !tokens || !n_tokens || n < 1 || !sessions[0])
         return BN_ERR_ARGUMENT;
     const bn_model *m = sessions[0]->model;
-    const int32_t kind = pooling ? (int32_t)pooling : (int32_t)m->config.pooling;
+    const int32_t kind = pooling ? (int32_t)pooling : (int32_t)m->stack.config.pooling;
     bn_status status = BN_OK;
     for (int32_t i = 0; i < n; i++) {
         if ((status = check_text(sessions[i], tokens[i], n_tokens[i], kind)))
@@ -114,7 +117,7 @@ bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *toke
         bn_pool_unlock(m->pool);
     }
     for (int32_t i = 0; i < n && !status && out; i++)
-        status = finish(sessions[i], out + (size_t)i * m->config.dim);
+        status = finish(sessions[i], out + (size_t)i * m->stack.config.dim);
     return status;
 }
 

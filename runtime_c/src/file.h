@@ -8,6 +8,7 @@
 
 #include "bitnet_runtime.h"
 #include "kernels.h"
+#include "status.h"
 #include "threads.h"
 
 enum {
@@ -118,7 +119,6 @@ typedef struct bn_file {
     size_t size;
     const bn_config *stacks; /* [n_stacks] */
     size_t n_stacks;
-    bn_config config;         /* of stack 0 */
     const bn_record *tensors; /* [n_tensors] */
     size_t n_tensors;
     void *tables;        /* memory of the two arrays */
@@ -150,9 +150,10 @@ bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail);
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
                          char *detail);
 
-/* The tensor (stack 0, layer, role, no expert) with bias and norm, or one with data == NULL.
- * layer is 0xFFFF for roles >= 64. */
-bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role);
+/* The tensor with bias and norm, or one with data == NULL. layer is BN_NO_LAYER for roles >= 64,
+ * expert BN_NO_EXPERT for most. */
+bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
+                         uint32_t expert);
 
 /* Bytes of a tensor's data / scales; return 0 on overflow or an unknown encoding / scope. The
  * one place where sizes are computed. */
@@ -168,7 +169,7 @@ bn_sketch_parts bn_sketch_at(uint64_t rows, uint64_t cols);
 
 /* --- The parts of the reader, in the order bn_file_parse calls them --- */
 
-bn_status bn_check_stacks(bn_file *file, char *detail);        /* file_stacks.c; fills config */
+bn_status bn_check_stacks(const bn_file *file, char *detail);  /* file_stacks.c */
 bn_status bn_check_tensors(const bn_file *file, char *detail); /* file_tensors.c */
 
 /* And bn_file_verify. The first row of an INT8_SKETCH tensor whose sketch, step or deviation is not
@@ -192,13 +193,6 @@ static inline int bn_all_zero(const uint8_t *p, size_t n) {
         any |= p[i];
     return any == 0;
 }
-
-/* Write one line into detail (BN_DETAIL_SIZE bytes or NULL), cut to fit; returns status. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
-bn_status
-bn_fail(char *detail, bn_status status, const char *format, ...);
 
 /* --- mapping.c: the bytes of a file on disk --- */
 

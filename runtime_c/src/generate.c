@@ -5,8 +5,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "elementary.h"
+#include "forward.h"
+#include "head.h"
 #include "sampler.h"
+#include "session.h"
 
 /* --- tokens in --- */
 
@@ -18,7 +21,7 @@ bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n)
     if (n > s->n_ctx - s->position)
         return BN_ERR_CONTEXT;
     for (int32_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= s->model->config.vocab_size)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= s->model->stack.config.vocab_size)
             return BN_ERR_TOKEN;
     return BN_OK;
 }
@@ -26,8 +29,8 @@ bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n)
 /* Run the next n <= batch tokens through the layers; the session then holds them. */
 static bn_status forward_block(bn_session *s, const int32_t *tokens, int32_t n) {
     for (int32_t i = 0; i < n; i++)
-        s->work.rows[i] = (bn_row){&s->cache, tokens[i], s->position + i};
-    const bn_status status = bn_forward(s->model, &s->work, (size_t)n);
+        s->work.rows[i] = (bn_row){&s->cache, s->position + i, tokens[i], NULL};
+    const bn_status status = bn_forward(s->model, &s->model->stack, &s->work, (size_t)n);
     if (status)
         return status;
     memcpy(s->tokens + s->position, tokens, (size_t)n * sizeof *tokens);
@@ -57,7 +60,7 @@ static bn_status run_blocks(bn_session *s, const int32_t *tokens, int32_t n, blo
 /* A row of the workspace of `from` becomes the session's; its logits wait until they are asked for.
  */
 static void keep_hidden(bn_session *s, const bn_session *from, size_t row) {
-    const size_t D = s->model->config.dim;
+    const size_t D = s->model->stack.config.dim;
     memcpy(s->hidden, from->work.x + row * D, D * sizeof *s->hidden);
     s->ready = BN_READY_HIDDEN;
 }
@@ -69,8 +72,8 @@ static bn_status append_done(bn_session *s, int32_t start, int32_t n, int32_t to
         keep_hidden(s, s, (size_t)n - 1);
     if (!out)
         return BN_OK;
-    return bn_head(s->model, &s->work, 0, (size_t)n,
-                   out + (size_t)start * s->model->config.vocab_size);
+    return bn_head(s->model, &s->model->stack, &s->work, 0, (size_t)n,
+                   out + (size_t)start * s->model->stack.config.vocab_size);
 }
 
 bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_logits logits,
@@ -81,7 +84,7 @@ bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_
         return status;
     if (logits != BN_LOGITS_NONE && logits != BN_LOGITS_LAST && logits != BN_LOGITS_ALL)
         return BN_ERR_ARGUMENT;
-    if (logits != BN_LOGITS_NONE && !s->model->config.has_head)
+    if (logits != BN_LOGITS_NONE && !s->model->stack.config.has_head)
         return BN_ERR_NO_HEAD;
     status = run_blocks(s, tokens, n, append_done, logits == BN_LOGITS_ALL ? out : NULL);
     if (status || logits == BN_LOGITS_NONE) {
@@ -90,27 +93,27 @@ bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_
         const float *row = bn_session_logits(s);
         if (!row)
             return BN_ERR_NUMERIC;
-        memcpy(out, row, s->model->config.vocab_size * sizeof *out);
+        memcpy(out, row, s->model->stack.config.vocab_size * sizeof *out);
     }
     return status;
 }
 
 /* score_logits of the first rows of the workspace: estimates, if the sampler can do with them. */
 static bn_status score_first_rows(bn_session *s, size_t rows) {
-    if (!bn_head_screens(s->model))
-        return bn_head(s->model, &s->work, 0, rows, s->score_logits);
-    const bn_status status = bn_head_input(s->model, &s->work, 0, rows);
+    if (!bn_head_screens(&s->model->stack))
+        return bn_head(s->model, &s->model->stack, &s->work, 0, rows, s->score_logits);
+    const bn_status status = bn_head_input(s->model, &s->model->stack, &s->work, 0, rows);
     if (!status)
-        bn_head_estimate(s->model, &s->work, rows, s->score_logits);
+        bn_head_estimate(s->model, &s->model->stack, &s->work, rows, s->score_logits);
     return status;
 }
 
 /* The same, with what score_first_rows made of its logits. */
 static void take_row(bn_session *s, const bn_session *from, size_t row) {
-    const size_t V = s->model->config.vocab_size;
+    const size_t V = s->model->stack.config.vocab_size;
     keep_hidden(s, from, row);
     memcpy(s->logits, from->score_logits + row * V, V * sizeof *s->logits);
-    s->ready = bn_head_screens(s->model) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
+    s->ready = bn_head_screens(&s->model->stack) ? BN_READY_ESTIMATES : BN_READY_LOGITS;
 }
 
 bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
@@ -121,7 +124,7 @@ bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, in
         const bn_status status = bn_check_tokens(sessions[i], tokens ? tokens + i : NULL, 1);
         if (status)
             return status;
-        if (!sessions[i]->model->config.has_head)
+        if (!sessions[i]->model->stack.config.has_head)
             return BN_ERR_NO_HEAD;
         for (int32_t j = 0; j < i; j++)
             if (sessions[j] == sessions[i] || sessions[j]->model != sessions[i]->model)
@@ -136,8 +139,8 @@ bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, in
         rows = n - i < most ? n - i : most;
         for (int32_t r = 0; r < rows; r++)
             w->rows[r] =
-                (bn_row){&sessions[i + r]->cache, tokens[i + r], sessions[i + r]->position};
-        status = bn_forward(m, w, (size_t)rows);
+                (bn_row){&sessions[i + r]->cache, sessions[i + r]->position, tokens[i + r], NULL};
+        status = bn_forward(m, &m->stack, w, (size_t)rows);
         if (!status)
             status = score_first_rows(sessions[0], (size_t)rows);
         for (int32_t r = 0; r < rows && !status; r++) {
@@ -156,8 +159,8 @@ static bn_status full_logits(bn_session *s) {
     bn_status status = BN_OK;
     if (s->ready != BN_READY_LOGITS) {
         bn_pool_lock(s->model->pool);
-        memcpy(s->work.x, s->hidden, s->model->config.dim * sizeof *s->hidden);
-        status = bn_head(s->model, &s->work, 0, 1, s->logits);
+        memcpy(s->work.x, s->hidden, s->model->stack.config.dim * sizeof *s->hidden);
+        status = bn_head(s->model, &s->model->stack, &s->work, 0, 1, s->logits);
         bn_pool_unlock(s->model->pool);
         if (!status)
             s->ready = BN_READY_LOGITS;
@@ -192,11 +195,11 @@ typedef struct score_context {
 
 static bn_status score_done(bn_session *s, int32_t start, int32_t n, int32_t total, void *context) {
     const score_context *c = context;
-    const size_t V = s->model->config.vocab_size;
+    const size_t V = s->model->stack.config.vocab_size;
     for (int32_t i = 0, rows; i < n; i += rows) {
         rows = n - i < s->score_rows ? n - i : s->score_rows;
         const bn_status status =
-            bn_head(s->model, &s->work, (size_t)i, (size_t)rows, s->score_logits);
+            bn_head(s->model, &s->model->stack, &s->work, (size_t)i, (size_t)rows, s->score_logits);
         if (status)
             return status;
         for (int32_t r = 0; r < rows && start + i + r + 1 < total; r++)
@@ -215,14 +218,15 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
         return status;
     if (!out)
         return BN_ERR_ARGUMENT;
-    if (!s->model->config.has_head)
+    if (!s->model->stack.config.has_head)
         return BN_ERR_NO_HEAD;
     out[0] = NAN;
     if (s->position > 0) {
         const float *row = bn_session_logits(s);
         if (!row)
             return BN_ERR_STATE;
-        out[0] = log_probability(&s->model->kernels, row, s->model->config.vocab_size, tokens[0]);
+        out[0] =
+            log_probability(&s->model->kernels, row, s->model->stack.config.vocab_size, tokens[0]);
     }
     score_context context = {tokens, out};
     return run_blocks(s, tokens, n, score_done, &context);
@@ -242,7 +246,7 @@ static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, i
         return -1;
     for (int32_t i = 0; i < sampler->n_bias; i++) {
         more[i] = sampler->bias_tokens[i];
-        if (more[i] < 0 || (uint32_t)more[i] >= s->model->config.vocab_size)
+        if (more[i] < 0 || (uint32_t)more[i] >= s->model->stack.config.vocab_size)
             return -1;
     }
     memcpy(more + sampler->n_bias, s->tokens + s->position - window, (size_t)window * sizeof *more);
@@ -251,20 +255,21 @@ static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, i
 
 /* Logits good enough for this sampler: all of them, or exact where it can look (head.c). */
 static bn_status sampler_logits(bn_session *s, const bn_sampler *sampler) {
-    const bn_config *c = &s->model->config;
+    const bn_config *c = &s->model->stack.config;
     const bn_sampler p = bn_sampler_or_neutral(sampler);
     const int32_t k = p.temperature == 0 ? 1 : p.top_k;
     int32_t more[BN_SCREEN_MOST], n;
-    if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->model) || k < 1 ||
+    if (s->ready == BN_READY_LOGITS || !bn_head_screens(&s->model->stack) || k < 1 ||
         (n = adjusted_tokens(s, &p, more)) < 0 || k > BN_SCREEN_MOST - n)
         return full_logits(s);
     bn_pool_lock(s->model->pool);
     memcpy(s->work.x, s->hidden, c->dim * sizeof *s->hidden);
-    const bn_status status = bn_head_input(s->model, &s->work, 0, 1);
+    const bn_status status = bn_head_input(s->model, &s->model->stack, &s->work, 0, 1);
     if (!status && s->ready != BN_READY_ESTIMATES)
-        bn_head_estimate(s->model, &s->work, 1, s->logits);
+        bn_head_estimate(s->model, &s->model->stack, &s->work, 1, s->logits);
     if (!status)
-        bn_head_top(s->model, &s->work, (size_t)k, more, (size_t)n, s->logits, s->screened);
+        bn_head_top(s->model, &s->model->stack, &s->work, (size_t)k, more, (size_t)n, s->logits,
+                    s->screened);
     bn_pool_unlock(s->model->pool);
     s->ready = BN_READY_HIDDEN;
     return status;
@@ -281,7 +286,7 @@ bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *t
     const bn_status status = sampler_logits(s, sampler);
     if (status)
         return status;
-    return bn_sample(sampler, s->logits, s->model->config.vocab_size, s->tokens, s->position,
+    return bn_sample(sampler, s->logits, s->model->stack.config.vocab_size, s->tokens, s->position,
                      &s->rng, s->sampler_scratch, &s->model->kernels, token);
 }
 

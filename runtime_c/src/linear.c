@@ -4,9 +4,12 @@
  * them into floats is here, once, so that all tiers share it. Two cases have files of their own:
  * many tokens at once (lookup.c), and matrices stored as lines (lines.c).
  */
+#include "linear.h"
+
 #include <string.h>
 
-#include "internal.h"
+#include "lines.h"
+#include "lookup.h"
 
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, MOST_PRODUCTS = 3 };
 
@@ -212,8 +215,8 @@ static void embed_ternary(const bn_model *m, const bn_tensor *t, size_t row, flo
     }
 }
 
-void bn_embed(const bn_model *m, int32_t token, float *x) {
-    const bn_tensor *t = &m->embedding;
+void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x) {
+    const bn_tensor *t = &stack->embedding;
     const size_t row = (size_t)token, dim = t->cols;
     if (t->encoding == BN_F16) {
         m->kernels.f16_to_f32(x, (const uint16_t *)t->data + row * dim, dim);
@@ -226,7 +229,7 @@ void bn_embed(const bn_model *m, int32_t token, float *x) {
         for (size_t k = 0; k < dim; k++)
             x[k] = (float)codes[k] * t->scales[row];
     }
-    if (m->config.embedding_scale != 1.0f)
+    if (stack->config.embedding_scale != 1.0f)
         for (size_t k = 0; k < dim; k++)
-            x[k] *= m->config.embedding_scale;
+            x[k] *= stack->config.embedding_scale;
 }

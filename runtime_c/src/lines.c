@@ -11,9 +11,9 @@
  * Tokens take turns: each has lines of its own, and together they need fewer multiplications than
  * the whole matrix, from a cache that the one before has filled.
  */
-#include <string.h>
+#include "lines.h"
 
-#include "internal.h"
+#include <string.h>
 
 enum { BLOCK = 4 * BN_TILE_BYTES, BLOCKS_MOST = 16 }; /* outputs in 64 bytes of a column */
 

@@ -5,7 +5,7 @@
  * A table serves the rows of a block and is made anew for the next, so blocks are tall and the
  * tokens of a prompt, some at a time, are what threads share first.
  */
-#include "internal.h"
+#include "lookup.h"
 
 typedef struct job {
     const bn_model *m;

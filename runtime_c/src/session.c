@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
 #include "memory.h"
 #include "sampler.h"
+#include "session.h"
 
 enum { ALIGN = 64, SCORE_FLOATS = 1 << 20, DEFAULT_BATCH = 128, MAX_BATCH = 4096 };
 
@@ -18,7 +18,7 @@ static size_t align(size_t n) {
 /* Sets the pointers into s->memory; with base NULL only the size. Factors are bounded by
  * FORMAT.md §2, but their product is not: returns 0 on overflow. */
 static int lay_out(bn_session *s, uint8_t *base) {
-    const bn_config *c = &s->model->config;
+    const bn_config *c = &s->model->stack.config;
     const size_t slots = ((size_t)s->n_ctx + BN_LANES - 1) / BN_LANES * BN_LANES;
     const size_t heads = (size_t)c->n_layers * c->n_kv_heads;
     const size_t hidden = align(c->dim * sizeof(float));
@@ -56,14 +56,14 @@ static int lay_out(bn_session *s, uint8_t *base) {
 
 /* Everything about a session but its memory. work.size is what it will be. */
 static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *s) {
-    if (!model || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->config.max_context || o->batch < 0 ||
-        o->batch > MAX_BATCH || o->kv_type < BN_KV_F16 || o->kv_type > BN_KV_INT8)
+    if (!model || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->stack.config.max_context ||
+        o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < BN_KV_F16 || o->kv_type > BN_KV_INT8)
         return BN_ERR_ARGUMENT;
     *s = (bn_session){.model = model, .cache.type = o->kv_type};
-    s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)model->config.max_context;
+    s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)model->stack.config.max_context;
     int32_t batch = o->batch ? o->batch : DEFAULT_BATCH;
     batch = batch < s->n_ctx ? batch : s->n_ctx;
-    const int32_t rows = (int32_t)(SCORE_FLOATS / model->config.vocab_size);
+    const int32_t rows = (int32_t)(SCORE_FLOATS / model->stack.config.vocab_size);
     s->score_rows = rows < 1 ? 1 : rows < batch ? rows : batch;
     s->work.batch = (size_t)batch;
     s->work.size = bn_workspace_size(model, (size_t)batch, (size_t)s->n_ctx);
@@ -82,7 +82,7 @@ bn_status bn_session_plan(const bn_model *model, const bn_session_options *optio
     *memory = (bn_session_memory){.needed = status ? UINT64_MAX : bn_session_bytes(&s),
                                   .available = left.bytes,
                                   .limited_by = left.limit};
-    int32_t most = (int32_t)model->config.max_context;
+    int32_t most = (int32_t)model->stack.config.max_context;
     while (memory->largest_n_ctx < most) { /* lies in [largest_n_ctx, most] */
         o.n_ctx = most - (most - memory->largest_n_ctx) / 2;
         if (plan(m, &o, &s) == BN_OK && bn_session_bytes(&s) <= left.bytes)
@@ -130,7 +130,7 @@ void bn_session_free(bn_session *s) {
 /* Keys lie in tiles of 16 positions and values in rows: both have the first n positions of a
  * head in front, if n is rounded up to a tile. */
 static void copy_cache(const bn_session *from, bn_session *to) {
-    const bn_config *c = &from->model->config;
+    const bn_config *c = &from->model->stack.config;
     const bn_cache *a = &from->cache, *b = &to->cache;
     const size_t slots = ((size_t)from->position + BN_LANES - 1) / BN_LANES * BN_LANES;
     const size_t bytes = bn_cache_bytes(c, a->type, slots);
@@ -162,9 +162,9 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     memcpy(s->tokens, session->tokens, (size_t)s->position * sizeof *s->tokens);
     s->pooled = session->pooled;
     s->pooling = session->pooling;
-    memcpy(s->hidden, session->hidden, s->model->config.dim * sizeof *s->hidden);
-    memcpy(s->pool, session->pool, s->model->config.dim * sizeof *s->pool);
-    memcpy(s->logits, session->logits, s->model->config.vocab_size * sizeof *s->logits);
+    memcpy(s->hidden, session->hidden, s->model->stack.config.dim * sizeof *s->hidden);
+    memcpy(s->pool, session->pool, s->model->stack.config.dim * sizeof *s->pool);
+    memcpy(s->logits, session->logits, s->model->stack.config.vocab_size * sizeof *s->logits);
     copy_cache(session, s);
     *copy = s;
     return BN_OK;

@@ -2,10 +2,15 @@
  *
  * workspace.c: scratch memory of a forward pass, one allocation.
  */
+#include "workspace.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "attention.h"
+#include "linear.h"
+#include "lookup.h"
+#include "model.h"
 #include "pages.h"
 
 enum { ALIGN = 64 };
@@ -28,7 +33,7 @@ static size_t most(size_t a, size_t b) {
 
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor, batch <= 4096, n_ctx <= 2^24. */
 static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) {
-    const bn_config *c = &m->config;
+    const bn_config *c = &m->stack.config;
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     const size_t threads = (size_t)bn_pool_threads(m->pool);
     /* rows that go through a linear together; of the head, as many at a time */
@@ -46,7 +51,8 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     w->q = take(a, B * w->q_stride, 1);
     w->s = take(a, B, sizeof(float));
     w->q_sum = take(a, B, sizeof(int32_t));
-    w->group_sums_stride = m->grouped ? (w->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
+    w->group_sums_stride =
+        m->stack.grouped ? (w->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
     w->group_sums = take(a, B * w->group_sums_stride, sizeof(int32_t));
     w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
     w->gate = take(a, B * F, sizeof(float));

@@ -6,7 +6,9 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "internal.h"
+#include "attention.h"
+#include "head.h"
+#include "session.h"
 
 #include <math.h>
 #include <sys/wait.h>
@@ -93,10 +95,10 @@ static void test_head_top(void) {
         size_t out = 0;
         for (int d = 0; d < DIM; d++)
             s->work.x[d] = check_float(&random);
-        ok(bn_head(model, &s->work, 0, 1, full));
-        ok(bn_head_input(model, &s->work, 0, 1));
-        bn_head_estimate(model, &s->work, 1, top);
-        bn_head_top(model, &s->work, k, more, 2, top, s->screened);
+        ok(bn_head(model, &model->stack, &s->work, 0, 1, full));
+        ok(bn_head_input(model, &model->stack, &s->work, 0, 1));
+        bn_head_estimate(model, &model->stack, &s->work, 1, top);
+        bn_head_top(model, &model->stack, &s->work, k, more, 2, top, s->screened);
         memcpy(sorted, full, sizeof full);
         qsort(sorted, VOCAB, sizeof *sorted, falling);
         for (int v = 0; v < VOCAB; v++) {

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * model.h: a packed file, open and ready to run.
+ */
+#ifndef BITNET_MODEL_H
+#define BITNET_MODEL_H
+
+#include "bitnet_runtime.h"
+#include "file.h"
+#include "kernels.h"
+#include "stack.h"
+#include "threads.h"
+
+struct bn_model {
+    bn_mapping mapping;
+    bn_file file;
+    bn_kernels kernels;
+    bn_pool *pool;
+    bn_stack stack;
+};
+
+#endif
