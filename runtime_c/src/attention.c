@@ -210,9 +210,7 @@ void bn_attention(bn_pass *p, const bn_layer *l) {
     const size_t G = p->stack->config.n_kv_heads, rows = p->rows;
     bn_workspace *w = p->w;
     attend a = {p, l};
-    /* a row of another session may stand further than this one's partial results have room for */
-    const int fits = (size_t)w->rows[0].position + rows <= w->n_ctx;
-    if (fits && count_rows(p, 0) == rows) {
+    if (count_rows(p, 0) == rows) {
         for (size_t g = 0; g < G; g++)
             atomic_init(&w->chunks_done[g], 0);
         const size_t items = chunks_of(p, l).n * G;

@@ -56,11 +56,11 @@ typedef struct sketch {
     const uint8_t *tiles;
     const float *step, *deviation; /* [V] */
     float *logits;                 /* [rows][V] */
-    size_t rows;
+    size_t first, rows;            /* of the workspace */
 } sketch;
 
 static sketch sketch_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
-                        size_t rows, float *logits) {
+                        size_t first, size_t rows, float *logits) {
     const bn_tensor *t = &stack->head;
     const bn_sketch_parts at = bn_sketch_at(t->rows, t->cols);
     return (sketch){.m = m,
@@ -70,6 +70,7 @@ static sketch sketch_of(const bn_model *m, const bn_stack *stack, const bn_works
                     .step = (const float *)(const void *)(t->data + at.step),
                     .deviation = (const float *)(const void *)(t->data + at.deviation),
                     .logits = logits,
+                    .first = first,
                     .rows = rows};
 }
 
@@ -87,20 +88,20 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
                                              .panel_stride = k_tiles * BN_TILE_BYTES,
                                              .panels = end - panel,
                                              .k_tiles = k_tiles,
-                                             .q = w->q,
+                                             .q = w->q + c->first * w->q_stride,
                                              .q_stride = w->q_stride,
                                              .tokens = c->rows});
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
-        const float mean = 1.5f * (float)w->q_sum[b];
+        const float mean = 1.5f * (float)w->q_sum[c->first + b];
         for (size_t r = first; r < stop; r++)
             c->logits[b * t->rows + r] =
-                ((float)acc[r - first] - mean) * c->step[r] * (t->scales[r] / w->s[b]);
+                ((float)acc[r - first] - mean) * c->step[r] * (t->scales[r] / w->s[c->first + b]);
     }
 }
 
-void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t rows,
-                      float *logits) {
-    sketch c = sketch_of(m, stack, w, rows, logits);
+void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
+                      size_t rows, float *logits) {
+    sketch c = sketch_of(m, stack, w, first, rows, logits);
     bn_pool_run(m->pool, bn_panels(c.head), CHUNK_PANELS, estimate, &c);
 }
 
@@ -203,7 +204,7 @@ void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w
     int32_t squares = 0;
     for (size_t i = 0; i < stack->config.dim; i++)
         squares += w->q[i] * w->q[i];
-    screen c = {.of = sketch_of(m, stack, w, 1, logits),
+    screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
                 .product = {.w = head, .y = logits, .y_stride = head->rows},
                 .done = memset(done, 0, head->rows),
                 .noise = sqrtf((float)squares) / w->s[0]};

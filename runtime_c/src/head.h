@@ -23,9 +23,9 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
 /* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */
 int bn_head_screens(const bn_stack *stack);
 
-/* Logits of the first rows as the sketch has them, after bn_head_input: [rows][V]. */
-void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t rows,
-                      float *logits);
+/* Logits of rows [first, first + rows) as the sketch has them, after bn_head_input: [rows][V]. */
+void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
+                      size_t rows, float *logits);
 
 /* Of row 0, after bn_head_input: estimates become the k largest logits, and those of n tokens
  * more, exactly; whatever can be neither becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST.

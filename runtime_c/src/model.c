@@ -126,6 +126,7 @@ void bn_model_close(bn_model *m) {
     if (!m)
         return;
     bn_pool_free(m->pool);
+    free(m->work); /* of sessions that a forked child has from its parent */
     bn_stack_close(&m->stack);
     bn_file_close(&m->file);
     bn_mapping_close(&m->mapping);

@@ -17,6 +17,8 @@ struct bn_model {
     bn_kernels kernels;
     bn_pool *pool;
     bn_stack stack;
+    struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
+    size_t n_sessions;
 };
 
 #endif

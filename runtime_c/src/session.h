@@ -10,7 +10,6 @@
 #include "bitnet_runtime.h"
 #include "cache.h"
 #include "model.h"
-#include "workspace.h"
 
 /* What a session has of its last token: its hidden state, with it estimates of its logits, or they
  * themselves. */
@@ -20,21 +19,19 @@ struct bn_session {
     bn_model *model;
     const bn_stack *stack;
     bn_cache cache;
-    bn_workspace work;
     int32_t n_ctx, position;
-    int32_t *tokens;     /* [C] */
-    float *hidden;       /* [D] x of the last token, before the final norm */
-    float *logits;       /* [V] of the last token, or estimates of them */
-    int32_t ready;       /* which of these is there */
-    float *pool;         /* [D] hidden states so far, as bn_session_embed pools them */
-    int32_t pooled;      /* tokens in it */
-    int32_t pooling;     /* and how */
-    float *score_logits; /* [score_rows][V] */
-    int32_t score_rows;
+    int32_t batch;   /* tokens of a prompt that make a turn */
+    int32_t *tokens; /* [C] */
+    float *hidden;   /* [D] x of the last token, before the final norm */
+    float *logits;   /* [V] of the last token, or estimates of them */
+    int32_t ready;   /* which of these is there */
+    float *pool;     /* [D] hidden states so far, as bn_session_embed pools them */
+    int32_t pooled;  /* tokens in it */
+    int32_t pooling; /* and how */
     void *sampler_scratch;
-    uint8_t *screened; /* [V] scratch of bn_head_top */
     uint64_t rng;
-    void *memory; /* all but the workspace */
+    uint64_t skipped; /* bytes of weights that its batches left out */
+    void *memory;
     size_t memory_size;
     atomic_int cancelled; /* until the next rewind */
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * workspace.h: scratch memory of a forward pass.
+ * workspace.h: scratch memory of a batch on its way through a model. It belongs to the model and
+ * to whoever has the turn (turn.h); nothing in it outlives that.
  */
 #ifndef BITNET_WORKSPACE_H
 #define BITNET_WORKSPACE_H
@@ -19,9 +20,10 @@
 
 /* Scratch memory for up to `batch` rows. */
 typedef struct bn_workspace {
-    bn_row *rows;        /* [B] */
+    bn_row *rows;        /* [B] the batch */
     size_t batch;        /* B */
     size_t n_ctx;        /* tokens that `partial` has room for */
+    int32_t in_use;      /* from the beginning to the end of a turn */
     size_t q_stride;     /* bytes of a row of q */
     size_t wide;         /* max(D, H·E, F) */
     float *x;            /* [B][D] the residual stream */
@@ -39,19 +41,28 @@ typedef struct bn_workspace {
     size_t acc_stride;
     uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
     size_t lookup_stride;
-    size_t lookup_rows; /* most of a block, in whole panels */
-    float *attend;      /* [threads][attend_stride] */
-    float *partial;     /* bn_partial_floats: results of chunks, when a context is split */
-    uint64_t *skipped;  /* [threads] bytes of lines that were left out since the beginning */
+    size_t lookup_rows;         /* most of a block, in whole panels */
+    float *attend;              /* [threads][attend_stride] */
+    float *partial;             /* bn_partial_floats: results of chunks, when a context is split */
+    uint64_t *skipped;          /* [threads] bytes of lines that were left out of this batch */
     atomic_size_t *chunks_done; /* [G] how many are there */
     size_t attend_stride;
-    void *memory; /* all of the above */
-    size_t size;  /* its bytes */
+    float *scores;     /* [score_rows][V] logits, or estimates of them */
+    size_t score_rows; /* bn_score_rows */
+    uint8_t *screened; /* [V] scratch of bn_head_top */
+    size_t size;       /* bytes of all this */
 } bn_workspace;
+
+/* Rows whose logits are there at a time, of so many. */
+size_t bn_score_rows(const bn_stack *stack, size_t batch);
 
 /* The memory it takes, which grows with both. */
 size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx);
-bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_workspace *w);
-void bn_workspace_free(bn_workspace *w);
+
+/* NULL: no memory. To be freed with free. */
+bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx);
+
+/* As it was when it was new, where that matters. */
+void bn_workspace_clean(const bn_model *m, bn_workspace *w);
 
 #endif
