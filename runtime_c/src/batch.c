@@ -4,13 +4,10 @@
  */
 #include "batch.h"
 
-#include <math.h>
 #include <string.h>
 
-#include "elementary.h"
 #include "forward.h"
 #include "head.h"
-#include "score.h"
 #include "session.h"
 #include "turn.h"
 

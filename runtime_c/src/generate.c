@@ -1,40 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * generate.c: logits and tokens out of a session.
+ * generate.c: tokens out of a session.
  */
 #include <string.h>
 
 #include "batch.h"
 #include "head.h"
+#include "logits.h"
 #include "sampler.h"
 #include "session.h"
 #include "turn.h"
-
-/* In a turn: a session's state becomes row 0. */
-static void load_hidden(const bn_session *s, bn_workspace *w) {
-    memcpy(w->x, s->hidden, s->stack->config.dim * sizeof *s->hidden);
-}
-
-static bn_status full_logits(bn_session *s, bn_workspace *w) {
-    if (s->ready == BN_READY_LOGITS)
-        return BN_OK;
-    load_hidden(s, w);
-    const bn_status status = bn_head(s->model, s->stack, w, 0, 1, s->logits);
-    if (!status)
-        s->ready = BN_READY_LOGITS;
-    return status;
-}
-
-const float *bn_session_logits(bn_session *s) {
-    BN_STANDARD_FLOATS;
-    if (!s || s->ready == BN_READY_NOTHING)
-        return NULL;
-    if (s->ready == BN_READY_LOGITS)
-        return s->logits;
-    const bn_status status = full_logits(s, bn_turn_begin(s->model));
-    bn_turn_end(s->model);
-    return status ? NULL : s->logits;
-}
 
 /* Tokens whose logits the sampler changes, into more[0..BN_SCREEN_MOST). Returns how many, or -1
  * when there are too many or one is not a token. */
@@ -62,8 +37,8 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
     int32_t more[BN_SCREEN_MOST], n;
     if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->stack) || k < 1 ||
         (n = adjusted_tokens(s, &p, more)) < 0 || k > BN_SCREEN_MOST - n)
-        return full_logits(s, w);
-    load_hidden(s, w);
+        return bn_full_logits(s, w);
+    bn_load_hidden(s, w);
     const bn_status status = bn_head_input(s->model, s->stack, w, 0, 1);
     if (!status && s->ready != BN_READY_ESTIMATES)
         bn_head_estimate(s->model, s->stack, w, 0, 1, s->logits);

@@ -19,6 +19,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "elementary.h"
 #include "linear.h"
 #include "pass.h"
 
@@ -42,6 +43,18 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
         for (size_t i = 0; i < rows * V; i++)
             out[i] = cap * (1 - 2 / (bn_exp(out[i] / cap * 2) + 1));
     return BN_OK;
+}
+
+float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
+    const float top = k->max(logits, V);
+    double sum = 0;
+    float piece[256]; /* which fits the stack */
+    for (size_t i = 0; i < V; i += 256) {
+        const size_t n = V - i < 256 ? V - i : 256;
+        memcpy(piece, logits + i, n * sizeof *piece);
+        sum += (double)k->exp_sum(piece, n, top);
+    }
+    return (float)((double)logits[token] - (double)top - bn_log(sum));
 }
 
 #define SIGMAS 7.0f

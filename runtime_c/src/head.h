@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * head.h: logits = head(norm(x)), all of them or the largest.
+ * head.h: logits = head(norm(x)), all of them or the largest, and as probabilities.
  */
 #ifndef BITNET_HEAD_H
 #define BITNET_HEAD_H
@@ -19,6 +19,9 @@ bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *
 /* Logits of rows [first, first + rows) after bn_forward: out is [rows][V]. Fails like it. */
 bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
                   size_t rows, float *out);
+
+/* log softmax(logits)[token]; the sum in double. */
+float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token);
 
 /* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */
 int bn_head_screens(const bn_stack *stack);

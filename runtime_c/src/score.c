@@ -2,27 +2,11 @@
  *
  * score.c: how likely a text is, token by token.
  */
-#include "score.h"
-
 #include <math.h>
-#include <string.h>
 
 #include "batch.h"
-#include "elementary.h"
+#include "head.h"
 #include "session.h"
-
-/* In pieces that fit the stack. */
-float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
-    const float top = k->max(logits, V);
-    double sum = 0;
-    float piece[256];
-    for (size_t i = 0; i < V; i += 256) {
-        const size_t n = V - i < 256 ? V - i : 256;
-        memcpy(piece, logits + i, n * sizeof *piece);
-        sum += (double)k->exp_sum(piece, n, top);
-    }
-    return (float)((double)logits[token] - (double)top - bn_log(sum));
-}
 
 bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, float *out) {
     BN_STANDARD_FLOATS;
