@@ -117,11 +117,14 @@ static int joins(const bn_batch *b, const bn_row *row) {
            (row->want != BN_WANT_LOGITS || row->out == row[-1].out + b->stack->config.vocab_size);
 }
 
-static void count_skipped(const bn_batch *b) {
-    for (int32_t i = 0; i < bn_pool_threads(b->m->pool); i++) {
+/* Through the layers; bytes of weights left out there count for the first session. */
+static bn_status forward(const bn_batch *b) {
+    const size_t threads = (size_t)bn_pool_threads(b->m->pool);
+    memset(b->w->skipped, 0, threads * sizeof *b->w->skipped);
+    const bn_status status = bn_forward(b->m, b->stack, b->w, b->n);
+    for (size_t i = 0; i < threads; i++)
         b->w->rows[0].session->skipped += b->w->skipped[i];
-        b->w->skipped[i] = 0;
-    }
+    return status;
 }
 
 bn_status bn_batch_run(bn_batch *b) {
@@ -131,8 +134,7 @@ bn_status bn_batch_run(bn_batch *b) {
         [BN_WANT_SCORES] = give_scores,
     };
     const bn_row *rows = b->w->rows;
-    bn_status status = bn_forward(b->m, b->stack, b->w, b->n);
-    count_skipped(b);
+    bn_status status = forward(b);
     for (size_t i = 0; i < b->n && !status; i++) {
         rows[i].session->tokens[rows[i].position] = rows[i].token;
         rows[i].session->position = rows[i].position + 1;

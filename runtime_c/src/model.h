@@ -5,6 +5,8 @@
 #ifndef BITNET_MODEL_H
 #define BITNET_MODEL_H
 
+#include <stdatomic.h>
+
 #include "bitnet_runtime.h"
 #include "file.h"
 #include "kernels.h"
@@ -18,7 +20,7 @@ struct bn_model {
     bn_pool *pool;
     bn_stack stack;
     struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
-    size_t n_sessions;
+    atomic_size_t n_sessions;
 };
 
 #endif

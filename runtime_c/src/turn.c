@@ -6,16 +6,14 @@
 
 #include <stdlib.h>
 
+/* A forked child may find the workspace as its parent had it in the middle of a turn, so nothing in
+ * it is taken for granted. */
 bn_workspace *bn_turn_begin(const bn_model *m) {
     bn_pool_lock(m->pool);
-    if (m->work->in_use) /* a forked child, whose parent was in the middle of a turn */
-        bn_workspace_clean(m, m->work);
-    m->work->in_use = 1;
     return m->work;
 }
 
 void bn_turn_end(const bn_model *m) {
-    m->work->in_use = 0;
     bn_pool_unlock(m->pool);
 }
 
@@ -61,14 +59,18 @@ bn_status bn_turn_join(bn_model *m, bn_room wanted) {
             status = BN_ERR_MEMORY;
         }
     }
-    m->n_sessions += status == BN_OK;
+    if (!status)
+        atomic_fetch_add(&m->n_sessions, 1);
     bn_pool_unlock(m->pool);
     return status;
 }
 
+/* Who is not the last leaves at once; when the last has left, nobody has a turn for long. */
 void bn_turn_leave(bn_model *m) {
+    if (atomic_fetch_sub(&m->n_sessions, 1) > 1)
+        return;
     bn_pool_lock(m->pool);
-    if (--m->n_sessions == 0) {
+    if (atomic_load(&m->n_sessions) == 0) {
         free(m->work);
         m->work = NULL;
     }

@@ -92,13 +92,7 @@ bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx) {
     bn_workspace *w = take(&a, 1, sizeof *w);
     *w = (bn_workspace){.batch = batch, .n_ctx = n_ctx, .size = size};
     lay_out(m, w, &a);
-    bn_workspace_clean(m, w);
-    return w;
-}
-
-void bn_workspace_clean(const bn_model *m, bn_workspace *w) {
-    const size_t threads = (size_t)bn_pool_threads(m->pool);
     if (w->lookup)
-        memset(w->lookup, 0, threads * w->lookup_stride);
-    memset(w->skipped, 0, threads * sizeof *w->skipped);
+        memset(w->lookup, 0, (size_t)bn_pool_threads(m->pool) * w->lookup_stride);
+    return w;
 }

@@ -23,7 +23,6 @@ typedef struct bn_workspace {
     bn_row *rows;        /* [B] the batch */
     size_t batch;        /* B */
     size_t n_ctx;        /* tokens that `partial` has room for */
-    int32_t in_use;      /* from the beginning to the end of a turn */
     size_t q_stride;     /* bytes of a row of q */
     size_t wide;         /* max(D, H·E, F) */
     float *x;            /* [B][D] the residual stream */
@@ -61,8 +60,5 @@ size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx);
 
 /* NULL: no memory. To be freed with free. */
 bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx);
-
-/* As it was when it was new, where that matters. */
-void bn_workspace_clean(const bn_model *m, bn_workspace *w);
 
 #endif
