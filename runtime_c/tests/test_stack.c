@@ -7,6 +7,7 @@
 
 #include "stack.h"
 
+#include "tiny_file.h"
 
 enum { DIM = 24, HEADS = 2, HEAD = 8, FFN = 20, LAYERS = 4, WINDOW = 5 };
 
