@@ -2,9 +2,11 @@
  *
  * cache.c: keys and values on their way into the cache: normed, rotated, narrowed.
  */
+#include "cache.h"
+
 #include <string.h>
 
-#include "internal.h"
+#include "pass.h"
 
 size_t bn_cache_bytes(const bn_config *c, int32_t type, size_t n) {
     switch (type) {
@@ -19,16 +21,6 @@ size_t bn_cache_bytes(const bn_config *c, int32_t type, size_t n) {
 
 size_t bn_cache_scale_bytes(int32_t type, size_t n) {
     return type == BN_KV_INT8 ? n * sizeof(float) : 0;
-}
-
-static void rotate(float *head, const float *angle, size_t rope_dim) {
-    const size_t half = rope_dim / 2;
-    for (size_t i = 0; i < half; i++) {
-        const float cosine = angle[2 * i], sine = angle[2 * i + 1];
-        const float a = head[i], b = head[i + half];
-        head[i] = a * cosine - b * sine;
-        head[i + half] = b * cosine + a * sine;
-    }
 }
 
 enum { MAX_HEAD = 1024 }; /* FORMAT.md §2 */
@@ -63,46 +55,39 @@ static void store(const bn_kernels *kernels, const bn_cache *cache, size_t head,
     }
 }
 
-static void append_row(const bn_model *m, bn_workspace *w, size_t row, const bn_layer *l,
-                       uint32_t layer) {
-    const bn_config *c = &m->config;
-    const bn_kernels *kernels = &m->kernels;
+static void append_row(const bn_pass *p, const bn_layer *l, size_t row) {
+    const bn_config *c = &p->stack->config;
+    const bn_positions *positions = &p->stack->positions;
+    const bn_kernels *kernels = &p->m->kernels;
+    const bn_workspace *w = p->w;
     const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads;
     float *qkv = w->qkv + row * (H + 2 * G) * E;
-    const float *angle = w->angle + (l->table * w->batch + row) * c->rope_dim;
+    const float *angle = w->angle + (l->table * w->batch + row) * positions->dim;
     const bn_cache *cache = w->rows[row].cache;
 
     for (size_t h = 0; h < H + G; h++) {
-        const float *gain = h < H ? l->q_norm : l->k_norm;
-        if (gain)
-            kernels->rms_norm(qkv + h * E, qkv + h * E, gain, E, c->norm_eps);
-        rotate(qkv + h * E, angle, c->rope_dim);
+        const bn_norm *norm = h < H ? &l->q_norm : &l->k_norm;
+        if (norm->gain) /* what is not finite shows behind attention */
+            bn_norm_row(kernels, norm, qkv + h * E, qkv + h * E, E);
+        bn_positions_rotate(qkv + h * E, angle, positions->dim);
     }
     for (size_t g = 0; g < G; g++)
-        store(kernels, cache, layer * G + g, (size_t)w->rows[row].position, E, qkv + (H + g) * E,
+        store(kernels, cache, l->index * G + g, (size_t)w->rows[row].position, E, qkv + (H + g) * E,
               qkv + (H + G + g) * E);
 }
 
-typedef struct pass {
-    const bn_model *m;
-    bn_workspace *w;
+typedef struct append {
+    const bn_pass *p;
     const bn_layer *l;
-    size_t rows;
-    uint32_t layer;
-} pass;
+} append;
 
 static void append_rows(void *context, int32_t thread, size_t first, size_t end) {
-    const pass *p = context;
+    const append *a = context;
     (void)thread;
     for (size_t row = first; row < end; row++)
-        append_row(p->m, p->w, row, p->l, p->layer);
+        append_row(a->p, a->l, row);
 }
 
-void bn_cache_append(const bn_model *m, bn_workspace *w, size_t rows, const bn_layer *l,
-                     uint32_t layer) {
-    pass p = {m, w, l, rows, layer};
-    if (rows == 1)
-        append_rows(&p, 0, 0, 1);
-    else
-        bn_pool_run(m->pool, rows, rows, append_rows, &p);
+void bn_cache_append(bn_pass *p, const bn_layer *l) {
+    bn_each_row(p, append_rows, &(append){p, l});
 }

@@ -6,14 +6,10 @@
 
 #include <string.h>
 
-size_t bn_first_key(size_t window, size_t position) {
-    return window && position + 1 > window ? position + 1 - window : 0;
-}
-
 /* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
 static void score(const bn_block *b, size_t begin, size_t tiles) {
     const bn_kernels *kernels = &b->m->kernels;
-    const size_t E = b->m->config.head_dim, n = b->rows * b->group;
+    const size_t E = b->config->head_dim, n = b->rows * b->group;
     if (b->type == BN_KV_F32)
         kernels->qk_f32(b->scores, BN_CHUNK_KEYS, b->q, n, (const float *)b->k + begin * E, E,
                         tiles);
@@ -30,7 +26,7 @@ static void score(const bn_block *b, size_t begin, size_t tiles) {
 static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size_t high, float *m,
                    float *l) {
     const bn_kernels *kernels = &b->m->kernels;
-    const float cap = b->m->config.attention_softcap;
+    const float cap = b->config->attention_softcap;
     for (size_t i = row * b->group; i < (row + 1) * b->group; i++) {
         l[i] = 0;
         if (low >= high)
@@ -50,7 +46,7 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
 static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size_t low, size_t high,
                   float *o) {
     const bn_kernels *kernels = &b->m->kernels;
-    const size_t E = b->m->config.head_dim, first = row * b->group, n = rows * b->group;
+    const size_t E = b->config->head_dim, first = row * b->group, n = rows * b->group;
     if (low >= high)
         return;
     const float *p = b->scores + first * BN_CHUNK_KEYS + (low - begin);
@@ -80,10 +76,10 @@ void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, floa
             __builtin_prefetch(b->v_scale + key);
         }
     score(b, begin, (end - begin + BN_LANES - 1) / BN_LANES);
-    memset(o, 0, b->rows * b->group * b->m->config.head_dim * sizeof *o);
+    memset(o, 0, b->rows * b->group * b->config->head_dim * sizeof *o);
     for (size_t row = 0; row < b->rows; row++) {
-        const size_t from = larger(bn_first_key(b->window, b->position + row), begin);
-        const size_t to = smaller(b->position + row + 1, end);
+        const size_t from = larger(bn_mask_first(b->mask, b->position + row), begin);
+        const size_t to = smaller(bn_mask_end(b->mask, b->position + row), end);
         soften(b, row, begin, from, to, m, l);
         low = larger(low, from);
         high = smaller(high, to);
@@ -91,11 +87,11 @@ void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, floa
     if (low >= high)
         low = high = end;
     for (size_t row = 0; row < b->rows; row++)
-        weigh(b, row, 1, begin, larger(bn_first_key(b->window, b->position + row), begin),
-              smaller(b->position + row + 1, low), o);
+        weigh(b, row, 1, begin, larger(bn_mask_first(b->mask, b->position + row), begin),
+              smaller(bn_mask_end(b->mask, b->position + row), low), o);
     weigh(b, 0, b->rows, begin, low, high, o);
     for (size_t row = 0; row < b->rows; row++)
-        weigh(b, row, 1, begin, high, smaller(b->position + row + 1, end), o);
+        weigh(b, row, 1, begin, high, smaller(bn_mask_end(b->mask, b->position + row), end), o);
 }
 
 void bn_chunk_merge(float *m, float *l, float *o, float m2, float l2, const float *o2, size_t E) {

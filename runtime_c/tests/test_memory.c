@@ -6,10 +6,11 @@
 #define _XOPEN_SOURCE 700 /* mkdtemp, setrlimit */
 
 #include "fake_root.h"
-#include "internal.h"
 #include "memory.h"
 #include "pages.h"
+#include "session.h"
 #include "tiny_file.h"
+#include "workspace.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -166,7 +167,7 @@ static bn_session_memory plan(const bn_model *model, bn_session_options options)
     return memory;
 }
 
-/* A plan says what the session then has. */
+/* A plan says what the session then has, and the workspace. */
 static void test_plan(bn_model *model) {
     bn_session_memory memory;
     CHECK_EQ(bn_session_plan(NULL, NULL, &memory), BN_ERR_ARGUMENT);
@@ -178,8 +179,10 @@ static void test_plan(bn_model *model) {
             for (int32_t batch = 0; batch <= 4096; batch += 1024) {
                 const bn_session_options options = {n_ctx, kv_type, batch};
                 bn_session *s;
+                const uint64_t needed = plan(model, options).needed;
                 CHECK_EQ(bn_session_new(model, &options, &s), BN_OK);
-                CHECK_EQ(plan(model, options).needed, bn_session_bytes(s));
+                CHECK_EQ(needed, bn_session_bytes(s) + model->work->size);
+                CHECK_EQ(plan(model, options).needed, bn_session_bytes(s)); /* of one more */
                 bn_session_free(s);
             }
 }

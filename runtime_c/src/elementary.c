@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * math.c: sine, cosine and logarithm from IEEE operations alone. C libraries differ from one
+ * elementary.c: sine, cosine and logarithm from IEEE operations alone. C libraries differ from one
  * another in the last bits of these; a model's answers must not.
  */
+#include "elementary.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "internal.h"
+#include "file.h"
 
 void bn_sincos(double x, double *sine, double *cosine) {
     if (!(fabs(x) <
