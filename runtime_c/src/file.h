@@ -7,7 +7,7 @@
 #define BITNET_FILE_H
 
 #include "bitnet_runtime.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "threads.h"
 
 enum {

@@ -12,7 +12,7 @@
 
 #include "bitnet_runtime.h"
 #include "file.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "threads.h"
 
 /* FORMAT.md §2 bounds every factor of a cache or a workspace so that no product reaches 2^62. */

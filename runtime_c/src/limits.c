@@ -7,7 +7,7 @@
 #define _GNU_SOURCE /* clock_gettime */
 
 #include "bitnet_runtime.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "pages.h"
 #include "threads.h"
 

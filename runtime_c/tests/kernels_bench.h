@@ -7,7 +7,7 @@
 #define BITNET_KERNELS_BENCH_H
 
 #include "check.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #include <time.h>
 

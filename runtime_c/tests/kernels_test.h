@@ -8,7 +8,7 @@
 #define BITNET_KERNELS_TEST_H
 
 #include "guard.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
 

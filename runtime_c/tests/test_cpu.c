@@ -8,7 +8,7 @@
 #include "bitnet_runtime.h"
 #include "cores.h"
 #include "fake_root.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

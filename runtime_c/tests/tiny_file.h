@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "check.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 typedef struct tiny_writer {
     uint8_t *stacks, *tensors, *data;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_neon_attention.c: scores and weighted values, for all ARM tiers; on int8 keys the tiers
+ * neon_attention.c: scores and weighted values, for all ARM tiers; on int8 keys the tiers
  * with a dot product have their own.
  */
 #include "../kernels.h"
@@ -122,7 +122,7 @@ static void pv_int8(float *out, const float *p, size_t p_stride, size_t n_q, con
 /* Four dimensions of a query to all keys. */
 INLINE int8x16_t word(const int8_t *q) {
     int8x16_t x = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
-    KEEP(x); /* see BROADCAST in kernels_neon.c */
+    KEEP(x); /* see BROADCAST in neon.c */
     return x;
 }
 

@@ -3,7 +3,7 @@
  * kernels_scalar.c: the specification of every kernel, in plain C. The SIMD tiers give the same
  * bits; runtime_c/tests/check_kernels.c holds them to it.
  */
-#include "kernels.h"
+#include "../kernels.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_avx512vnni.c: AVX-512 F, BW, DQ, VL and VNNI. A register is a weight tile, and the
+ * avx512vnni.c: AVX-512 F, BW, DQ, VL and VNNI. A register is a weight tile, and the
  * 16 lanes of the float rule.
  */
 #include "../kernels.h"

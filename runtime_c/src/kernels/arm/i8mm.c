@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_i8mm.c: products with many tokens by the int8 matrix instruction of Armv8.6: 2 rows ×
+ * i8mm.c: products with many tokens by the int8 matrix instruction of Armv8.6: 2 rows ×
  * 8 columns times 8 columns × 2 tokens, twice the work of a dot product. One token as before, and
  * rows of int8 with so few that pairing them up would not pay.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_avx2.c: AVX2, FMA, F16C and PCLMULQDQ. There is no four-byte dot product here, only
+ * avx2.c: AVX2, FMA, F16C and PCLMULQDQ. There is no four-byte dot product here, only
  * vpmaddubsw: pairs of products of an unsigned and a signed byte, added to saturated int16. Both
  * matrix products keep their pairs below the edge, so that nothing ever saturates.
  */

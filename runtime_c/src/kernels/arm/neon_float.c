@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_neon_float.c: kernels on floats for all ARM tiers, but for attention.
+ * neon_float.c: kernels on floats for all ARM tiers, but for attention.
  */
 #include "../kernels.h"
 

@@ -40,8 +40,8 @@ static inline void clear(const bn_matmul *m) {
         memset(m->acc + t * m->acc_stride, 0, m->panels * BN_PANEL * sizeof *m->acc);
 }
 
-/* Every entry of the table that is not an integer product: kernels_neon_float.c and
- * kernels_neon_attention.c. */
+/* Every entry of the table that is not an integer product: neon_float.c and
+ * neon_attention.c. */
 void bn_kernels_neon_float(bn_kernels *table);
 void bn_kernels_neon_attention(bn_kernels *table);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_neon.c: integer products with the multiplies every AArch64 CPU has, and the CRC
+ * neon.c: integer products with the multiplies every AArch64 CPU has, and the CRC
  * instruction. Activations are broadcast four at a time, so that a 16-bit lane belongs to one
  * row and one column of four; pairs of lanes are added when the sums get wide.
  */

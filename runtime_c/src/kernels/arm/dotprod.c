@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_dotprod.c: integer products by the dot-product instruction of Armv8.2, a broadcast of
+ * dotprod.c: integer products by the dot-product instruction of Armv8.2, a broadcast of
  * four activations against four columns of four rows, so that rows stay in their lanes.
  */
 #include "../kernels.h"

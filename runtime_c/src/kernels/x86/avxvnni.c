@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_avxvnni.c: AVX-VNNI, the 256-bit form of vpdpbusd on CPUs without AVX-512; on top of
+ * avxvnni.c: AVX-VNNI, the 256-bit form of vpdpbusd on CPUs without AVX-512; on top of
  * AVX2. A register is eight rows of a weight tile.
  *
  * With BITNET_AVXVNNI_AS_EVEX the same code uses the AVX-512VL form of the instruction, so that

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "floats.h"
+#include "../floats.h"
 
 enum {
     BN_LANES = 16,          /* terms a float sum advances by; rows of a panel; keys of a K tile */
