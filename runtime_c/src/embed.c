@@ -31,7 +31,7 @@ static bn_status take_row(const texts *t, const float *x, float *h) {
     s->pooled = 0; /* unless all goes well */
     const int last = t->at + 1 == t->n_tokens[t->text];
     if (s->pooling == BN_POOL_MEAN || (s->pooling == BN_POOL_LAST ? last : position == 0)) {
-        if (!isfinite(m->kernels.rms_norm(h, x, m->final_norm, D, m->config.norm_eps)))
+        if (!isfinite(m->kernels.vectors.rms_norm(h, x, m->final_norm, D, m->config.norm_eps)))
             return BN_ERR_NUMERIC;
         if (s->pooling == BN_POOL_MEAN && position > 0)
             for (size_t d = 0; d < D; d++)
@@ -81,7 +81,7 @@ static bn_status check_text(bn_session *s, const int32_t *tokens, int32_t n, int
 static bn_status finish(const bn_session *s, float *out) {
     const size_t D = s->model->config.dim;
     float squares;
-    s->model->kernels.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
+    s->model->kernels.products.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
     if (!isfinite(squares))
         return BN_ERR_NUMERIC;
     const float length = fmaxf(sqrtf(squares), 1e-12f);

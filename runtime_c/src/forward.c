@@ -78,7 +78,7 @@ static void embed_row(pass *p, size_t row) {
 }
 
 static void norm_row(pass *p, float *y, const float *x, const float *gain, size_t n) {
-    const float sum = p->m->kernels.rms_norm(y, x, gain, n, p->m->config.norm_eps);
+    const float sum = p->m->kernels.vectors.rms_norm(y, x, gain, n, p->m->config.norm_eps);
     if (!isfinite(sum))
         atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
 }
@@ -94,8 +94,8 @@ static void quantize_row(pass *p, size_t row) {
         memcpy(h, source, p->width * sizeof *h);
     if (p->linear_gain)
         norm_row(p, h, h, p->linear_gain, p->width);
-    w->s[row] = p->m->kernels.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, p->width,
-                                       bn_q_row(p->width));
+    w->s[row] = p->m->kernels.vectors.quantize(w->q + row * w->q_stride, &w->q_sum[row], h,
+                                               p->width, bn_q_row(p->width));
     if (!(w->s[row] > 0))
         atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
     if (p->m->grouped)

@@ -174,13 +174,13 @@ const float *bn_session_logits(bn_session *s) {
 
 /* log softmax(logits)[token]; the sum in double, in pieces that fit the stack. */
 static float log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
-    const float top = k->max(logits, V);
+    const float top = k->vectors.max(logits, V);
     double sum = 0;
     float piece[256];
     for (size_t i = 0; i < V; i += 256) {
         const size_t n = V - i < 256 ? V - i : 256;
         memcpy(piece, logits + i, n * sizeof *piece);
-        sum += (double)k->exp_sum(piece, n, top);
+        sum += (double)k->vectors.exp_sum(piece, n, top);
     }
     return (float)((double)logits[token] - (double)top - bn_log(sum));
 }

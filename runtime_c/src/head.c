@@ -52,15 +52,16 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const size_t first = panel * BN_PANEL;
     const size_t stop = end * BN_PANEL < t->rows ? end * BN_PANEL : t->rows;
     int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
-    c->m->kernels.sketch_matmul(&(bn_matmul){.acc = acc,
-                                             .acc_stride = BN_CHUNK_ROWS,
-                                             .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
-                                             .panel_stride = k_tiles * BN_TILE_BYTES,
-                                             .panels = end - panel,
-                                             .k_tiles = k_tiles,
-                                             .q = w->q,
-                                             .q_stride = w->q_stride,
-                                             .tokens = c->rows});
+    c->m->kernels.products.sketch_matmul(
+        &(bn_matmul){.acc = acc,
+                     .acc_stride = BN_CHUNK_ROWS,
+                     .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
+                     .panel_stride = k_tiles * BN_TILE_BYTES,
+                     .panels = end - panel,
+                     .k_tiles = k_tiles,
+                     .q = w->q,
+                     .q_stride = w->q_stride,
+                     .tokens = c->rows});
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
         const float mean = 1.5f * (float)w->q_sum[b];
         for (size_t r = first; r < stop; r++)
@@ -130,7 +131,7 @@ static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_
     float last = -INFINITY;
     for (size_t first = 0; first < V; first += BLOCK) {
         const size_t size = V - first < BLOCK ? V - first : BLOCK;
-        if (n == k && !(kernels->max(x + first, size) > last))
+        if (n == k && !(kernels->vectors.max(x + first, size) > last))
             continue;
         for (size_t i = first; i < first + size; i++) {
             if (n == k && !(x[i] > last))

@@ -61,7 +61,7 @@ static void ternary_groups(const group *g, const bn_product *p, size_t panel, si
     const size_t n_groups = (k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;
     const size_t r0 = panel * BN_PANEL;
     const size_t rows = r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
-    g->m->kernels.ternary_grouped(
+    g->m->kernels.products.ternary_grouped(
         &(bn_grouped){.y = v,
                       .y_stride = BN_CHUNK_ROWS,
                       .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
@@ -94,15 +94,16 @@ void bn_sum_groups(const bn_workspace *w, size_t row, size_t width) {
 
 static void sum_int8_rows(const group *g, const bn_tensor *t, size_t r0, size_t n, int32_t *acc) {
     const size_t row_bytes = bn_int8_row(t->cols);
-    g->m->kernels.int8_rows(&(bn_int8_rows){.acc = acc,
-                                            .acc_stride = BN_CHUNK_ROWS,
-                                            .codes = (const int8_t *)t->data + r0 * row_bytes,
-                                            .row_bytes = row_bytes,
-                                            .rows = n,
-                                            .q = g->w->q + g->first * g->w->q_stride,
-                                            .q_stride = g->w->q_stride,
-                                            .q_sums = g->w->q_sum + g->first,
-                                            .tokens = g->rows});
+    g->m->kernels.products.int8_rows(
+        &(bn_int8_rows){.acc = acc,
+                        .acc_stride = BN_CHUNK_ROWS,
+                        .codes = (const int8_t *)t->data + r0 * row_bytes,
+                        .row_bytes = row_bytes,
+                        .rows = n,
+                        .q = g->w->q + g->first * g->w->q_stride,
+                        .q_stride = g->w->q_stride,
+                        .q_sums = g->w->q_sum + g->first,
+                        .tokens = g->rows});
 }
 
 /* Panels [panel, panel + n) of one product, n·16 <= BN_CHUNK_ROWS. */
@@ -125,10 +126,10 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
     if (t->encoding == BN_TERNARY_2BIT && t->scale_scope == BN_SCALE_GROUP) {
         ternary_groups(g, p, panel, n, (float *)acc);
     } else if (t->encoding == BN_TERNARY_2BIT) {
-        k->ternary_matmul(&mm);
+        k->products.ternary_matmul(&mm);
         scale_sums(g, p, acc, 1, r0, rows);
     } else if (t->encoding == BN_TERNARY_5TRIT) {
-        k->trit_matmul(&mm);
+        k->products.trit_matmul(&mm);
         scale_sums(g, p, acc, 1, r0, rows);
     } else if (bn_is_int8(t)) {
         sum_int8_rows(g, t, r0, rows, acc);
@@ -137,11 +138,11 @@ static void chunk(const group *g, const bn_product *p, size_t panel, size_t n, i
         float *y = (float *)acc; /* same size, same owner */
         const float *x = g->w->h + g->first * g->w->wide;
         if (t->encoding == BN_F16)
-            k->f16_matmul(y, BN_CHUNK_ROWS, (const uint16_t *)t->data + r0 * t->cols, rows, t->cols,
-                          x, g->w->wide, g->rows);
+            k->products.f16_matmul(y, BN_CHUNK_ROWS, (const uint16_t *)t->data + r0 * t->cols, rows,
+                                   t->cols, x, g->w->wide, g->rows);
         else
-            k->f32_matmul(y, BN_CHUNK_ROWS, (const float *)t->data + r0 * t->cols, rows, t->cols, x,
-                          g->w->wide, g->rows);
+            k->products.f32_matmul(y, BN_CHUNK_ROWS, (const float *)t->data + r0 * t->cols, rows,
+                                   t->cols, x, g->w->wide, g->rows);
         for (size_t b = 0; b < g->rows; b++)
             emit(p, b, r0, rows, y + b * BN_CHUNK_ROWS);
     }
@@ -206,7 +207,7 @@ static void embed_ternary(const bn_model *m, const bn_tensor *t, size_t row, flo
         const size_t byte = k / BN_TERNARY_TILE_K * BN_TILE_BYTES + k % 4, field = k % 16 / 4;
         if (t->scale_scope == BN_SCALE_GROUP && k % BN_SCALE_GROUP_K == 0) {
             const size_t at = (panel * n_groups + k / BN_SCALE_GROUP_K) * BN_PANEL;
-            m->kernels.f16_to_f32(&scale, t->group_scales + at + row % BN_PANEL, 1);
+            m->kernels.bytes.f16_to_f32(&scale, t->group_scales + at + row % BN_PANEL, 1);
         }
         x[k] = (float)((tile[byte] >> 2 * field & 3) - 1) * scale;
     }
@@ -216,7 +217,7 @@ void bn_embed(const bn_model *m, int32_t token, float *x) {
     const bn_tensor *t = &m->embedding;
     const size_t row = (size_t)token, dim = t->cols;
     if (t->encoding == BN_F16) {
-        m->kernels.f16_to_f32(x, (const uint16_t *)t->data + row * dim, dim);
+        m->kernels.bytes.f16_to_f32(x, (const uint16_t *)t->data + row * dim, dim);
     } else if (t->encoding == BN_F32) {
         memcpy(x, (const float *)t->data + row * dim, dim * sizeof *x);
     } else if (t->encoding == BN_TERNARY_2BIT) {

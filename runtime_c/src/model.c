@@ -61,10 +61,10 @@ static void resolve_layer(const bn_file *f, uint32_t i, bn_layer *l) {
 static bn_status resolve(bn_model *m) {
     const bn_file *f = &m->file;
     m->config = f->config;
-    bn_gate *const gates[] = {[BN_ACT_RELU2] = m->kernels.relu2_gate,
-                              [BN_ACT_SILU] = m->kernels.silu_gate,
-                              [BN_ACT_GELU] = m->kernels.gelu_gate,
-                              [BN_ACT_RELU] = m->kernels.relu_gate};
+    bn_gate *const gates[] = {[BN_ACT_RELU2] = m->kernels.vectors.relu2_gate,
+                              [BN_ACT_SILU] = m->kernels.vectors.silu_gate,
+                              [BN_ACT_GELU] = m->kernels.vectors.gelu_gate,
+                              [BN_ACT_RELU] = m->kernels.vectors.relu_gate};
     m->gate = gates[m->config.activation];
     m->layers = calloc(m->config.n_layers, sizeof *m->layers); /* each has records in the file */
     if (!m->layers)
@@ -232,7 +232,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .file_bytes = m->mapping.size,
                             .threads = bn_pool_running(m->pool),
                             .isa = m->kernels.isa};
-    for (int32_t type = BN_KV_F16; type <= BN_KV_INT8; type++)
+    for (int32_t type = 0; type < BN_KV_TYPES; type++)
         info->kv_bytes_per_token[type] =
             (uint64_t)c->n_layers * c->n_kv_heads * 2 *
             (bn_cache_bytes(c, type, 1) + bn_cache_scale_bytes(type, 1));

@@ -130,18 +130,21 @@ INLINE void qk_int8_tile(float *scores, size_t score_stride, const int8_t *q, si
     }
 }
 
-static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
-                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
-                    size_t tiles) {
-    const size_t words = (head_dim + 3) / 4, q_row = bn_q_row(head_dim);
-    for (size_t t = 0; t < tiles; t++, k += words * 64, k_scale += BN_LANES, scores += BN_LANES) {
+static void qk_int8(const bn_qk *a) {
+    const size_t words = (a->head_dim + 3) / 4, q_row = bn_q_row(a->head_dim);
+    const size_t stride = a->score_stride;
+    const int8_t *k = a->k, *q = a->codes;
+    const float *k_scale = a->k_scale;
+    float *scores = a->scores;
+    for (size_t t = 0; t < a->tiles;
+         t++, k += words * 64, k_scale += BN_LANES, scores += BN_LANES) {
         size_t i = 0;
-        for (; i + 4 <= n_q; i += 4)
-            qk_int8_tile(scores + i * score_stride, score_stride, q + i * q_row, q_row, q_scale + i,
-                         k, k_scale, words, 4);
-        for (; i < n_q; i++)
-            qk_int8_tile(scores + i * score_stride, score_stride, q + i * q_row, q_row, q_scale + i,
-                         k, k_scale, words, 1);
+        for (; i + 4 <= a->n_q; i += 4)
+            qk_int8_tile(scores + i * stride, stride, q + i * q_row, q_row, a->q_scale + i, k,
+                         k_scale, words, 4);
+        for (; i < a->n_q; i++)
+            qk_int8_tile(scores + i * stride, stride, q + i * q_row, q_row, a->q_scale + i, k,
+                         k_scale, words, 1);
     }
 }
 
@@ -165,24 +168,18 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 }
 
 int bn_kernels_dotprod(bn_kernels *table) {
-    table->isa = "dotprod";
-    table->ternary_matmul = ternary_matmul;
-    table->sketch_matmul = ternary_matmul;
-    table->trit_matmul = trit_matmul;
-    table->ternary_grouped = ternary_grouped;
-    table->int8_rows = rows_by_dot;
-    table->ternary_rows = ternary_rows;
-    table->ternary_columns = ternary_columns;
-    table->qk_int8 = qk_int8;
-    table->int8_peak = int8_peak;
+    table->products.ternary_matmul = ternary_matmul;
+    table->products.sketch_matmul = ternary_matmul;
+    table->products.trit_matmul = trit_matmul;
+    table->products.ternary_grouped = ternary_grouped;
+    table->products.int8_rows = rows_by_dot;
+    table->products.ternary_rows = ternary_rows;
+    table->products.ternary_columns = ternary_columns;
+    table->attention[BN_KV_INT8].qk = qk_int8;
+    table->products.int8_peak = int8_peak;
     return 1;
 }
 
 #else
-
-int bn_kernels_dotprod(bn_kernels *table) {
-    (void)table;
-    return 0;
-}
-
+BN_ABSENT_TIER(bn_kernels_dotprod)
 #endif

@@ -173,21 +173,15 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 }
 
 int bn_kernels_i8mm(bn_kernels *table) {
-    table->isa = "i8mm";
-    table->ternary_matmul = ternary_matmul;
-    table->sketch_matmul = ternary_matmul;
-    table->trit_matmul = trit_matmul;
-    table->ternary_grouped = ternary_grouped;
-    table->int8_rows = int8_rows;
-    table->int8_peak = int8_peak;
+    table->products.ternary_matmul = ternary_matmul;
+    table->products.sketch_matmul = ternary_matmul;
+    table->products.trit_matmul = trit_matmul;
+    table->products.ternary_grouped = ternary_grouped;
+    table->products.int8_rows = int8_rows;
+    table->products.int8_peak = int8_peak;
     return 1;
 }
 
 #else
-
-int bn_kernels_i8mm(bn_kernels *table) {
-    (void)table;
-    return 0;
-}
-
+BN_ABSENT_TIER(bn_kernels_i8mm)
 #endif

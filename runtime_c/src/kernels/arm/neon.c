@@ -149,26 +149,20 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 int bn_kernels_neon(bn_kernels *table) {
     bn_kernels_neon_float(table);
     bn_kernels_neon_attention(table);
-    table->isa = "neon";
-    table->ternary_matmul = ternary_matmul;
-    table->sketch_matmul = ternary_matmul;
-    table->trit_matmul = trit_matmul;
-    table->ternary_grouped = ternary_grouped;
-    table->int8_rows = rows_by_dot;
-    table->ternary_rows = ternary_rows;
-    table->ternary_columns = ternary_columns;
+    table->products.ternary_matmul = ternary_matmul;
+    table->products.sketch_matmul = ternary_matmul;
+    table->products.trit_matmul = trit_matmul;
+    table->products.ternary_grouped = ternary_grouped;
+    table->products.int8_rows = rows_by_dot;
+    table->products.ternary_rows = ternary_rows;
+    table->products.ternary_columns = ternary_columns;
 #if defined(__ARM_FEATURE_CRC32)
-    table->crc32 = crc32;
+    table->bytes.crc32 = crc32;
 #endif
-    table->int8_peak = int8_peak;
+    table->products.int8_peak = int8_peak;
     return 1;
 }
 
 #else
-
-int bn_kernels_neon(bn_kernels *table) {
-    (void)table;
-    return 0;
-}
-
+BN_ABSENT_TIER(bn_kernels_neon)
 #endif

@@ -51,24 +51,24 @@ INLINE void qk(float *scores, size_t score_stride, const float *q, size_t n_q, c
                         (const uint8_t *)k + (t * head_dim * BN_LANES + j) * size, head_dim, size);
 }
 
-static void qk_f16(float *scores, size_t score_stride, const float *q, size_t n_q,
-                   const uint16_t *k, size_t head_dim, size_t tiles) {
+static void qk_f16(const bn_qk *a) {
     enum { WIDE = 128 };
     float tile[WIDE * BN_LANES];
-    if (n_q == 1 || head_dim > WIDE) {
-        qk(scores, score_stride, q, n_q, k, head_dim, tiles, sizeof *k);
+    const uint16_t *k = a->k;
+    const size_t E = a->head_dim;
+    if (a->n_q == 1 || E > WIDE) {
+        qk(a->scores, a->score_stride, a->q, a->n_q, k, E, a->tiles, sizeof *k);
         return;
     }
-    for (size_t t = 0; t < tiles; t++) { /* widen a tile once for all queries */
-        for (size_t i = 0; i < head_dim * BN_LANES; i += BN_LANES)
-            store_all(tile + i, widen(k + t * head_dim * BN_LANES + i));
-        qk(scores + t * BN_LANES, score_stride, q, n_q, tile, head_dim, 1, sizeof *tile);
+    for (size_t t = 0; t < a->tiles; t++) { /* widen a tile once for all queries */
+        for (size_t i = 0; i < E * BN_LANES; i += BN_LANES)
+            store_all(tile + i, widen(k + t * E * BN_LANES + i));
+        qk(a->scores + t * BN_LANES, a->score_stride, a->q, a->n_q, tile, E, 1, sizeof *tile);
     }
 }
 
-static void qk_f32(float *scores, size_t score_stride, const float *q, size_t n_q, const float *k,
-                   size_t head_dim, size_t tiles) {
-    qk(scores, score_stride, q, n_q, k, head_dim, tiles, sizeof *k);
+static void qk_f32(const bn_qk *a) {
+    qk(a->scores, a->score_stride, a->q, a->n_q, a->k, a->head_dim, a->tiles, sizeof(float));
 }
 
 /* 16 dimensions of `n_q` (a constant) queries stay in registers while the keys go by. */
@@ -91,32 +91,27 @@ INLINE void pv_queries(float *out, const float *p, size_t p_stride, const void *
         store(out + i * head_dim + d, sum[i], head_dim - d);
 }
 
-INLINE void pv(float *out, const float *p, size_t p_stride, size_t n_q, const void *v,
-               size_t head_dim, size_t keys, size_t size) {
+INLINE void pv(const bn_pv *a, size_t size) {
+    const size_t E = a->head_dim, stride = a->p_stride;
     size_t i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        for (size_t d = 0; d < head_dim; d += BN_LANES)
-            pv_queries(out + i * head_dim, p + i * p_stride, p_stride, v, d, head_dim, keys, size,
-                       4);
-    for (; i < n_q; i++)
-        for (size_t d = 0; d < head_dim; d += BN_LANES)
-            pv_queries(out + i * head_dim, p + i * p_stride, p_stride, v, d, head_dim, keys, size,
-                       1);
+    for (; i + 4 <= a->n_q; i += 4)
+        for (size_t d = 0; d < E; d += BN_LANES)
+            pv_queries(a->out + i * E, a->p + i * stride, stride, a->v, d, E, a->keys, size, 4);
+    for (; i < a->n_q; i++)
+        for (size_t d = 0; d < E; d += BN_LANES)
+            pv_queries(a->out + i * E, a->p + i * stride, stride, a->v, d, E, a->keys, size, 1);
 }
 
-static void pv_f16(float *out, const float *p, size_t p_stride, size_t n_q, const uint16_t *v,
-                   size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, v, head_dim, keys, sizeof *v);
+static void pv_f16(const bn_pv *a) {
+    pv(a, sizeof(uint16_t));
 }
 
-static void pv_f32(float *out, const float *p, size_t p_stride, size_t n_q, const float *v,
-                   size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, v, head_dim, keys, sizeof *v);
+static void pv_f32(const bn_pv *a) {
+    pv(a, sizeof(float));
 }
 
-static void pv_int8(float *out, const float *p, size_t p_stride, size_t n_q, const int8_t *v,
-                    size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, v, head_dim, keys, sizeof *v);
+static void pv_int8(const bn_pv *a) {
+    pv(a, sizeof(int8_t));
 }
 
 /* Four dimensions of a query to all keys. */
@@ -156,23 +151,19 @@ INLINE void qk_int8_tile(float *scores, const int8_t *q, float q_scale, const in
     }
 }
 
-static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
-                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
-                    size_t tiles) {
-    const size_t words = (head_dim + 3) / 4, q_row = bn_q_row(head_dim);
-    for (size_t t = 0; t < tiles; t++)
-        for (size_t i = 0; i < n_q; i++)
-            qk_int8_tile(scores + i * score_stride + t * BN_LANES, q + i * q_row, q_scale[i],
-                         k + t * words * 4 * BN_LANES, k_scale + t * BN_LANES, words);
+static void qk_int8(const bn_qk *a) {
+    const size_t words = (a->head_dim + 3) / 4, q_row = bn_q_row(a->head_dim);
+    for (size_t t = 0; t < a->tiles; t++)
+        for (size_t i = 0; i < a->n_q; i++)
+            qk_int8_tile(a->scores + i * a->score_stride + t * BN_LANES, a->codes + i * q_row,
+                         a->q_scale[i], (const int8_t *)a->k + t * words * 4 * BN_LANES,
+                         a->k_scale + t * BN_LANES, words);
 }
 
 void bn_kernels_neon_attention(bn_kernels *table) {
-    table->qk_f16 = qk_f16;
-    table->qk_f32 = qk_f32;
-    table->qk_int8 = qk_int8;
-    table->pv_f16 = pv_f16;
-    table->pv_f32 = pv_f32;
-    table->pv_int8 = pv_int8;
+    table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16};
+    table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32};
+    table->attention[BN_KV_INT8] = (bn_attention_kernels){qk_int8, pv_int8};
 }
 
 #endif

@@ -227,18 +227,18 @@ static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
 }
 
 void bn_kernels_neon_float(bn_kernels *table) {
-    table->f32_matmul = f32_matmul;
-    table->f16_matmul = f16_matmul;
-    table->quantize = quantize;
-    table->rms_norm = rms_norm;
-    table->max = max_of;
-    table->exp_sum = exp_sum;
-    table->silu_gate = silu_gate;
-    table->relu2_gate = relu2_gate;
-    table->gelu_gate = gelu_gate;
-    table->relu_gate = relu_gate;
-    table->f32_to_f16 = f32_to_f16;
-    table->f16_to_f32 = f16_to_f32;
+    table->products.f32_matmul = f32_matmul;
+    table->products.f16_matmul = f16_matmul;
+    table->vectors.quantize = quantize;
+    table->vectors.rms_norm = rms_norm;
+    table->vectors.max = max_of;
+    table->vectors.exp_sum = exp_sum;
+    table->vectors.silu_gate = silu_gate;
+    table->vectors.relu2_gate = relu2_gate;
+    table->vectors.gelu_gate = gelu_gate;
+    table->vectors.relu_gate = relu_gate;
+    table->bytes.f32_to_f16 = f32_to_f16;
+    table->bytes.f16_to_f32 = f16_to_f32;
 }
 
 #endif

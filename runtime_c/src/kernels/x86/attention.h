@@ -129,81 +129,77 @@ INLINE size_t query_block(size_t n) {
     return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
-INLINE void qk(float *scores, size_t score_stride, const float *q, size_t n_q, const uint8_t *k,
-               size_t size, size_t head_dim, size_t tiles, load_fn *load) {
-    for (size_t i = 0, block; i < n_q; i += block) {
-        float *s = scores + i * score_stride;
-        switch (block = query_block(n_q - i)) {
+INLINE void qk(const bn_qk *a, size_t size, load_fn *load) {
+    const size_t E = a->head_dim, stride = a->score_stride, tiles = a->tiles;
+    for (size_t i = 0, block; i < a->n_q; i += block) {
+        float *s = a->scores + i * stride;
+        const float *q = a->q + i * E;
+        switch (block = query_block(a->n_q - i)) {
         case 4:
-            qk_queries(s, score_stride, q + i * head_dim, k, size, head_dim, tiles, load, QUERIES);
+            qk_queries(s, stride, q, a->k, size, E, tiles, load, QUERIES);
             break;
         case 2:
-            qk_queries(s, score_stride, q + i * head_dim, k, size, head_dim, tiles, load, 2);
+            qk_queries(s, stride, q, a->k, size, E, tiles, load, 2);
             break;
         default:
-            qk_queries(s, score_stride, q + i * head_dim, k, size, head_dim, tiles, load, 1);
+            qk_queries(s, stride, q, a->k, size, E, tiles, load, 1);
         }
     }
 }
 
-INLINE void pv(float *out, const float *p, size_t p_stride, size_t n_q, const uint8_t *v,
-               size_t size, size_t head_dim, size_t keys, load_fn *load) {
-    for (size_t i = 0, block; i < n_q; i += block) {
-        float *o = out + i * head_dim;
-        switch (block = query_block(n_q - i)) {
+INLINE void pv(const bn_pv *a, size_t size, load_fn *load) {
+    const size_t E = a->head_dim, stride = a->p_stride, keys = a->keys;
+    for (size_t i = 0, block; i < a->n_q; i += block) {
+        float *o = a->out + i * E;
+        const float *p = a->p + i * stride;
+        switch (block = query_block(a->n_q - i)) {
         case 4:
-            pv_queries(o, p + i * p_stride, p_stride, v, size, head_dim, keys, load, QUERIES);
+            pv_queries(o, p, stride, a->v, size, E, keys, load, QUERIES);
             break;
         case 2:
-            pv_queries(o, p + i * p_stride, p_stride, v, size, head_dim, keys, load, 2);
+            pv_queries(o, p, stride, a->v, size, E, keys, load, 2);
             break;
         default:
-            pv_queries(o, p + i * p_stride, p_stride, v, size, head_dim, keys, load, 1);
+            pv_queries(o, p, stride, a->v, size, E, keys, load, 1);
         }
     }
 }
 
-static void qk_f16(float *scores, size_t score_stride, const float *q, size_t n_q,
-                   const uint16_t *k, size_t head_dim, size_t tiles) {
-    qk(scores, score_stride, q, n_q, (const uint8_t *)k, sizeof *k, head_dim, tiles, load_f16);
+static void qk_f16(const bn_qk *a) {
+    qk(a, sizeof(uint16_t), load_f16);
 }
 
-static void qk_f32(float *scores, size_t score_stride, const float *q, size_t n_q, const float *k,
-                   size_t head_dim, size_t tiles) {
-    qk(scores, score_stride, q, n_q, (const uint8_t *)k, sizeof *k, head_dim, tiles, load_f32);
+static void pv_f16(const bn_pv *a) {
+    pv(a, sizeof(uint16_t), load_f16);
 }
 
-static void pv_f16(float *out, const float *p, size_t p_stride, size_t n_q, const uint16_t *v,
-                   size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, (const uint8_t *)v, sizeof *v, head_dim, keys, load_f16);
+static void qk_f32(const bn_qk *a) {
+    qk(a, sizeof(float), load_f32);
 }
 
-static void pv_f32(float *out, const float *p, size_t p_stride, size_t n_q, const float *v,
-                   size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, (const uint8_t *)v, sizeof *v, head_dim, keys, load_f32);
+static void pv_f32(const bn_pv *a) {
+    pv(a, sizeof(float), load_f32);
 }
 
-static void pv_int8(float *out, const float *p, size_t p_stride, size_t n_q, const int8_t *v,
-                    size_t head_dim, size_t keys) {
-    pv(out, p, p_stride, n_q, (const uint8_t *)v, sizeof *v, head_dim, keys, load_int8);
+static void pv_int8(const bn_pv *a) {
+    pv(a, sizeof(int8_t), load_int8);
 }
 
+/* Keys of int8 come from int8_cache.h. */
 static void set_float_kernels(bn_kernels *table) {
-    table->f32_matmul = f32_matmul;
-    table->f16_matmul = f16_matmul;
-    table->quantize = quantize;
-    table->rms_norm = rms_norm;
-    table->max = max_of;
-    table->exp_sum = exp_sum;
-    table->silu_gate = silu_gate;
-    table->relu2_gate = relu2_gate;
-    table->gelu_gate = gelu_gate;
-    table->relu_gate = relu_gate;
-    table->qk_f16 = qk_f16;
-    table->qk_f32 = qk_f32;
-    table->pv_f16 = pv_f16;
-    table->pv_f32 = pv_f32;
-    table->pv_int8 = pv_int8;
-    table->f32_to_f16 = f32_to_f16;
-    table->f16_to_f32 = f16_to_f32;
+    table->products.f32_matmul = f32_matmul;
+    table->products.f16_matmul = f16_matmul;
+    table->vectors = (bn_vector_kernels){.quantize = quantize,
+                                         .rms_norm = rms_norm,
+                                         .max = max_of,
+                                         .exp_sum = exp_sum,
+                                         .silu_gate = silu_gate,
+                                         .relu2_gate = relu2_gate,
+                                         .gelu_gate = gelu_gate,
+                                         .relu_gate = relu_gate};
+    table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16};
+    table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32};
+    table->attention[BN_KV_INT8].pv = pv_int8;
+    table->bytes.f32_to_f16 = f32_to_f16;
+    table->bytes.f16_to_f32 = f16_to_f32;
 }

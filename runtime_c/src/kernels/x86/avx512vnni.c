@@ -85,34 +85,26 @@ static void int8_rows(const bn_int8_rows *m) {
     rows_all(m, sums_dot);
 }
 
-static void qk_int8(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
-                    size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
-                    size_t tiles) {
-    qk_int8_all(scores, score_stride, q, q_scale, n_q, k, k_scale, head_dim, tiles, sums_dot);
+static void qk_int8(const bn_qk *a) {
+    qk_int8_all(a, sums_dot);
 }
 
 int bn_kernels_avx512vnni(bn_kernels *table) {
-    table->isa = "avx512vnni";
-    table->ternary_matmul = ternary_matmul;
-    table->sketch_matmul = ternary_matmul;
-    table->ternary_lookup = ternary_lookup;
-    table->lookup_tokens = LOOKUP_TOKENS;
-    table->trit_matmul = trit_matmul;
-    table->ternary_grouped = ternary_grouped;
-    table->int8_rows = int8_rows;
-    table->ternary_rows = ternary_rows;
-    table->ternary_columns = ternary_columns;
-    table->int8_peak = int8_peak;
+    table->products.ternary_matmul = ternary_matmul;
+    table->products.sketch_matmul = ternary_matmul;
+    table->products.ternary_lookup = ternary_lookup;
+    table->products.lookup_tokens = LOOKUP_TOKENS;
+    table->products.trit_matmul = trit_matmul;
+    table->products.ternary_grouped = ternary_grouped;
+    table->products.int8_rows = int8_rows;
+    table->products.ternary_rows = ternary_rows;
+    table->products.ternary_columns = ternary_columns;
+    table->products.int8_peak = int8_peak;
     set_float_kernels(table);
-    table->qk_int8 = qk_int8;
+    table->attention[BN_KV_INT8].qk = qk_int8;
     return 1;
 }
 
 #else
-
-int bn_kernels_avx512vnni(bn_kernels *table) {
-    (void)table;
-    return 0;
-}
-
+BN_ABSENT_TIER(bn_kernels_avx512vnni)
 #endif

@@ -69,15 +69,13 @@ INLINE void qk_int8_queries(float *scores, size_t score_stride, const int8_t *q,
                          k + 4 * key, k_scale + t * BN_LANES + key, words, dot, Q);
 }
 
-INLINE void qk_int8_all(float *scores, size_t score_stride, const int8_t *q, const float *q_scale,
-                        size_t n_q, const int8_t *k, const float *k_scale, size_t head_dim,
-                        size_t tiles, dot_fn *dot) {
-    const size_t words = (head_dim + 3) / 4, q_row = bn_q_row(head_dim);
+INLINE void qk_int8_all(const bn_qk *a, dot_fn *dot) {
+    const size_t words = (a->head_dim + 3) / 4, q_row = bn_q_row(a->head_dim);
     size_t i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        qk_int8_queries(scores + i * score_stride, score_stride, q + i * q_row, q_row, q_scale + i,
-                        k, k_scale, words, tiles, dot, 4);
-    for (; i < n_q; i++)
-        qk_int8_queries(scores + i * score_stride, score_stride, q + i * q_row, q_row, q_scale + i,
-                        k, k_scale, words, tiles, dot, 1);
+    for (; i + 4 <= a->n_q; i += 4)
+        qk_int8_queries(a->scores + i * a->score_stride, a->score_stride, a->codes + i * q_row,
+                        q_row, a->q_scale + i, a->k, a->k_scale, words, a->tiles, dot, 4);
+    for (; i < a->n_q; i++)
+        qk_int8_queries(a->scores + i * a->score_stride, a->score_stride, a->codes + i * q_row,
+                        q_row, a->q_scale + i, a->k, a->k_scale, words, a->tiles, dot, 1);
 }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_test.h: what the checks of check_kernels.c share. A check makes random inputs, runs a
- * kernel and its scalar twin on them, and compares every byte of the two poisoned outputs, the
- * gaps between rows included.
+ * test.h: what the tests of kernels share. A check makes random inputs, runs a kernel and its
+ * scalar twin on them, and compares every byte of the two poisoned outputs, the gaps between rows
+ * included. Beside it stands how the kernel is timed, on the shapes of a model.
  */
-#ifndef BITNET_KERNELS_TEST_H
-#define BITNET_KERNELS_TEST_H
+#ifndef BITNET_TESTS_TEST_H
+#define BITNET_TESTS_TEST_H
 
+#include "bench.h"
 #include "guard.h"
-#include "kernels/kernels.h"
 
 #include <math.h>
 
@@ -17,6 +17,13 @@ typedef struct test {
     uint64_t random, seed;
     guard guard;
 } test;
+
+/* One kernel: a random case, and its timing, which may be left to another's. */
+typedef struct kernel_test {
+    const char *name;
+    void (*check)(test *t);
+    void (*time)(bench *b);
+} kernel_test;
 
 static size_t below(test *t, size_t n) {
     return check_below(&t->random, n);
@@ -63,7 +70,7 @@ static uint16_t *halves(test *t, size_t n, int kind) {
     uint16_t *x = buffer(t, n * sizeof *x);
     for (size_t i = 0; i < n; i++) {
         const float value = random_float(t, kind);
-        t->scalar->f32_to_f16(&x[i], &value, 1);
+        t->scalar->bytes.f32_to_f16(&x[i], &value, 1);
         if (kind >= INFINITE && below(t, 64) == 0)
             x[i] = (uint16_t)(below(t, 2) << 15 | 0x7c00);
         if (kind == ANYTHING && below(t, 64) == 0)

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_int.h: checks of the exact integer products and of crc32.
+ * check_products.h: ternary matrices, in tiles.
  */
-#include "kernels_test.h"
+#ifndef BITNET_TESTS_CHECK_PRODUCTS_H
+#define BITNET_TESTS_CHECK_PRODUCTS_H
+
+#include "test.h"
 
 enum { TERNARY, LOOKUP, TRIT, SKETCH };
 
@@ -47,7 +50,7 @@ static problem random_problem(test *t, int op, int kind, size_t most_tiles) {
     bn_matmul *m = &p.m;
     m->k_tiles = size_to(t, most_tiles);
     m->panels = size_to(t, 9);
-    m->tokens = op == LOOKUP ? 1 + below(t, t->tier->lookup_tokens) : size_to(t, 14);
+    m->tokens = op == LOOKUP ? 1 + below(t, t->tier->products.lookup_tokens) : size_to(t, 14);
     m->panel_stride = (m->k_tiles + below(t, 3)) * BN_TILE_BYTES;
     m->acc_stride = BN_PANEL * (m->panels + below(t, 2));
     const size_t k = m->k_tiles * tile_k, row = (k + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
@@ -75,11 +78,11 @@ static const int32_t *run_problem(test *t, const problem *p, const bn_kernels *k
         const size_t bytes = bn_lookup_bytes(m.panels * BN_PANEL);
         void *scratch = memset(buffer(t, bytes), 0, bytes);
         for (int twice = 0; twice < 2; twice++) /* what the first leaves must not matter */
-            kernels->ternary_lookup(&m, scratch);
+            kernels->products.ternary_lookup(&m, scratch);
     } else {
-        (p->op == TERNARY  ? kernels->ternary_matmul
-         : p->op == SKETCH ? kernels->sketch_matmul
-                           : kernels->trit_matmul)(&m);
+        (p->op == TERNARY  ? kernels->products.ternary_matmul
+         : p->op == SKETCH ? kernels->products.sketch_matmul
+                           : kernels->products.trit_matmul)(&m);
     }
     return m.acc;
 }
@@ -95,18 +98,80 @@ static void check_matmul(test *t, int op, const char *what) {
     done(t, what);
 }
 
+static const size_t timed_cols[] = {2560, 6912};
+static const size_t timed_tokens[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 128};
+
+enum { N_TIMED = sizeof timed_tokens / sizeof *timed_tokens };
+
+/* Each shape of the matrices above; bytes: of a weight. */
+static void time_shapes(bench *b, const char *name, void (*call)(bench *), double bytes) {
+    for (size_t c = 0; c < 2; c++)
+        for (size_t t = 0; t < N_TIMED; t++) {
+            b->rows = BENCH_PANELS * BN_PANEL, b->cols = timed_cols[c], b->at = 0;
+            b->tokens = timed_tokens[t];
+            const double weights = (double)(b->rows * b->cols);
+            bench_line(b, name, call, weights * (double)b->tokens, weights * bytes);
+        }
+}
+
+/* `rows` rows of a matrix that does not fit in a cache, as linear.c and lookup.c call them. */
+static bn_matmul next_matmul(bench *b, size_t rows, size_t tile_k) {
+    const size_t k_tiles = (b->cols + tile_k - 1) / tile_k, panels = rows / BN_PANEL;
+    return (bn_matmul){.acc = b->acc,
+                       .acc_stride = rows,
+                       .tiles = next_weights(b, panels * k_tiles * BN_TILE_BYTES),
+                       .panel_stride = k_tiles * BN_TILE_BYTES,
+                       .panels = panels,
+                       .k_tiles = k_tiles,
+                       .q = b->q,
+                       .q_stride = bn_q_row(b->cols),
+                       .tokens = b->tokens};
+}
+
+/* --- ternary_matmul --- */
+
 static void check_ternary(test *t) {
     check_matmul(t, TERNARY, "ternary_matmul");
 }
+
+static void call_ternary(bench *b) {
+    const bn_matmul m = next_matmul(b, b->rows, BN_TERNARY_TILE_K);
+    b->k->products.ternary_matmul(&m);
+}
+
+static void time_ternary(bench *b) {
+    time_shapes(b, "ternary_matmul", call_ternary, 1.0 / 4);
+}
+
+/* --- sketch_matmul --- */
 
 static void check_sketch(test *t) {
     check_matmul(t, SKETCH, "sketch_matmul");
 }
 
+/* --- ternary_lookup --- */
+
 static void check_lookup(test *t) {
-    if (t->tier->lookup_tokens > 0)
+    if (t->tier->products.lookup_tokens > 0)
         check_matmul(t, LOOKUP, "ternary_lookup");
 }
+
+static void call_lookup(bench *b) {
+    const bn_matmul m = next_matmul(b, b->rows, BN_TERNARY_TILE_K);
+    b->k->products.ternary_lookup(&m, b->scratch);
+}
+
+static void time_lookup(bench *b) {
+    b->tokens = b->k->products.lookup_tokens, b->at = 0;
+    for (b->rows = 640; b->rows <= 2560 && b->tokens > 0; b->rows *= 2)
+        for (size_t c = 0; c < 2; c++) {
+            b->cols = timed_cols[c];
+            const double weights = (double)(b->rows * b->cols);
+            bench_line(b, "ternary_lookup", call_lookup, weights * (double)b->tokens, weights / 4);
+        }
+}
+
+/* --- trit_matmul --- */
 
 /* Every code of five trits, one column at a time: the digits of its number in base 3. */
 static void check_trit_codes(test *t) {
@@ -126,7 +191,7 @@ static void check_trit_codes(test *t) {
     memset((int8_t *)(uintptr_t)m.q, 0, TOKENS * BN_Q_ALIGN);
     for (size_t col = 0; col < TOKENS; col++)
         ((int8_t *)(uintptr_t)m.q)[col * BN_Q_ALIGN + col] = 1;
-    t->tier->trit_matmul(&m);
+    t->tier->products.trit_matmul(&m);
     static const int32_t power[] = {81, 27, 9, 3, 1};
     for (size_t col = 0; col < TOKENS; col++)
         for (size_t i = 0; i < CODES * BN_PANEL; i++)
@@ -140,6 +205,17 @@ static void check_trit(test *t) {
         check_trit_codes(t);
 }
 
+static void call_trit(bench *b) {
+    const bn_matmul m = next_matmul(b, b->rows, BN_TRIT_TILE_K);
+    b->k->products.trit_matmul(&m);
+}
+
+static void time_trit(bench *b) {
+    time_shapes(b, "trit_matmul", call_trit, 1.0 / 5);
+}
+
+/* --- ternary_grouped --- */
+
 /* Also against the rule of kernels.h written down from the codes, one product at a time. */
 static float grouped_value(const test *t, const bn_grouped *m, size_t token, size_t row) {
     const size_t n_groups = (m->k_tiles + 7) / 8;
@@ -152,7 +228,8 @@ static float grouped_value(const test *t, const bn_grouped *m, size_t token, siz
             const uint8_t byte = panel[k / 16 * 64 + row % 16 * 4 + k % 4];
             d += ((byte >> k % 16 / 4 * 2 & 3) - 1) * m->q[token * m->q_stride + k];
         }
-        t->scalar->f16_to_f32(&scale, &m->scales[(row / 16 * n_groups + g) * 16 + row % 16], 1);
+        t->scalar->bytes.f16_to_f32(&scale, &m->scales[(row / 16 * n_groups + g) * 16 + row % 16],
+                                    1);
         y = fmaf((float)d, scale, y);
     }
     return y;
@@ -185,7 +262,7 @@ static void check_grouped(test *t) {
     float *y[2];
     for (int i = 0; i < 2; i++) {
         m.y = y[i] = buffer(t, n * sizeof(float));
-        (i ? t->scalar : t->tier)->ternary_grouped(&m);
+        (i ? t->scalar : t->tier)->products.ternary_grouped(&m);
     }
     same_bytes(t, y[0], y[1], n * sizeof(float), "ternary_grouped");
     const size_t token = below(t, m.tokens), row = below(t, BN_PANEL * m.panels);
@@ -194,55 +271,27 @@ static void check_grouped(test *t) {
     done(t, "ternary_grouped");
 }
 
-static void check_int8_rows(test *t) {
-    const int kind = (int)below(t, MATMUL_KINDS);
-    const size_t units = size_to(t, below(t, 8) ? 12 : 200);
-    bn_int8_rows m = {.row_bytes = units * BN_INT8_UNIT,
-                      .rows = size_to(t, 40),
-                      .q_stride = (units + below(t, 2)) * BN_Q_ALIGN,
-                      .tokens = size_to(t, 14)};
-    m.acc_stride = m.rows + below(t, 2);
-    int8_t *codes = buffer(t, m.rows * m.row_bytes), *q = buffer(t, m.tokens * m.q_stride);
-    int32_t *sums = buffer(t, m.tokens * sizeof *sums);
-    for (size_t i = 0; i < m.rows * m.row_bytes; i++)
-        codes[i] = kind == RANDOM || kind == DAMAGED ? activation(t, RANDOM, i)
-                   : check_random(&t->random) % 64   ? (int8_t)(i / m.row_bytes % 2 ? -127 : 127)
-                                                     : 0;
-    memset(q, 0, m.tokens * m.q_stride);
-    memset(sums, 0, m.tokens * sizeof *sums);
-    for (size_t i = 0; i < m.tokens; i++)
-        for (size_t j = 0; j < m.row_bytes; j++)
-            sums[i] += q[i * m.q_stride + j] = activation(t, kind, j);
-    m.codes = codes, m.q = q, m.q_sums = sums;
-    const size_t bytes = ((m.tokens - 1) * m.acc_stride + m.rows) * sizeof *m.acc;
-    int32_t *acc[2];
-    for (int i = 0; i < 2; i++) {
-        m.acc = acc[i] = buffer(t, bytes);
-        (i ? t->scalar : t->tier)->int8_rows(&m);
-    }
-    same_bytes(t, acc[0], acc[1], bytes, "int8_rows");
-    codes[below(t, m.rows * m.row_bytes)] = -128; /* no file may hold it; it must not fault */
-    m.acc = acc[0];
-    t->tier->int8_rows(&m);
-    done(t, "int8_rows");
+static void call_grouped(bench *b) {
+    const size_t k_tiles = b->cols / BN_TERNARY_TILE_K;
+    const size_t codes = BENCH_PANELS * k_tiles * BN_TILE_BYTES;
+    const size_t scales = BENCH_PANELS * b->cols / BN_SCALE_GROUP_K * BN_PANEL * sizeof(uint16_t);
+    const uint8_t *tiles = next_weights(b, codes + scales);
+    b->k->products.ternary_grouped(
+        &(bn_grouped){.y = b->y,
+                      .y_stride = BENCH_PANELS * BN_PANEL,
+                      .tiles = tiles,
+                      .scales = (const uint16_t *)(const void *)(tiles + codes),
+                      .panels = BENCH_PANELS,
+                      .k_tiles = k_tiles,
+                      .q = b->q,
+                      .q_stride = bn_q_row(b->cols),
+                      .q_sums = b->acc,
+                      .q_sums_stride = b->cols / BN_SCALE_GROUP_K,
+                      .tokens = b->tokens});
 }
 
-static void check_crc32(test *t) {
-    static const uint8_t digits[] = "123456789";
-    CHECK_EQ(t->tier->crc32(0, digits, 9), 0xCBF43926); /* the check value of this CRC */
-    const size_t n = below(t, 2) ? below(t, 200) : below(t, 5000), cut = below(t, n + 1);
-    uint8_t *p = buffer(t, n);
-    for (size_t i = 0; i < n; i++)
-        p[i] = (uint8_t)check_random(&t->random);
-    const uint32_t start = below(t, 2) ? 0 : (uint32_t)check_random(&t->random);
-    const uint32_t expected = t->scalar->crc32(start, p, n);
-    CHECK_EQ(t->tier->crc32(start, p, n), expected);
-    CHECK_EQ(t->tier->crc32(t->tier->crc32(start, p, cut), p + cut, n - cut), expected);
-    done(t, "crc32");
+static void time_grouped(bench *b) {
+    time_shapes(b, "ternary_grouped", call_grouped, 1.0 / 4 + 1.0 / 64);
 }
 
-static void check_peak(test *t) {
-    int32_t sink = 0;
-    const uint64_t macs = t->tier->int8_peak(10, &sink);
-    CHECK(macs > 0 && t->tier->int8_peak(20, &sink) == 2 * macs);
-}
+#endif

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels_lines.h: checks of the integer products with listed lines (FORMAT.md §4).
+ * check_lines.h: integer products with listed lines (FORMAT.md §4).
  */
-#include "kernels_test.h"
+#ifndef BITNET_TESTS_CHECK_LINES_H
+#define BITNET_TESTS_CHECK_LINES_H
+
+#include "test.h"
 
 static int8_t *activations_of(test *t, size_t n, size_t padded, int largest) {
     int8_t *q = buffer(t, padded);
@@ -43,7 +46,7 @@ static void check_row_lines(test *t) {
     int32_t *sum[2];
     for (int i = 0; i < 2; i++) {
         m.acc = sum[i] = buffer(t, m.n * sizeof(int32_t));
-        (i ? t->scalar : t->tier)->ternary_rows(&m);
+        (i ? t->scalar : t->tier)->products.ternary_rows(&m);
     }
     same_bytes(t, sum[0], sum[1], m.n * sizeof(int32_t), "ternary_rows");
     int32_t expected = 0;
@@ -63,7 +66,7 @@ static void check_column_lines(test *t) {
         m.acc = sum[i] = buffer(t, m.codes * sizeof(int32_t));
         for (size_t r = 0; r < m.codes; r++)
             m.acc[r] = 1000 - (int32_t)r;
-        (i ? t->scalar : t->tier)->ternary_columns(&m);
+        (i ? t->scalar : t->tier)->products.ternary_columns(&m);
     }
     same_bytes(t, sum[0], sum[1], m.codes * sizeof(int32_t), "ternary_columns");
     const size_t r = below(t, m.codes);
@@ -73,3 +76,46 @@ static void check_column_lines(test *t) {
     CHECK_EQ(sum[0][r], expected);
     done(t, "ternary_columns");
 }
+
+/* One line of five, unevenly, of the next b->rows lines. */
+static bn_lines next_lines(bench *b, uint32_t list[2048]) {
+    size_t n = 0;
+    for (; 5 * (n + 1) <= b->rows; n++)
+        list[n] = (uint32_t)(5 * n + n * n % 5);
+    return (bn_lines){.acc = b->acc,
+                      .lines = next_weights(b, b->rows * b->cols / 4),
+                      .line_bytes = b->cols / 4,
+                      .codes = b->cols,
+                      .list = list,
+                      .n = n / 4 * 4,
+                      .q = b->q};
+}
+
+static void call_rows(bench *b) {
+    uint32_t list[2048];
+    const bn_lines lines = next_lines(b, list);
+    b->k->products.ternary_rows(&lines);
+}
+
+static void call_columns(bench *b) {
+    uint32_t list[2048];
+    const bn_lines lines = next_lines(b, list);
+    b->k->products.ternary_columns(&lines);
+}
+
+/* The lines of one layer of 6912 neurons. */
+static void time_lines(bench *b, const char *name, void (*call)(bench *)) {
+    b->rows = 6912, b->cols = 2560, b->tokens = 1, b->at = 0;
+    const double listed = (double)(b->rows / 20 * 4 * b->cols);
+    bench_line(b, name, call, listed, listed / 4);
+}
+
+static void time_row_lines(bench *b) {
+    time_lines(b, "ternary_rows", call_rows);
+}
+
+static void time_column_lines(bench *b) {
+    time_lines(b, "ternary_columns", call_columns);
+}
+
+#endif
