@@ -3,13 +3,14 @@
  * groups.h: ternary_grouped out of a tier's own ternary_matmul: the sums of a group, for some
  * tokens, are made into floats while they are in the L1 cache.
  *
- * Included by a tier's file, and so compiled with its flags. Defined before including: INLINE.
+ * Included by a tier's file, and so compiled with its flags.
  */
 #ifndef BITNET_GROUPS_H
 #define BITNET_GROUPS_H
 
 #include <string.h>
 
+#include "inline.h"
 #include "kernels.h"
 
 enum { GROUPED_TOKENS = 60 }; /* blocks of 2 to 6 tokens come out even */

@@ -8,16 +8,10 @@
 #include <arm_neon.h>
 #include <string.h>
 
+#include "../inline.h"
 #include "../kernels.h"
 
-/* Loops over registers have constant bounds and must disappear, or the registers become memory. */
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
-#define INLINE static inline __attribute__((always_inline))
+typedef int32x4_t dot_fn(int32x4_t sum, int8x16_t a, int8x16_t b);
 
 /* The compiler may assume nothing about the value of a register. */
 #define KEEP(v) __asm__ volatile("" : "+w"(v))

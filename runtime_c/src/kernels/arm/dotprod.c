@@ -7,20 +7,13 @@
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
+#include "../groups.h"
 #include "gemm.h"
 #include "gemv.h"
 #include "lanes.h"
-#define TRIT_BYTES 16
-#include "../groups.h"
-#include "../trits.h"
-
-INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
-    return vdotq_s32(sum, a, b);
-}
-
 #include "lines.h"
-#define DOT_16 vdotq_s32
 #include "rows.h"
+#include "trits.h"
 
 static void put(int8_t *block, int g, int8x16_t a, int8x16_t b) {
     vst1q_s8(block + 16 * g, a);
@@ -101,6 +94,18 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
+static void int8_rows(const bn_int8_rows *m) {
+    rows_all(m, dot_fours);
+}
+
+static void ternary_rows(const bn_lines *m) {
+    lines_rows(m, dot_fours);
+}
+
+static void ternary_columns(const bn_lines *m) {
+    lines_columns(m, dot_fours);
+}
+
 /* A tile of keys and n_q (a constant, at most 4) queries: 16 sums stay in registers. */
 INLINE void qk_int8_tile(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
                          const float *q_scale, const int8_t *k, const float *k_scale, size_t words,
@@ -172,7 +177,7 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->products.sketch_matmul = ternary_matmul;
     table->products.trit_matmul = trit_matmul;
     table->products.ternary_grouped = ternary_grouped;
-    table->products.int8_rows = rows_by_dot;
+    table->products.int8_rows = int8_rows;
     table->products.ternary_rows = ternary_rows;
     table->products.ternary_columns = ternary_columns;
     table->attention[BN_KV_INT8].qk = qk_int8;

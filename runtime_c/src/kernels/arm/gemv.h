@@ -8,6 +8,11 @@
 
 #include "arm.h"
 
+/* Four products of bytes to a 32-bit lane. */
+INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
+    return vdotq_s32(sum, a, b);
+}
+
 /* Fields 1 and 2 are masked where they lie and so count 4 and 16 times; each has its own sums,
  * and the shifts at the end are exact. Field 3 would have the sign bit and is moved down. */
 INLINE void ternary_panel(int32_t *acc, const uint8_t *tile, size_t k_tiles, const int8_t *q) {

@@ -8,14 +8,12 @@
 
 #if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
 
+#include "../groups.h"
 #include "gemm.h"
 #include "gemv.h"
 #include "lanes.h"
-#define TRIT_BYTES 16
-#include "../groups.h"
-#include "../trits.h"
-#define DOT_16 vdotq_s32
 #include "rows.h"
+#include "trits.h"
 
 INLINE int8x16_t zip1(int8x16_t a, int8x16_t b) { /* by words: pairs of rows of 8 columns */
     return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
@@ -123,6 +121,10 @@ static void put_rows(int8_t *w, const int8_t *codes, size_t row_bytes, size_t st
             vst1q_s8(w + 2 * s * BLOCK + 8 * r, pair[0]);
             vst1q_s8(w + 2 * s * BLOCK + BLOCK + 8 * r, pair[1]);
         }
+}
+
+static void rows_by_dot(const bn_int8_rows *m) {
+    rows_all(m, dot_fours);
 }
 
 static void rows_by_panel(const bn_int8_rows *m) {

@@ -4,8 +4,13 @@
  * go along the list before they go along the lines, and ask for the same place of the line
  * LINES_AHEAD entries on: a line alone is too short for the hardware to see a stream in it.
  *
- * Defined before including: arm.h, dot_fours, which adds four products of bytes to a 32-bit lane.
+ * dot adds four products of bytes to a 32-bit lane.
  */
+#ifndef BITNET_ARM_LINES_H
+#define BITNET_ARM_LINES_H
+
+#include "arm.h"
+
 enum { LINES_AHEAD = 64 };
 
 /* The unit `at` bytes into a line. */
@@ -16,7 +21,7 @@ INLINE uint8x16_t line_unit(const bn_lines *m, size_t entry, size_t at) {
     return vld1q_u8(m->lines + m->list[entry] * m->line_bytes + at);
 }
 
-static void ternary_rows(const bn_lines *m) {
+INLINE void lines_rows(const bn_lines *m, dot_fn *dot) {
     for (size_t first = 0; first < m->n; first += LINES_AHEAD) {
         const size_t n = m->n - first < LINES_AHEAD ? m->n - first : LINES_AHEAD;
         int32x4_t sum[LINES_AHEAD];
@@ -31,7 +36,7 @@ static void ternary_rows(const bn_lines *m) {
                 ternary_fields_of(field, line_unit(m, first + i, k / 4));
                 UNROLL
                 for (int f = 0; f < 4; f++)
-                    sum[i] = dot_fours(sum[i], field[f], x[f]);
+                    sum[i] = dot(sum[i], field[f], x[f]);
             }
         }
         for (size_t i = 0; i < n; i++)
@@ -40,7 +45,7 @@ static void ternary_rows(const bn_lines *m) {
 }
 
 /* Rows 64 u to 64 u + 63 for unit u at `at`: four columns side by side are four rows a register. */
-INLINE void columns_pass(const bn_lines *m, size_t at) {
+INLINE void columns_pass(const bn_lines *m, size_t at, dot_fn *dot) {
     int32x4_t sum[4][4]; /* [four rows of 16][field] */
     UNROLL
     for (int p = 0; p < 4; p++)
@@ -63,7 +68,7 @@ INLINE void columns_pass(const bn_lines *m, size_t at) {
                                                          : vzip1q_u16(ab[p / 2], cd[p / 2])));
             UNROLL
             for (int f = 0; f < 4; f++)
-                sum[p][f] = dot_fours(sum[p][f], field[f], q);
+                sum[p][f] = dot(sum[p][f], field[f], q);
         }
     }
     UNROLL
@@ -76,7 +81,9 @@ INLINE void columns_pass(const bn_lines *m, size_t at) {
     }
 }
 
-static void ternary_columns(const bn_lines *m) {
+INLINE void lines_columns(const bn_lines *m, dot_fn *dot) {
     for (size_t at = 0; at < m->codes / 4; at += 16)
-        columns_pass(m, at);
+        columns_pass(m, at, dot);
 }
+
+#endif

@@ -8,29 +8,25 @@
 
 #if defined(__aarch64__)
 
-#include "lanes.h"
-#define TRIT_BYTES 16
 #include "../groups.h"
-#include "../trits.h"
+#include "lanes.h"
+#include "lines.h"
+#include "rows.h"
+#include "trits.h"
+
+#if defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h>
+#endif
 
 INLINE int32x4_t dot_fours(int32x4_t sum, int8x16_t a, int8x16_t b) {
     const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
     return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 }
 
-#include "lines.h"
-
 /* The halves of a register side by side: two products, at most 2·128·127, fit 16 bits. */
 INLINE int32x4_t dot_halves(int32x4_t sum, int8x16_t a, int8x16_t b) {
     return vpadalq_s16(sum, vmlal_high_s8(vmull_s8(vget_low_s8(a), vget_low_s8(b)), a, b));
 }
-
-#define DOT_16 dot_halves
-#include "rows.h"
-
-#if defined(__ARM_FEATURE_CRC32)
-#include <arm_acle.h>
-#endif
 
 /* Tiles until a 16-bit sum could overflow: 4 products of at most 3·127 (code 3) each. */
 enum { STRETCH_TILES = 32767 / (4 * 3 * 127) };
@@ -113,6 +109,18 @@ static void trit_matmul(const bn_matmul *m) {
     trits_many(m, ternary_matmul);
 }
 
+static void int8_rows(const bn_int8_rows *m) {
+    rows_all(m, dot_halves);
+}
+
+static void ternary_rows(const bn_lines *m) {
+    lines_rows(m, dot_fours);
+}
+
+static void ternary_columns(const bn_lines *m) {
+    lines_columns(m, dot_fours);
+}
+
 #if defined(__ARM_FEATURE_CRC32)
 static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
     crc = ~crc;
@@ -153,7 +161,7 @@ int bn_kernels_neon(bn_kernels *table) {
     table->products.sketch_matmul = ternary_matmul;
     table->products.trit_matmul = trit_matmul;
     table->products.ternary_grouped = ternary_grouped;
-    table->products.int8_rows = rows_by_dot;
+    table->products.int8_rows = int8_rows;
     table->products.ternary_rows = ternary_rows;
     table->products.ternary_columns = ternary_columns;
 #if defined(__ARM_FEATURE_CRC32)

@@ -91,15 +91,16 @@ INLINE void pv_queries(float *out, const float *p, size_t p_stride, const void *
         store(out + i * head_dim + d, sum[i], head_dim - d);
 }
 
-INLINE void pv(const bn_pv *a, size_t size) {
-    const size_t E = a->head_dim, stride = a->p_stride;
+INLINE void pv(const bn_pv *all, size_t size) {
+    const bn_pv a = *all; /* in registers: no store can change it */
+    const size_t E = a.head_dim, stride = a.p_stride;
     size_t i = 0;
-    for (; i + 4 <= a->n_q; i += 4)
+    for (; i + 4 <= a.n_q; i += 4)
         for (size_t d = 0; d < E; d += BN_LANES)
-            pv_queries(a->out + i * E, a->p + i * stride, stride, a->v, d, E, a->keys, size, 4);
-    for (; i < a->n_q; i++)
+            pv_queries(a.out + i * E, a.p + i * stride, stride, a.v, d, E, a.keys, size, 4);
+    for (; i < a.n_q; i++)
         for (size_t d = 0; d < E; d += BN_LANES)
-            pv_queries(a->out + i * E, a->p + i * stride, stride, a->v, d, E, a->keys, size, 1);
+            pv_queries(a.out + i * E, a.p + i * stride, stride, a.v, d, E, a.keys, size, 1);
 }
 
 static void pv_f16(const bn_pv *a) {
@@ -151,13 +152,14 @@ INLINE void qk_int8_tile(float *scores, const int8_t *q, float q_scale, const in
     }
 }
 
-static void qk_int8(const bn_qk *a) {
-    const size_t words = (a->head_dim + 3) / 4, q_row = bn_q_row(a->head_dim);
-    for (size_t t = 0; t < a->tiles; t++)
-        for (size_t i = 0; i < a->n_q; i++)
-            qk_int8_tile(a->scores + i * a->score_stride + t * BN_LANES, a->codes + i * q_row,
-                         a->q_scale[i], (const int8_t *)a->k + t * words * 4 * BN_LANES,
-                         a->k_scale + t * BN_LANES, words);
+static void qk_int8(const bn_qk *all) {
+    const bn_qk a = *all;
+    const size_t words = (a.head_dim + 3) / 4, q_row = bn_q_row(a.head_dim);
+    for (size_t t = 0; t < a.tiles; t++)
+        for (size_t i = 0; i < a.n_q; i++)
+            qk_int8_tile(a.scores + i * a.score_stride + t * BN_LANES, a.codes + i * q_row,
+                         a.q_scale[i], (const int8_t *)a.k + t * words * 4 * BN_LANES,
+                         a.k_scale + t * BN_LANES, words);
 }
 
 void bn_kernels_neon_attention(bn_kernels *table) {

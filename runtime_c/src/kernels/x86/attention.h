@@ -3,6 +3,9 @@
  * attention.h: scores and weighted values, the same for every x86 tier. Keys, or the elements of
  * a value, are lanes; QUERIES of them (2 or 4) share each register that is loaded and widened.
  */
+#ifndef BITNET_X86_ATTENTION_H
+#define BITNET_X86_ATTENTION_H
+
 #include "float.h"
 
 /* X for each of four chains or vectors, of each query. */
@@ -129,20 +132,21 @@ INLINE size_t query_block(size_t n) {
     return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
-INLINE void qk(const bn_qk *a, size_t size, load_fn *load) {
-    const size_t E = a->head_dim, stride = a->score_stride, tiles = a->tiles;
-    for (size_t i = 0, block; i < a->n_q; i += block) {
-        float *s = a->scores + i * stride;
-        const float *q = a->q + i * E;
-        switch (block = query_block(a->n_q - i)) {
+INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
+    const bn_qk a = *all; /* in registers: no store can change it */
+    const size_t E = a.head_dim, stride = a.score_stride, tiles = a.tiles;
+    for (size_t i = 0, block; i < a.n_q; i += block) {
+        float *s = a.scores + i * stride;
+        const float *q = a.q + i * E;
+        switch (block = query_block(a.n_q - i)) {
         case 4:
-            qk_queries(s, stride, q, a->k, size, E, tiles, load, QUERIES);
+            qk_queries(s, stride, q, a.k, size, E, tiles, load, QUERIES);
             break;
         case 2:
-            qk_queries(s, stride, q, a->k, size, E, tiles, load, 2);
+            qk_queries(s, stride, q, a.k, size, E, tiles, load, 2);
             break;
         default:
-            qk_queries(s, stride, q, a->k, size, E, tiles, load, 1);
+            qk_queries(s, stride, q, a.k, size, E, tiles, load, 1);
         }
     }
 }
@@ -203,3 +207,5 @@ static void set_float_kernels(bn_kernels *table) {
     table->bytes.f32_to_f16 = f32_to_f16;
     table->bytes.f16_to_f32 = f16_to_f32;
 }
+
+#endif

@@ -8,18 +8,10 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__PCLMUL__)
 
-#include "ymm.h"
-
-#define INT8_FLIP 0 /* see dot_signed */
 #include "attention.h"
-#include "crc32.h"
-#include "integer.h"
-
 #include "blocks.h"
-
-#define TRIT_BYTES sizeof(bytes)
-#include "../trits.h"
-#include "int8_cache.h"
+#include "crc32.h"
+#include "trits.h"
 
 /* GCC 12 would rather make all products first, and run out of registers for the sums. */
 #define IN_ORDER(sum) __asm__ volatile("" : "+x"(sum))
@@ -42,8 +34,6 @@ INLINE sums dot_signed(sums sum, bytes c, bytes q) {
     return sum;
 }
 
-#include "rows.h"
-
 /* Two products of a code where it lies in its byte, at most 2·64, fit in int16. */
 INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
     return sums_add(sum, add_pairs((sums)_mm256_maddubs_epi16(codes, q)));
@@ -51,10 +41,8 @@ INLINE sums sums_dot(sums sum, bytes codes, bytes q) {
 
 #define PRODUCT_ROWS 2
 #define PRODUCT_TILES 1
-#include "lookup.h"
-
-#define LINE_SUMS 2
-#include "lines.h"
+#define PRODUCT_DOT sums_dot
+#include "lookup_template.h"
 
 /* --- ternary --- */
 
@@ -183,32 +171,17 @@ static void trit_matmul(const bn_matmul *m) {
         trits_many(m, ternary_matmul);
 }
 
-static void int8_rows(const bn_int8_rows *m) {
-    rows_all(m, dot_signed);
-}
-
-static void qk_int8(const bn_qk *a) {
-    qk_int8_all(a, dot_signed);
-}
-
-static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
-    return peak(rounds, sink, dot_pairs);
-}
+#define CODES_DOT sums_dot
+#define INT8_DOT dot_signed
+#define INT8_FLIP 0
+#define PEAK_DOT dot_pairs
+#include "tier_template.h"
 
 int bn_kernels_avx2(bn_kernels *table) {
-    table->products.ternary_matmul = ternary_matmul;
-    table->products.sketch_matmul = sketch_matmul;
-    table->products.ternary_lookup = ternary_lookup;
-    table->products.lookup_tokens = LOOKUP_TOKENS;
-    table->products.trit_matmul = trit_matmul;
-    table->products.ternary_grouped = ternary_grouped;
-    table->products.int8_rows = int8_rows;
-    table->products.ternary_rows = ternary_rows;
-    table->products.ternary_columns = ternary_columns;
-    table->products.int8_peak = int8_peak;
-    table->bytes.crc32 = crc32;
+    set_products(table);
     set_float_kernels(table);
-    table->attention[BN_KV_INT8].qk = qk_int8;
+    table->products.sketch_matmul = sketch_matmul;
+    table->bytes.crc32 = crc32;
     return 1;
 }
 

@@ -3,10 +3,12 @@
  * blocks.h: integer products for many tokens with 16 registers. A panel is unpacked to one byte a
  * weight, 256 columns at a time, into a buffer that stays in the L1 cache; then every token is
  * multiplied with it, 16 rows x up to 6 tokens on registers.
- *
- * Defined before including: what integer.h wants, and integer.h.
  */
+#ifndef BITNET_X86_BLOCKS_H
+#define BITNET_X86_BLOCKS_H
+
 #include "../groups.h"
+#include "integer.h"
 
 enum {
     STEP_K = 4,       /* columns in 32 bits */
@@ -111,3 +113,5 @@ INLINE void add_group(float *y, const int32_t *acc, const int32_t *q_sums, size_
 INLINE sums no_fold(sums sum) {
     return sum;
 }
+
+#endif

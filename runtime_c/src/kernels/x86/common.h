@@ -1,23 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * common.h: what the x86 files share. Their inner loops are written once with sizes as
- * arguments; INLINE and UNROLL turn every size into straight-line code on registers.
+ * common.h: what the x86 files share.
  */
 #ifndef BITNET_X86_COMMON_H
 #define BITNET_X86_COMMON_H
 
+#include "../inline.h"
 #include "../kernels.h"
 
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 
 INLINE size_t min_size(size_t a, size_t b) {
     return a < b ? a : b;

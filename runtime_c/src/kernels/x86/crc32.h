@@ -5,6 +5,9 @@
  * streams of 128 bits fold into what follows them 512 bits later. Gopal et al., "Fast CRC
  * Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.
  */
+#ifndef BITNET_X86_CRC32_H
+#define BITNET_X86_CRC32_H
+
 #include "common.h"
 
 static uint32_t crc32_bytes(uint32_t crc, const uint8_t *p, size_t n) {
@@ -54,3 +57,5 @@ static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
     }
     return ~crc32_bytes(crc, p, n);
 }
+
+#endif

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * float.h: kernels on floats, the same for every x86 tier: vectors, rows, conversions.
- *
- * Defined before including: LANES and vec, a register of that many floats; PARTS, the registers
- * that make the 16 lanes of the float rule; and the vec_ functions used here. vec_max(a, b) is
- * a > b ? a : b and so takes b when one is NaN; vec_min likewise.
+ * float.h: kernels on floats, the same for every x86 tier: vectors, rows, conversions. PARTS
+ * registers make the 16 lanes of the float rule. vec_max(a, b) is a > b ? a : b and so takes b when
+ * one is NaN; vec_min likewise.
  *
  * A tail shorter than a register is copied to a buffer that is padded with what counts for
  * nothing, and goes through the same code.
  */
-#include "common.h"
+#ifndef BITNET_X86_FLOAT_H
+#define BITNET_X86_FLOAT_H
+
+#include "register.h"
 
 INLINE vec load_f32(const void *p, size_t i) {
     return vec_load((const float *)p + i);
@@ -265,3 +266,5 @@ static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
         memcpy(y + i, end, (n - i) * sizeof *y);
     }
 }
+
+#endif

@@ -3,9 +3,12 @@
  * grouped.h: ternary weights with a scale for every 128 columns, with vpdpbusd. The integer sums
  * of a group live in registers only: they start at -Σq in place of zero, which takes the offset
  * of the codes off, and at the end of the group become floats and go into a register each.
- *
- * Defined before including: stream.h, vec and its functions.
  */
+#ifndef BITNET_X86_GROUPED_H
+#define BITNET_X86_GROUPED_H
+
+#include "stream.h"
+
 enum { GROUPED_MOST = 12 }; /* tokens: 12 sums, 12 totals, the tile and a field in 32 registers */
 #define EACH_GROUPED(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 #define EACH_GROUPED_AND(X, n)                                                                     \
@@ -17,7 +20,7 @@ INLINE sums sums_fill(int32_t a) {
 }
 
 /* One token. */
-INLINE void grouped_vector(const bn_grouped *m) {
+INLINE void grouped_vector(const bn_grouped *m, dot_fn *dot) {
     const uint8_t *tile = m->tiles;
     const uint16_t *scales = m->scales;
     for (size_t p = 0; p < m->panels; p++) {
@@ -37,7 +40,7 @@ INLINE void grouped_vector(const bn_grouped *m) {
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
                 UNROLL
                 for (size_t v = 0; v < TILE_VECS; v++)
-                    ternary_fields(sum[v], tile + v * sizeof(bytes), q);
+                    ternary_fields(sum[v], tile + v * sizeof(bytes), q, dot);
             }
             UNROLL
             for (int v = 0; v < TILE_VECS; v++)
@@ -53,7 +56,7 @@ INLINE void grouped_vector(const bn_grouped *m) {
 /* The rows of one register, T tokens, each with `parts` sums: enough to hide the latency. */
 INLINE void grouped_stream(float *y, size_t y_stride, const uint8_t *tile, size_t k_tiles,
                            const uint16_t *scales, const int8_t *q, size_t q_stride,
-                           const int32_t *q_sums, size_t q_sums_stride, const int T,
+                           const int32_t *q_sums, size_t q_sums_stride, dot_fn *dot, const int T,
                            const int parts) {
     vec total[12];
 #define CLEAR(t) total[t] = vec_zero();
@@ -75,8 +78,7 @@ INLINE void grouped_stream(float *y, size_t y_stride, const uint8_t *tile, size_
             const bytes codes = bytes_load(tile), three = bytes_fill(3);
 #define DOT(t, f)                                                                                  \
     if (t < T)                                                                                     \
-        sum[t][f % parts] =                                                                        \
-            sums_dot(sum[t][f % parts], field, bytes_spread(q + t * q_stride + 4 * f));
+        sum[t][f % parts] = dot(sum[t][f % parts], field, bytes_spread(q + t * q_stride + 4 * f));
 #define FIELD(f, shifted)                                                                          \
     {                                                                                              \
         const bytes field = bytes_and(shifted, three);                                             \
@@ -105,7 +107,7 @@ INLINE void grouped_stream(float *y, size_t y_stride, const uint8_t *tile, size_
 }
 
 /* At least two tokens, in blocks of even size. */
-INLINE void grouped_many(const bn_grouped *m) {
+INLINE void grouped_many(const bn_grouped *m, dot_fn *dot) {
     const size_t blocks = (m->tokens + GROUPED_MOST - 1) / GROUPED_MOST;
     const size_t n_groups = (m->k_tiles + BN_GROUP_TILES - 1) / BN_GROUP_TILES;
     for (size_t p = 0; p < m->panels; p++)
@@ -120,7 +122,7 @@ INLINE void grouped_many(const bn_grouped *m) {
 #define BLOCK(T, parts)                                                                            \
     case T:                                                                                        \
         grouped_stream(y, m->y_stride, tile, m->k_tiles, scales, q, m->q_stride, q_sums,           \
-                       m->q_sums_stride, T, parts);                                                \
+                       m->q_sums_stride, dot, T, parts);                                           \
         break
                 switch (m->tokens * (b + 1) / blocks - t) {
                     BLOCK(2, 4);
@@ -138,3 +140,5 @@ INLINE void grouped_many(const bn_grouped *m) {
 #undef BLOCK
             }
 }
+
+#endif

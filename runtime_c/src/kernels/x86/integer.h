@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * integer.h: what all integer products of x86 share.
- *
- * Defined before including: VEC_ROWS (rows of a register), bytes (a register of four columns for
- * each row), sums (a register of one 32-bit sum for each row), and their functions (zmm.h, ymm.h).
- * INT8_FLIP is 0x80 where the dot product takes int8 codes as unsigned bytes, 128 too large, else
- * 0.
+ * integer.h: what all integer products of x86 share. The dot product of a tier is an argument:
+ * inlined, it is an instruction or a few.
  */
-#include "common.h"
+#ifndef BITNET_X86_INTEGER_H
+#define BITNET_X86_INTEGER_H
+
+#include "register.h"
 
 /* X for each token of a block, or for each with a second number. Loops would do, but compilers
  * that unroll them do so after deciding what lives in registers, and keep the sums in memory. */
@@ -56,3 +55,5 @@ INLINE uint64_t peak(uint64_t rounds, int32_t *sink, dot_fn *dot) {
     *sink = lanes[0];
     return rounds * CHAINS * sizeof(bytes);
 }
+
+#endif

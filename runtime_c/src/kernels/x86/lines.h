@@ -5,11 +5,15 @@
  * Both go along the list before they go along the lines, and ask for the same place of the line
  * LINES_AHEAD entries on: a line alone is too short for the hardware to see a stream in it, and
  * where it sees one it fetches what comes after the line too.
- *
- * Defined before including: what integer.h wants, sums_dot (the instruction, for codes of any
- * field where it lies in its byte), LINE_SUMS (registers of columns a pass has sums for, 2 or 4).
+ * dot takes codes of any field where it lies in its byte.
  */
+#ifndef BITNET_X86_LINES_H
+#define BITNET_X86_LINES_H
+
+#include "integer.h"
+
 enum {
+    LINE_SUMS = REGISTERS / 8, /* registers of columns a pass has sums for, four each */
     LINES_AHEAD = 64, /* entries: 40 KB at 2560 codes, in the second-level cache; 32 are slower by a
                          third, 128 no faster */
     VEC_CODES = 4 * sizeof(bytes)
@@ -30,7 +34,7 @@ INLINE void activations(bytes x[4], const int8_t *q, size_t codes) {
         x[f] = bytes_load(field[f]);
 }
 
-static void ternary_rows(const bn_lines *m) {
+INLINE void lines_rows(const bn_lines *m, dot_fn *dot) {
     for (size_t first = 0; first < m->n; first += LINES_AHEAD) {
         const size_t n = min_size(m->n - first, LINES_AHEAD);
         sums sum[LINES_AHEAD];
@@ -42,7 +46,7 @@ static void ternary_rows(const bn_lines *m) {
             for (size_t i = 0; i < n; i++) {
                 prefetch_line(m, first + i + LINES_AHEAD, k / 4);
                 const bytes c = bytes_load(m->lines + m->list[first + i] * m->line_bytes + k / 4);
-                sum[i] = fields_dot(sum[i], c, x, sums_dot);
+                sum[i] = fields_dot(sum[i], c, x, dot);
             }
         }
         for (size_t i = 0; i < n; i++)
@@ -68,7 +72,7 @@ INLINE void add_lanes(int32_t *acc, sums sum) {
 
 /* The registers from `part` on of the columns' bytes from `at` on. Fields are masked, never
  * shifted: field f counts 4^f times, in a sum of its own. */
-INLINE void columns_pass(const bn_lines *m, size_t at, const int part) {
+INLINE void columns_pass(const bn_lines *m, size_t at, const int part, dot_fn *dot) {
     sums sum[LINE_SUMS][4];
     UNROLL
     for (int p = 0; p < LINE_SUMS; p++)
@@ -90,7 +94,7 @@ INLINE void columns_pass(const bn_lines *m, size_t at, const int part) {
             const bytes codes = side_by_side(c, part + p);
             UNROLL
             for (int f = 0; f < 4; f++)
-                sum[p][f] = sums_dot(sum[p][f], bytes_and(codes, bytes_fill(3 << 2 * f)), q);
+                sum[p][f] = dot(sum[p][f], bytes_and(codes, bytes_fill(3 << 2 * f)), q);
         }
     }
     UNROLL
@@ -103,10 +107,12 @@ INLINE void columns_pass(const bn_lines *m, size_t at, const int part) {
     }
 }
 
-static void ternary_columns(const bn_lines *m) {
+INLINE void lines_columns(const bn_lines *m, dot_fn *dot) {
     for (size_t at = 0; at < m->codes / 4; at += sizeof(bytes)) {
-        columns_pass(m, at, 0);
+        columns_pass(m, at, 0, dot);
         if (LINE_SUMS < 4)
-            columns_pass(m, at, 2);
+            columns_pass(m, at, 2, dot);
     }
 }
+
+#endif

@@ -2,12 +2,12 @@
  *
  * stream.h: integer products with vpdpbusd, which adds four products of unsigned and signed bytes
  * to a 32-bit lane: four columns of one row. A panel is one linear stream from memory into
- * registers, unpacked there once for up to STREAM_TOKENS tokens; for more tokens it is read again
- * from the cache.
- *
- * Defined before including: what integer.h wants, sums_dot (the instruction), STREAM_TOKENS.
+ * registers, unpacked there once for up to `most` tokens, as many as registers have room for; for
+ * more tokens it is read again from the cache.
  */
-#define INT8_FLIP 0x80
+#ifndef BITNET_X86_STREAM_H
+#define BITNET_X86_STREAM_H
+
 #include "integer.h"
 
 INLINE sums ternary_total(const sums sum[4]) {
@@ -18,7 +18,7 @@ INLINE sums ternary_total(const sums sum[4]) {
 /* The rows of one register, T tokens. Fields are masked, never shifted: field f counts 4^f times,
  * in a sum of its own. */
 INLINE void ternary_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t tiles,
-                           const int8_t *q, size_t q_stride, const int T) {
+                           const int8_t *q, size_t q_stride, dot_fn *dot, const int T) {
     sums sum[6][4];
 #define CLEAR(t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = sums_zero();
     EACH_TOKEN(CLEAR)
@@ -28,7 +28,7 @@ INLINE void ternary_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
         const bytes codes = bytes_load(tile);
 #define DOT(t, f)                                                                                  \
     if (t < T)                                                                                     \
-        sum[t][f] = sums_dot(sum[t][f], field, bytes_spread(q + t * q_stride + 4 * f));
+        sum[t][f] = dot(sum[t][f], field, bytes_spread(q + t * q_stride + 4 * f));
 #define FIELD(f)                                                                                   \
     {                                                                                              \
         const bytes field = bytes_and(codes, bytes_fill(3 << 2 * f));                              \
@@ -49,8 +49,8 @@ INLINE void ternary_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 }
 
 /* At least two tokens, in blocks of even size. */
-INLINE void stream_tokens(const bn_matmul *m) {
-    const size_t blocks = (m->tokens + STREAM_TOKENS - 1) / STREAM_TOKENS;
+INLINE void stream_tokens(const bn_matmul *m, dot_fn *dot, const int most) {
+    const size_t blocks = (m->tokens + (size_t)most - 1) / (size_t)most;
     for (size_t p = 0; p < m->panels; p++)
         for (size_t row = 0; row < BN_PANEL; row += VEC_ROWS)
             for (size_t b = 0; b < blocks; b++) {
@@ -59,8 +59,8 @@ INLINE void stream_tokens(const bn_matmul *m) {
                 const int8_t *q = m->q + t * m->q_stride;
 #define BLOCK(T)                                                                                   \
     case T:                                                                                        \
-        if (T <= STREAM_TOKENS)                                                                    \
-            ternary_stream(acc, m->acc_stride, m->tiles + at, m->k_tiles, q, m->q_stride, T);      \
+        if (T <= most)                                                                             \
+            ternary_stream(acc, m->acc_stride, m->tiles + at, m->k_tiles, q, m->q_stride, dot, T); \
         break
                 switch (m->tokens * (b + 1) / blocks - t) {
                     BLOCK(2);
@@ -75,14 +75,11 @@ INLINE void stream_tokens(const bn_matmul *m) {
 
 /* For one token, each tier keeps two registers in flight, so that eight sums hide the latency of
  * the instruction: one step of one of them. */
-INLINE void ternary_fields(sums sum[4], const uint8_t *tile, const int8_t *q) {
+INLINE void ternary_fields(sums sum[4], const uint8_t *tile, const int8_t *q, dot_fn *dot) {
     const bytes codes = bytes_load(tile);
     UNROLL
     for (int f = 0; f < 4; f++)
-        sum[f] =
-            sums_dot(sum[f], bytes_and(codes, bytes_fill(3 << 2 * f)), bytes_spread(q + 4 * f));
+        sum[f] = dot(sum[f], bytes_and(codes, bytes_fill(3 << 2 * f)), bytes_spread(q + 4 * f));
 }
 
-static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
-    return peak(rounds, sink, sums_dot);
-}
+#endif

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * trit_stream.h: weights of five trits a byte with vpdpbusd, as one linear stream, for up to
- * STREAM_TOKENS tokens a pass.
- *
- * Defined before including: what stream.h wants, stream.h and trits.h.
+ * trit_stream.h: weights of five trits a byte with vpdpbusd, as one linear stream, for up to `most`
+ * tokens a pass.
  */
+#ifndef BITNET_X86_TRIT_STREAM_H
+#define BITNET_X86_TRIT_STREAM_H
+
+#include "integer.h"
+#include "trits.h"
+
 typedef uint32_t wraps __attribute__((vector_size(sizeof(sums))));
 
 INLINE bytes three_times(bytes v) {
@@ -21,7 +25,8 @@ INLINE sums trit_total(sums a, sums b) {
  * less the next v (FORMAT.md §4), so two sums give the product. Each is kept in `parts`, enough to
  * hide the latency of the instruction. */
 INLINE void residue_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t tiles,
-                           const int8_t *q, size_t q_stride, const int T, const int parts) {
+                           const int8_t *q, size_t q_stride, dot_fn *dot, const int T,
+                           const int parts) {
     sums a[6][5], b[6][5];
 #define CLEAR(t)                                                                                   \
     a[t][0] = a[t][1] = a[t][2] = a[t][3] = a[t][4] = sums_zero();                                 \
@@ -34,8 +39,8 @@ INLINE void residue_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 #define DOT(t, f)                                                                                  \
     if (t < T) {                                                                                   \
         const bytes x = bytes_spread(q + t * q_stride + 4 * f);                                    \
-        a[t][f % parts] = sums_dot(a[t][f % parts], v, x);                                         \
-        b[t][f % parts] = sums_dot(b[t][f % parts], next, x);                                      \
+        a[t][f % parts] = dot(a[t][f % parts], v, x);                                              \
+        b[t][f % parts] = dot(b[t][f % parts], next, x);                                           \
     }
 #define FIELD(f)                                                                                   \
     next = three_times(v);                                                                         \
@@ -60,7 +65,7 @@ INLINE void residue_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 
 /* The same by codes: more work for each byte, half as much for each token. */
 INLINE void code_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t tiles,
-                        const int8_t *q, size_t q_stride, const int T) {
+                        const int8_t *q, size_t q_stride, dot_fn *dot, const int T) {
     sums sum[6][2];
 #define CLEAR(t) sum[t][0] = sum[t][1] = sums_zero();
     EACH_TOKEN(CLEAR)
@@ -70,11 +75,10 @@ INLINE void code_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, si
         trits s = trits_load(tile);
 #define DOT(t, f)                                                                                  \
     if (t < T)                                                                                     \
-        sum[t][f % 2] =                                                                            \
-            sums_dot(sum[t][f % 2], (bytes)code, bytes_spread(q + t * q_stride + 4 * f));
+        sum[t][f % 2] = dot(sum[t][f % 2], (bytes)code, bytes_spread(q + t * q_stride + 4 * f));
 #define FIELD(f)                                                                                   \
     {                                                                                              \
-        const octets code = TRITS_ADD_CODES((octets){0}, s, 1);                                    \
+        const octets code = trits_add_codes((octets){0}, s, 1);                                    \
         EACH_TOKEN_AND(DOT, f)                                                                     \
     }                                                                                              \
     s = trits_next(s);
@@ -94,8 +98,8 @@ INLINE void code_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, si
 }
 
 /* Tokens in blocks of even size. */
-static void trit_few(const bn_matmul *m) {
-    const size_t blocks = (m->tokens + STREAM_TOKENS - 1) / STREAM_TOKENS;
+INLINE void trit_few(const bn_matmul *m, dot_fn *dot, const int most) {
+    const size_t blocks = (m->tokens + (size_t)most - 1) / (size_t)most;
     for (size_t p = 0; p < m->panels; p++)
         for (size_t row = 0; row < BN_PANEL; row += VEC_ROWS)
             for (size_t b = 0; b < blocks; b++) {
@@ -105,12 +109,12 @@ static void trit_few(const bn_matmul *m) {
                 const int8_t *q = m->q + t * m->q_stride;
 #define RESIDUES(T, parts)                                                                         \
     case T:                                                                                        \
-        residue_stream(acc, m->acc_stride, tile, m->k_tiles, q, m->q_stride, T, parts);            \
+        residue_stream(acc, m->acc_stride, tile, m->k_tiles, q, m->q_stride, dot, T, parts);       \
         break
 #define CODES(T)                                                                                   \
     case T:                                                                                        \
-        if (T <= STREAM_TOKENS)                                                                    \
-            code_stream(acc, m->acc_stride, tile, m->k_tiles, q, m->q_stride, T);                  \
+        if (T <= most)                                                                             \
+            code_stream(acc, m->acc_stride, tile, m->k_tiles, q, m->q_stride, dot, T);             \
         break
                 switch (m->tokens * (b + 1) / blocks - t) {
                     RESIDUES(1, 5);
@@ -124,3 +128,5 @@ static void trit_few(const bn_matmul *m) {
 #undef CODES
             }
 }
+
+#endif

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * ymm.h: the register of AVX2 under the names that integer.h, float.h and attention.h use.
+ * ymm.h: the register of AVX2 under the names that all tiers use (register.h).
  */
+#ifndef BITNET_X86_YMM_H
+#define BITNET_X86_YMM_H
+
 #include "common.h"
 
 typedef __m256i bytes;
 typedef int32_t sums __attribute__((vector_size(32))); /* as __m256i, GCC 12 copies every sum */
-enum { VEC_ROWS = 8 };
+enum { VEC_ROWS = 8, REGISTERS = 16 };
 
 INLINE bytes bytes_load(const void *p) {
     return _mm256_loadu_si256(p);
@@ -175,3 +178,5 @@ INLINE void sums_store_bytes(int8_t *p, sums a) {
                                           _mm256_extracti128_si256((__m256i)a, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
+
+#endif

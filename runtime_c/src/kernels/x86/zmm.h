@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * zmm.h: the register of AVX-512 under the names that integer.h, float.h and attention.h use.
+ * zmm.h: the register of AVX-512 under the names that all tiers use (register.h).
  */
+#ifndef BITNET_X86_ZMM_H
+#define BITNET_X86_ZMM_H
+
 #include "common.h"
 
 typedef __m512i bytes;
 typedef int32_t sums __attribute__((vector_size(64))); /* as __m512i, GCC 12 copies every sum */
-enum { VEC_ROWS = 16 };
+enum { VEC_ROWS = 16, REGISTERS = 32 };
 
 INLINE bytes bytes_load(const void *p) {
     return _mm512_loadu_si512(p);
@@ -173,3 +176,5 @@ INLINE float vec_tree(const vec s[PARTS]) {
 INLINE void sums_store_bytes(int8_t *p, sums a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
 }
+
+#endif

@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * trits.h: weights of five trits a byte, taken apart. With many tokens a stretch of a panel
- * becomes tiles of TERNARY_2BIT in the cache, once for all of them, and the tier's ternary_matmul
- * does the rest.
+ * trits_template.h: weights of five trits a byte, taken apart. With many tokens a stretch of a
+ * panel becomes tiles of TERNARY_2BIT in the cache, once for all of them, and the tier's
+ * ternary_matmul does the rest.
  *
  * Written with the compiler's vectors, so that the flags of each tier make of it what they can.
- * Defined before including: INLINE, UNROLL, and TRIT_BYTES, the size of a register.
+ *
+ * Parameters:
+ *   TRIT_BYTES                             the size of a register
+ *   TRITS_ADD_WHERE(sum, s, least, power)  sum + power where s >= least, both of this register: may
+ *                                          be left out
  */
-#ifndef BITNET_TRITS_H
-#define BITNET_TRITS_H
+#ifndef TRIT_BYTES
+#error "a parameter is missing"
+#endif
 
 #include <string.h>
 
+#include "inline.h"
 #include "kernels.h"
 
 typedef uint8_t octets __attribute__((vector_size(TRIT_BYTES)));
@@ -31,15 +37,16 @@ INLINE trits trits_next(trits s) {
     return (trits)((octets)s + (octets)s + (octets)s);
 }
 
-/* sum + the codes times a power of 2. A tier that has something shorter defines this macro. */
-#ifndef TRITS_ADD_CODES
+/* sum + the codes times a power of 2. */
 INLINE octets trits_add_codes(octets sum, trits s, int power) {
+#ifdef TRITS_ADD_WHERE
+    return TRITS_ADD_WHERE(TRITS_ADD_WHERE(sum, s, TRIT_1, power), s, TRIT_2, power);
+#else
     const octets a = (octets)(s >= TRIT_1), b = (octets)(s >= TRIT_2); /* true is -1 */
     const octets times = (octets){0} + (uint8_t)power;
     return power == 1 ? sum - a - b : sum + (a & times) + (b & times);
-}
-#define TRITS_ADD_CODES trits_add_codes
 #endif
+}
 
 /* Four tiles of 20 columns are five of 16: both have a byte for each row and column of a group of
  * four columns, with five groups in the byte or four. */
@@ -51,7 +58,7 @@ INLINE void trits_repack_four(uint8_t *to, const uint8_t *from) {
             trits s = trits_load(from + i * BN_TILE_BYTES + part);
             UNROLL
             for (size_t group = 5 * i; group < 5 * i + 5; group++, s = trits_next(s)) {
-                tile = TRITS_ADD_CODES(tile, s, 1 << group % 4 * 2);
+                tile = trits_add_codes(tile, s, 1 << group % 4 * 2);
                 if (group % 4 == 3) {
                     memcpy(to + group / 4 * BN_TILE_BYTES + part, &tile, sizeof tile);
                     tile = (octets){0};
@@ -106,4 +113,5 @@ INLINE void trits_many(const bn_matmul *m, void (*ternary_matmul)(const bn_matmu
         }
 }
 
-#endif
+#undef TRIT_BYTES
+#undef TRITS_ADD_WHERE

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * lookup.h: many rows by many tokens, most of it without multiplying. A byte of a ternary tile
- * holds four codes of a row; what they make of four activations is one of 81 sums. Those are put in
- * a table, for as many tokens as a register has 16-bit lanes, and the byte of weights is the index
- * into it: one addition does the work of four multiply-adds, for every token. (Tables with tokens
- * in the lanes: Vec-LUT, arXiv 2512.06443. Here the index is the byte as it lies in the file.)
+ * lookup_template.h: many rows by many tokens, most of it without multiplying. A byte of a ternary
+ * tile holds four codes of a row; what they make of four activations is one of 81 sums. Those are
+ * put in a table, for as many tokens as a register has 16-bit lanes, and the byte of weights is the
+ * index into it: one addition does the work of four multiply-adds, for every token. (Tables with
+ * tokens in the lanes: Vec-LUT, arXiv 2512.06443. Here the index is the byte as it lies in the
+ * file.)
  *
  * What limits it is loading registers: for 16 columns of a row four entries and the sum itself, and
  * Zen 4 loads 512 bits a cycle. The multipliers idle meanwhile, so PRODUCT_ROWS of each panel are
@@ -17,11 +18,17 @@
  * second, where each kind lies close together: the hardware fetches them ahead, 13 % of the speed.
  * Making tables costs as much as a hundred rows.
  *
- * Defined before including: what integer.h wants, PRODUCT_ROWS (even), PRODUCT_TILES (a step
- * between which they are shared out, a divisor), sums_dot (adds four products of a code and an
- * activation) and shorts, a register of one 16-bit number for each token, with its functions
- * (zmm.h, ymm.h).
+ * Parameters:
+ *   PRODUCT_ROWS   rows of each panel that are multiplied, even
+ *   PRODUCT_TILES  tiles of a step, between which they are shared out: a divisor
+ *   PRODUCT_DOT    adds four products of a code and an activation
  */
+#if !defined(PRODUCT_ROWS) || !defined(PRODUCT_TILES) || !defined(PRODUCT_DOT)
+#error "a parameter is missing"
+#endif
+
+#include "integer.h"
+
 enum {
     LOOKUP_TOKENS = sizeof(bytes) / sizeof(int16_t),
     INDEX_SHIFT = sizeof(bytes) == 64 ? 6 : 5, /* a byte of weights to an offset */
@@ -98,7 +105,7 @@ INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TIL
     for (int i = 0; i < PRODUCT_TILES; i++) {
         const bytes w = bytes_spread((const int8_t *)codes[i] + at);
         for (int half = 0; half < 2; half++)
-            sum[half] = fields_dot(sum[half], w, word[i][half], sums_dot);
+            sum[half] = fields_dot(sum[half], w, word[i][half], PRODUCT_DOT);
     }
     total[0] = sum[0], total[1] = sum[1];
 }
@@ -214,3 +221,7 @@ static void ternary_lookup(const bn_matmul *m, void *scratch) {
             for (size_t half = 0; half < 2 && half * VEC_ROWS < m->tokens; half++)
                 lookup_store(m, total, product, p, first, half);
 }
+
+#undef PRODUCT_ROWS
+#undef PRODUCT_TILES
+#undef PRODUCT_DOT
