@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def register(verbs: Any) -> None:
         "read the figures.",
     )
     evaluate.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
-    evaluate.add_argument("--kv-type", choices=("f32", "f16", "int8"), help="numbers in the engine's cache [f32]")
+    evaluate.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's cache [f32]")
     evaluate.add_argument("--json", action="store_true", help="print one JSON object")
     text = evaluate.add_argument_group("text")
     text.add_argument("--data", nargs="+", metavar="", help="what to measure; none: the validation text of the run")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from posixpath import basename, dirname, join, normpath
 
 SOURCE = Path(__file__).parents[1] / "runtime_c" / "src"
 Arrows = Mapping[str, set[str]]
@@ -31,7 +32,7 @@ def includes(files: Mapping[str, str]) -> Arrows:
     """Which files include which others of these: from their own folder, else from the first."""
     found: dict[str, set[str]] = {}
     for file, text in files.items():
-        near = ((str(PurePosixPath(file).parent / name), name) for name in _INCLUDE.findall(text))
+        near = ((normpath(join(dirname(file), name)), name) for name in _INCLUDE.findall(text))
         found[file] = {next(path for path in paths if path in files) for paths in near if files.keys() & set(paths)}
     return found
 
@@ -60,15 +61,20 @@ def texts(pattern: str) -> dict[str, str]:
     }
 
 
+def names(arrows: Arrows) -> set[tuple[str, str]]:
+    """The same in whatever folders they are."""
+    return {(basename(file), basename(below)) for file in arrows for below in arrows[file]}
+
+
 def test_no_circle_among_c_files() -> None:
     arrows = calls(texts("*.c"))
-    assert "file_tensors.c" in arrows["file.c"] and "kernels_scalar.c" in arrows["cpu.c"]  # the parser sees them
+    assert ("file.c", "file_tensors.c") in names(arrows)  # the parser sees them
     assert circle(arrows) == []
 
 
 def test_no_circle_among_headers() -> None:
     arrows = includes(texts("*.h"))
-    assert "kernels.h" in arrows["file.h"]
+    assert ("file.h", "kernels.h") in names(arrows)
     assert circle(arrows) == []
 
 

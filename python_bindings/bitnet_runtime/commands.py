@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet_runtime.defaults import FIELDS, help_of, resolve
 from bitnet_runtime.errors import ContextLengthError, InvalidParameterError
+from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.terminal import cut_off, end_line, escape, fitting, say, show, too_long
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="tokens of context (default: the model's, as far as memory allows)",
     )
     group.add_argument("--isa", metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)")
-    group.add_argument(
-        "--kv-type", choices=("f16", "int8", "f32"), default="f16", help="numbers in the cache (default: f16)"
-    )
+    group.add_argument("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache (default: f16)")
     group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
 

@@ -97,10 +97,11 @@ typedef enum bn_section {
 } bn_section;
 
 typedef enum bn_kv_type {
-    BN_KV_F16 = 0, /* default: half the memory, error about 5e-4 relative per stored value */
-    BN_KV_F32 = 1, /* for comparisons with a reference that keeps fp32 */
-    BN_KV_INT8 = 2 /* a quarter of f32 plus a scale; keys, values and queries quantized as
-                    * activations are: error of a value at most 1/254 of its row's largest */
+    BN_KV_F16 = 0,  /* default: half the memory, error about 5e-4 relative per stored value */
+    BN_KV_F32 = 1,  /* for comparisons with a reference that keeps fp32 */
+    BN_KV_INT8 = 2, /* a quarter of f32 plus a scale; keys, values and queries quantized as
+                     * activations are: error of a value at most 1/254 of its row's largest */
+    BN_KV_TYPES = 3 /* how many there are */
 } bn_kv_type;
 
 /* Which rows of logits an append call computes. */
@@ -141,9 +142,9 @@ typedef struct bn_model_info {
                                * sketch the sketch, as sampling needs few rows of the head itself;
                                * bn_session_skipped is not taken off */
     uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
-    uint64_t kv_bytes_per_token[3]; /* by bn_kv_type: cache bytes each token of context adds */
-    int32_t threads;                /* that compute, the caller's included; 1 in a forked child */
-    const char *isa;                /* tier in use, e.g. "avx512vnni"; static storage */
+    uint64_t kv_bytes_per_token[BN_KV_TYPES]; /* cache bytes each token of context adds */
+    int32_t threads; /* that compute, the caller's included; 1 in a forked child */
+    const char *isa; /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
 
 typedef struct bn_session_options {
@@ -192,6 +193,9 @@ BN_API const char *bn_status_text(bn_status status);
 /* Name of the i-th tier that this build has and this CPU runs, best first;
  * the last is "scalar". NULL past the end. Static storage. */
 BN_API const char *bn_isa_name(int32_t i);
+
+/* Name of a bn_kv_type, e.g. "f16"; NULL past the end. Static storage. */
+BN_API const char *bn_kv_name(int32_t type);
 
 /* Default number of threads: min(physical cores, affinity, cgroup quota), >= 1. */
 BN_API int32_t bn_default_threads(void);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "chunk.h"
+#include "kv.h"
 #include "pass.h"
 
 enum { BLOCK_QUERIES = 32 }; /* queries of one KV head that go through a chunk together */
@@ -86,6 +87,7 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
     const bn_config *c = &p->stack->config;
     const size_t E = c->head_dim, group = group_size(c), stride = bn_q_row(E);
     const bn_cache *cache = p->w->rows[row].cache;
+    const bn_kv *kv = &bn_kv_types[cache->type];
     const size_t head = l->index * c->n_kv_heads + g;
     bn_block b = {.m = p->m,
                   .config = c,
@@ -106,14 +108,12 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
         for (size_t d = 0; d < group * E; d++)
             b.q[i * group * E + d] = from[d] * c->attention_scale;
     }
-    if (b.type == BN_KV_INT8) {
-        int32_t sum;
+    if (kv->scaled) {
         b.k_scale = cache->k_scale + head * cache->slots;
         b.v_scale = cache->v_scale + head * cache->slots;
-        for (size_t i = 0; i < rows * group; i++)
-            b.q_scale[i] =
-                1 / p->m->kernels.quantize(b.codes + i * stride, &sum, b.q + i * E, E, stride);
     }
+    for (size_t i = 0; kv->encode_query && i < rows * group; i++)
+        b.q_scale[i] = kv->encode_query(&p->m->kernels, b.codes + i * stride, b.q + i * E, E);
     return b;
 }
 

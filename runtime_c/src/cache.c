@@ -6,52 +6,44 @@
 
 #include <string.h>
 
+#include "kv.h"
 #include "pass.h"
 
 size_t bn_cache_bytes(const bn_config *c, int32_t type, size_t n) {
-    switch (type) {
-    case BN_KV_F32:
-        return n * c->head_dim * sizeof(float);
-    case BN_KV_INT8:
-        return n * ((c->head_dim + 3) / 4 * 4);
-    default:
-        return n * c->head_dim * sizeof(uint16_t);
-    }
+    return n * bn_kv_key(&bn_kv_types[type], c->head_dim);
 }
 
 size_t bn_cache_scale_bytes(int32_t type, size_t n) {
-    return type == BN_KV_INT8 ? n * sizeof(float) : 0;
+    return bn_kv_types[type].scaled ? n * sizeof(float) : 0;
 }
 
 enum { MAX_HEAD = 1024 }; /* FORMAT.md §2 */
 
+/* A key's words of `size` bytes (a constant) to their places in the tile. */
+static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const size_t size) {
+    for (size_t i = 0; i < n; i++)
+        memcpy(to + i * BN_LANES * size, words + i * size, size);
+}
+
 /* Put the key and the value of one position into a head of the cache. */
 static void store(const bn_kernels *kernels, const bn_cache *cache, size_t head, size_t position,
                   size_t E, const float *k, const float *v) {
+    const bn_kv *kv = &bn_kv_types[cache->type];
     const size_t tile = position / BN_LANES * BN_LANES, lane = position % BN_LANES;
-    uint8_t *keys = cache->k + head * cache->head_stride;
-    uint8_t *values = cache->v + head * cache->head_stride;
-    if (cache->type == BN_KV_F32) {
-        float *to = (float *)(void *)keys + tile * E + lane;
-        for (size_t d = 0; d < E; d++)
-            to[d * BN_LANES] = k[d];
-        memcpy(values + position * E * sizeof *v, v, E * sizeof *v);
-    } else if (cache->type == BN_KV_F16) {
-        uint16_t half[MAX_HEAD], *to = (uint16_t *)(void *)keys + tile * E + lane;
-        kernels->f32_to_f16(half, k, E);
-        for (size_t d = 0; d < E; d++)
-            to[d * BN_LANES] = half[d];
-        kernels->f32_to_f16((uint16_t *)(void *)values + position * E, v, E);
-    } else { /* a word is four dimensions of a key */
-        const size_t words = (E + 3) / 4, padded = bn_q_row(E);
-        const size_t scale = head * cache->slots + position;
-        _Alignas(BN_Q_ALIGN) int8_t codes[MAX_HEAD + BN_Q_ALIGN]; /* bn_q_row(E) */
-        int32_t sum;
-        cache->k_scale[scale] = 1 / kernels->quantize(codes, &sum, k, E, padded);
-        for (size_t i = 0; i < words; i++)
-            memcpy(keys + 4 * (tile * words + i * BN_LANES + lane), codes + 4 * i, 4);
-        cache->v_scale[scale] = 1 / kernels->quantize(codes, &sum, v, E, padded);
-        memcpy(values + position * E, codes, E);
+    const size_t words = bn_kv_words(kv, E), word = bn_kv_word(kv), value = bn_kv_value(kv, E);
+    uint8_t *key = cache->k + head * cache->head_stride + (tile * words + lane) * word;
+    _Alignas(BN_Q_ALIGN) uint8_t numbers[MAX_HEAD * sizeof(float)];
+
+    const float k_scale = kv->encode(kernels, numbers, k, E);
+    if (word == 2)
+        spread(key, numbers, words, 2);
+    else
+        spread(key, numbers, words, 4);
+    const float v_scale = kv->encode(kernels, numbers, v, E);
+    memcpy(cache->v + head * cache->head_stride + position * value, numbers, value);
+    if (kv->scaled) {
+        cache->k_scale[head * cache->slots + position] = k_scale;
+        cache->v_scale[head * cache->slots + position] = v_scale;
     }
 }
 

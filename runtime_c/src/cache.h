@@ -11,8 +11,8 @@
 struct bn_pass;
 
 /* Per layer and KV head, keys lie in tiles [slots/16][E][16 keys] and values in rows [slots][E], so
- * that both kernels of attention read one linear stream. BN_KV_INT8 has four dimensions of a key
- * together, [slots/16][ceil(E/4)][16 keys][4], and scales. */
+ * that both kernels of attention read one linear stream. Types of small numbers have some
+ * dimensions of a key together, [slots/16][words][16 keys], and scales. */
 typedef struct bn_cache {
     uint8_t *k, *v;           /* [n_layers][G] heads of head_stride bytes */
     float *k_scale, *v_scale; /* [n_layers][G][slots], or NULL */

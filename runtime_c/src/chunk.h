@@ -15,13 +15,13 @@ typedef struct bn_block {
     const bn_model *m;
     const bn_config *config;        /* of the stack */
     const uint8_t *k, *v;           /* of the KV head: tiles and rows from position 0 */
-    const float *k_scale, *v_scale; /* of BN_KV_INT8 */
+    const float *k_scale, *v_scale; /* of types that have scales, or NULL */
     int32_t type;                   /* bn_kv_type */
     size_t rows, group;
     size_t position; /* of the first row */
     bn_mask mask;    /* of the layer */
     float *q;        /* [n][E], times the attention scale */
-    int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, BN_KV_INT8 */
+    int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, where the type wants it */
     float *q_scale;  /* [n] */
     float *scores;   /* [n][BN_CHUNK_KEYS] scratch */
 } bn_block;

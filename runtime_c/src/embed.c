@@ -70,7 +70,7 @@ static bn_status check_text(bn_session *s, const int32_t *tokens, int32_t n, int
 static bn_status finish(const bn_session *s, float *out) {
     const size_t D = s->stack->config.dim;
     float squares;
-    s->model->kernels.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
+    s->model->kernels.products.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
     if (!isfinite(squares))
         return BN_ERR_NUMERIC;
     const float length = fmaxf(sqrtf(squares), 1e-12f);

@@ -11,10 +11,10 @@
 
 bn_ffn bn_ffn_read(const bn_file *f, uint32_t stack, uint32_t layer, const bn_kernels *kernels) {
     const bn_config *c = &f->stacks[stack];
-    bn_gate *const acts[] = {[BN_ACT_RELU2] = kernels->relu2_gate,
-                             [BN_ACT_SILU] = kernels->silu_gate,
-                             [BN_ACT_GELU] = kernels->gelu_gate,
-                             [BN_ACT_RELU] = kernels->relu_gate};
+    bn_gate *const acts[] = {[BN_ACT_RELU2] = kernels->vectors.relu2_gate,
+                             [BN_ACT_SILU] = kernels->vectors.silu_gate,
+                             [BN_ACT_GELU] = kernels->vectors.gelu_gate,
+                             [BN_ACT_RELU] = kernels->vectors.relu_gate};
     return (bn_ffn){
         .kind = c->ffn,
         .norm = bn_norm_read(f, stack, layer, BN_FFN_NORM),

@@ -9,7 +9,7 @@
 #define BITNET_FEED_FORWARD_H
 
 #include "file.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "norm.h"
 
 struct bn_pass;

@@ -8,7 +8,7 @@
 
 #include "bitnet_runtime.h"
 #include "encodings.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "status.h"
 #include "threads.h"
 

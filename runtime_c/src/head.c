@@ -48,13 +48,13 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
 }
 
 float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
-    const float top = k->max(logits, V);
+    const float top = k->vectors.max(logits, V);
     double sum = 0;
     float piece[256]; /* which fits the stack */
     for (size_t i = 0; i < V; i += 256) {
         const size_t n = V - i < 256 ? V - i : 256;
         memcpy(piece, logits + i, n * sizeof *piece);
-        sum += (double)k->exp_sum(piece, n, top);
+        sum += (double)k->vectors.exp_sum(piece, n, top);
     }
     return (float)((double)logits[token] - (double)top - bn_log(sum));
 }
@@ -97,15 +97,16 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const size_t first = panel * BN_PANEL;
     const size_t stop = end * BN_PANEL < t->rows ? end * BN_PANEL : t->rows;
     int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
-    c->m->kernels.sketch_matmul(&(bn_matmul){.acc = acc,
-                                             .acc_stride = BN_CHUNK_ROWS,
-                                             .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
-                                             .panel_stride = k_tiles * BN_TILE_BYTES,
-                                             .panels = end - panel,
-                                             .k_tiles = k_tiles,
-                                             .q = w->q + c->first * w->q_stride,
-                                             .q_stride = w->q_stride,
-                                             .tokens = c->rows});
+    c->m->kernels.products.sketch_matmul(
+        &(bn_matmul){.acc = acc,
+                     .acc_stride = BN_CHUNK_ROWS,
+                     .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
+                     .panel_stride = k_tiles * BN_TILE_BYTES,
+                     .panels = end - panel,
+                     .k_tiles = k_tiles,
+                     .q = w->q + c->first * w->q_stride,
+                     .q_stride = w->q_stride,
+                     .tokens = c->rows});
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
         const float mean = 1.5f * (float)w->q_sum[c->first + b];
         for (size_t r = first; r < stop; r++)
@@ -176,7 +177,7 @@ static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_
     float last = -INFINITY;
     for (size_t first = 0; first < V; first += BLOCK) {
         const size_t size = V - first < BLOCK ? V - first : BLOCK;
-        if (n == k && !(kernels->max(x + first, size) > last))
+        if (n == k && !(kernels->vectors.max(x + first, size) > last))
             continue;
         for (size_t i = first; i < first + size; i++) {
             if (n == k && !(x[i] > last))

@@ -150,7 +150,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .file_bytes = m->mapping.size,
                             .threads = bn_pool_running(m->pool),
                             .isa = m->kernels.isa};
-    for (int32_t type = BN_KV_F16; type <= BN_KV_INT8; type++)
+    for (int32_t type = 0; type < BN_KV_TYPES; type++)
         info->kv_bytes_per_token[type] =
             (uint64_t)c->n_layers * c->n_kv_heads * 2 *
             (bn_cache_bytes(c, type, 1) + bn_cache_scale_bytes(type, 1));

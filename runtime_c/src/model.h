@@ -9,7 +9,7 @@
 
 #include "bitnet_runtime.h"
 #include "file.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "stack.h"
 #include "threads.h"
 

@@ -13,5 +13,5 @@ bn_norm bn_norm_read(const bn_file *file, uint32_t stack, uint32_t layer, uint32
 
 int bn_norm_row(const bn_kernels *kernels, const bn_norm *norm, float *y, const float *x,
                 size_t n) {
-    return isfinite(kernels->rms_norm(y, x, norm->gain, n, norm->eps)) != 0;
+    return isfinite(kernels->vectors.rms_norm(y, x, norm->gain, n, norm->eps)) != 0;
 }

@@ -6,7 +6,7 @@
 #define BITNET_NORM_H
 
 #include "file.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 typedef struct bn_norm {
     const float *gain; /* NULL: there is no norm here */

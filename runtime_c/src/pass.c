@@ -36,8 +36,8 @@ void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *f
         memcpy(h, from, width * sizeof *h);
     if (own.gain)
         norm_row(p, &own, h, h, width);
-    w->s[row] =
-        p->m->kernels.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, width, bn_q_row(width));
+    w->s[row] = p->m->kernels.vectors.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, width,
+                                               bn_q_row(width));
     if (!(w->s[row] > 0))
         fail(p);
     if (p->stack->grouped)

@@ -44,7 +44,8 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
     const size_t rows =
         (most(most((H + 2 * c->n_kv_heads) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
     w->lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
-    const int tables = m->kernels.lookup_tokens > 0 && B >= m->kernels.lookup_tokens * 3 / 4 &&
+    const int tables = m->kernels.products.lookup_tokens > 0 &&
+                       B >= m->kernels.products.lookup_tokens * 3 / 4 &&
                        w->lookup_rows >= BN_LOOKUP_LEAST_ROWS;
     w->wide = most(most(D, H * E), F);
     w->q_stride = bn_q_row(w->wide);
@@ -63,7 +64,8 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
     w->up = take(a, B * F, sizeof(float));
     w->y = take(a, B * D, sizeof(float));
     w->angle = take(a, 2 * B * c->rope_dim, sizeof(float));
-    w->acc_stride = most(B * BN_CHUNK_ROWS, tables ? m->kernels.lookup_tokens * w->lookup_rows : 0);
+    w->acc_stride =
+        most(B * BN_CHUNK_ROWS, tables ? m->kernels.products.lookup_tokens * w->lookup_rows : 0);
     w->acc = take(a, threads * w->acc_stride, sizeof(int32_t));
     w->lookup_stride = (bn_lookup_bytes(w->lookup_rows) + ALIGN - 1) / ALIGN * ALIGN;
     w->lookup = tables ? take(a, threads * w->lookup_stride, 1) : NULL;

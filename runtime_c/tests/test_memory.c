@@ -174,7 +174,7 @@ static void test_plan(bn_model *model) {
     CHECK_EQ(bn_session_plan(model, NULL, NULL), BN_ERR_ARGUMENT);
     const bn_session_options wrong = {.n_ctx = CONTEXT + 1};
     CHECK_EQ(bn_session_plan(model, &wrong, &memory), BN_ERR_ARGUMENT);
-    for (int32_t kv_type = BN_KV_F16; kv_type <= BN_KV_INT8; kv_type++)
+    for (int32_t kv_type = 0; kv_type < BN_KV_TYPES; kv_type++)
         for (int32_t n_ctx = 1; n_ctx < 100000; n_ctx = 7 * n_ctx + 3)
             for (int32_t batch = 0; batch <= 4096; batch += 1024) {
                 const bn_session_options options = {n_ctx, kv_type, batch};

@@ -287,7 +287,7 @@ static void test_memory(void) {
     bn_session *f32, *s, *copy;
     ok(bn_model_get_info(model, &info));
     ok(bn_session_new(model, &options, &f32));
-    for (options.kv_type = BN_KV_F16; options.kv_type <= BN_KV_INT8; options.kv_type++) {
+    for (options.kv_type = 0; options.kv_type < BN_KV_TYPES; options.kv_type++) {
         const uint64_t values = (uint64_t)LAYERS * KV_HEADS * 2 * HEAD;
         const uint64_t sizes[] = {2 * values, 4 * values, values + 4 * values / HEAD};
         const uint64_t less =
@@ -297,10 +297,13 @@ static void test_memory(void) {
         CHECK_EQ(info.kv_bytes_per_token[options.kv_type], sizes[options.kv_type]);
         CHECK_EQ(bn_session_bytes(f32) - bn_session_bytes(s), CONTEXT * less);
         CHECK_EQ(bn_session_bytes(s), bn_session_bytes(copy));
+        CHECK(bn_kv_name(options.kv_type)[0] != 0);
         bn_session_free(s);
         bn_session_free(copy);
     }
     bn_session_free(f32);
+    CHECK(strcmp(bn_kv_name(BN_KV_INT8), "int8") == 0);
+    CHECK(bn_kv_name(BN_KV_TYPES) == NULL && bn_kv_name(-1) == NULL);
     CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
     options.kv_type = -1;
     CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
@@ -362,7 +365,7 @@ int main(void) {
         test_screened_head(&samplers[i]);
         test_drafts(&samplers[i], (uint64_t)i);
     }
-    for (plain.kv_type = BN_KV_F16; plain.kv_type <= BN_KV_INT8; plain.kv_type++) {
+    for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_drafts(&samplers[2], 9);
         test_batch();
         test_fork_and_rewind();

@@ -75,7 +75,7 @@ static void check_second(const bn_stack *s, const bn_file *f, const bn_kernels *
         CHECK(l->q_norm.gain != NULL && l->k_norm.gain != NULL && l->q_norm.gain != l->k_norm.gain);
         CHECK(l->attn_sub_norm.gain == NULL && l->attn_post_norm.gain == NULL);
         CHECK(l->ffn.kind == BN_FFN_PLAIN && l->ffn.gate.data == NULL && l->ffn.up.rows == FFN);
-        CHECK(l->ffn.act == kernels->silu_gate && !l->ffn.rectifies);
+        CHECK(l->ffn.act == kernels->vectors.silu_gate && !l->ffn.rectifies);
     }
     CHECK(s->positions.dim == HEAD - 2 && s->positions.factor == 1.5f);
     CHECK(s->positions.frequencies[0] != NULL && s->positions.frequencies[1] != NULL);
