@@ -21,6 +21,7 @@ import training_runs
 from training_runs import Outcome
 
 from bitnet import checkpoint
+from bitnet.checkpoint import Checkpoint
 
 Words = dict[str, Any]  # options of a verb, by name
 
@@ -76,7 +77,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     def at(key: str, rate: float, seed: int) -> Outcome:
         verb, model = ["finetune", source], VARIANTS[key].model
         if key == "scratch":
-            verb, model = ["train", "--tokenizer", checkpoint.find(source) / "tokenizer.json"], shape
+            verb, model = ["train", "--tokenizer", Checkpoint.open(source).folder / "tokenizer.json"], shape
         options = budget(args.steps) | VARIANTS[key].options | {"lr": rate, "seed": seed}
         return run(args.runs / f"{key}-{args.steps}-lr{rate:g}-seed{seed}", verb, options, model, source)
 

@@ -106,11 +106,11 @@ def _in_engine(source: Path, kv_type: str) -> Iterator[Model]:
     with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:
         file = source
         if source.is_dir():
-            from bitnet.checkpoint import find
+            from bitnet.checkpoint import Checkpoint
             from bitnet_export.pack import pack_checkpoint
 
             file = Path(folder) / "model.bitnet"
-            pack_checkpoint(find(source), file)
+            pack_checkpoint(Checkpoint.open(source), file)
         with Model.load(file, kv_type=kv_type) as model:
             say(escape(str(model)))
             yield model
@@ -143,31 +143,29 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 
 def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a checkpoint."""
-    from bitnet import chat, checkpoint, corpus, data, tokenizer
+    from bitnet import chat, corpus, data, tokenizer
+    from bitnet.checkpoint import Checkpoint
     from bitnet.evaluate import Overlapping, check_vocabulary, evaluate
     from bitnet.settings import Settings
 
-    folder = checkpoint.find(args.source)
-    model = checkpoint.load_model(folder)
-    words = tokenizer.load(folder / "tokenizer.json")
+    checkpoint = Checkpoint.open(args.source)
+    folder, model, words, state = checkpoint.folder, checkpoint.model, checkpoint.words, checkpoint.state
     check_vocabulary(words, model.config, str(folder))
-    state = checkpoint.load_state(folder)
     settings = Settings.from_dict(state["settings"])
-    generation = checkpoint.load_generation(folder)
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
         tokens: Overlapping | chat.Dialogues
         if settings.chat and not args.data:
             if args.stride:
                 raise ValueError("--stride is for text; of conversations each is measured from its beginning")
-            encoder = chat.Encoder(words, checkpoint.load_template(folder) or chat.CHATML, generation)
+            encoder = chat.Encoder(words, checkpoint.template or chat.CHATML, checkpoint.generation)
             held_out = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation)[1]
             tokens = chat.Dialogues(held_out, encoder, words)
         elif not args.data and (kept := data.recorded(state, "validation", folder.resolve().parent)):
             tokens = Overlapping(kept, stride)
         else:
             texts = corpus.Documents(args.data or settings.data)
-            first = tokenizer.separator(words, generation)
+            first = tokenizer.separator(words, checkpoint.generation)
             text = data.tokenize(
                 texts if args.data else corpus.split(texts, settings.validation)[1], words, Path(scratch), "text", first
             )

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bitnet import checkpoint, tokenizer
+from bitnet.checkpoint import CONFIG, Checkpoint, CheckpointError, all_of, read_json
 from bitnet.config import ModelConfig
 from bitnet.layers import RMSNorm
 from bitnet.model import Transformer
@@ -47,25 +47,24 @@ class Start:
 def is_checkpoint(path: str | Path) -> bool:
     """Whether `path` is ours: a run folder, or a checkpoint, whose configuration names no architecture."""
     folder = Path(path)
-    if not folder.exists() or checkpoint.all_of(folder):
+    if not folder.exists() or all_of(folder):
         return True
     try:
-        return "architectures" not in checkpoint.read_json(folder / "config.json")
-    except checkpoint.CheckpointError:
+        return "architectures" not in read_json(folder / CONFIG)
+    except CheckpointError:
         return False
 
 
 def read_checkpoint(path: str | Path) -> Start:
     """One of our own checkpoints, or the newest one of a run folder."""
-    folder = checkpoint.find(path)
-    model = checkpoint.load_model(folder)
+    checkpoint = Checkpoint.open(path)
     return Start(
-        what=f"checkpoint {folder}",
-        config=model.config,
-        weights=model.state_dict(),
-        words=tokenizer.load(folder / "tokenizer.json"),
-        template=checkpoint.load_template(folder),
-        generation=checkpoint.load_generation(folder),
+        what=f"checkpoint {checkpoint.folder}",
+        config=checkpoint.config,
+        weights=checkpoint.model.state_dict(),
+        words=checkpoint.words,
+        template=checkpoint.template,
+        generation=checkpoint.generation,
     )
 
 

@@ -7,12 +7,11 @@ files know their own size.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -30,7 +29,7 @@ def write(folder: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str:
-    """What is wrong with the files of a checkpoint; "" when nothing is. Reads all of them, once in a process.
+    """What is wrong with the files of a checkpoint; "" when nothing is. Reads all of them.
 
     Raises OSError: they cannot be read now, which says nothing about what is in them.
     """
@@ -38,16 +37,7 @@ def damage(checkpoint: Path) -> str:
         stats = {file.name: file.stat() for file in checkpoint.iterdir()}
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"it cannot be read: {error.strerror}"
-    seen = sorted(
-        (name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats.items() if S_ISREG(s.st_mode)
-    )
-    return _damage(checkpoint.resolve(), tuple(seen))
-
-
-@functools.lru_cache(maxsize=64)
-def _damage(checkpoint: Path, seen: tuple[tuple[Any, ...], ...]) -> str:
-    """seen: name and size of each file, and what tells that it is not that of an earlier call."""
-    sizes = {name: size for name, size, *_ in seen}
+    sizes = {name: s.st_size for name, s in stats.items() if S_ISREG(s.st_mode)}
     if NAME not in sizes:
         return _without_manifest(checkpoint, sizes)
     try:

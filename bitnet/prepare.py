@@ -13,7 +13,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from bitnet import chat, checkpoint, compiler, corpus, data, distill, finetune, memory, optimizers, parallel, tokenizer
+from bitnet import chat, compiler, corpus, data, distill, finetune, memory, optimizers, parallel, tokenizer
+from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.evaluate import check_vocabulary
 from bitnet.model import Transformer
@@ -27,7 +28,7 @@ MANY = 100  # times a token is seen, from which on a model mostly learns its tex
 def prepare(
     settings: Settings,
     config: ModelConfig,
-    newest: Path | None,
+    newest: Checkpoint | None,
     start: finetune.Start | None = None,
     teacher: finetune.Start | None = None,
 ) -> Run:
@@ -44,13 +45,15 @@ def prepare(
     if device == "cpu" and not parallel.launched():
         known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
         memory.check(config if known else config.replace(vocab_size=1), settings)
-    folder, before = settings.run_folder, checkpoint.load_state(newest) if newest else {}
-    if before and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
-        raise TrainingError(f"{newest} holds the moments of {kept}; go on without --optimizer {settings.optimizer}")
-    words, template, generation, batches, held_out = read_data(settings, config, newest, before, start)
-    if before and before["data"] != batches.tokens.digest:
+    folder, before = settings.run_folder, newest.state if newest else {}
+    if newest and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
         raise TrainingError(
-            f"{newest} was trained on other text, or with another --validation; start another run with --out"
+            f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
+        )
+    words, template, generation, batches, held_out = read_data(settings, config, newest, before, start)
+    if newest and before["data"] != batches.tokens.digest:
+        raise TrainingError(
+            f"{newest.folder} was trained on other text, or with another --validation; start another run with --out"
         )
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
@@ -68,8 +71,8 @@ def prepare(
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
     if newest is not None:
-        checkpoint.load_weights(model, newest)
-        checkpoint.load_optimizer(optimizer, model, newest)
+        newest.load_weights(model)
+        newest.load_optimizer(optimizer, model)
         state |= {name: before[name] for name in state.keys() & before.keys()}
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
@@ -133,14 +136,14 @@ def set_threads(wanted: int) -> None:
 def read_data(
     settings: Settings,
     config: ModelConfig,
-    newest: Path | None,
+    newest: Checkpoint | None,
     before: dict[str, Any],
     start: finetune.Start | None,
 ) -> tuple[Tokenizer, str | None, dict[str, Any], data.Batches | chat.Batches, data.Tokens | chat.Dialogues]:
     """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
     template, generation = (start.template, start.generation) if start else (None, {})
     if newest is not None:
-        template, generation = checkpoint.load_template(newest), checkpoint.load_generation(newest)
+        template, generation = newest.template, newest.generation
     elif not start and Path(settings.tokenizer).is_file():
         generation = tokenizer.ends_beside(settings.tokenizer)
     context = settings.context or config.max_context
@@ -193,10 +196,12 @@ def begin(start: finetune.Start, config: ModelConfig, batches: data.Batches | ch
     return model
 
 
-def choose_tokenizer(settings: Settings, config: ModelConfig, texts: Iterable[str], newest: Path | None) -> Tokenizer:
+def choose_tokenizer(
+    settings: Settings, config: ModelConfig, texts: Iterable[str], newest: Checkpoint | None
+) -> Tokenizer:
     """That of the checkpoint, of the file named, or a new one."""
     if newest is not None:
-        return tokenizer.load(newest / "tokenizer.json")
+        return newest.words
     if Path(settings.tokenizer).is_file():
         return tokenizer.load(settings.tokenizer)
     return tokenizer.build(settings.tokenizer, texts, config.vocab_size)

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bitnet.integer_sum import integer_sum
+
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # weights (N, K) -> int8 codes (N, K), fp32 scale
 
 EPS = 1e-5
 GROUP = 128  # inputs that share a scale when the scope is "group"
-EXACT = 1040  # int8 products whose sum fp32 holds: 1040·127·127 < 2²⁴
 
 
 def weight_scale(w: Tensor, scope: str = "tensor") -> Tensor:
@@ -89,38 +90,8 @@ def stored_rows(w: Tensor, storage: str) -> Tensor:
     raise ValueError(f"storage is {storage!r}, expected int8, f16 or f32")
 
 
-def integer_sum(q: Tensor, codes: Tensor) -> Tensor:
-    """Σ q·c, exact, then converted to fp32 (exact below 2²⁴: K <= 132,104 ternary, K <= 1,040 int8).
-
-    q: int8 (M, K), codes: int8 (N, K). Returns fp32 (M, N).
-    """
-    if _has_int8_product(q, codes):
-        return torch._int_mm(q, codes.T).float()
-    with torch.autocast(q.device.type, enabled=False):
-        pairs = zip(q.split(EXACT, dim=1), codes.split(EXACT, dim=1), strict=True)
-        parts = [F.linear(a.float(), b.float()) for a, b in pairs]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64).float()
-
-
-def _int8_product_is_exact() -> bool:
-    """Whether this CPU's int8 product adds without saturating (x86 before VNNI may not): tried on the extremes."""
-    extremes = torch.tensor([127, -127], dtype=torch.int8)[:, None].expand(2, 256).contiguous()
-    product = torch._int_mm(extremes, extremes.T)
-    return product.tolist() == [[256 * 127 * 127, -256 * 127 * 127], [-256 * 127 * 127, 256 * 127 * 127]]
-
-
-CPU_INT8_IS_EXACT = _int8_product_is_exact()
-
-
-def _has_int8_product(q: Tensor, codes: Tensor) -> bool:
-    """Whether torch multiplies these as int8, exactly. The CUDA library asks for these sizes."""
-    if q.device.type == "cuda":
-        return q.shape[0] > 16 and q.shape[1] % 8 == 0 and codes.shape[0] % 8 == 0
-    return q.device.type == "cpu" and CPU_INT8_IS_EXACT
-
-
 def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tensor:
-    """y = (Σ q·c)·(scale/s): an exact integer sum and one fp32 factor.
+    """y = (Σ q·c)·(scale/s): an exact integer sum (`bitnet.integer_sum`), converted to fp32, and one fp32 factor.
 
     Of groups, y = (Σ_g (Σ q·c)·scale_g) / s, the outer sum in fp32 and in order.
     q: int8 (M, K), codes: int8 (N, K), scale: any scope, s: (M, 1). Returns fp32 (M, N).

@@ -18,11 +18,14 @@ import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet import process, runlog
 from bitnet.figures import PANELS, Panel, Records, series
 from bitnet_runtime.terminal import show
+
+if TYPE_CHECKING:
+    from bitnet.checkpoint import Checkpoint
 
 LARGEST = 200_000_000  # ternary weights of a model that may generate a sample here, without the engine
 
@@ -54,7 +57,9 @@ def command(args: argparse.Namespace) -> int:
             partial.touch()
             if out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        title, facts, text = f"bitnet report: {run.resolve().name}", summary(run, records), sample(run, args)
+        checkpoint, problem = _newest(run)
+        facts = summary(run, records) | _of_checkpoint(checkpoint, problem)
+        title, text = f"bitnet report: {run.resolve().name}", sample(checkpoint, problem, args)
         page = as_html(title, facts, text, records) if out.suffix == ".html" else as_png(title, facts, text, records)
         with _writing(out):
             partial.write_bytes(page)
@@ -89,43 +94,53 @@ def summary(run: Path, records: Records) -> Facts:
         facts["validation loss"] = f"{nats[-1]:.4f} nats/token" + (f", {bits[-1]:.4f} bits/byte" if len(bits) else "")
     if skipped := sum("skipped" in r for r in records):
         facts["skipped steps"] = f"{skipped:,}"
-    return facts | _of_checkpoint(run)
+    return facts
 
 
-def _of_checkpoint(run: Path) -> Facts:
-    """Model and settings, from the newest checkpoint."""
-    from bitnet import checkpoint
+def _newest(run: Path) -> tuple[Checkpoint | None, str]:
+    """The newest whole checkpoint, and what is wrong with newer ones; or why there is none."""
+    from bitnet.checkpoint import Checkpoint
 
     damaged: list[str] = []
     try:
-        folder = checkpoint.find(run, damaged.append)
-        config, settings = checkpoint.load_config(folder), checkpoint.load_state(folder).get("settings")
-    except (ValueError, TypeError, OSError) as error:  # none yet, damaged, or removed by the run this very moment
+        return Checkpoint.open(run, damaged.append), "; ".join(damaged)
+    except (ValueError, OSError) as error:
+        return None, str(error)
+
+
+def _of_checkpoint(checkpoint: Checkpoint | None, problem: str) -> Facts:
+    """Model and settings."""
+    if checkpoint is None:
+        return {"checkpoint": problem}
+    try:
+        config, settings = checkpoint.config, checkpoint.state.get("settings")
+    except (ValueError, TypeError, OSError) as error:  # damaged, or removed by the run this very moment
         return {"checkpoint": str(error)}
     shown = ("lr", "schedule", "batch", "accumulate", "weight_decay", "precision", "seed")
     said = settings if isinstance(settings, dict) else {}
     return {
-        "checkpoint": "; ".join([folder.name, *damaged]),
+        "checkpoint": "; ".join([checkpoint.folder.name, *([problem] if problem else [])]),
         "model": f"{config.n_layers} layers of width {config.dim}, {config.ternary_weights:,} ternary weights, "
         f"vocabulary {config.vocab_size:,}",
         "settings": ", ".join(f"{name} {said[name]}" for name in shown if name in said),
     }
 
 
-def sample(run: Path, args: argparse.Namespace) -> str:
-    """Text that the newest checkpoint makes of args.prompt, or the reason why there is none, in brackets."""
-    from bitnet import checkpoint, tokenizer
+def sample(checkpoint: Checkpoint | None, problem: str, args: argparse.Namespace) -> str:
+    """Text that the checkpoint makes of args.prompt, or the reason why there is none, in brackets."""
+    from bitnet import tokenizer
 
     if not args.tokens:
         return "[not asked for: --tokens 0]"
+    if checkpoint is None:
+        return f"[no sample: {problem}]"
     try:
-        folder = checkpoint.find(run, lambda _: None)
-        config = checkpoint.load_config(folder)
+        config = checkpoint.config
         if config.ternary_weights > LARGEST:
             return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"
-        words = tokenizer.load(folder / "tokenizer.json")
+        words = checkpoint.words
         ids = [tokenizer.END_ID, *words.encode(args.prompt, add_special_tokens=False).ids]
-        made = _generate(checkpoint.load_model(folder), ids, args.tokens)
+        made = _generate(checkpoint.model, ids, args.tokens)
     except (ValueError, TypeError, OSError) as error:
         return f"[no sample: {error}]"
     return str(words.decode([token for token in made if token != tokenizer.END_ID]))

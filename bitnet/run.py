@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 
-from bitnet import chat, checkpoint, compiler, data, distill, parallel, runlog, schedule
+from bitnet import chat, compiler, data, distill, parallel, runlog, saving, schedule
 from bitnet.bitlinear import BitLinear
+from bitnet.checkpoint import Checkpoint, CheckpointError
 from bitnet.evaluate import Result, evaluate
 from bitnet.model import Transformer
 from bitnet.progress import say
@@ -62,11 +63,11 @@ class Run:
         self.state["quantized"] = schedule.quantization(self.settings, self.progress)
         more = self.template, self.generation
         try:
-            checkpoint.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
+            saving.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
         except (OSError, SafetensorError) as error:
             raise self.failure(error) from error
         if parallel.is_first():
-            checkpoint.keep_newest(self.folder, self.settings.keep)
+            saving.keep_newest(self.folder, self.settings.keep)
 
     def open_log(self) -> runlog.Log:
         """Going on after the steps that were made."""
@@ -76,8 +77,8 @@ class Run:
 
     def last_good(self) -> str:
         try:
-            return f"{checkpoint.find(self.folder, lambda _: None)} is the last good checkpoint"
-        except checkpoint.CheckpointError:
+            return f"{Checkpoint.open(self.folder, lambda _: None).folder} is the last good checkpoint"
+        except CheckpointError:
             return "no checkpoint was saved"
         except OSError as error:
             return f"the checkpoints cannot be read now ({error.strerror})"

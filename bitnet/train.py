@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from bitnet import checkpoint, data, distill, finetune, memory, parallel, process, runlog, schedule, telemetry
+from bitnet import checkpoint, data, distill, finetune, memory, parallel, process, runlog, saving, schedule, telemetry
+from bitnet.checkpoint import Checkpoint
 from bitnet.prepare import prepare
 from bitnet.progress import Progress, say
 from bitnet.resolve import resolve, run_folder
@@ -83,7 +84,7 @@ def _check_free(folder: Path, config: str | None) -> None:
 
 def _resume(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
     folder = run_folder(args)
-    if not checkpoint.all_of(folder) and not list(folder.glob(f".step-*{checkpoint.REPLACED}")):
+    if not checkpoint.all_of(folder) and not list(folder.glob(f".step-*{saving.REPLACED}")):
         found = "has no step-* folder in it" if folder.is_dir() else "does not exist"
         raise TrainingError(
             f"nothing to resume: {folder} {found}, expected a run folder with a checkpoint; "
@@ -91,7 +92,7 @@ def _resume(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
         )
     with _claimed(folder) as claim:
         newest = parallel.from_first(lambda: _newest(folder))
-        settings, config = resolve(args, checkpoint.load_state(newest))
+        settings, config = resolve(args, newest.state)
         settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
         teacher = read(settings.teacher or settings.source) if read and settings.distilled else None
         run = prepare(settings, config, newest, teacher=teacher)
@@ -103,11 +104,11 @@ def _claimed(folder: Path) -> contextlib.AbstractContextManager[process.Claim]:
     return process.claimed(folder) if parallel.is_first() else contextlib.nullcontext(process.Claim())
 
 
-def _newest(folder: Path) -> Path:
+def _newest(folder: Path) -> Checkpoint:
     """The checkpoint to go on from."""
-    checkpoint.recover(folder)
-    newest = checkpoint.find(folder)
-    checkpoint.set_aside(folder, newest)
+    saving.recover(folder)
+    newest = Checkpoint.open(folder)
+    saving.set_aside(folder, newest.folder)
     return newest
 
 
@@ -207,12 +208,12 @@ def skip_or_stop(run: Run, problem: str) -> None:
     settings, state = run.settings, run.state
     problem += f" at step {state['step'] + 1:,}"
     state["skipped"] += 1
-    advice = f"lower --lr (now {settings.lr:g}); {run.last_good()}"
-    if settings.on_bad_step == "stop":
-        raise TrainingError(f"{problem}; {advice}")
-    if state["skipped"] >= SKIPPED:
-        raise TrainingError(f"{problem}, the {SKIPPED}th bad step in a row; {advice}")
-    say(f"{problem}; skipped")
+    if settings.on_bad_step == "skip" and state["skipped"] < SKIPPED:
+        say(f"{problem}; skipped")
+        return
+    if settings.on_bad_step == "skip":
+        problem += f", the {SKIPPED}th bad step in a row"
+    raise TrainingError(f"{problem}; lower --lr (now {settings.lr:g}); {run.last_good()}")
 
 
 def update(run: Run) -> tuple[float, float]:

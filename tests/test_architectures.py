@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet_export.pack import pack_checkpoint
@@ -104,7 +105,7 @@ def test_logits_are_those_of_transformers(config: ModelConfig, tmp_path: Path) -
     (tmp_path / "c").mkdir()
     save_file(weights, tmp_path / "c" / "model.safetensors")
     (tmp_path / "c" / "config.json").write_text(config.to_json())
-    pack_checkpoint(tmp_path / "c", tmp_path / "m.bitnet")
+    pack_checkpoint(Checkpoint.open(tmp_path / "c"), tmp_path / "m.bitnet")
     with torch.no_grad():
         expected = source.double()(tokens).logits.numpy()
         in_torch = model.double()(tokens).numpy()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet import chat, checkpoint, cli, data, tokenizer
+from bitnet import chat, cli, data, tokenizer
+from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.masks import positions
 from bitnet.model import Transformer
@@ -209,7 +210,7 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert cli.main(["eval", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nats_per_token"] < 0.5
-    assert checkpoint.load_template(folder) == chat.CHATML
+    assert Checkpoint.open(folder).template == chat.CHATML
     export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)
     with Model.load(tmp_path / "m.bitnet") as model:
         result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)

@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bitnet import checkpoint, runlog
+from bitnet import checkpoint, runlog, saving
+from bitnet.checkpoint import Checkpoint
 from training import TINY, bitnet, bits, edited, losses
 
 torch.set_num_threads(1)
@@ -25,7 +26,7 @@ torch.set_num_threads(1)
 
 
 def test_saving_is_all_or_nothing(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = checkpoint.load_model(finished)
+    model = Checkpoint.open(finished).model
     optimizer = torch.optim.AdamW(model.parameters())
 
     def full(*_: Any) -> None:
@@ -33,12 +34,12 @@ def test_saving_is_all_or_nothing(finished: Path, tmp_path: Path, monkeypatch: p
 
     for step, name in ((1, "save_file"), (2, "flush")):
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, name, full)
+            patch.setattr(saving, name, full)
             with pytest.raises(OSError, match="No space left"):
-                checkpoint.save(tmp_path, model, "{}", optimizer, {"step": step})
+                saving.save(tmp_path, model, "{}", optimizer, {"step": step})
     assert not list(tmp_path.iterdir())
-    assert checkpoint.save(tmp_path, model, "{}", optimizer, {"step": 3}).name == "step-000003"
-    assert checkpoint.find(tmp_path).name == "step-000003"
+    assert saving.save(tmp_path, model, "{}", optimizer, {"step": 3}).name == "step-000003"
+    assert Checkpoint.open(tmp_path).folder.name == "step-000003"
 
 
 def _without(tensors: dict[str, Any], name: str) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_strict_loading(change: Any, message: str, finished: Path, tmp_path: Pat
     copy = edited(Path(shutil.copytree(finished / "step-000020", tmp_path / "copy")))
     save_file(change(load_file(copy / "model.safetensors")), copy / "model.safetensors")
     with pytest.raises(checkpoint.CheckpointError, match=message):
-        checkpoint.load_model(copy)
+        assert Checkpoint.open(copy).model
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "state.json"])
@@ -110,16 +111,16 @@ def test_the_newest_whole_checkpoint_counts(
 ) -> None:
     run, (damage, message) = Path(shutil.copytree(finished, tmp_path / "run")), DAMAGE[kind]
     damage(run / "step-000020")
-    assert checkpoint.find(run) == run / "step-000010"
+    assert Checkpoint.open(run).folder == run / "step-000010"
     said = capsys.readouterr().err
     assert said.startswith(f"{run}/step-000020 is damaged: {message}") and said.endswith("; taking step-000010\n")
     assert said.count("\n") == 1
     with pytest.raises(checkpoint.CheckpointError, match="step-000020 is damaged"):  # as it is the one that was named
-        checkpoint.find(run / "step-000020")
+        Checkpoint.open(run / "step-000020")
     damage(run / "step-000010")
     shutil.rmtree(run / "step-000000", ignore_errors=True)
     with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint is whole: .*step-000020.*; .*step-000010"):
-        checkpoint.find(run)
+        Checkpoint.open(run)
 
 
 def test_eval_export_and_resume_take_it(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +174,7 @@ def test_what_cannot_be_read_now_is_not_damaged(
             assert bitnet(*command) == 1
             assert capsys.readouterr().err == f"bitnet: error: {os.strerror(number)}: {file}\n"
     assert sorted(path for path in run.rglob("*") if path.name != "lock") == before
-    assert checkpoint.find(run) == file.parent
+    assert Checkpoint.open(run).folder == file.parent
 
 
 def test_what_was_set_aside_stays(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_what_was_set_aside_stays(tmp_path: Path) -> None:
         for name in ("step-000010", "step-000020"):
             (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / "step-000020" / "it").write_text(content)
-        checkpoint.set_aside(tmp_path, tmp_path / "step-000010")
+        saving.set_aside(tmp_path, tmp_path / "step-000010")
     kept = {path.parent.name: path.read_text() for path in tmp_path.glob("*/it")}
     assert kept == {"step-000020.damaged": "first", "step-000020.damaged2": "second", "step-000020.damaged3": "third"}
     assert checkpoint.all_of(tmp_path) == [tmp_path / "step-000010"]
@@ -203,12 +204,12 @@ def test_moments_are_all_there_or_none(
 
 def test_a_step_is_replaced_only_by_a_whole_one(finished: Path, tmp_path: Path) -> None:
     """Stopped before each rename by an error, or by a kill, which nothing is done after."""
-    model = checkpoint.load_model(finished)
+    model = Checkpoint.open(finished).model
     optimizer = torch.optim.AdamW(model.parameters())
     rename, seen = Path.rename, []
 
     def save(text: str) -> None:
-        checkpoint.save(tmp_path, model, text, optimizer, {"step": 1})
+        saving.save(tmp_path, model, text, optimizer, {"step": 1})
 
     save("old")
     for stop_at in (1, 2):
@@ -228,19 +229,19 @@ def test_a_step_is_replaced_only_by_a_whole_one(finished: Path, tmp_path: Path) 
             if killed:
                 (tmp_path / "step-000001").rename(tmp_path / ".step-000001.replaced")
                 (tmp_path / ".step-000001.partial").mkdir()
-            checkpoint.recover(tmp_path)
+            saving.recover(tmp_path)
             assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
-            assert (checkpoint.find(tmp_path) / "tokenizer.json").read_text() == "old"
+            assert (Checkpoint.open(tmp_path).folder / "tokenizer.json").read_text() == "old"
     save("new")
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
-    assert (checkpoint.find(tmp_path) / "tokenizer.json").read_text() == "new"
+    assert (Checkpoint.open(tmp_path).folder / "tokenizer.json").read_text() == "new"
 
 
 def test_a_full_disk(
     sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the checkpoint of step 20, and then, after a resume, in the log of step 13."""
-    run, save, write = tmp_path / "run", checkpoint.save, runlog.Log.write
+    run, save, write = tmp_path / "run", saving.save, runlog.Log.write
 
     def full(folder: Path, model: Any, words: str, optimizer: Any, state: dict[str, Any], *more: Any) -> Path:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -257,7 +258,7 @@ def test_a_full_disk(
         write(log, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", full)
+        patch.setattr(saving, "save", full)
         assert bitnet("train", *TINY, "--data", sentences, "--out", run) == 1
     with monkeypatch.context() as patch:
         patch.setattr(runlog.Log, "write", full_log)

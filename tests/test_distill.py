@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitnet import checkpoint, cli, compiler, distill, finetune, runlog, tokenizer, train
+from bitnet import cli, compiler, distill, finetune, runlog, tokenizer, train
+from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
 from bitnet.settings import Settings
@@ -285,7 +286,7 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(train, "update", kill)
         assert convert(source, tmp_path / "killed", *options) == 130
-    assert checkpoint.load_state(tmp_path / "killed")["step"] == 4
+    assert Checkpoint.open(tmp_path / "killed").state["step"] == 4
     assert cli.main(["finetune", str(source[0]), "--out", str(tmp_path / "killed"), "--resume"]) == 0
     for name in ("model.safetensors", "optimizer.safetensors"):
         whole, killed = (tmp_path / run / "step-000008" / name for run in ("whole", "killed"))
@@ -301,7 +302,7 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
             Settings(source="x", quantize_warmup=0.5, distill=0.3, distill_relations=0.2), sizes
         )
         sizes = distill.running_means(sizes, {name: record[name] for name in names})
-    assert checkpoint.load_state(tmp_path / "whole")["sizes"] == sizes
+    assert Checkpoint.open(tmp_path / "whole").state["sizes"] == sizes
     last = found[-1]
     share = last["weights"]["relations"] * last["relations"] / last["cross_entropy"]
     assert 0.1 < share < 0.4  # 0.2 of the running means, which lag behind while λ rises
@@ -349,7 +350,7 @@ def test_a_bad_step_leaves_the_running_means(source: tuple[Path, Path], tmp_path
     monkeypatch.setattr(distill.Distillation, "terms", broken)
     assert convert(source, tmp_path / "run", *RELATIONS, "--on-bad-step", "skip") == 0
     assert [r["step"] for r in runlog.read(tmp_path / "run" / "log.jsonl") if "skipped" in r] == [3]
-    assert all(math.isfinite(size) for size in checkpoint.load_state(tmp_path / "run")["sizes"].values())
+    assert all(math.isfinite(size) for size in Checkpoint.open(tmp_path / "run").state["sizes"].values())
 
 
 def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bitnet.checkpoint import Checkpoint
 from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
@@ -59,7 +60,7 @@ def checkpoint_of(config: ModelConfig, folder: Path) -> Transformer:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Path]:
     folder = tmp_path_factory.mktemp("embed")
     model = checkpoint_of({"qwen": QWEN, "gemma": GEMMA}[request.param], folder / "checkpoint")
-    pack_checkpoint(folder / "checkpoint", folder / "m.bitnet")
+    pack_checkpoint(Checkpoint.open(folder / "checkpoint"), folder / "m.bitnet")
     return model, folder / "m.bitnet"
 
 
@@ -205,7 +206,7 @@ def test_a_decoder_embeds_when_a_pooling_is_named(tmp_path: Path) -> None:
 def test_a_file_without_a_tokenizer_takes_tokens(tmp_path: Path) -> None:
     checkpoint_of(QWEN, tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "tokenizer.json").unlink()
-    pack_checkpoint(tmp_path / "checkpoint", tmp_path / "m.bitnet")
+    pack_checkpoint(Checkpoint.open(tmp_path / "checkpoint"), tmp_path / "m.bitnet")
     with Model.load(tmp_path / "m.bitnet") as model:
         assert math.isclose(float((model.embed([1, 2, 3]) ** 2).sum()), 1, rel_tol=1e-5)  # fp32 sum of 40
         with pytest.raises(TokenizerError, match="has no tokenizer"):

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet import cli, data
+from bitnet.checkpoint import Checkpoint
 from bitnet.evaluate import Overlapping, evaluate, evaluate_packed, log_probabilities
 from bitnet.model import Transformer
 from bitnet_export.pack import pack_checkpoint
@@ -121,7 +122,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
         (folder / "text" / f"{i}.txt").write_text(words, encoding="utf-8")
     run = ["--steps", "40", "--batch", "4", "--eval-every", "1000", "--threads", "1"]
     assert bitnet("train", *TINY, *run, "--data", folder / "text", "--out", folder / "run") == 0
-    pack_checkpoint(folder / "run" / "step-000040", folder / "model.bitnet")
+    pack_checkpoint(Checkpoint.open(folder / "run" / "step-000040"), folder / "model.bitnet")
     return folder / "run", folder / "model.bitnet", folder / "text"
 
 

@@ -22,8 +22,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import packed_files
-from bitnet import checkpoint, corpus, data, quant, tokenizer
+from bitnet import checkpoint, corpus, data, quant, saving, tokenizer
 from bitnet.bitlinear import project
+from bitnet.checkpoint import Checkpoint
 from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.layers import ACTIVATIONS
@@ -40,7 +41,7 @@ from bitnet_export import (
     write_packed,
 )
 from bitnet_export.pack import pack_checkpoint
-from bitnet_export.verify import real_tokens
+from bitnet_export.real_text import real_tokens
 from bitnet_export.writer import Encoded
 from bitnet_runtime import Model
 
@@ -80,7 +81,7 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
             optimizer.step()
             optimizer.zero_grad()
     state = {"step": steps, "tokens": 1024 * steps, "seconds": 0, "settings": {"data": TEXT, "validation": 0.3}}
-    return checkpoint.save(run, model, words.to_str(), optimizer, state)
+    return saving.save(run, model, words.to_str(), optimizer, state)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ def edit(folder: Path, **tensors: torch.Tensor | None) -> None:
 
 def test_codes_and_scales_are_those_of_the_paper(trained: Path, tmp_path: Path) -> None:
     """Against arithmetic written out here: γ = mean|W|, T = round(W/γ) within ±1, embedding rows by absmax."""
-    pack_checkpoint(trained, tmp_path / "m.bitnet")
+    pack_checkpoint(Checkpoint.open(trained), tmp_path / "m.bitnet")
     file, weights = PackedFile.open(tmp_path / "m.bitnet"), load_file(trained / "model.safetensors")
     ternary = 0
     for key, record in file.tensors.items():
@@ -197,7 +198,7 @@ def test_families(family: str, tmp_path: Path) -> None:
 
 def test_what_the_file_carries(untrained: Path, tmp_path: Path) -> None:
     (untrained / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    pack_checkpoint(untrained, tmp_path / "m.bitnet")
+    pack_checkpoint(Checkpoint.open(untrained), tmp_path / "m.bitnet")
     file = PackedFile.open(tmp_path / "m.bitnet")
     assert file.section(records.TOKENIZER) == (untrained / "tokenizer.json").read_bytes()
     assert file.section(records.TEMPLATE) == b"{{ messages[0].content }}"
@@ -213,7 +214,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     for name in ("a", "b"):
-        pack_checkpoint(untrained, tmp_path / name)
+        pack_checkpoint(Checkpoint.open(untrained), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert PackedFile.open(tmp_path / "a").metadata["provenance"]["date"] == "2023-11-14"
 
@@ -231,7 +232,7 @@ def test_export_of_1_6_bits_is_the_other_file_repacked(
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     report = export_checkpoint(untrained, tmp_path / "a", tokens=512, encoding="1.6")
-    pack_checkpoint(untrained, tmp_path / "b")
+    pack_checkpoint(Checkpoint.open(untrained), tmp_path / "b")
     other = repack(tmp_path / "b", tmp_path / "c", encoding="1.6")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "c").read_bytes()
     assert report.ternary_bits_per_weight == other.ternary_bits_per_weight
@@ -250,8 +251,8 @@ def test_a_head_of_another_format_and_its_cost(trained_as: str, head: str, tmp_p
 
     cost = report.head
     assert (cost.stored, cost.trained) == (head, trained_as)
-    windows = real_tokens(folder, 257, 2048)[0].reshape(-1, 64)
-    model = checkpoint.load_model(folder)
+    windows = real_tokens(Checkpoint.open(folder), 2048)[0].reshape(-1, 64)
+    model = Checkpoint.open(folder).model
     with torch.no_grad():
         tokens = torch.from_numpy(windows)
         assert cost.loss_trained == pytest.approx(float(model.loss(tokens[:, :-1], tokens[:, 1:])), abs=1e-6)
@@ -274,8 +275,8 @@ def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
     """Against layers written out here, on the same text."""
     folder = make_checkpoint(tmp_path / "run", SMALL.replace(activation=activation), steps=5)
     zeros = export_checkpoint(folder, tmp_path / "m.bitnet", tokens=1024).zero_inputs
-    model = checkpoint.load_model(folder)
-    x = torch.from_numpy(real_tokens(folder, 257, 1024)[0].reshape(-1, 64))[:, :-1]
+    model = Checkpoint.open(folder).model
+    x = torch.from_numpy(real_tokens(Checkpoint.open(folder), 1024)[0].reshape(-1, 64))[:, :-1]
     with torch.no_grad():
         x = quant.embedding_rows(x, model.embedding.weight, "int8")
         cos, sin = rope_tables(SMALL, x.shape[1], like=x)
@@ -341,7 +342,7 @@ def test_an_engine_that_computes_something_else_is_found(
 
 
 def test_verify_of_another_checkpoint_fails(trained: Path, untrained: Path, tmp_path: Path) -> None:
-    pack_checkpoint(trained, tmp_path / "m.bitnet")
+    pack_checkpoint(Checkpoint.open(trained), tmp_path / "m.bitnet")
     with pytest.raises(VerificationError, match="differ from the checkpoint's"):
         verify(untrained, tmp_path / "m.bitnet")
 

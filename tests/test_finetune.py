@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 import hf_models
 from bitnet import checkpoint, cli, finetune, quant, runlog, schedule, tokenizer, train
+from bitnet.checkpoint import Checkpoint
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model import Transformer
 from bitnet.settings import Settings
@@ -190,7 +191,7 @@ def test_from_a_folder_to_the_engine(source: tuple[torch.nn.Module, Path], text:
     assert report is not None  # export_checkpoint compares engine and torch, and writes nothing otherwise
     file = PackedFile.open(tmp_path / "m.bitnet")
     assert file.configs[0].ternary == TERNARY_LINEARS
-    model = checkpoint.load_model(whole)
+    model = Checkpoint.open(whole).model
     prompt = torch.randint(0, 257, (1, 6), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         expected = torch.log_softmax(model(prompt), -1)[0, -1].numpy()
@@ -221,7 +222,7 @@ def test_sub_norms_are_added_and_calibrated(source: tuple[torch.nn.Module, Path]
     assert distance() < 0.7 * before
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert run("finetune", source[1], "--data", text, *FAST, "--set", "sub_norm=true", "--out", tmp_path / "run") == 0
-    assert checkpoint.load_config(tmp_path / "run").sub_norm
+    assert Checkpoint.open(tmp_path / "run").config.sub_norm
 
 
 def test_from_our_own_full_precision_run(text: str, tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_from_our_own_full_precision_run(text: str, tmp_path: Path) -> None:
     before = ["train", *words, *FAST, "--tokenizer", "byte", "--data", text, "--out", tmp_path / "float"]
     assert run(*before) == 0
     assert run("finetune", tmp_path / "float", *FAST, "--data", text, "--out", tmp_path / "ternary") == 0
-    assert checkpoint.load_config(tmp_path / "ternary").ternary == TERNARY_LINEARS
+    assert Checkpoint.open(tmp_path / "ternary").config.ternary == TERNARY_LINEARS
     start = finetune.read_checkpoint(tmp_path / "ternary")
     assert start.defaults()[0]["quantize_warmup"] == 0.0
 

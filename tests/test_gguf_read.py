@@ -12,7 +12,7 @@ from bitnet.model import rope_frequencies
 from bitnet_export import PackedFile
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.encodings import SCOPE_NAMES
-from bitnet_export.gguf.read import Gguf
+from bitnet_export.gguf.container import Gguf
 from bitnet_export.gguf.types import TYPES
 from bitnet_export.records import NONE, ROLE, Key
 from bitnet_export.source import SourceError

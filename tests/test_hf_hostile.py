@@ -76,7 +76,7 @@ def test_no_config(tmp_path):
         (b"{", "not the JSON expected"),
         (b"[]", "holds a JSON list"),
         (b"\xff\xfe", "not the JSON expected"),
-        (b'{"a": 1, "a": 2}', "'a' comes 2 times"),
+        (b'{"a": 1, "a": 2}', "'a' occurs 2 times"),
         (b'{"a": NaN}', "not a finite number"),
         (b'{"a": 1e999}', "not a finite number"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not the JSON expected"),
@@ -95,7 +95,7 @@ def test_a_name_twice_among_many(folder):
     names = ", ".join(f'"{i}": 0' for i in range(600_000))
     (folder / "config.json").write_text(f'{{{names}, "599999": 0}}')
     start = time.monotonic()
-    refused(folder, "'599999' comes 2 times")
+    refused(folder, "'599999' occurs 2 times")
     assert time.monotonic() - start < 60
 
 
@@ -229,7 +229,7 @@ def test_bad_headers(folder):
     refused(folder, "its header calls for")
     (folder / "model.safetensors").write_bytes(content)
     header(folder, lambda h: json.dumps(h).replace("{", '{"__metadata__": {}, "__metadata__": {}, ', 1).encode())
-    refused(folder, r"comes \d times")
+    refused(folder, r"occurs \d times")
 
 
 def test_overlapping_tensors(folder):

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from bitnet import checkpoint, cli, runlog
+from bitnet import checkpoint, cli, runlog, saving
+from bitnet.checkpoint import Checkpoint
 
 STEPS, KILLS = 24, int(os.environ.get("BITNET_KILLS", "8"))
 MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
@@ -29,7 +30,7 @@ processes.set_forkserver_preload(["bitnet.train", "torch._dynamo", "matplotlib.p
 def start(text: Path, run: Path, *more: str) -> multiprocessing.process.BaseProcess:
     """A run that saves after every step, or its continuation."""
     words = ["train", "--data", str(text), "--out", str(run), "--threads", "1", "--steps", str(STEPS)]
-    words += ["--resume"] if checkpoint.all_of(run) or list(run.glob(f".*{checkpoint.REPLACED}")) else []
+    words += ["--resume"] if checkpoint.all_of(run) or list(run.glob(f".*{saving.REPLACED}")) else []
     words += [w for option in (*MODEL, "max_context=32") for w in ("--set", option)]
     words += ["--batch", "4", "--save-every", "1", "--eval-every", "10", "--layers-every", "7"]
     words += ["--tokenizer", "byte", *more]
@@ -68,9 +69,9 @@ def check_left(run: Path, whole: Path) -> int:
     """Every checkpoint of a killed run loads, and is that of the whole run. Returns how many there are."""
     for folder in checkpoint.all_of(run):
         assert bits(folder) == bits(whole / folder.name)
-        assert checkpoint.load_state(folder)["step"] == int(folder.name.removeprefix("step-"))
+        assert Checkpoint.open(folder).state["step"] == int(folder.name.removeprefix("step-"))
         expected = load_file(whole / folder.name / "model.safetensors")
-        found = checkpoint.load_model(folder).state_dict()
+        found = Checkpoint.open(folder).model.state_dict()
         assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in found)
     return len(checkpoint.all_of(run))
 
@@ -119,6 +120,6 @@ def test_a_second_run_waits_for_the_first_to_die(
     finally:
         process.kill()
         process.join()
-    step = checkpoint.load_state(run)["step"]
+    step = Checkpoint.open(run).state["step"]
     assert cli.main(["train", "--out", str(run), "--data", str(text), "--resume", "--steps", str(step + 1)]) == 0
-    assert checkpoint.load_state(run)["step"] == step + 1
+    assert Checkpoint.open(run).state["step"] == step + 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packed_files
-from bitnet import checkpoint, tokenizer
+from bitnet import saving, tokenizer
 from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
@@ -192,7 +192,7 @@ def test_export_measures_and_stores_by_lines(tmp_path: Path, capsys: pytest.Capt
     torch.manual_seed(1)
     trained = Transformer(config)
     words = tokenizer.build("byte", [], config.vocab_size).to_str()
-    checkpoint.save(tmp_path / "run", trained, words, torch.optim.AdamW(trained.parameters()), {"step": 1})
+    saving.save(tmp_path / "run", trained, words, torch.optim.AdamW(trained.parameters()), {"step": 1})
     out = tmp_path / "m.bitnet"
     for words, sparse in (([], False), (["--sparse", "on"], True), (["--sparse", "off"], False)):
         assert main(["export", str(tmp_path / "run"), str(out), "--tokens", "512", *words]) == 0

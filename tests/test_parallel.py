@@ -27,7 +27,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bitnet import checkpoint, cli, manifest, optimizers, parallel, runlog, train
+from bitnet import cli, manifest, optimizers, parallel, runlog, saving, train
+from bitnet.checkpoint import Checkpoint
 from bitnet.model import Transformer
 from bitnet.settings import Settings
 
@@ -157,14 +158,14 @@ def test_telemetry_is_of_the_whole_model(way: str, runs: dict[str, Path]) -> Non
 
 
 def test_a_checkpoint_does_not_say_who_wrote_it(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    names = {name: {file.name for file in checkpoint.find(run).iterdir()} for name, run in runs.items()}
+    names = {name: {file.name for file in Checkpoint.open(run).folder.iterdir()} for name, run in runs.items()}
     assert len(set(map(frozenset, names.values()))) == 1
-    assert not any(manifest.damage(checkpoint.find(run)) for run in runs.values())
+    assert not any(manifest.damage(Checkpoint.open(run).folder) for run in runs.values())
     for way in ("ddp", "fsdp"):
         for file in ("model.safetensors", "optimizer.safetensors"):
-            found, expected = (load_file(checkpoint.find(runs[name]) / file) for name in (way, "one"))
+            found, expected = (load_file(Checkpoint.open(runs[name]).folder / file) for name in (way, "one"))
             assert {k: t.numel() for k, t in found.items()} == {k: t.numel() for k, t in expected.items()}
-        assert checkpoint.load_state(runs[way])["settings"]["parallel"] == way
+        assert Checkpoint.open(runs[way]).state["settings"]["parallel"] == way
     assert cli.main(["eval", str(runs["fsdp"]), "--json"]) == 0
     nats = json.loads(capsys.readouterr().out)["nats_per_token"]
     final = runlog.read(runs["fsdp"] / "log.jsonl")[-1]["validation"]["nats_per_token"]
@@ -200,23 +201,24 @@ def test_one_process_goes_on_from_two(runs: dict[str, Path], text: str, tmp_path
 
 
 def load_and_save(folder: Path, out: Path) -> int:
+    checkpoint = Checkpoint.open(folder)
     with parallel.joined():
         with torch.device("cpu" if parallel.is_first() else "meta"):
-            model = Transformer(checkpoint.load_config(folder))
+            model = Transformer(checkpoint.config)
         parallel.shard(model, "cpu")
         optimizer = optimizers.build(model, Settings(optimizer="adamw"))
-        checkpoint.load_weights(model, folder)
-        checkpoint.load_optimizer(optimizer, model, folder)
+        checkpoint.load_weights(model)
+        checkpoint.load_optimizer(optimizer, model)
         kept = [parallel.kept(p).numel() for p in model.parameters()]
         assert sum(kept) < 0.6 * sum(p.numel() for p in model.parameters())
         moments = [t for of in optimizer.state.values() for t in of.values() if t.dim()]
         assert sum(parallel.kept(t).numel() for t in moments) == 2 * sum(kept)
-        checkpoint.save(out, model, "{}", optimizer, checkpoint.load_state(folder))
+        saving.save(out, model, "{}", optimizer, checkpoint.state)
     return 0
 
 
 def test_shards_lose_no_bit(runs: dict[str, Path], tmp_path: Path) -> None:
-    folder = checkpoint.find(runs["one of floats"])
+    folder = Checkpoint.open(runs["one of floats"]).folder
     assert finish(start(tmp_path, load_and_save, folder, tmp_path)) == [0, 0], (tmp_path / ".errors").read_text()
     for file in ("model.safetensors", "optimizer.safetensors"):
         found, expected = load_file(tmp_path / folder.name / file), load_file(folder / file)
@@ -248,7 +250,7 @@ def test_the_loss_counts_every_answer_once(tmp_path: Path) -> None:
 def test_processes_agree_when_time_is_up(text: str, tmp_path: Path) -> None:
     codes, errors = run_pair(tmp_path / "run", *TINY[:-2], "--data", text, "--minutes", "0.02")
     assert codes == [0, 0], errors
-    assert checkpoint.load_state(tmp_path / "run")["seconds"] >= 1.2
+    assert Checkpoint.open(tmp_path / "run").state["seconds"] >= 1.2
 
 
 # ---- stopping and failing ----
@@ -284,7 +286,7 @@ def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path])
     os.kill(pair[1].pid, signal.SIGTERM)
     assert finish(pair) == [143, 143]
     assert (run / ".errors").read_text().count("stopped and saved at step") == 1
-    assert checkpoint.load_state(run)["step"] >= 3 and checkpoint.load_model(run)
+    assert Checkpoint.open(run).state["step"] >= 3 and Checkpoint.open(run).model
 
 
 def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], Path]) -> None:
@@ -309,7 +311,7 @@ def poisoned(argv: list[str]) -> int:
 
 def on_a_full_disk(argv: list[str]) -> int:
     """A run that cannot write more than 20,000 bytes of a file when it saves step 4."""
-    save = checkpoint.save
+    save = saving.save
 
     def full(run: Path, model: Any, words: str, optimizer: Any, state: dict[str, Any], *more: Any) -> Path:
         if state["step"] == 4:
@@ -317,7 +319,7 @@ def on_a_full_disk(argv: list[str]) -> int:
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
         return save(run, model, words, optimizer, state, *more)
 
-    checkpoint.save = full
+    saving.save = full
     return cli.main(argv)
 
 
@@ -400,5 +402,5 @@ def test_torchrun_and_sigterm(text: str, tmp_path: Path) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
     said = (tmp_path / ".errors").read_text()
     assert process.returncode != 0 and said.count("stopped and saved at step") == 1 and "bitnet: error" not in said
-    step = checkpoint.load_state(run)["step"]
+    step = Checkpoint.open(run).state["step"]
     assert step >= 3 and f"saved at step {step:,}" in said

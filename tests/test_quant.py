@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
-from bitnet import quant
+from bitnet import integer_sum, quant
 from bitnet.bitlinear import BitLinear, project
 
 
@@ -157,15 +157,15 @@ def test_integer_sum_is_exact(
     shape: tuple[int, int, int], peak: int, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(quant, "CPU_INT8_IS_EXACT", False)
+        monkeypatch.setattr(integer_sum, "CPU_INT8_IS_EXACT", False)
     m, k, n = shape
     q = torch.randint(-127, 128, (m, k), dtype=torch.int8)
     codes = torch.randint(-peak, peak + 1, (n, k), dtype=torch.int8)
     q[0], codes[0] = 127, peak  # the largest sum there is
     expected = (q.long() @ codes.long().T).float()
-    assert quant.integer_sum(q, codes).equal(expected)
+    assert integer_sum.integer_sum(q, codes).equal(expected)
     with torch.autocast("cpu", torch.bfloat16):
-        assert quant.integer_sum(q, codes).equal(expected)
+        assert integer_sum.integer_sum(q, codes).equal(expected)
 
 
 def test_autocast_changes_gradients_only() -> None:

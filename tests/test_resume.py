@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from bitnet import checkpoint, prepare, progress, resolve, settings, tokenizer
+from bitnet.checkpoint import Checkpoint
 from bitnet.config import PRESETS
-from bitnet_export.verify import real_tokens
+from bitnet_export.real_text import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
@@ -34,7 +35,7 @@ def test_before_the_first_step_from_elsewhere_and_without_the_text(
     (tmp_path / "here" / "run").rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "there")
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000000"]
-    state = checkpoint.load_state(run)
+    state = Checkpoint.open(run).state
     assert state["settings"]["data"] == [str(tmp_path / "here" / "text")] and state["settings"]["steps"] == 20
     assert state["quantized"] < 0.1
     shutil.rmtree(tmp_path / "here")
@@ -45,14 +46,14 @@ def test_before_the_first_step_from_elsewhere_and_without_the_text(
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)
     assert bitnet("eval", run, "--json") == 0
     assert json.loads(capsys.readouterr().out)["nats_per_token"] == losses(run)[-1]["validation"]["nats_per_token"]
-    assert real_tokens(checkpoint.find(run), 300, 300)[1] == "validation text"  # that `export` compares on
+    assert real_tokens(Checkpoint.open(run), 300)[1] == "validation text"  # that `export` compares on
 
     (file,) = run.glob("validation-*.bin")
     file.write_bytes(file.read_bytes()[:-2] + b"\xff\xff")
     assert bitnet("eval", run) == 1
     assert f"{file.name} is damaged (SHA-256); remove it" in capsys.readouterr().err
     file.unlink()
-    text = real_tokens(checkpoint.find(run), 300, 300)[1]
+    text = real_tokens(Checkpoint.open(run), 300)[1]
     assert text.startswith("the standard library's source (the validation text cannot be read: no file, folder or glob")
     assert bitnet("train", "--resume", "--out", run, "--steps", "21") == 1
     assert f"matches '{tmp_path / 'here' / 'text'}'" in capsys.readouterr().err
@@ -230,7 +231,7 @@ def test_a_tokenizer_of_others(
     assert bitnet(*argv, "--set", "vocab_size=256") == 1
     assert "tokenizer.json has 257 tokens, the model 256; add --set vocab_size=257" in capsys.readouterr().err
     assert bitnet(*argv) == 0
-    assert checkpoint.load_generation(tmp_path / "run") == {"bos_token_id": 0, "eos_token_ids": [0]}
+    assert Checkpoint.open(tmp_path / "run").generation == {"bos_token_id": 0, "eos_token_ids": [0]}
 
 
 def test_a_file_is_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bitnet import checkpoint, cli, runlog, train
+from bitnet.checkpoint import Checkpoint
 from bitnet.config import PRESETS, ModelConfig
 from bitnet.model import Transformer
 from bitnet.quant import embedding_rows
@@ -56,7 +57,8 @@ def learn(text: str, out: Path, *more: str) -> int:
 
 
 def bits(run: Path) -> list[bytes]:
-    return [(checkpoint.find(run) / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
+    folder = Checkpoint.open(run).folder
+    return [(folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
 
 
 # ---- the numbers ----
@@ -304,7 +306,7 @@ def test_nan_weights_are_never_saved(
     errors = capsys.readouterr().err
     assert "final_norm.weight holds NaN or infinity, not saved" in errors
     assert "step-000020 is the last good checkpoint" in errors
-    assert checkpoint.load_state(tmp_path / "run")["step"] == 20 and checkpoint.load_model(tmp_path / "run")
+    assert Checkpoint.open(tmp_path / "run").state["step"] == 20 and Checkpoint.open(tmp_path / "run").model
 
 
 # ---- a damaged log ----

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bitnet import checkpoint, schedule, train
+from bitnet.checkpoint import Checkpoint
 from bitnet.settings import Settings
 from training import MODEL, TINY, edited, killed_before, losses
 from training import bitnet as run
@@ -118,7 +119,7 @@ def test_resume_of_a_finished_run_only_evaluates(
 def test_resume_can_lengthen_a_run(finished: Path, sentences: str, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "longer")
     assert run("train", "--data", sentences, "--out", str(tmp_path / "longer"), "--resume", "--steps", "22") == 0
-    assert checkpoint.load_state(tmp_path / "longer")["step"] == 22
+    assert Checkpoint.open(tmp_path / "longer").state["step"] == 22
 
 
 def test_accumulation_is_one_larger_batch(sentences: str, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_accumulation_is_one_larger_batch(sentences: str, tmp_path: Path) -> Non
     assert run("train", *options, "--out", str(b), "--batch", "2", "--accumulate", "2") == 0
     (first, *_), (second, *_) = losses(a), losses(b)
     assert first["tokens"] == second["tokens"] == 128
-    assert checkpoint.load_state(a)["quantized"] == 1.0  # it is at its end, short as it was: `export` says nothing
+    assert Checkpoint.open(a).state["quantized"] == 1.0  # it is at its end, short as it was: `export` says nothing
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-5)
     assert second["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
 
@@ -156,8 +157,8 @@ def test_signals_save_and_stop(
     monkeypatch.setattr(train, "update", interrupted)
     assert run("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == code
     assert "stopped and saved at step 4; --resume goes on from here" in capsys.readouterr().err
-    assert checkpoint.load_state(tmp_path / "run")["step"] == 4 and signal.getsignal(number) == before
-    assert checkpoint.load_model(tmp_path / "run").config.dim == 32
+    assert Checkpoint.open(tmp_path / "run").state["step"] == 4 and signal.getsignal(number) == before
+    assert Checkpoint.open(tmp_path / "run").model.config.dim == 32
 
 
 def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +176,7 @@ def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsy
     errors = capsys.readouterr().err
     assert "at step 13" in errors and "lower --lr" in errors and "step-000010 is the last good checkpoint" in errors
     assert [p.name for p in checkpoint.all_of(folder)] == ["step-000000", "step-000010"]
-    assert checkpoint.load_model(folder).config.dim == 32
+    assert Checkpoint.open(folder).model.config.dim == 32
 
 
 def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,15 +186,15 @@ def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         == 0
     )
     assert re.search(r"\nstep 1, \d+% of 2 s: loss 5\..*, about \d+ s left\n", capsys.readouterr().err)
-    state = checkpoint.load_state(tmp_path / "run")
+    state = Checkpoint.open(tmp_path / "run").state
     assert 1.8 <= state["seconds"] < time.monotonic() - begin
     rates = [record["lr"] for record in losses(tmp_path / "run") if "lr" in record]
     step = state["step"] + 2
     assert max(rates) == pytest.approx(0.003) and rates[-1] < 0.5 * max(rates)  # the clock drives the schedule
     assert run("train", "--resume", "--out", tmp_path / "run", "--minutes", "0.03") == 0  # it is at its end, no more
-    assert checkpoint.load_state(tmp_path / "run")["step"] == state["step"]
+    assert Checkpoint.open(tmp_path / "run").state["step"] == state["step"]
     assert run("train", "--resume", "--out", tmp_path / "run", "--steps", step) == 0
-    assert checkpoint.load_state(tmp_path / "run")["step"] == step
+    assert Checkpoint.open(tmp_path / "run").state["step"] == step
 
 
 # ---- refusals ----
@@ -334,7 +335,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(sentences: str, tm
     folder = tmp_path / "run"
     assert run("train", "--config", str(tmp_path / "c.toml"), "--data", sentences, "--out", str(folder), "--lr", "0.02",
                "--set", "ffn_dim=48", "--threads", "1") == 0  # fmt: skip
-    settings, config = checkpoint.load_state(folder)["settings"], checkpoint.load_config(folder)
+    settings, config = Checkpoint.open(folder).state["settings"], Checkpoint.open(folder).config
     assert (settings["preset"], settings["tokenizer"], settings["batch"]) == ("mini-gpt", "char", 2)
     assert (settings["lr"], config.ffn_dim, config.dim, config.n_heads) == (0.02, 48, 32, 4)
 

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
+from bitnet.process import flush
 
 from . import encodings
 from .layout import spread_scales
 from .reader import PackedFile
 from .records import Record
-from .writer import renaming, sync
+from .writer import renaming
 
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
 
@@ -153,7 +154,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         for file in (*temporary.iterdir(), temporary):
-            sync(file)
+            flush(file)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

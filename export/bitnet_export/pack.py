@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from bitnet.config import ModelConfig
 
 from . import encodings, records, sparsity
-from .content import Content
 from .encodings import Encoding
 from .quantized import quantized
 from .records import Spec
 from .report import Report, ZeroInputs
-from .source import SourceError
-from .verify import verify
+from .verify import compare
 from .writer import Encoded, spare, write_packed
 
 if TYPE_CHECKING:
     import torch
+
+    from bitnet.checkpoint import Checkpoint
 
 
 def export_checkpoint(
@@ -41,24 +41,24 @@ def export_checkpoint(
     sparse: `up` and `down` by lines, so that the engine reads only those that matter; where that pays when None.
     The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
     """
-    from bitnet.checkpoint import find
+    from bitnet.checkpoint import Checkpoint
 
     spare(Path(checkpoint), Path(out))
-    folder = find(Path(checkpoint))
+    source = Checkpoint.open(checkpoint)
     reports: list[Report] = []
     pack_checkpoint(
-        folder,
+        source,
         out,
         encoding=encoding,
         head=head,
         sparse=sparse,
-        check=lambda file: reports.append(verify(folder, file, tokens=tokens)),
+        check=lambda file: reports.append(compare(source, file, tokens=tokens)),
     )
     return reports[0]
 
 
 def pack_checkpoint(
-    folder: Path,
+    checkpoint: Checkpoint,
     out: str | os.PathLike[str],
     *,
     encoding: str = "2.0",
@@ -67,27 +67,19 @@ def pack_checkpoint(
     check: Any = None,
 ) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
-    import torch
-
-    from bitnet.checkpoint import CheckpointError, load_config, load_template
+    from bitnet.checkpoint import CheckpointError
     from bitnet.model import frequency_tables
 
-    from .hf.shards import SINGLE, tensors_of
-
-    config, body = load_config(folder), encodings.ternary_encoding(encoding)
+    folder, config, body = checkpoint.folder, checkpoint.config, encodings.ternary_encoding(encoding)
     if head is not None:
         config = config.replace(head_format=head)
-    zeros = sparsity.zero_inputs(folder, config) if sparsity.rectified(config) else None
+    zeros = sparsity.zero_inputs(checkpoint) if sparsity.rectified(config) else None
     if sparse is None:
         sparse = zeros is not None and sparsity.pays(config, zeros, body)
     tables = frequency_tables(config)
-    template = load_template(folder)
-    tokenizer, generation = _tokenizer(folder, config)
-    try:
-        tensors = tensors_of(Content.open(folder / SINGLE), str(folder / SINGLE))
-    except SourceError as error:
-        raise CheckpointError(str(error)) from None
-    left = set(tensors)
+    template = checkpoint.template
+    tokenizer, generation = _tokenizer(checkpoint)
+    left = set(checkpoint.tensor_names())
 
     def source(spec: Spec) -> Encoded:
         name = spec.key.name
@@ -96,10 +88,10 @@ def pack_checkpoint(
         if name not in left:
             raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
         left.remove(name)
-        found, shape = tensors[name].shape, (spec.rows, spec.cols)
+        weight = checkpoint.tensor(name)
+        found, shape = tuple(weight.shape), (spec.rows, spec.cols)
         if found != shape and found != shape[1:]:
             raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
-        weight = torch.from_numpy(tensors[name].floats().all())
         if not weight.isfinite().all():
             raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
         return encode(spec, weight, config, encodings.encoding_of(records.ROLES[spec.key.role], body, sparse))
@@ -114,7 +106,7 @@ def pack_checkpoint(
         out,
         [config],
         source,
-        metadata={"generation": generation, "provenance": _provenance(folder)} | _shares(zeros),
+        metadata={"generation": generation, "provenance": _provenance(checkpoint)} | _shares(zeros),
         tokenizer=tokenizer,
         template=None if template is None else template.encode(),
         check=complete,
@@ -135,38 +127,35 @@ def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding
     return Encoded(stored, scope, stored.encode(numbers), scales)
 
 
-def _tokenizer(folder: Path, config: ModelConfig) -> tuple[bytes | None, dict[str, Any]]:
+def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:
     """The tokenizer's JSON and the generation defaults that follow from it."""
-    from bitnet import tokenizer
-    from bitnet.checkpoint import load_generation
+    from bitnet.checkpoint import TOKENIZER
+    from bitnet.tokenizer import END
 
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+    if not checkpoint.has_tokenizer:
         return None, {}
-    words = tokenizer.load(file)
+    file, words, size = checkpoint.folder / TOKENIZER, checkpoint.words, checkpoint.config.vocab_size
     largest = max(words.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= config.vocab_size:
+    if largest >= size:
         raise ValueError(
-            f"{file} has token id {largest}, config.json has vocab_size {config.vocab_size}; "
+            f"{file} has token id {largest}, config.json has vocab_size {size}; "
             "use the tokenizer that the model was trained with"
         )
-    generation = load_generation(folder)
-    end = words.token_to_id(tokenizer.END)
+    generation = checkpoint.generation
+    end = words.token_to_id(END)
     if not generation and end is not None:
         generation = {"eos_token_ids": [end], "bos_token_id": end}
     return file.read_bytes(), generation
 
 
-def _provenance(folder: Path) -> dict[str, Any]:
-    from bitnet.checkpoint import load_state
-
-    state = load_state(folder) if (folder / "state.json").is_file() else {}
+def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
+    state = checkpoint.state_if_any
     seconds = os.environ.get("SOURCE_DATE_EPOCH")  # the usual way to ask for the same bytes again
     now = (
         datetime.datetime.fromtimestamp(int(seconds), datetime.UTC) if seconds else datetime.datetime.now(datetime.UTC)
     )
     known = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
-    return {"source": folder.name, **known, "tool": _version(), "date": now.strftime("%Y-%m-%d")}
+    return {"source": checkpoint.folder.name, **known, "tool": _version(), "date": now.strftime("%Y-%m-%d")}
 
 
 def _version() -> str:

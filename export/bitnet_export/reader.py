@@ -6,13 +6,10 @@ be a model that computes nonsense. Memory does not grow with any number in the f
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import struct
 import zlib
-from collections import Counter
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -22,7 +19,7 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import encodings, layout, records
+from . import encodings, layout, records, strict_json
 from .content import Content
 from .foreign import PROBE, recognise
 from .records import Key, Record
@@ -216,8 +213,8 @@ class PackedFile:
         if raw is None:
             return {}
         try:
-            metadata = json.loads(raw.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
+            metadata = strict_json.parse(raw)
+        except ValueError as error:
             raise PackedFormatError(f"METADATA is not good JSON: {error}") from None
         _require(isinstance(metadata, dict), f"METADATA is a {type(metadata).__name__}, expected a JSON object")
         return dict(metadata)
@@ -359,15 +356,3 @@ def _describe(key: Key) -> str:
 
 def _known_fields(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in ModelConfig.__dataclass_fields__}
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {name!r:.80} occurs {times} times, expected once")
-    return values
-
-
-def _no_constant(word: str) -> Iterator[None]:
-    raise ValueError(f"{word} is not JSON")

@@ -102,7 +102,7 @@ class ZeroInputs:
 
     @classmethod
     def of(cls, counts: NDArray[np.int64]) -> ZeroInputs:
-        """From the counts (3, n_layers) of `verify.counting_zero_inputs`."""
+        """From the counts (3, n_layers) of `sparsity.counting_zero_inputs`."""
         return cls(*map(tuple, (counts[:2] / counts[2]).tolist()))
 
     def __str__(self) -> str:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
 from . import encodings
 from .encodings import Encoding
+from .real_text import real_tokens
 from .report import ZeroInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from bitnet.checkpoint import Checkpoint
+    from bitnet.model import Transformer
 
 TOKENS = 2048  # of real text, on which zeros are counted
 GATHERED = 0.7  # speed at which listed lines come from memory; one stream is 1. Measured: 0.65 to 0.8
@@ -22,21 +34,47 @@ def rectified(config: ModelConfig) -> bool:
     return gated and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
 
 
-def zero_inputs(folder: Path, config: ModelConfig) -> ZeroInputs:
+def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
     """The zero inputs of `down` of a checkpoint on a little real text."""
     import torch
 
-    from bitnet.checkpoint import load_model
-
-    from .verify import counting_zero_inputs, real_tokens
-
-    model = load_model(folder)
-    tokens, _ = real_tokens(folder, config.vocab_size, TOKENS)
-    length = min(config.max_context, len(tokens))
+    model = checkpoint.model
+    tokens, _ = real_tokens(checkpoint, TOKENS)
+    length = min(model.config.max_context, len(tokens))
     with counting_zero_inputs(model) as counts, torch.inference_mode():
         for start in range(0, len(tokens) - length + 1, length):
             model(torch.from_numpy(tokens[None, start : start + length]))
     return ZeroInputs.of(counts)
+
+
+@contextmanager
+def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
+    """Count the inputs of each layer's `down` in the forward passes of the block.
+
+    Yields (3, n_layers): zero before quantization, zero after it, all.
+    """
+    from bitnet.quant import activation_codes
+
+    counts = np.zeros((3, model.config.n_layers), np.int64)
+    quantized = "down" in model.config.ternary
+
+    def counter(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            (x,) = inputs
+            codes = activation_codes(x)[0] if quantized else x
+            counts[:, layer] += int((x == 0).sum()), int((codes == 0).sum()), x.numel()
+
+        return count
+
+    handles = [
+        model.get_submodule(f"layers.{i}.down").register_forward_pre_hook(counter(i))
+        for i in range(model.config.n_layers)
+    ]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def pays(config: ModelConfig, zeros: ZeroInputs, body: Encoding = encodings.TERNARY_2BIT) -> bool:

@@ -16,9 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +25,12 @@ from numpy.typing import NDArray
 from . import records
 from .quantized import quantized
 from .reader import PackedFile
+from .real_text import real_tokens
 from .report import Agreement, HeadCost, Report, Scores, ZeroInputs
+from .sparsity import counting_zero_inputs
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from torch import Tensor, nn
-
+    from bitnet.checkpoint import Checkpoint
     from bitnet.model import Transformer
     from bitnet_runtime import Model
 
@@ -55,14 +53,19 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
 
     tokens: length of the long text. Raises VerificationError saying what differs.
     """
-    from bitnet.checkpoint import find, load_model
+    from bitnet.checkpoint import Checkpoint
+
+    return compare(Checkpoint.open(checkpoint), file, tokens=tokens)
+
+
+def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int) -> Report:
+    """`verify` of a checkpoint that is open."""
     from bitnet_runtime import Model
 
-    folder = find(Path(checkpoint))
-    packed_file, trained = PackedFile.open(file), load_model(folder)
+    packed_file, trained = PackedFile.open(file), checkpoint.model
     model = _with_head(trained, packed_file.configs[0].head_format)
     facts = _check_weights(packed_file, model)
-    ids, source = real_tokens(folder, model.config.vocab_size, max(tokens, SHORT * PROMPTS))
+    ids, source = real_tokens(checkpoint, max(tokens, SHORT * PROMPTS))
     length = min(model.config.max_context, len(ids), max(SHORT, MAX_LOGITS // model.config.vocab_size))
     prompts, text = _windows(ids[: SHORT * PROMPTS], min(SHORT, length)), _windows(ids[: max(tokens, length)], length)
     reference = copy.deepcopy(model).double()
@@ -75,8 +78,8 @@ def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, 
     check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     return Report(
-        checkpoint=folder.name,
-        quantized=amount if isinstance(amount := _state(folder).get("quantized"), float) else 1.0,
+        checkpoint=checkpoint.folder.name,
+        quantized=amount if isinstance(amount := checkpoint.state_if_any.get("quantized"), float) else 1.0,
         text=source,
         short=short,
         long=long,
@@ -140,62 +143,6 @@ def _stored(
 # ---- log-probabilities ----
 
 
-def real_tokens(folder: Path, vocab_size: int, n: int) -> tuple[NDArray[np.int64], str]:
-    """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
-    then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
-    from bitnet import corpus, tokenizer
-    from bitnet.checkpoint import load_generation
-
-    if not (folder / "tokenizer.json").is_file():
-        return np.random.default_rng(0).integers(0, vocab_size, n), "random tokens (the checkpoint has no tokenizer)"
-    words = tokenizer.load(folder / "tokenizer.json")
-    try:
-        start = [tokenizer.separator(words, load_generation(folder))]
-    except ValueError:  # for training documents must not run together; here any text will do
-        start = []
-    found, missing = _validation_ids(folder, words, start, n)
-    ids, used = found, ["validation text"] if found else []
-    for text in corpus.Documents([]) if len(ids) < n else ():
-        ids += start + words.encode(text, add_special_tokens=False).ids
-        used = [*used[:1], "the standard library's source"] if found else ["the standard library's source"]
-        if len(ids) >= n:
-            break
-    return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
-
-
-def _validation_ids(folder: Path, words: Tokenizer, start: list[int], n: int) -> tuple[list[int], str]:
-    """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
-    from bitnet import chat, corpus, data
-
-    state = _state(folder)
-    if not (settings := state.get("settings")):
-        return [], ""
-    texts: Iterable[str]
-    ids: list[int] = []
-    try:
-        if kept := data.recorded(state, "validation", folder.resolve().parent):
-            return kept.ids[:n].tolist(), ""
-        if settings.get("chat"):
-            held_out = chat.split(chat.read(corpus.files_of(settings["chat"])), settings["validation"])[1]
-            texts = ["\n".join(message["content"] for message in each.messages) for each in held_out]
-        else:
-            texts = corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
-        for text in texts:
-            ids += start + words.encode(text, add_special_tokens=False).ids
-            if len(ids) >= n:
-                break
-    except (corpus.DataError, OSError, KeyError, ModuleNotFoundError) as error:
-        return [], str(error)
-    return ids, ""
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    """What the run that wrote a checkpoint recorded; a checkpoint from elsewhere need not have it."""
-    from bitnet.checkpoint import load_state
-
-    return load_state(folder) if (folder / "state.json").is_file() else {}
-
-
 def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return ids[: len(ids) // length * length].reshape(-1, length)
 
@@ -238,7 +185,7 @@ def _torch_scores(model: Transformer, windows: NDArray[np.int64]) -> Scores:
     return np.concatenate(scores)
 
 
-# ---- the price of the head, and sparsity ----
+# ---- the price of the head ----
 
 
 def _with_head(model: Transformer, head_format: str) -> Transformer:
@@ -252,33 +199,3 @@ def _head_cost(trained: Transformer, model: Transformer, windows: NDArray[np.int
     """scores: of `windows` by `model`, which is `trained` with its own head format."""
     as_trained = scores if model.config == trained.config else _torch_scores(trained, windows)
     return HeadCost.of(model.config.head_format, trained.config.head_format, scores, as_trained)
-
-
-@contextmanager
-def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
-    """Count the inputs of each layer's `down` in the forward passes of the block.
-
-    Yields (3, n_layers): zero before quantization, zero after it, all.
-    """
-    from bitnet.quant import activation_codes
-
-    counts = np.zeros((3, model.config.n_layers), np.int64)
-    quantized = "down" in model.config.ternary
-
-    def counter(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            (x,) = inputs
-            codes = activation_codes(x)[0] if quantized else x
-            counts[:, layer] += int((x == 0).sum()), int((codes == 0).sum()), x.numel()
-
-        return count
-
-    handles = [
-        model.get_submodule(f"layers.{i}.down").register_forward_pre_hook(counter(i))
-        for i in range(model.config.n_layers)
-    ]
-    try:
-        yield counts
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
+from bitnet.process import flush
 
 from . import encodings, layout, records
 from .encodings import Encoding
@@ -93,16 +94,7 @@ def renaming(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         elif temporary.exists():
             temporary.unlink()
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    flush(path.parent)
 
 
 def spare(source: Path, out: Path, magic: bytes = records.MAGIC) -> None:

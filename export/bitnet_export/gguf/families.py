@@ -7,19 +7,17 @@ microsoft/BitNet (utils/convert-bitnet-embedding-to-gguf.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export import encodings, records
 from bitnet_export.records import NONE, ROLE, ROLES, Key
-from bitnet_export.source import Floats, Source, SourceError, Tensor, Ternary
+from bitnet_export.source import Floats, SourceError, Tensor, Ternary
 from bitnet_export.ternary_values import ternary_values
 
-from .read import Gguf
+from .container import Gguf
 from .rope import rope_options
 
 
@@ -61,29 +59,7 @@ _NEUTRAL = {  # keys that change what is computed, and the value with which they
 }  # fmt: skip
 
 
-def source_of(file: Gguf, path: Path) -> Source:
-    """A GGUF file as a Source. Raises SourceError: an unknown architecture or option, tensors that do not fit it."""
-    model = _Model(file)
-    tokenizer, template, generation, words = _tokenizer(file.metadata, model.config.vocab_size)
-    kinds = sorted({file.tensors[name].type.name for name in model.linears()})
-    if "I2_S" in kinds:
-        model.assumptions.append(
-            "I2_S is taken to be in the layout of x86 (128 weights in 32 bytes), as in all published files; what was "
-            "quantized on ARM (64 in 16), or with four rows in a byte, has the same type and size and gives nonsense"
-        )
-    return Source(
-        what=f"GGUF {file.version}, {model.arch}, {' and '.join(kinds)}, one scale per {model.config.weight_scale}",
-        config=model.config,
-        load=model.load,
-        assumptions=(*model.assumptions, *words),
-        tokenizer=tokenizer,
-        template=None if template is None else template.encode(),
-        generation=generation,
-        provenance={"source": path.name, "format": f"GGUF {file.version}", "architecture": model.arch},
-    )
-
-
-class _Model:
+class Model:
     """The configuration of a file, and its tensors by our keys."""
 
     def __init__(self, file: Gguf) -> None:
@@ -261,21 +237,6 @@ class _Model:
                 raise SourceError(f"{self.arch}.{name} differs between layers, expected the same number in all")
             return int(value[0])
         return self.file.value(f"{self.arch}.{name}", int, default)
-
-
-def _tokenizer(
-    metadata: Mapping[str, Any], vocab_size: int
-) -> tuple[bytes | None, str | None, Mapping[str, Any], list[str]]:
-    """What `tokenizer_of` makes of the vocabulary, if there is one."""
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is None:
-        return None, None, {}, ["no tokenizer in the file: text cannot be used, token ids can"]
-    if not isinstance(tokens, list) or len(tokens) > vocab_size:
-        found = f"{len(tokens)} tokens" if isinstance(tokens, list) else repr(tokens)
-        raise SourceError(f"tokenizer.ggml.tokens has {found:.80}, token_embd.weight has {vocab_size} rows")
-    from .tokenizer import tokenizer_of
-
-    return tokenizer_of(metadata)
 
 
 def _in_halves(tensor: Tensor, head_dim: int) -> Tensor:

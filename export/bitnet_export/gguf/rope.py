@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bitnet_export.source import Floats, SourceError
 
-from .read import Gguf
+from .container import Gguf
 
 _FACTORS = "rope_freqs.weight"
 _CLOSE = 1e-5  # relative: converters compute the factors in fp32, rounding each of some ten steps by 6e-8

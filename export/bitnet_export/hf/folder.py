@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import stat
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from bitnet_export import strict_json
 from bitnet_export.source import SourceError
 
 MAX_JSON = 8 << 20
@@ -67,24 +65,9 @@ class Folder:
 def strict_object(content: bytes, what: str) -> dict[str, Any]:
     """A JSON object in which no name comes twice and every number is finite."""
     try:
-        value = json.loads(content.decode(), object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
-    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError and JSONDecodeError
+        value = strict_json.parse(content)
+    except ValueError as error:
         raise SourceError(f"{what} is not the JSON expected: {error}") from None
     if not isinstance(value, dict):
         raise SourceError(f"{what} holds a JSON {type(value).__name__}, expected an object")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{name!r:.80} comes {times} times")
-    return found
-
-
-def _finite(word: str) -> float:
-    value = float(word)
-    if not math.isfinite(value):
-        raise ValueError(f"{word} is not a finite number")
     return value
