@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "runtime_c"
 HEADER = RUNTIME / "include" / "bitnet_runtime.h"
 CC = os.environ.get("CC", "cc")
+SOURCES = [*RUNTIME.glob("src/*.c"), *RUNTIME.glob("src/kernels/*/*.c")]  # those of other machines compile to nothing
 
 
 def run(*command: str | Path, **options: str) -> str:
@@ -42,10 +43,8 @@ def declared_functions() -> set[str]:
 def plain_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine as docs/c.md promises it builds without CMake: one command, no ISA flags."""
     library = tmp_path_factory.mktemp("plain") / "libbitnet_runtime.so"
-    tiers = {"x86_64": "x86", "aarch64": "arm", "arm64": "arm"}.get(os.uname().machine)
-    sources = [*RUNTIME.glob("src/*.c"), *(RUNTIME.glob(f"src/{tiers}/*.c") if tiers else [])]
     flags = ["-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{RUNTIME / 'include'}"]
-    run(CC, *flags, *sources, "-lm", "-lpthread", "-o", library)
+    run(CC, *flags, *SOURCES, "-lm", "-lpthread", "-o", library)
     return library
 
 
@@ -71,6 +70,51 @@ def test_header_compiles_alone(language: str, compiler: str) -> None:
     run(compiler, *strict, f"-I{HEADER.parent}", "-x", language, "-", stdin="#include <bitnet_runtime.h>\n")
 
 
+X86_PARTS = ("f", "bw", "dq", "vl", "vnni")
+ARM_CC = CC if os.uname().machine in ("aarch64", "arm64") else "aarch64-linux-gnu-gcc"
+
+
+@pytest.mark.parametrize(
+    ("folder", "compiler", "flags"),
+    [
+        ("src", CC, []),
+        ("src/kernels", CC, []),
+        ("src/kernels/scalar", CC, []),
+        ("src/kernels/x86", CC, ["-mf16c", "-mfma", "-mpclmul", *(f"-mavx512{part}" for part in X86_PARTS)]),
+        ("src/kernels/arm", ARM_CC, ["-march=armv8.2-a+dotprod+i8mm"]),
+    ],
+)
+def test_headers_inside_compile_alone(folder: str, compiler: str, flags: list[str]) -> None:
+    """And may come twice. A header that cannot is a template: its name and the next test say so."""
+    if "x86" in folder and os.uname().machine != "x86_64":
+        pytest.skip("of x86")
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    headers = [path for path in (RUNTIME / folder).glob("*.h") if not path.stem.endswith("_template")]
+    assert headers
+    strict = ["-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-fsyntax-only", *flags]
+    for header in headers:
+        twice = f'#include "{header}"\n' * 2
+        run(compiler, *strict, f"-I{HEADER.parent}", f"-I{RUNTIME / 'src'}", "-x", "c", "-", stdin=twice)
+
+
+TEMPLATES = sorted(RUNTIME.glob("src/**/*_template.h"))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: str(path.stem))
+def test_templates_name_their_parameters(path: Path) -> None:
+    """In one block at the top; they are asked for before any use, and none is left behind."""
+    text = path.read_text(encoding="utf-8")
+    comment, _, code = text.partition("*/")
+    parameters = set(re.findall(r"^ \*   ([A-Z][A-Z0-9_]+)", comment.partition("Parameters:")[2], re.MULTILINE))
+    asked = set(re.findall(r"!defined\((\w+)\)|#ifndef (\w+)|#ifdef (\w+)", code))
+    assert parameters
+    assert parameters <= set(re.findall(r"^#undef (\w+)", code, re.MULTILINE))
+    assert parameters == {name for names in asked for name in names if name}
+    command = [CC, f"-I{HEADER.parent}", "-fsyntax-only", "-x", "c", str(path)]
+    assert '#error "a parameter is missing"' in subprocess.run(command, capture_output=True, text=True).stderr
+
+
 def test_the_module_is_hardened() -> None:
     """Read-only tables of addresses, canaries on the stack, checked copies."""
     if not sys.platform.startswith("linux") or not shutil.which("readelf"):
@@ -88,7 +132,7 @@ def test_the_module_is_hardened() -> None:
 def test_flags_that_change_results_are_refused(flag: str) -> None:
     if flag == "-mfpmath=387" and os.uname().machine != "x86_64":
         pytest.skip("of x86")
-    command = [CC, "-O2", flag, f"-I{HEADER.parent}", "-fsyntax-only", str(RUNTIME / "src" / "math.c")]
+    command = [CC, "-O2", flag, f"-I{HEADER.parent}", "-fsyntax-only", str(RUNTIME / "src" / "elementary.c")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "#error" in done.stderr or "unknown argument" in done.stderr or "not supported" in done.stderr, done.stderr
@@ -103,8 +147,7 @@ def test_a_build_that_fuses_products_and_sums_is_refused(tmp_path: Path) -> None
     model.write_bytes(packed_bytes())
     fma = ["-mfma"] if machine == "x86_64" else []
     command = [CC, "-O2", *fma, "-ffp-contract=fast", "-fPIC", "-shared", f"-I{HEADER.parent}"]
-    run(*command, *RUNTIME.glob("src/*.c"), *RUNTIME.glob(f"src/{'x86' if fma else 'arm'}/*.c"), "-lm", "-lpthread",
-        "-o", library)  # fmt: skip
+    run(*command, *SOURCES, "-lm", "-lpthread", "-o", library)
     handle, detail = ctypes.c_void_p(), ctypes.create_string_buffer(256)
     status = ctypes.CDLL(str(library)).bn_model_open(bytes(model), None, ctypes.byref(handle), detail)
     assert status == lib.BN_ERR_UNSUPPORTED

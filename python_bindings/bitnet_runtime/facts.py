@@ -27,7 +27,7 @@ from bitnet_runtime.text import Detokenizer, Tokenizer
 if TYPE_CHECKING:
     from bitnet_runtime.chat import ChatTemplate
 
-KV_TYPES = {"f16": lib.BN_KV_F16, "f32": lib.BN_KV_F32, "int8": lib.BN_KV_INT8}
+KV_TYPES = {ffi.string(lib.bn_kv_name(number)).decode(): number for number in range(lib.BN_KV_TYPES)}
 POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
 SECTIONS = (lib.BN_SECTION_METADATA, lib.BN_SECTION_TOKENIZER, lib.BN_SECTION_TEMPLATE)
 

@@ -298,7 +298,7 @@ class Session(Unique):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the session in bytes."""
+        """Memory of the session in bytes, without the scratch memory that all sessions of a model share."""
         with self._lock:
             handle = self._open
             return int(lib.bn_session_bytes(handle.pointer))

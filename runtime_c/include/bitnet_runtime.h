@@ -35,7 +35,8 @@
  * one caller at a time. Calls on sessions of one model take turns on the
  * model's thread pool, in the order in which they ask; a turn is a token, or a
  * block of a prompt (bn_session_options.batch), so that who generates never
- * waits for all of another's long prompt. bn_session_cancel alone may be called
+ * waits for all of another's long prompt. Planning and making a session wait
+ * for a turn, too; freeing one does not. bn_session_cancel alone may be called
  * at any moment, also from a signal handler. After fork() the child may go on
  * with models and sessions that were at rest; it computes with one thread, as a
  * process has only the forking thread of its parent's. To have more it opens the
@@ -96,10 +97,11 @@ typedef enum bn_section {
 } bn_section;
 
 typedef enum bn_kv_type {
-    BN_KV_F16 = 0, /* default: half the memory, error about 5e-4 relative per stored value */
-    BN_KV_F32 = 1, /* for comparisons with a reference that keeps fp32 */
-    BN_KV_INT8 = 2 /* a quarter of f32 plus a scale; keys, values and queries quantized as
-                    * activations are: error of a value at most 1/254 of its row's largest */
+    BN_KV_F16 = 0,  /* default: half the memory, error about 5e-4 relative per stored value */
+    BN_KV_F32 = 1,  /* for comparisons with a reference that keeps fp32 */
+    BN_KV_INT8 = 2, /* a quarter of f32 plus a scale; keys, values and queries quantized as
+                     * activations are: error of a value at most 1/254 of its row's largest */
+    BN_KV_TYPES = 3 /* how many there are */
 } bn_kv_type;
 
 /* Which rows of logits an append call computes. */
@@ -140,9 +142,9 @@ typedef struct bn_model_info {
                                * sketch the sketch, as sampling needs few rows of the head itself;
                                * bn_session_skipped is not taken off */
     uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
-    uint64_t kv_bytes_per_token[3]; /* by bn_kv_type: cache bytes each token of context adds */
-    int32_t threads;                /* that compute, the caller's included; 1 in a forked child */
-    const char *isa;                /* tier in use, e.g. "avx512vnni"; static storage */
+    uint64_t kv_bytes_per_token[BN_KV_TYPES]; /* cache bytes each token of context adds */
+    int32_t threads; /* that compute, the caller's included; 1 in a forked child */
+    const char *isa; /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
 
 typedef struct bn_session_options {
@@ -154,7 +156,9 @@ typedef struct bn_session_options {
 
 /* What a session takes, held against what there is. */
 typedef struct bn_session_memory {
-    uint64_t needed;        /* bytes of the session once its context is full, as bn_session_bytes */
+    uint64_t needed;        /* bytes of the session once its context is full, as bn_session_bytes,
+                             * and of the scratch memory that the sessions of a model share, unless
+                             * there is enough of it already */
     uint64_t available;     /* bytes that this process can get now */
     const char *limited_by; /* in words: RLIMIT_AS, RLIMIT_DATA, cgroup, machine; static storage */
     int32_t largest_n_ctx;  /* the longest context that fits with the other options; 0: none */
@@ -189,6 +193,9 @@ BN_API const char *bn_status_text(bn_status status);
 /* Name of the i-th tier that this build has and this CPU runs, best first;
  * the last is "scalar". NULL past the end. Static storage. */
 BN_API const char *bn_isa_name(int32_t i);
+
+/* Name of a bn_kv_type, e.g. "f16"; NULL past the end. Static storage. */
+BN_API const char *bn_kv_name(int32_t type);
 
 /* Default number of threads: min(physical cores, affinity, cgroup quota), >= 1. */
 BN_API int32_t bn_default_threads(void);
@@ -236,7 +243,10 @@ BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
 BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which,
                                       const uint8_t **bytes, size_t *size);
 
-/* --- Session: one text and its KV cache. All memory is allocated here. --- */
+/* --- Session: one text and its KV cache. All memory is allocated when it is made: its own, and, if
+ * there is not enough of it for this n_ctx and batch, scratch memory that the sessions of a model
+ * share, as they take turns, and which goes with the last of them. Until then it stays as large as
+ * one of them asked for. --- */
 
 /* What bn_session_new would take; NULL options as there. Fails with BN_ERR_ARGUMENT. */
 BN_API bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
@@ -260,8 +270,10 @@ BN_API bn_status bn_session_rewind(bn_session *session, int32_t n);
 
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
 BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
-BN_API uint64_t bn_session_bytes(const bn_session *session);   /* memory of the session */
-/* Of the weights of the tokens computed here so far, bytes that were not read, because all of a
+/* Memory of the session; scratch memory that it shares with others is not in it. */
+BN_API uint64_t bn_session_bytes(const bn_session *session);
+/* Of the weights of the tokens computed here so far (those of a batch count for its first session),
+ * bytes that were not read, because all of a
  * line would have been multiplied with 0 (TERNARY_2BIT_ROWS and _COLUMNS of export/FORMAT.md). */
 BN_API uint64_t bn_session_skipped(const bn_session *session);
 

@@ -7,9 +7,13 @@
  * The cut depends on positions alone, so a token gets the same bits whether it is decoded (chunks
  * shared among threads) or part of a prompt (rows shared among threads).
  */
-#include "chunk.h"
+#include "attention.h"
 
 #include <string.h>
+
+#include "chunk.h"
+#include "kv.h"
+#include "pass.h"
 
 enum { BLOCK_QUERIES = 32 }; /* queries of one KV head that go through a chunk together */
 
@@ -55,43 +59,45 @@ size_t bn_partial_floats(const bn_config *c, size_t n_ctx) {
     return (n_ctx / BN_CHUNK_KEYS + 1) * block_rows(c) * c->n_heads * (c->head_dim + 2);
 }
 
-typedef struct pass {
-    const bn_model *m;
-    bn_workspace *w;
-    size_t rows;
-    uint32_t layer;
-} pass;
+/* All that the rows of a pass take from one layer. */
+typedef struct attend {
+    const bn_pass *p;
+    const bn_layer *l;
+} attend;
 
 /* Rows of the block that begins with `row`: consecutive positions of one text. */
-static size_t count_rows(const pass *p, size_t row) {
+static size_t count_rows(const bn_pass *p, size_t row) {
     const bn_row *first = &p->w->rows[row];
     size_t n = 1;
-    while (n < block_rows(&p->m->config) && row + n < p->rows && first[n].cache == first->cache &&
-           first[n].position == first->position + (int32_t)n)
+    while (n < block_rows(&p->stack->config) && row + n < p->rows &&
+           first[n].cache == first->cache && first[n].position == first->position + (int32_t)n)
         n++;
     return n;
 }
 
 /* Where query i of KV head g goes. */
-static float *output(const pass *p, size_t row, size_t g, size_t i) {
-    const bn_config *c = &p->m->config;
+static float *output(const bn_pass *p, size_t row, size_t g, size_t i) {
+    const bn_config *c = &p->stack->config;
     return p->w->h + row * p->w->wide + (g * group_size(c) + i) * c->head_dim;
 }
 
 /* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */
-static bn_block make_block(const pass *p, size_t row, size_t rows, size_t g, const scratch *s) {
-    const bn_config *c = &p->m->config;
+static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size_t rows, size_t g,
+                           const scratch *s) {
+    const bn_config *c = &p->stack->config;
     const size_t E = c->head_dim, group = group_size(c), stride = bn_q_row(E);
     const bn_cache *cache = p->w->rows[row].cache;
-    const size_t head = p->layer * c->n_kv_heads + g;
+    const bn_kv *kv = &bn_kv_types[cache->type];
+    const size_t head = l->index * c->n_kv_heads + g;
     bn_block b = {.m = p->m,
+                  .config = c,
                   .k = cache->k + head * cache->head_stride,
                   .v = cache->v + head * cache->head_stride,
                   .type = cache->type,
                   .rows = rows,
                   .group = group,
                   .position = (size_t)p->w->rows[row].position,
-                  .window = p->m->layers[p->layer].window,
+                  .mask = l->mask,
                   .q = s->q,
                   .codes = s->codes,
                   .q_scale = s->q_scale,
@@ -102,14 +108,12 @@ static bn_block make_block(const pass *p, size_t row, size_t rows, size_t g, con
         for (size_t d = 0; d < group * E; d++)
             b.q[i * group * E + d] = from[d] * c->attention_scale;
     }
-    if (b.type == BN_KV_INT8) {
-        int32_t sum;
+    if (kv->scaled) {
         b.k_scale = cache->k_scale + head * cache->slots;
         b.v_scale = cache->v_scale + head * cache->slots;
-        for (size_t i = 0; i < rows * group; i++)
-            b.q_scale[i] =
-                1 / p->m->kernels.quantize(b.codes + i * stride, &sum, b.q + i * E, E, stride);
     }
+    for (size_t i = 0; kv->encode_query && i < rows * group; i++)
+        b.q_scale[i] = kv->encode_query(&p->m->kernels, b.codes + i * stride, b.q + i * E, E);
     return b;
 }
 
@@ -120,11 +124,11 @@ typedef struct chunks {
     float *m, *l, *o; /* [n][G][rows·group], and o [E] of each */
 } chunks;
 
-static chunks chunks_of(const pass *p) {
-    const bn_config *c = &p->m->config;
+static chunks chunks_of(const bn_pass *p, const bn_layer *l) {
+    const bn_config *c = &p->stack->config;
     const size_t position = (size_t)p->w->rows[0].position;
-    chunks s = {.low = bn_first_key(p->m->layers[p->layer].window, position) / BN_CHUNK_KEYS,
-                .keys = position + p->rows};
+    chunks s = {.low = bn_mask_first(l->mask, position) / BN_CHUNK_KEYS,
+                .keys = bn_mask_end(l->mask, position + p->rows - 1)};
     s.n = (s.keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - s.low;
     s.m = p->w->partial;
     s.l = s.m + s.n * p->rows * c->n_heads;
@@ -133,8 +137,8 @@ static chunks chunks_of(const pass *p) {
 }
 
 /* The rows' queries of KV head g, when all its chunks are there. */
-static void merge_chunks(const pass *p, const chunks *s, size_t g) {
-    const bn_config *c = &p->m->config;
+static void merge_chunks(const bn_pass *p, const chunks *s, size_t g) {
+    const bn_config *c = &p->stack->config;
     const size_t E = c->head_dim, group = group_size(c), n = p->rows * group;
     for (size_t i = 0; i < n; i++) {
         const size_t sum = g * n + i;
@@ -149,10 +153,11 @@ static void merge_chunks(const pass *p, const chunks *s, size_t g) {
 
 /* Items are (KV head, chunk) pairs; who ends the last chunk of a head merges. */
 static void split_keys(void *context, int32_t thread, size_t first, size_t last) {
-    const pass *p = context;
-    const bn_config *c = &p->m->config;
+    const attend *a = context;
+    const bn_pass *p = a->p;
+    const bn_config *c = &p->stack->config;
     const size_t G = c->n_kv_heads, n = p->rows * group_size(c);
-    const chunks s = chunks_of(p);
+    const chunks s = chunks_of(p, a->l);
     const scratch memory = scratch_of(p->w, thread, n, c->head_dim);
     bn_block b = {0};
     for (size_t item = first; item < last; item++) {
@@ -160,7 +165,7 @@ static void split_keys(void *context, int32_t thread, size_t first, size_t last)
         const size_t begin = (s.low + chunk) * BN_CHUNK_KEYS;
         const size_t end = begin + BN_CHUNK_KEYS < s.keys ? begin + BN_CHUNK_KEYS : s.keys;
         if (item == first || chunk == 0)
-            b = make_block(p, 0, p->rows, g, &memory);
+            b = make_block(p, a->l, 0, p->rows, g, &memory);
         bn_chunk_attend(&b, begin, end, s.m + at, s.l + at, s.o + at * c->head_dim);
         if (atomic_fetch_add(&p->w->chunks_done[g], 1) + 1 == s.n)
             merge_chunks(p, &s, g);
@@ -168,14 +173,15 @@ static void split_keys(void *context, int32_t thread, size_t first, size_t last)
 }
 
 /* All that the rows of a block see, chunk by chunk. */
-static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32_t thread) {
-    const bn_config *c = &p->m->config;
+static void attend_block(const bn_pass *p, const bn_layer *l, size_t row, size_t rows, size_t g,
+                         int32_t thread) {
+    const bn_config *c = &p->stack->config;
     const size_t E = c->head_dim, group = group_size(c), n = rows * group;
     const scratch memory = scratch_of(p->w, thread, n, E), *s = &memory;
-    const bn_block b = make_block(p, row, rows, g, s);
-    const size_t keys = b.position + rows;
+    const bn_block b = make_block(p, l, row, rows, g, s);
+    const size_t keys = bn_mask_end(b.mask, b.position + rows - 1);
     memset(s->l_sum, 0, n * sizeof *s->l_sum);
-    for (size_t begin = bn_first_key(b.window, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS;
+    for (size_t begin = bn_mask_first(b.mask, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS;
          begin < keys; begin += BN_CHUNK_KEYS) {
         const size_t end = begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys;
         bn_chunk_attend(&b, begin, end, s->m, s->l, s->o);
@@ -189,29 +195,30 @@ static void attend_block(const pass *p, size_t row, size_t rows, size_t g, int32
 
 /* Many blocks: items are (block, KV head) pairs. */
 static void split_rows(void *context, int32_t thread, size_t first, size_t last) {
-    const pass *p = context;
+    const attend *a = context;
+    const bn_pass *p = a->p;
     size_t item = 0;
     for (size_t row = 0, rows; row < p->rows; row += rows) {
         rows = count_rows(p, row);
-        for (size_t g = 0; g < p->m->config.n_kv_heads; g++, item++)
+        for (size_t g = 0; g < p->stack->config.n_kv_heads; g++, item++)
             if (item >= first && item < last)
-                attend_block(p, row, rows, g, thread);
+                attend_block(p, a->l, row, rows, g, thread);
     }
 }
 
-void bn_attention(const bn_model *m, bn_workspace *w, size_t rows, uint32_t layer) {
-    pass p = {m, w, rows, layer};
-    /* a row of another session may stand further than this one's partial results have room for */
-    const int fits = (size_t)w->rows[0].position + rows <= w->n_ctx;
-    if (fits && count_rows(&p, 0) == rows) {
-        for (size_t g = 0; g < m->config.n_kv_heads; g++)
+void bn_attention(bn_pass *p, const bn_layer *l) {
+    const size_t G = p->stack->config.n_kv_heads, rows = p->rows;
+    bn_workspace *w = p->w;
+    attend a = {p, l};
+    if (count_rows(p, 0) == rows) {
+        for (size_t g = 0; g < G; g++)
             atomic_init(&w->chunks_done[g], 0);
-        const size_t items = chunks_of(&p).n * m->config.n_kv_heads;
-        bn_pool_run(m->pool, items, items, split_keys, &p);
+        const size_t items = chunks_of(p, l).n * G;
+        bn_pool_run(p->m->pool, items, items, split_keys, &a);
     } else {
         size_t items = 0;
-        for (size_t row = 0; row < rows; row += count_rows(&p, row))
-            items += m->config.n_kv_heads;
-        bn_pool_run(m->pool, items, items, split_rows, &p);
+        for (size_t row = 0; row < rows; row += count_rows(p, row))
+            items += G;
+        bn_pool_run(p->m->pool, items, items, split_rows, &a);
     }
 }

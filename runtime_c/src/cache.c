@@ -2,107 +2,84 @@
  *
  * cache.c: keys and values on their way into the cache: normed, rotated, narrowed.
  */
+#include "cache.h"
+
 #include <string.h>
 
-#include "internal.h"
+#include "kv.h"
+#include "pass.h"
 
 size_t bn_cache_bytes(const bn_config *c, int32_t type, size_t n) {
-    switch (type) {
-    case BN_KV_F32:
-        return n * c->head_dim * sizeof(float);
-    case BN_KV_INT8:
-        return n * ((c->head_dim + 3) / 4 * 4);
-    default:
-        return n * c->head_dim * sizeof(uint16_t);
-    }
+    return n * bn_kv_key(&bn_kv_types[type], c->head_dim);
 }
 
 size_t bn_cache_scale_bytes(int32_t type, size_t n) {
-    return type == BN_KV_INT8 ? n * sizeof(float) : 0;
-}
-
-static void rotate(float *head, const float *angle, size_t rope_dim) {
-    const size_t half = rope_dim / 2;
-    for (size_t i = 0; i < half; i++) {
-        const float cosine = angle[2 * i], sine = angle[2 * i + 1];
-        const float a = head[i], b = head[i + half];
-        head[i] = a * cosine - b * sine;
-        head[i + half] = b * cosine + a * sine;
-    }
+    return bn_kv_types[type].scaled ? n * sizeof(float) : 0;
 }
 
 enum { MAX_HEAD = 1024 }; /* FORMAT.md §2 */
 
+/* A key's words of `size` bytes (a constant) to their places in the tile. */
+static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const size_t size) {
+    for (size_t i = 0; i < n; i++)
+        memcpy(to + i * BN_LANES * size, words + i * size, size);
+}
+
 /* Put the key and the value of one position into a head of the cache. */
 static void store(const bn_kernels *kernels, const bn_cache *cache, size_t head, size_t position,
                   size_t E, const float *k, const float *v) {
+    const bn_kv *kv = &bn_kv_types[cache->type];
     const size_t tile = position / BN_LANES * BN_LANES, lane = position % BN_LANES;
-    uint8_t *keys = cache->k + head * cache->head_stride;
-    uint8_t *values = cache->v + head * cache->head_stride;
-    if (cache->type == BN_KV_F32) {
-        float *to = (float *)(void *)keys + tile * E + lane;
-        for (size_t d = 0; d < E; d++)
-            to[d * BN_LANES] = k[d];
-        memcpy(values + position * E * sizeof *v, v, E * sizeof *v);
-    } else if (cache->type == BN_KV_F16) {
-        uint16_t half[MAX_HEAD], *to = (uint16_t *)(void *)keys + tile * E + lane;
-        kernels->f32_to_f16(half, k, E);
-        for (size_t d = 0; d < E; d++)
-            to[d * BN_LANES] = half[d];
-        kernels->f32_to_f16((uint16_t *)(void *)values + position * E, v, E);
-    } else { /* a word is four dimensions of a key */
-        const size_t words = (E + 3) / 4, padded = bn_q_row(E);
-        const size_t scale = head * cache->slots + position;
-        _Alignas(BN_Q_ALIGN) int8_t codes[MAX_HEAD + BN_Q_ALIGN]; /* bn_q_row(E) */
-        int32_t sum;
-        cache->k_scale[scale] = 1 / kernels->quantize(codes, &sum, k, E, padded);
-        for (size_t i = 0; i < words; i++)
-            memcpy(keys + 4 * (tile * words + i * BN_LANES + lane), codes + 4 * i, 4);
-        cache->v_scale[scale] = 1 / kernels->quantize(codes, &sum, v, E, padded);
-        memcpy(values + position * E, codes, E);
+    const size_t words = bn_kv_words(kv, E), word = bn_kv_word(kv), value = bn_kv_value(kv, E);
+    uint8_t *key = cache->k + head * cache->head_stride + (tile * words + lane) * word;
+    _Alignas(BN_Q_ALIGN) uint8_t numbers[MAX_HEAD * sizeof(float)];
+
+    const float k_scale = kv->encode(kernels, numbers, k, E);
+    if (word == 2)
+        spread(key, numbers, words, 2);
+    else
+        spread(key, numbers, words, 4);
+    const float v_scale = kv->encode(kernels, numbers, v, E);
+    memcpy(cache->v + head * cache->head_stride + position * value, numbers, value);
+    if (kv->scaled) {
+        cache->k_scale[head * cache->slots + position] = k_scale;
+        cache->v_scale[head * cache->slots + position] = v_scale;
     }
 }
 
-static void append_row(const bn_model *m, bn_workspace *w, size_t row, const bn_layer *l,
-                       uint32_t layer) {
-    const bn_config *c = &m->config;
-    const bn_kernels *kernels = &m->kernels;
+static void append_row(const bn_pass *p, const bn_layer *l, size_t row) {
+    const bn_config *c = &p->stack->config;
+    const bn_positions *positions = &p->stack->positions;
+    const bn_kernels *kernels = &p->m->kernels;
+    const bn_workspace *w = p->w;
     const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads;
     float *qkv = w->qkv + row * (H + 2 * G) * E;
-    const float *angle = w->angle + (l->table * w->batch + row) * c->rope_dim;
+    const float *angle = w->angle + (l->table * w->batch + row) * positions->dim;
     const bn_cache *cache = w->rows[row].cache;
 
     for (size_t h = 0; h < H + G; h++) {
-        const float *gain = h < H ? l->q_norm : l->k_norm;
-        if (gain)
-            kernels->rms_norm(qkv + h * E, qkv + h * E, gain, E, c->norm_eps);
-        rotate(qkv + h * E, angle, c->rope_dim);
+        const bn_norm *norm = h < H ? &l->q_norm : &l->k_norm;
+        if (norm->gain) /* what is not finite shows behind attention */
+            bn_norm_row(kernels, norm, qkv + h * E, qkv + h * E, E);
+        bn_positions_rotate(qkv + h * E, angle, positions->dim);
     }
     for (size_t g = 0; g < G; g++)
-        store(kernels, cache, layer * G + g, (size_t)w->rows[row].position, E, qkv + (H + g) * E,
+        store(kernels, cache, l->index * G + g, (size_t)w->rows[row].position, E, qkv + (H + g) * E,
               qkv + (H + G + g) * E);
 }
 
-typedef struct pass {
-    const bn_model *m;
-    bn_workspace *w;
+typedef struct append {
+    const bn_pass *p;
     const bn_layer *l;
-    size_t rows;
-    uint32_t layer;
-} pass;
+} append;
 
 static void append_rows(void *context, int32_t thread, size_t first, size_t end) {
-    const pass *p = context;
+    const append *a = context;
     (void)thread;
     for (size_t row = first; row < end; row++)
-        append_row(p->m, p->w, row, p->l, p->layer);
+        append_row(a->p, a->l, row);
 }
 
-void bn_cache_append(const bn_model *m, bn_workspace *w, size_t rows, const bn_layer *l,
-                     uint32_t layer) {
-    pass p = {m, w, l, rows, layer};
-    if (rows == 1)
-        append_rows(&p, 0, 0, 1);
-    else
-        bn_pool_run(m->pool, rows, rows, append_rows, &p);
+void bn_cache_append(bn_pass *p, const bn_layer *l) {
+    bn_each_row(p, append_rows, &(append){p, l});
 }

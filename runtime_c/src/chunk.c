@@ -6,31 +6,29 @@
 
 #include <string.h>
 
-size_t bn_first_key(size_t window, size_t position) {
-    return window && position + 1 > window ? position + 1 - window : 0;
-}
+#include "kv.h"
 
 /* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
 static void score(const bn_block *b, size_t begin, size_t tiles) {
-    const bn_kernels *kernels = &b->m->kernels;
-    const size_t E = b->m->config.head_dim, n = b->rows * b->group;
-    if (b->type == BN_KV_F32)
-        kernels->qk_f32(b->scores, BN_CHUNK_KEYS, b->q, n, (const float *)b->k + begin * E, E,
-                        tiles);
-    else if (b->type == BN_KV_F16)
-        kernels->qk_f16(b->scores, BN_CHUNK_KEYS, b->q, n, (const uint16_t *)b->k + begin * E, E,
-                        tiles);
-    else
-        kernels->qk_int8(b->scores, BN_CHUNK_KEYS, b->codes, b->q_scale, n,
-                         (const int8_t *)b->k + begin * ((E + 3) / 4 * 4), b->k_scale + begin, E,
-                         tiles);
+    const size_t E = b->config->head_dim;
+    const bn_qk a = {.scores = b->scores,
+                     .score_stride = BN_CHUNK_KEYS,
+                     .q = b->q,
+                     .codes = b->codes,
+                     .q_scale = b->q_scale,
+                     .n_q = b->rows * b->group,
+                     .k = b->k + begin * bn_kv_key(&bn_kv_types[b->type], E),
+                     .k_scale = b->k_scale ? b->k_scale + begin : NULL,
+                     .head_dim = E,
+                     .tiles = tiles};
+    b->m->kernels.attention[b->type].qk(&a);
 }
 
-/* Scores of a row's keys [low, high) to weights; of BN_KV_INT8, times the scales of values. */
+/* Scores of a row's keys [low, high) to weights; times the scales of values if these have some. */
 static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size_t high, float *m,
                    float *l) {
     const bn_kernels *kernels = &b->m->kernels;
-    const float cap = b->m->config.attention_softcap;
+    const float cap = b->config->attention_softcap;
     for (size_t i = row * b->group; i < (row + 1) * b->group; i++) {
         l[i] = 0;
         if (low >= high)
@@ -38,9 +36,9 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
         float *s = b->scores + i * BN_CHUNK_KEYS + (low - begin);
         for (size_t key = 0; cap > 0 && key < high - low; key++)
             s[key] = cap * (1 - 2 / (bn_exp(s[key] / cap * 2) + 1));
-        m[i] = kernels->max(s, high - low);
-        l[i] = kernels->exp_sum(s, high - low, m[i]);
-        if (b->type == BN_KV_INT8)
+        m[i] = kernels->vectors.max(s, high - low);
+        l[i] = kernels->vectors.exp_sum(s, high - low, m[i]);
+        if (b->v_scale)
             for (size_t key = 0; key < high - low; key++)
                 s[key] *= b->v_scale[low + key];
     }
@@ -49,18 +47,17 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
 /* o += weights · values of keys [low, high), for `rows` rows from `row` on. */
 static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size_t low, size_t high,
                   float *o) {
-    const bn_kernels *kernels = &b->m->kernels;
-    const size_t E = b->m->config.head_dim, first = row * b->group, n = rows * b->group;
+    const size_t E = b->config->head_dim, first = row * b->group;
     if (low >= high)
         return;
-    const float *p = b->scores + first * BN_CHUNK_KEYS + (low - begin);
-    o += first * E;
-    if (b->type == BN_KV_F32)
-        kernels->pv_f32(o, p, BN_CHUNK_KEYS, n, (const float *)b->v + low * E, E, high - low);
-    else if (b->type == BN_KV_F16)
-        kernels->pv_f16(o, p, BN_CHUNK_KEYS, n, (const uint16_t *)b->v + low * E, E, high - low);
-    else
-        kernels->pv_int8(o, p, BN_CHUNK_KEYS, n, (const int8_t *)b->v + low * E, E, high - low);
+    const bn_pv a = {.out = o + first * E,
+                     .p = b->scores + first * BN_CHUNK_KEYS + (low - begin),
+                     .p_stride = BN_CHUNK_KEYS,
+                     .n_q = rows * b->group,
+                     .v = b->v + low * bn_kv_value(&bn_kv_types[b->type], E),
+                     .head_dim = E,
+                     .keys = high - low};
+    b->m->kernels.attention[b->type].pv(&a);
 }
 
 static size_t smaller(size_t a, size_t b) {
@@ -74,16 +71,16 @@ static size_t larger(size_t a, size_t b) {
 /* Values are added in the order of keys: what a row sees alone before and after what all see. */
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
     size_t low = begin, high = end; /* seen by all rows */
-    if (b->type == BN_KV_INT8)      /* streams too short for the hardware to see them coming */
+    if (b->k_scale)                 /* streams too short for the hardware to see them coming */
         for (size_t key = begin; key < end; key += BN_LANES) {
             __builtin_prefetch(b->k_scale + key);
             __builtin_prefetch(b->v_scale + key);
         }
     score(b, begin, (end - begin + BN_LANES - 1) / BN_LANES);
-    memset(o, 0, b->rows * b->group * b->m->config.head_dim * sizeof *o);
+    memset(o, 0, b->rows * b->group * b->config->head_dim * sizeof *o);
     for (size_t row = 0; row < b->rows; row++) {
-        const size_t from = larger(bn_first_key(b->window, b->position + row), begin);
-        const size_t to = smaller(b->position + row + 1, end);
+        const size_t from = larger(bn_mask_first(b->mask, b->position + row), begin);
+        const size_t to = smaller(bn_mask_end(b->mask, b->position + row), end);
         soften(b, row, begin, from, to, m, l);
         low = larger(low, from);
         high = smaller(high, to);
@@ -91,11 +88,11 @@ void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, floa
     if (low >= high)
         low = high = end;
     for (size_t row = 0; row < b->rows; row++)
-        weigh(b, row, 1, begin, larger(bn_first_key(b->window, b->position + row), begin),
-              smaller(b->position + row + 1, low), o);
+        weigh(b, row, 1, begin, larger(bn_mask_first(b->mask, b->position + row), begin),
+              smaller(bn_mask_end(b->mask, b->position + row), low), o);
     weigh(b, 0, b->rows, begin, low, high, o);
     for (size_t row = 0; row < b->rows; row++)
-        weigh(b, row, 1, begin, high, smaller(b->position + row + 1, end), o);
+        weigh(b, row, 1, begin, high, smaller(bn_mask_end(b->mask, b->position + row), end), o);
 }
 
 void bn_chunk_merge(float *m, float *l, float *o, float m2, float l2, const float *o2, size_t E) {

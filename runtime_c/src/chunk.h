@@ -5,26 +5,26 @@
 #ifndef BITNET_CHUNK_H
 #define BITNET_CHUNK_H
 
-#include "internal.h"
+#include "attention.h"
+#include "mask.h"
+#include "model.h"
 
 /* Queries of `rows` consecutive positions of one text, for one KV head: n = rows · group of them,
  * row by row. */
 typedef struct bn_block {
     const bn_model *m;
+    const bn_config *config;        /* of the stack */
     const uint8_t *k, *v;           /* of the KV head: tiles and rows from position 0 */
-    const float *k_scale, *v_scale; /* of BN_KV_INT8 */
+    const float *k_scale, *v_scale; /* of types that have scales, or NULL */
     int32_t type;                   /* bn_kv_type */
     size_t rows, group;
     size_t position; /* of the first row */
-    size_t window;   /* of the layer */
+    bn_mask mask;    /* of the layer */
     float *q;        /* [n][E], times the attention scale */
-    int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, BN_KV_INT8 */
+    int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, where the type wants it */
     float *q_scale;  /* [n] */
     float *scores;   /* [n][BN_CHUNK_KEYS] scratch */
 } bn_block;
-
-/* The first key that a row at this position sees; window: keys it sees at most, 0: no limit. */
-size_t bn_first_key(size_t window, size_t position);
 
 /* Of keys [begin, end) of one chunk, for each query: m[n] the largest score, l[n] the sum of
  * exp(score - m), o[n][E] the values weighted alike. A row that sees none of them gets l = 0. */

@@ -5,7 +5,7 @@
  * architecture stand in one list, lowest first, and each lies on top of those below it.
  */
 #include "bitnet_runtime.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #include <string.h>
 

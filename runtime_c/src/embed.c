@@ -4,9 +4,10 @@
  * 1. A mean adds them up token by token, so that no cut of the text changes a bit.
  */
 #include <math.h>
-#include <string.h>
 
-#include "internal.h"
+#include "batch.h"
+#include "session.h"
+#include "workspace.h"
 
 /* Some texts, and how much of them is computed. */
 typedef struct texts {
@@ -21,26 +22,11 @@ static void next(texts *t) {
         t->text++, t->at = 0;
 }
 
-/* The token of this row is computed: it goes into its session and into its pool. */
-static bn_status take_row(const texts *t, const float *x, float *h) {
-    bn_session *s = t->sessions[t->text];
-    const bn_model *m = s->model;
-    const size_t D = m->config.dim;
-    const int32_t position = s->position++;
-    s->tokens[position] = t->tokens[t->text][t->at];
-    s->pooled = 0; /* unless all goes well */
+/* Whether the vector of the text looks at the state of its next token. */
+static int counts(const texts *t, int32_t position) {
+    const int32_t pooling = t->sessions[t->text]->pooling;
     const int last = t->at + 1 == t->n_tokens[t->text];
-    if (s->pooling == BN_POOL_MEAN || (s->pooling == BN_POOL_LAST ? last : position == 0)) {
-        if (!isfinite(m->kernels.rms_norm(h, x, m->final_norm, D, m->config.norm_eps)))
-            return BN_ERR_NUMERIC;
-        if (s->pooling == BN_POOL_MEAN && position > 0)
-            for (size_t d = 0; d < D; d++)
-                s->pool[d] += h[d];
-        else
-            memcpy(s->pool, h, D * sizeof *h);
-    }
-    s->pooled = s->position;
-    return BN_OK;
+    return pooling == BN_POOL_MEAN || (pooling == BN_POOL_LAST ? last : position == 0);
 }
 
 static int any_cancelled(const texts *t) {
@@ -50,20 +36,23 @@ static int any_cancelled(const texts *t) {
     return any;
 }
 
-/* As many tokens as fit the workspace of the first session. */
+/* A turn: as many tokens as fit. */
 static bn_status run_block(texts *t) {
-    bn_workspace *w = &t->sessions[0]->work;
-    bn_model *m = t->sessions[0]->model;
-    texts rows = *t;
-    size_t n = 0;
-    for (int32_t ahead = 0; rows.text < t->n && n < w->batch; ahead = rows.at ? ahead + 1 : 0) {
-        bn_session *s = t->sessions[rows.text];
-        w->rows[n++] = (bn_row){&s->cache, t->tokens[rows.text][rows.at], s->position + ahead};
-        next(&rows);
+    const int32_t first = t->text;
+    bn_batch b = bn_batch_begin(t->sessions[first]);
+    for (; t->text < t->n && b.n < (size_t)t->sessions[first]->batch; next(t)) {
+        bn_row *row =
+            bn_batch_add(&b, t->sessions[t->text], t->tokens[t->text][t->at], BN_WANT_NOTHING);
+        if (counts(t, row->position))
+            row->want = BN_WANT_POOLED;
     }
-    bn_status status = bn_forward(m, w, n);
-    for (size_t row = 0; row < n && !status; row++, next(t))
-        status = take_row(t, w->x + row * m->config.dim, w->h);
+    const bn_status status = any_cancelled(t) ? BN_ERR_CANCELLED : bn_batch_run(&b);
+    for (size_t row = 0; row < b.n; row++) {
+        bn_session *s = b.w->rows[row].session;
+        if (s->position > b.w->rows[row].position) /* it was computed */
+            s->pooled = status ? 0 : s->position;
+    }
+    bn_batch_end(&b);
     return status;
 }
 
@@ -79,9 +68,9 @@ static bn_status check_text(bn_session *s, const int32_t *tokens, int32_t n, int
 
 /* out[dim] = the pool, of length 1 */
 static bn_status finish(const bn_session *s, float *out) {
-    const size_t D = s->model->config.dim;
+    const size_t D = s->stack->config.dim;
     float squares;
-    s->model->kernels.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
+    s->model->kernels.products.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
     if (!isfinite(squares))
         return BN_ERR_NUMERIC;
     const float length = fmaxf(sqrtf(squares), 1e-12f);
@@ -95,26 +84,23 @@ bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *toke
     BN_STANDARD_FLOATS;
     if (!sessions || !tokens || !n_tokens || n < 1 || !sessions[0])
         return BN_ERR_ARGUMENT;
-    const bn_model *m = sessions[0]->model;
-    const int32_t kind = pooling ? (int32_t)pooling : (int32_t)m->config.pooling;
+    const bn_config *c = &sessions[0]->stack->config;
+    const int32_t kind = pooling ? (int32_t)pooling : (int32_t)c->pooling;
     bn_status status = BN_OK;
     for (int32_t i = 0; i < n; i++) {
         if ((status = check_text(sessions[i], tokens[i], n_tokens[i], kind)))
             return status;
         for (int32_t j = 0; j < i; j++)
-            if (sessions[j] == sessions[i] || sessions[j]->model != sessions[i]->model)
+            if (sessions[j] == sessions[i] || sessions[j]->stack != sessions[i]->stack)
                 return BN_ERR_ARGUMENT;
     }
     for (int32_t i = 0; i < n; i++)
         sessions[i]->pooling = kind, sessions[i]->ready = BN_READY_NOTHING;
     texts t = {sessions, tokens, n_tokens, n, 0, 0};
-    while (t.text < n && !status) {
-        bn_pool_lock(m->pool);
-        status = any_cancelled(&t) ? BN_ERR_CANCELLED : run_block(&t);
-        bn_pool_unlock(m->pool);
-    }
+    while (t.text < n && !status)
+        status = run_block(&t);
     for (int32_t i = 0; i < n && !status && out; i++)
-        status = finish(sessions[i], out + (size_t)i * m->config.dim);
+        status = finish(sessions[i], out + (size_t)i * c->dim);
     return status;
 }
 

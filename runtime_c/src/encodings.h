@@ -11,7 +11,7 @@
 #define BITNET_ENCODINGS_H
 
 #include "bitnet_runtime.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "threads.h"
 
 /* The numbers in the file. */

@@ -139,8 +139,9 @@ static bn_status read_head(const uint8_t *bytes, size_t size, const bn_kernels *
                        "%" PRIu32 " sections need a table of %zu bytes, the file has %zu in all",
                        count, table_size, size);
     memcpy(head->sections, bytes + sizeof *header, table_size);
-    uint32_t crc = kernels->crc32(0, (const uint8_t *)header, offsetof(bn_header, header_crc));
-    crc = kernels->crc32(crc, (const uint8_t *)head->sections, table_size);
+    uint32_t crc =
+        kernels->bytes.crc32(0, (const uint8_t *)header, offsetof(bn_header, header_crc));
+    crc = kernels->bytes.crc32(crc, (const uint8_t *)head->sections, table_size);
     if (crc != header->header_crc)
         return bn_fail(detail, BN_ERR_CHECKSUM,
                        "header and section table have checksum %08" PRIx32 ", expected %08" PRIx32,
@@ -258,7 +259,7 @@ static bn_status check_section_sums(const bn_file *file, const bn_head *head,
             continue;
         const uint8_t *bytes =
             s.kind <= BN_SECTION_DATA ? file->section[s.kind] : file->bytes + s.offset;
-        const uint32_t crc = kernels->crc32(0, bytes, (size_t)s.size);
+        const uint32_t crc = kernels->bytes.crc32(0, bytes, (size_t)s.size);
         if (crc != s.crc)
             return bn_fail(detail, BN_ERR_CHECKSUM,
                            "section kind %" PRIu32 " (%s) has checksum %08" PRIx32

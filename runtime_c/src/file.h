@@ -8,7 +8,7 @@
 
 #include "bitnet_runtime.h"
 #include "encodings.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "status.h"
 #include "threads.h"
 
@@ -109,7 +109,6 @@ typedef struct bn_file {
     size_t size;
     const bn_config *stacks; /* [n_stacks] */
     size_t n_stacks;
-    bn_config config;         /* of stack 0 */
     const bn_record *tensors; /* [n_tensors] */
     size_t n_tensors;
     void *tables;        /* memory of the two arrays */
@@ -141,13 +140,14 @@ bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail);
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
                          char *detail);
 
-/* The tensor (stack 0, layer, role, no expert) with bias and norm, or one with data == NULL.
- * layer is 0xFFFF for roles >= 64. */
-bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role);
+/* The tensor with bias and norm, or one with data == NULL. layer is BN_NO_LAYER for roles >= 64,
+ * expert BN_NO_EXPERT for most. */
+bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
+                         uint32_t expert);
 
 /* --- The parts of the reader, in the order bn_file_parse calls them --- */
 
-bn_status bn_check_stacks(bn_file *file, char *detail);        /* file_stacks.c; fills config */
+bn_status bn_check_stacks(const bn_file *file, char *detail);  /* file_stacks.c */
 bn_status bn_check_tensors(const bn_file *file, char *detail); /* file_tensors.c */
 
 /* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with

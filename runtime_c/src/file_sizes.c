@@ -4,7 +4,7 @@
  */
 #include "file_sizes.h"
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 static int round_up(uint64_t x, uint64_t unit, uint64_t *units) {
     uint64_t sum;

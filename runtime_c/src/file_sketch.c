@@ -57,9 +57,9 @@ static void add_chunk(const bn_kernels *kernels, const bn_chunk *chunk, size_t r
                          .q_stride = chunk->size,
                          .q_sums = &ones,
                          .tokens = 1};
-    kernels->int8_rows(&both);
+    kernels->products.int8_rows(&both);
     both.acc = product[0], both.q = chunk->c, both.q_sums = sum, both.tokens = rows;
-    kernels->int8_rows(&both);
+    kernels->products.int8_rows(&both);
     sums->c += sum[0], sums->s += sum[1];
     sums->cc += product[0][0], sums->cs += product[0][1], sums->ss += product[1][1];
 }

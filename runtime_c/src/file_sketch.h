@@ -5,7 +5,7 @@
 #ifndef BITNET_FILE_SKETCH_H
 #define BITNET_FILE_SKETCH_H
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "threads.h"
 
 /* Where its parts begin, in bytes; the codes are at 0. Of a size that is not too large. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * file_stacks.c: the stack records of a packed file (export/FORMAT.md §2). Any configuration
- * that the format allows passes here; what the engine cannot run is refused in model.c.
+ * that the format allows passes here; what the engine cannot run is refused in stack.c.
  */
 #include "file.h"
 
@@ -118,7 +118,7 @@ static bn_status check_unused(const bn_config *c, uint32_t stack, char *detail) 
     return BN_OK;
 }
 
-bn_status bn_check_stacks(bn_file *file, char *detail) {
+bn_status bn_check_stacks(const bn_file *file, char *detail) {
     if (file->n_stacks > MAX_STACKS)
         return bn_fail(detail, BN_ERR_CONFIG, "the file has %zu stacks, expected 1 to %d",
                        file->n_stacks, MAX_STACKS);
@@ -134,6 +134,5 @@ bn_status bn_check_stacks(bn_file *file, char *detail) {
         if (status != BN_OK)
             return status;
     }
-    file->config = file->stacks[0];
     return BN_OK;
 }

@@ -263,8 +263,12 @@ static int find(const bn_file *file, const bn_record *key, bn_record *record) {
     return 0;
 }
 
-bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role) {
-    bn_record key = {.layer = (uint16_t)layer, .role = (uint16_t)role, .expert = BN_NO_EXPERT};
+bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
+                         uint32_t expert) {
+    bn_record key = {.stack = (uint16_t)stack,
+                     .layer = (uint16_t)layer,
+                     .role = (uint16_t)role,
+                     .expert = (uint16_t)expert};
     bn_record r;
     bn_tensor tensor = {0};
     if (find(file, &key, &r)) {

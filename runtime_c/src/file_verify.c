@@ -68,7 +68,7 @@ static void go_on(const bn_pass *pass, bn_part *part, uint64_t end, const bn_rul
     while (part->at < end) {
         const size_t n = end - part->at < BLOCK ? (size_t)(end - part->at) : BLOCK;
         const uint8_t *block = pass->file->data + part->at;
-        part->crc = pass->kernels->crc32(part->crc, block, n);
+        part->crc = pass->kernels->bytes.crc32(part->crc, block, n);
         if (part->broken == NULL && rule->broken != NULL && rule->broken(block, n)) {
             part->broken = rule;
             part->tensor = tensor;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * head.c: the largest logits without reading the whole head, the largest matrix of the model.
+ * head.c: logits, and the largest of them without reading the whole head, the largest matrix of the
+ * model.
  *
  * The sketch (FORMAT.md §4, a quarter of the bytes) gives every logit but for
  *     e = Σ (c - (s - 1.5)·t)·q·σ/s_q,
@@ -13,12 +14,50 @@
  * trained by this project, no logit was more than 4 such deviations above its estimate
  * (1,024 tokens of text, 1,000 to 4,000 logits each).
  */
+#include "head.h"
+
 #include <math.h>
 #include <string.h>
 
+#include "elementary.h"
 #include "file_sketch.h"
-#include "internal.h"
+#include "linear.h"
+#include "pass.h"
 #include "rows.h"
+
+bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
+                        size_t rows) {
+    bn_pass p = {.m = m, .stack = stack, .w = w, .first = first, .rows = rows};
+    bn_quantize_x(&p, &stack->final_norm, &stack->head);
+    return p.not_finite ? BN_ERR_NUMERIC : BN_OK;
+}
+
+bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
+                  size_t rows, float *out) {
+    const float cap = stack->config.logit_softcap;
+    const size_t V = stack->config.vocab_size;
+    const bn_status status = bn_head_input(m, stack, w, first, rows);
+    const bn_product logits = {.w = &stack->head, .y = out, .y_stride = V};
+    if (status)
+        return status;
+    bn_linear(m, w, first, rows, &logits, 1);
+    if (cap > 0)
+        for (size_t i = 0; i < rows * V; i++)
+            out[i] = cap * (1 - 2 / (bn_exp(out[i] / cap * 2) + 1));
+    return BN_OK;
+}
+
+float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
+    const float top = k->vectors.max(logits, V);
+    double sum = 0;
+    float piece[256]; /* which fits the stack */
+    for (size_t i = 0; i < V; i += 256) {
+        const size_t n = V - i < 256 ? V - i : 256;
+        memcpy(piece, logits + i, n * sizeof *piece);
+        sum += (double)k->vectors.exp_sum(piece, n, top);
+    }
+    return (float)((double)logits[token] - (double)top - bn_log(sum));
+}
 
 #define SIGMAS 7.0f
 #define ROUNDING 0.01f /* added to d: more than all roundings of floats come to */
@@ -27,53 +66,59 @@ enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, SIFT_PANELS = 64, SAMPLE = 64 /*
 
 typedef struct sketch {
     const bn_model *m;
+    const bn_tensor *head;
     const bn_workspace *w;
     const uint8_t *tiles;
     const float *step, *deviation; /* [V] */
     float *logits;                 /* [rows][V] */
-    size_t rows;
+    size_t first, rows;            /* of the workspace */
 } sketch;
 
-static sketch sketch_of(const bn_model *m, const bn_workspace *w, size_t rows, float *logits) {
-    const bn_tensor *t = &m->head;
+static sketch sketch_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
+                        size_t first, size_t rows, float *logits) {
+    const bn_tensor *t = &stack->head;
     const bn_sketch_parts at = bn_sketch_at(t->rows, t->cols);
     return (sketch){.m = m,
+                    .head = t,
                     .w = w,
                     .tiles = t->data + at.tiles,
                     .step = (const float *)(const void *)(t->data + at.step),
                     .deviation = (const float *)(const void *)(t->data + at.deviation),
                     .logits = logits,
+                    .first = first,
                     .rows = rows};
 }
 
 static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const sketch *c = context;
     const bn_workspace *w = c->w;
-    const bn_tensor *t = &c->m->head;
+    const bn_tensor *t = c->head;
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
     const size_t first = panel * BN_PANEL;
     const size_t stop = end * BN_PANEL < t->rows ? end * BN_PANEL : t->rows;
     int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
-    c->m->kernels.sketch_matmul(&(bn_matmul){.acc = acc,
-                                             .acc_stride = BN_CHUNK_ROWS,
-                                             .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
-                                             .panel_stride = k_tiles * BN_TILE_BYTES,
-                                             .panels = end - panel,
-                                             .k_tiles = k_tiles,
-                                             .q = w->q,
-                                             .q_stride = w->q_stride,
-                                             .tokens = c->rows});
+    c->m->kernels.products.sketch_matmul(
+        &(bn_matmul){.acc = acc,
+                     .acc_stride = BN_CHUNK_ROWS,
+                     .tiles = c->tiles + panel * k_tiles * BN_TILE_BYTES,
+                     .panel_stride = k_tiles * BN_TILE_BYTES,
+                     .panels = end - panel,
+                     .k_tiles = k_tiles,
+                     .q = w->q + c->first * w->q_stride,
+                     .q_stride = w->q_stride,
+                     .tokens = c->rows});
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
-        const float mean = 1.5f * (float)w->q_sum[b];
+        const float mean = 1.5f * (float)w->q_sum[c->first + b];
         for (size_t r = first; r < stop; r++)
             c->logits[b * t->rows + r] =
-                ((float)acc[r - first] - mean) * c->step[r] * (t->scales[r] / w->s[b]);
+                ((float)acc[r - first] - mean) * c->step[r] * (t->scales[r] / w->s[c->first + b]);
     }
 }
 
-void bn_head_estimate(const bn_model *m, const bn_workspace *w, size_t rows, float *logits) {
-    sketch c = sketch_of(m, w, rows, logits);
-    bn_pool_run(m->pool, bn_panels(&m->head), CHUNK_PANELS, estimate, &c);
+void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
+                      size_t rows, float *logits) {
+    sketch c = sketch_of(m, stack, w, first, rows, logits);
+    bn_pool_run(m->pool, bn_panels(c.head), CHUNK_PANELS, estimate, &c);
 }
 
 typedef struct screen {
@@ -85,7 +130,7 @@ typedef struct screen {
 } screen;
 
 static float deviation(const screen *c, size_t row) {
-    return c->noise * (c->of.deviation[row] + ROUNDING) * c->of.m->head.scales[row];
+    return c->noise * (c->of.deviation[row] + ROUNDING) * c->of.head->scales[row];
 }
 
 static void complete(const screen *c, size_t row) {
@@ -95,16 +140,16 @@ static void complete(const screen *c, size_t row) {
 
 /* Ask memory for the codes of a row. */
 static void prefetch(const screen *c, size_t row) {
-    const size_t row_bytes = bn_int8_row(c->of.m->head.cols);
+    const size_t row_bytes = bn_int8_row(c->of.head->cols);
     for (size_t i = 0; i < row_bytes; i += BN_INT8_UNIT)
-        __builtin_prefetch(c->of.m->head.data + row * row_bytes + i, 0, 2);
+        __builtin_prefetch(c->of.head->data + row * row_bytes + i, 0, 2);
 }
 
 /* Rule out what cannot reach the bar, compute the rest in full. */
 static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     (void)thread;
     const screen *c = context;
-    const size_t rows = c->of.m->head.rows, first = panel * BN_PANEL;
+    const size_t rows = c->of.head->rows, first = panel * BN_PANEL;
     const size_t count = (end * BN_PANEL < rows ? end * BN_PANEL : rows) - first;
     float most[SIFT_PANELS * BN_PANEL], *y = c->of.logits + first;
     size_t left[SIFT_PANELS * BN_PANEL], n = 0;
@@ -132,7 +177,7 @@ static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_
     float last = -INFINITY;
     for (size_t first = 0; first < V; first += BLOCK) {
         const size_t size = V - first < BLOCK ? V - first : BLOCK;
-        if (n == k && !(kernels->max(x + first, size) > last))
+        if (n == k && !(kernels->vectors.max(x + first, size) > last))
             continue;
         for (size_t i = first; i < first + size; i++) {
             if (n == k && !(x[i] > last))
@@ -147,9 +192,9 @@ static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_
     return n;
 }
 
-int bn_head_screens(const bn_model *m) {
-    return m->head.encoding && m->head.encoding->screens && !m->head.bias &&
-           m->config.logit_softcap == 0;
+int bn_head_screens(const bn_stack *s) {
+    return s->head.encoding && s->head.encoding->screens && !s->head.bias &&
+           s->config.logit_softcap == 0;
 }
 
 /* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. */
@@ -158,7 +203,7 @@ static void take_sample(screen *c, size_t k) {
     float exact[BN_SCREEN_MOST], squares = 0;
     const bn_kernels *kernels = &c->of.m->kernels;
     float *y = c->of.logits;
-    const size_t n = largest(kernels, y, c->of.m->head.rows, k < SAMPLE ? SAMPLE : k, top);
+    const size_t n = largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, top);
     for (size_t i = 0; i < n; i++) {
         const float estimated = y[top[i]];
         complete(c, top[i]);
@@ -170,18 +215,19 @@ static void take_sample(screen *c, size_t k) {
     c->bar = exact[order[largest(kernels, exact, n, k, order) - 1]];
 }
 
-void bn_head_top(const bn_model *m, const bn_workspace *w, size_t k, const int32_t *more, size_t n,
-                 float *logits, uint8_t *done) {
+void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
+                 const int32_t *more, size_t n, float *logits, uint8_t *done) {
+    const bn_tensor *head = &stack->head;
     int32_t squares = 0;
-    for (size_t i = 0; i < m->config.dim; i++)
+    for (size_t i = 0; i < stack->config.dim; i++)
         squares += w->q[i] * w->q[i];
-    screen c = {.of = sketch_of(m, w, 1, logits),
-                .product = {.w = &m->head, .y = logits, .y_stride = m->head.rows},
-                .done = memset(done, 0, m->head.rows),
+    screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
+                .product = {.w = head, .y = logits, .y_stride = head->rows},
+                .done = memset(done, 0, head->rows),
                 .noise = sqrtf((float)squares) / w->s[0]};
     take_sample(&c, k + n);
     for (size_t i = 0; i < n; i++)
         if (!done[more[i]])
             complete(&c, (size_t)more[i]);
-    bn_pool_run(m->pool, bn_panels(&m->head), SIFT_PANELS, sift, &c);
+    bn_pool_run(m->pool, bn_panels(head), SIFT_PANELS, sift, &c);
 }

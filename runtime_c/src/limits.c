@@ -7,7 +7,7 @@
 #define _GNU_SOURCE /* clock_gettime */
 
 #include "bitnet_runtime.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "pages.h"
 #include "threads.h"
 
@@ -103,7 +103,7 @@ typedef struct burst {
 static void multiply(void *context, int32_t thread, size_t first, size_t end) {
     burst *b = context;
     int32_t sink = thread;
-    const uint64_t macs = b->kernels->int8_peak((end - first) * ROUNDS, &sink);
+    const uint64_t macs = b->kernels->products.int8_peak((end - first) * ROUNDS, &sink);
     atomic_fetch_add_explicit(&b->macs, macs, memory_order_relaxed);
     atomic_fetch_add_explicit(&b->sink, sink, memory_order_relaxed);
 }

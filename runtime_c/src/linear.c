@@ -3,6 +3,8 @@
  * linear.c: y = W·x for every encoding of W, as its row in encodings.c says; many tokens at once by
  * tables of sums where that is faster (lookup.c).
  */
+#include "linear.h"
+
 #include "lookup.h"
 #include "products.h"
 
@@ -43,10 +45,10 @@ void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t ro
         products[i].w->encoding->multiply_lines(&in, &products[i]);
 }
 
-void bn_embed(const bn_model *m, int32_t token, float *x) {
-    const bn_tensor *t = &m->embedding;
+void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x) {
+    const bn_tensor *t = &stack->embedding;
     t->encoding->row(&m->kernels, t, (size_t)token, x);
-    if (m->config.embedding_scale != 1.0f)
+    if (stack->config.embedding_scale != 1.0f)
         for (size_t k = 0; k < t->cols; k++)
-            x[k] *= m->config.embedding_scale;
+            x[k] *= stack->config.embedding_scale;
 }

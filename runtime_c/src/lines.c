@@ -51,7 +51,7 @@ static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t b,
                             .n = list_rows(list, where, r0, end),
                             .q = input(in, b)};
     if (lines.n > 0)
-        in->m->kernels.ternary_rows(&lines);
+        in->m->kernels.products.ternary_rows(&lines);
     const uint64_t left_out = (end - r0 - lines.n) * lines.line_bytes;
     for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
         const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
@@ -106,7 +106,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
                                 .n = (n + 3) / 4 * 4,
                                 .q = value};
         if (lines.n > 0)
-            in->m->kernels.ternary_columns(&lines);
+            in->m->kernels.products.ternary_columns(&lines);
         lines_read += n;
     }
     const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;

@@ -22,16 +22,17 @@ static void multiply(const job *j, const bn_product *p, size_t panel, size_t n, 
     const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
     const size_t end = r0 + stride < t->rows ? r0 + stride : t->rows;
     int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
-    j->in.m->kernels.ternary_lookup(&(bn_matmul){.acc = acc,
-                                                 .acc_stride = stride,
-                                                 .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                                                 .panel_stride = k_tiles * BN_TILE_BYTES,
-                                                 .panels = n,
-                                                 .k_tiles = k_tiles,
-                                                 .q = w->q + (j->in.first + b) * w->q_stride,
-                                                 .q_stride = w->q_stride,
-                                                 .tokens = tokens},
-                                    w->lookup + (size_t)thread * w->lookup_stride);
+    j->in.m->kernels.products.ternary_lookup(
+        &(bn_matmul){.acc = acc,
+                     .acc_stride = stride,
+                     .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                     .panel_stride = k_tiles * BN_TILE_BYTES,
+                     .panels = n,
+                     .k_tiles = k_tiles,
+                     .q = w->q + (j->in.first + b) * w->q_stride,
+                     .q_stride = w->q_stride,
+                     .tokens = tokens},
+        w->lookup + (size_t)thread * w->lookup_stride);
     for (size_t i = 0; i < tokens; i++)
         for (size_t r = r0; r < end; r += BN_CHUNK_ROWS)
             bn_scale_sums(w, j->in.first + b + i, p, b + i, acc + i * stride + (r - r0), 1, r,
@@ -40,7 +41,7 @@ static void multiply(const job *j, const bn_product *p, size_t panel, size_t n, 
 
 static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     const job *j = context;
-    const size_t tokens = j->in.m->kernels.lookup_tokens;
+    const size_t tokens = j->in.m->kernels.products.lookup_tokens;
     for (; item < last; item++) {
         const size_t b = item % j->columns * tokens;
         const size_t n = j->in.rows - b < tokens ? j->in.rows - b : tokens;
@@ -56,7 +57,8 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
 size_t bn_linear_lookup(const bn_input *in, const bn_product *products, int n_products) {
     const bn_model *m = in->m;
     const bn_workspace *w = in->w;
-    const size_t tokens = m->kernels.lookup_tokens, threads = (size_t)bn_pool_threads(m->pool);
+    const size_t tokens = m->kernels.products.lookup_tokens,
+                 threads = (size_t)bn_pool_threads(m->pool);
     const size_t most_panels = w->lookup_rows / BN_PANEL;
     const size_t least_panels = BN_LOOKUP_LEAST_ROWS / BN_PANEL;
     job j = {.in = *in, .products = products};

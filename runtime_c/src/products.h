@@ -6,7 +6,7 @@
 #ifndef BITNET_PRODUCTS_H
 #define BITNET_PRODUCTS_H
 
-#include "internal.h"
+#include "linear.h"
 
 /* Rows [first, first + rows) of the workspace's h, q, s. */
 typedef struct bn_input {

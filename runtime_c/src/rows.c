@@ -24,9 +24,9 @@ void bn_multiply_f32(const bn_input *in, const bn_product *p, size_t panel, size
     const bn_tensor *t = p->w;
     const span rows = rows_of(t, panel, n);
     float *y = (float *)acc; /* same size, same owner */
-    in->m->kernels.f32_matmul(y, BN_CHUNK_ROWS, (const float *)t->data + rows.first * t->cols,
-                              rows.n, t->cols, in->w->h + in->first * in->w->wide, in->w->wide,
-                              in->rows);
+    in->m->kernels.products.f32_matmul(
+        y, BN_CHUNK_ROWS, (const float *)t->data + rows.first * t->cols, rows.n, t->cols,
+        in->w->h + in->first * in->w->wide, in->w->wide, in->rows);
     emit_all(in, p, rows, y);
 }
 
@@ -35,15 +35,15 @@ void bn_multiply_f16(const bn_input *in, const bn_product *p, size_t panel, size
     const bn_tensor *t = p->w;
     const span rows = rows_of(t, panel, n);
     float *y = (float *)acc;
-    in->m->kernels.f16_matmul(y, BN_CHUNK_ROWS, (const uint16_t *)t->data + rows.first * t->cols,
-                              rows.n, t->cols, in->w->h + in->first * in->w->wide, in->w->wide,
-                              in->rows);
+    in->m->kernels.products.f16_matmul(
+        y, BN_CHUNK_ROWS, (const uint16_t *)t->data + rows.first * t->cols, rows.n, t->cols,
+        in->w->h + in->first * in->w->wide, in->w->wide, in->rows);
     emit_all(in, p, rows, y);
 }
 
 static void sum_int8(const bn_input *in, const bn_tensor *t, span rows, int32_t *acc) {
     const size_t row_bytes = bn_int8_row(t->cols);
-    in->m->kernels.int8_rows(
+    in->m->kernels.products.int8_rows(
         &(bn_int8_rows){.acc = acc,
                         .acc_stride = BN_CHUNK_ROWS,
                         .codes = (const int8_t *)t->data + rows.first * row_bytes,
@@ -75,7 +75,7 @@ void bn_row_f32(const bn_kernels *kernels, const bn_tensor *t, size_t row, float
 }
 
 void bn_row_f16(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x) {
-    kernels->f16_to_f32(x, (const uint16_t *)t->data + row * t->cols, t->cols);
+    kernels->bytes.f16_to_f32(x, (const uint16_t *)t->data + row * t->cols, t->cols);
 }
 
 void bn_row_int8(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x) {

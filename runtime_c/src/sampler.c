@@ -146,7 +146,7 @@ static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
     size_t n = 0;
     for (uint32_t first = 0; first < vocab; first += BLOCK) {
         const uint32_t size = vocab - first < BLOCK ? vocab - first : BLOCK;
-        if (!(kernels->max(x + first, size) > last))
+        if (!(kernels->vectors.max(x + first, size) > last))
             continue;
         for (uint32_t i = first; i < first + size; i++) {
             if (!(x[i] > last))
@@ -166,7 +166,7 @@ static double weigh(float *weights, const candidate *c, size_t n, float best, fl
                     const bn_kernels *kernels) {
     for (size_t i = 0; i < n; i++)
         weights[i] = (c[i].logit - best) / temperature;
-    return kernels->exp_sum(weights, n, 0);
+    return kernels->vectors.exp_sum(weights, n, 0);
 }
 
 /* Drop candidates lighter than `bound`, keeping the order. */
@@ -268,7 +268,7 @@ bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t voc
             return status;
     }
 
-    const float best = kernels->max(x, vocab);
+    const float best = kernels->vectors.max(x, vocab);
     int nan = 0;
     for (uint32_t i = 0; i < vocab; i++)
         nan |= x[i] != x[i];

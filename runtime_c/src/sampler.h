@@ -20,7 +20,7 @@
 #define BITNET_SAMPLER_H
 
 #include "bitnet_runtime.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 /* Bytes of scratch memory bn_sample needs for a vocabulary; malloc's alignment is enough. */
 size_t bn_sample_scratch_size(uint32_t vocab);

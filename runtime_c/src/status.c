@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * status.c: the sentence for each status, the line about one case of it, and the version.
+ * status.c: the sentence for each status, its explanation, and the version.
  */
 #include "status.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * status.h: a status, and the line that explains it to a person.
+ * status.h: a status with its explanation.
  */
 #ifndef BITNET_STATUS_H
 #define BITNET_STATUS_H

@@ -31,7 +31,7 @@ static void multiply_groups(const bn_input *in, const bn_product *p, size_t pane
     const bn_workspace *w = in->w;
     const size_t k_tiles = count(t->cols, BN_TERNARY_TILE_K);
     const size_t r0 = panel * BN_PANEL, rows = bn_rows_of(t, r0, n);
-    in->m->kernels.ternary_grouped(
+    in->m->kernels.products.ternary_grouped(
         &(bn_grouped){.y = v,
                       .y_stride = BN_CHUNK_ROWS,
                       .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
@@ -58,7 +58,7 @@ void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, 
         return;
     }
     const bn_matmul mm = tiles_of(in, p->w, BN_TERNARY_TILE_K, panel, n, acc);
-    in->m->kernels.ternary_matmul(&mm);
+    in->m->kernels.products.ternary_matmul(&mm);
     bn_scale_all(in, p, acc, 1, r0, bn_rows_of(p->w, r0, n));
 }
 
@@ -66,7 +66,7 @@ void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, si
                        int32_t *acc) {
     const size_t r0 = panel * BN_PANEL;
     const bn_matmul mm = tiles_of(in, p->w, BN_TRIT_TILE_K, panel, n, acc);
-    in->m->kernels.trit_matmul(&mm);
+    in->m->kernels.products.trit_matmul(&mm);
     bn_scale_all(in, p, acc, 1, r0, bn_rows_of(p->w, r0, n));
 }
 
@@ -94,7 +94,7 @@ void bn_row_two_bit(const bn_kernels *kernels, const bn_tensor *t, size_t row, f
         const size_t byte = k / BN_TERNARY_TILE_K * BN_TILE_BYTES + k % 4, field = k % 16 / 4;
         if (t->scale_scope == BN_SCALE_GROUP && k % BN_SCALE_GROUP_K == 0) {
             const size_t at = (panel * n_groups + k / BN_SCALE_GROUP_K) * BN_PANEL;
-            kernels->f16_to_f32(&scale, t->group_scales + at + row % BN_PANEL, 1);
+            kernels->bytes.f16_to_f32(&scale, t->group_scales + at + row % BN_PANEL, 1);
         }
         x[k] = (float)((tile[byte] >> 2 * field & 3) - 1) * scale;
     }

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * workspace.c: scratch memory of a forward pass, one allocation.
+ * workspace.c: see workspace.h. It is one allocation.
  */
-#include <stdlib.h>
+#include "workspace.h"
+
 #include <string.h>
 
-#include "internal.h"
+#include "attention.h"
+#include "linear.h"
+#include "lookup.h"
+#include "model.h"
 #include "pages.h"
 
-enum { ALIGN = 64 };
+enum { ALIGN = 64, SCORE_FLOATS = 1 << 20 };
 
 /* Hands out aligned pieces of one block. Run once with base NULL to learn the size. */
 typedef struct arena {
@@ -26,16 +30,22 @@ static size_t most(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
+size_t bn_score_rows(const bn_stack *stack, size_t batch) {
+    const size_t rows = most(SCORE_FLOATS / stack->config.vocab_size, 1);
+    return rows < batch ? rows : batch;
+}
+
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor, batch <= 4096, n_ctx <= 2^24. */
-static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) {
-    const bn_config *c = &m->config;
+static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
+    const bn_config *c = &m->stack.config;
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     const size_t threads = (size_t)bn_pool_threads(m->pool);
     /* rows that go through a linear together; of the head, as many at a time */
     const size_t rows =
         (most(most((H + 2 * c->n_kv_heads) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
     w->lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
-    const int tables = m->kernels.lookup_tokens > 0 && B >= m->kernels.lookup_tokens * 3 / 4 &&
+    const int tables = m->kernels.products.lookup_tokens > 0 &&
+                       B >= m->kernels.products.lookup_tokens * 3 / 4 &&
                        w->lookup_rows >= BN_LOOKUP_LEAST_ROWS;
     w->wide = most(most(D, H * E), F);
     w->q_stride = bn_q_row(w->wide);
@@ -46,45 +56,45 @@ static void lay_out(const bn_model *m, size_t n_ctx, bn_workspace *w, arena *a) 
     w->q = take(a, B * w->q_stride, 1);
     w->s = take(a, B, sizeof(float));
     w->q_sum = take(a, B, sizeof(int32_t));
-    w->group_sums_stride = m->grouped ? (w->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
+    w->group_sums_stride =
+        m->stack.grouped ? (w->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
     w->group_sums = take(a, B * w->group_sums_stride, sizeof(int32_t));
     w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
     w->gate = take(a, B * F, sizeof(float));
     w->up = take(a, B * F, sizeof(float));
     w->y = take(a, B * D, sizeof(float));
     w->angle = take(a, 2 * B * c->rope_dim, sizeof(float));
-    w->acc_stride = most(B * BN_CHUNK_ROWS, tables ? m->kernels.lookup_tokens * w->lookup_rows : 0);
+    w->acc_stride =
+        most(B * BN_CHUNK_ROWS, tables ? m->kernels.products.lookup_tokens * w->lookup_rows : 0);
     w->acc = take(a, threads * w->acc_stride, sizeof(int32_t));
     w->lookup_stride = (bn_lookup_bytes(w->lookup_rows) + ALIGN - 1) / ALIGN * ALIGN;
     w->lookup = tables ? take(a, threads * w->lookup_stride, 1) : NULL;
     w->attend = take(a, threads * w->attend_stride, sizeof(float));
-    w->partial = take(a, bn_partial_floats(c, n_ctx), sizeof(float));
+    w->partial = take(a, bn_partial_floats(c, w->n_ctx), sizeof(float));
     w->skipped = take(a, threads, sizeof *w->skipped);
     w->chunks_done = take(a, c->n_kv_heads, sizeof *w->chunks_done);
+    w->score_rows = bn_score_rows(&m->stack, B);
+    w->scores = take(a, w->score_rows * c->vocab_size, sizeof(float));
+    w->screened = take(a, c->vocab_size, 1);
 }
 
 size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx) {
-    arena a = {0};
     bn_workspace w = {.batch = batch, .n_ctx = n_ctx};
-    lay_out(m, n_ctx, &w, &a);
+    arena a = {0};
+    take(&a, 1, sizeof w);
+    lay_out(m, &w, &a);
     return bn_pages_size(a.used);
 }
 
-bn_status bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx, bn_workspace *w) {
-    arena a = {0};
-    *w = (bn_workspace){.batch = batch, .n_ctx = n_ctx};
-    w->size = bn_workspace_size(m, batch, n_ctx);
-    w->memory = a.base = bn_pages_new(&w->size);
+bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx) {
+    size_t size = bn_workspace_size(m, batch, n_ctx);
+    arena a = {.base = bn_pages_new(&size)};
     if (!a.base)
-        return BN_ERR_MEMORY;
-    lay_out(m, n_ctx, w, &a);
+        return NULL;
+    bn_workspace *w = take(&a, 1, sizeof *w);
+    *w = (bn_workspace){.batch = batch, .n_ctx = n_ctx, .size = size};
+    lay_out(m, w, &a);
     if (w->lookup)
         memset(w->lookup, 0, (size_t)bn_pool_threads(m->pool) * w->lookup_stride);
-    memset(w->skipped, 0, (size_t)bn_pool_threads(m->pool) * sizeof *w->skipped);
-    return BN_OK;
-}
-
-void bn_workspace_free(bn_workspace *w) {
-    free(w->memory);
-    *w = (bn_workspace){0};
+    return w;
 }

@@ -9,47 +9,60 @@
 
 #include "bitnet_runtime.h"
 
-#include "kernels_bench.h"
-#include "kernels_float.h"
-#include "kernels_int.h"
-#include "kernels_lines.h"
+#include "kernels/check_attention.h"
+#include "kernels/check_bytes.h"
+#include "kernels/check_lines.h"
+#include "kernels/check_products.h"
+#include "kernels/check_rows.h"
+#include "kernels/check_vectors.h"
 
 #include <signal.h>
 #include <time.h>
 
+/* In the order of each topic's table; attention has a row of two for each type of cache. */
+static const kernel_test product_tests[] = {
+    {"ternary_matmul", check_ternary, time_ternary},
+    {"sketch_matmul", check_sketch, NULL},
+    {"ternary_lookup", check_lookup, time_lookup},
+    {"trit_matmul", check_trit, time_trit},
+    {"ternary_grouped", check_grouped, time_grouped},
+    {"int8_rows", check_int8_rows, time_int8_rows},
+    {"ternary_rows", check_row_lines, time_row_lines},
+    {"ternary_columns", check_column_lines, time_column_lines},
+    {"f32_matmul", check_f32_matmul, time_f32_matmul},
+    {"f16_matmul", check_f16_matmul, time_f16_matmul},
+    {"int8_peak", check_peak, NULL}};
+
+static const kernel_test vector_tests[] = {{"quantize", check_quantize, time_quantize},
+                                           {"rms_norm", check_rms_norm, time_rms_norm},
+                                           {"max", check_max, time_max},
+                                           {"exp_sum", check_exp_sum, time_exp_sum},
+                                           {"relu2_gate", check_relu2_gate, time_relu2_gate},
+                                           {"silu_gate", check_silu_gate, time_silu_gate},
+                                           {"gelu_gate", check_gelu_gate, time_gelu_gate},
+                                           {"relu_gate", check_relu_gate, time_relu_gate}};
+
+static const kernel_test byte_tests[] = {{"f32_to_f16", check_f32_to_f16, time_f32_to_f16},
+                                         {"f16_to_f32", check_f16_to_f32, time_f16_to_f32},
+                                         {"crc32", check_crc32, time_crc32}};
+
 static const struct {
     const char *name;
-    void (*run)(test *t);
-} checks[] = {{"ternary_matmul", check_ternary},
-              {"sketch_matmul", check_sketch},
-              {"ternary_lookup", check_lookup},
-              {"trit_matmul", check_trit},
-              {"ternary_grouped", check_grouped},
-              {"int8_rows", check_int8_rows},
-              {"ternary_rows", check_row_lines},
-              {"ternary_columns", check_column_lines},
-              {"f32_matmul", check_f32_matmul},
-              {"f16_matmul", check_f16_matmul},
-              {"quantize", check_quantize},
-              {"rms_norm", check_rms_norm},
-              {"max", check_max},
-              {"exp_sum", check_exp_sum},
-              {"silu_gate", check_silu_gate},
-              {"relu2_gate", check_relu2_gate},
-              {"gelu_gate", check_gelu_gate},
-              {"relu_gate", check_relu_gate},
-              {"qk_f16", check_qk_f16},
-              {"qk_f32", check_qk_f32},
-              {"pv_f16", check_pv_f16},
-              {"pv_f32", check_pv_f32},
-              {"qk_int8", check_qk_int8},
-              {"pv_int8", check_pv_int8},
-              {"f32_to_f16", check_f32_to_f16},
-              {"f16_to_f32", check_f16_to_f32},
-              {"crc32", check_crc32},
-              {"int8_peak", check_peak}};
+    void (*check)(test *t, int32_t type, const char *what);
+    void (*time)(bench *b);
+} attention_tests[] = {{"qk", check_qk, time_qk}, {"pv", check_pv, time_pv}};
 
-enum { N_CHECKS = sizeof checks / sizeof checks[0] };
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* A new entry of a table must come with a test; lookup_tokens needs none. */
+_Static_assert(sizeof(bn_product_kernels) == (COUNT(product_tests) + 1) * sizeof(void *), "");
+_Static_assert(sizeof(bn_vector_kernels) == COUNT(vector_tests) * sizeof(void *), "");
+_Static_assert(sizeof(bn_byte_kernels) == COUNT(byte_tests) * sizeof(void *), "");
+_Static_assert(sizeof(bn_attention_kernels) == COUNT(attention_tests) * sizeof(void *), "");
+_Static_assert(sizeof(bn_kernels) ==
+                   sizeof(void *) + sizeof(bn_product_kernels) + sizeof(bn_vector_kernels) +
+                       BN_KV_TYPES * sizeof(bn_attention_kernels) + sizeof(bn_byte_kernels),
+               "a topic without tests");
 
 static char running[80]; /* for the signal handler */
 
@@ -62,19 +75,64 @@ static void on_fault(int signal_number) {
     _exit(1);
 }
 
+typedef struct run {
+    const bn_kernels *tier, *scalar;
+    uint64_t seed, cases;
+    int n; /* kernels so far */
+} run;
+
+/* What the next kernel starts from. */
+static test begin(run *r, const char *name) {
+    const uint64_t first = r->seed + (uint64_t)r->n++;
+    snprintf(running, sizeof running, "%s of %s (--seed %" PRIu64 ")", name, r->tier->isa, r->seed);
+    return (test){.tier = r->tier, .scalar = r->scalar, .random = first, .seed = r->seed};
+}
+
+static void check_topic(run *r, const kernel_test *tests, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        test t = begin(r, tests[i].name);
+        for (uint64_t c = 0; c < r->cases; c++)
+            tests[i].check(&t);
+    }
+}
+
+static void check_attention(run *r) {
+    for (int32_t type = 0; type < BN_KV_TYPES; type++)
+        for (size_t i = 0; i < COUNT(attention_tests); i++) {
+            char name[32];
+            snprintf(name, sizeof name, "%s_%s", attention_tests[i].name, bn_kv_name(type));
+            test t = begin(r, name);
+            for (uint64_t c = 0; c < r->cases; c++)
+                attention_tests[i].check(&t, type, name);
+        }
+}
+
 static void check_tier(const bn_kernels *tier, const bn_kernels *scalar, uint64_t seed,
                        uint64_t cases) {
-    /* A new entry in the table must come with a check; isa and lookup_tokens need none. */
-    CHECK_EQ(sizeof(bn_kernels), (N_CHECKS + 2) * sizeof(void *));
-    for (size_t i = 0; i < N_CHECKS; i++) {
-        test t = {.tier = tier, .scalar = scalar, .random = seed + i, .seed = seed};
-        snprintf(running, sizeof running, "%s of %s (--seed %" PRIu64 ")", checks[i].name,
-                 tier->isa, seed);
-        for (uint64_t n = 0; n < cases; n++)
-            checks[i].run(&t);
-    }
-    printf("%-10s %d kernels x %" PRIu64 " cases equal the scalar ones\n", tier->isa, N_CHECKS,
-           cases);
+    run r = {.tier = tier, .scalar = scalar, .seed = seed, .cases = cases};
+    check_topic(&r, product_tests, COUNT(product_tests));
+    check_topic(&r, vector_tests, COUNT(vector_tests));
+    check_attention(&r);
+    check_topic(&r, byte_tests, COUNT(byte_tests));
+    printf("%-10s %d kernels x %" PRIu64 " cases equal the scalar ones\n", tier->isa, r.n, cases);
+}
+
+static void time_topic(bench *b, const kernel_test *tests, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (tests[i].time)
+            tests[i].time(b);
+}
+
+static void bench_tier(const bn_kernels *tier, const bn_kernels *scalar) {
+    bench b = bench_new(tier, scalar);
+    bench_limits(&b);
+    time_topic(&b, product_tests, COUNT(product_tests));
+    time_topic(&b, vector_tests, COUNT(vector_tests));
+    for (b.type = 0; b.type < BN_KV_TYPES; b.type++)
+        for (size_t i = 0; i < COUNT(attention_tests); i++)
+            attention_tests[i].time(&b);
+    time_topic(&b, byte_tests, COUNT(byte_tests));
+    bench_free(&b);
 }
 
 int main(int argc, char **argv) {

@@ -144,7 +144,7 @@ static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece)
         check_ok(bn_session_append(s, tokens, (int32_t)n, BN_LOGITS_ALL, logits), "append");
         for (size_t i = 0; i < n * vocab; i++)
             CHECK_MSG(isfinite(logits[i]), "logit %zu after token %zu", i % vocab, done);
-        crc = scalar.crc32(crc, (const uint8_t *)logits, n * vocab * sizeof *logits);
+        crc = scalar.bytes.crc32(crc, (const uint8_t *)logits, n * vocab * sizeof *logits);
     }
     free(logits);
     return crc;
@@ -165,7 +165,7 @@ static uint32_t hash_embedding(bn_session *s, size_t piece) {
         n = n < TEXT - done ? n : TEXT - done;
         check_ok(bn_session_embed(s, tokens + done, (int32_t)n, BN_POOL_MEAN, out), "embed");
     }
-    return scalar.crc32(0, (const uint8_t *)out, sizeof out);
+    return scalar.bytes.crc32(0, (const uint8_t *)out, sizeof out);
 }
 
 static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {

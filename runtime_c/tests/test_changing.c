@@ -23,10 +23,10 @@ static void test_tables(void) {
     bn_file f;
     bn_kernels_scalar(&kernels);
     CHECK_EQ(bn_file_parse(bytes, size, &kernels, &f, NULL), BN_OK);
-    const bn_tensor before = bn_file_tensor(&f, 1, BN_Q);
+    const bn_tensor before = bn_file_tensor(&f, 0, 1, BN_Q, BN_NO_EXPERT);
     memset(bytes, 0xFF, tiny_section(bytes, BN_SECTION_METADATA));
     CHECK_MSG(bn_file_verify(&f, &kernels, NULL, detail) == BN_OK, "%s", detail);
-    const bn_tensor after = bn_file_tensor(&f, 1, BN_Q);
+    const bn_tensor after = bn_file_tensor(&f, 0, 1, BN_Q, BN_NO_EXPERT);
     CHECK(after.data == before.data && after.rows == before.rows && after.bias == before.bias);
     CHECK_EQ(f.n_stacks, 2);
     CHECK_EQ(f.stacks[1].dim, 8);

@@ -4,7 +4,7 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "internal.h"
+#include "session.h"
 
 #include <math.h>
 
@@ -29,8 +29,8 @@ static void test_embed(void) {
         for (int d = 0; d < DIM; d++)
             squares += (double)single->hidden[d] * (double)single->hidden[d];
         for (int d = 0; d < DIM; d++) {
-            h[d] = (double)single->hidden[d] * (double)model->final_norm[d];
-            h[d] /= sqrt(squares / DIM + (double)model->config.norm_eps);
+            h[d] = (double)single->hidden[d] * (double)model->stack.final_norm.gain[d];
+            h[d] /= sqrt(squares / DIM + (double)model->stack.config.norm_eps);
             expected[BN_POOL_LAST][d] = h[d];
             expected[BN_POOL_MEAN][d] += h[d];
             expected[BN_POOL_FIRST][d] = i == 0 ? h[d] : expected[BN_POOL_FIRST][d];
@@ -146,7 +146,7 @@ static void test_no_head(const uint8_t *file, size_t size) {
 int main(void) {
     size_t size;
     uint8_t *file = open_large_vocabulary(&model, prompt, &size);
-    for (plain.kv_type = BN_KV_F16; plain.kv_type <= BN_KV_INT8; plain.kv_type++) {
+    for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_embed();
         test_embed_batch();
     }

@@ -16,25 +16,26 @@ static void test_views(const uint8_t *good, size_t size) {
     CHECK_EQ(bn_file_verify(&f, &kernels, NULL, NULL), BN_OK);
     CHECK_EQ(f.n_stacks, 1);
     CHECK_EQ(f.n_tensors, 25);
-    CHECK_EQ(f.config.dim, 24);
-    CHECK_EQ(f.config.rope_dim, 8);
-    CHECK(f.config.attention_scale == 0.35f);
-    CHECK(strcmp(f.config.name, "decoder") == 0);
+    CHECK_EQ(f.stacks[0].dim, 24);
+    CHECK_EQ(f.stacks[0].rope_dim, 8);
+    CHECK(f.stacks[0].attention_scale == 0.35f);
+    CHECK(strcmp(f.stacks[0].name, "decoder") == 0);
     CHECK(f.section_size[BN_SECTION_METADATA] == 25 && f.section[BN_SECTION_METADATA][0] == '{');
     CHECK(f.section[BN_SECTION_TOKENIZER] == NULL && f.section_size[BN_SECTION_TOKENIZER] == 0);
 
-    const bn_tensor o = bn_file_tensor(&f, 1, BN_O);
+    const bn_tensor o = bn_file_tensor(&f, 0, 1, BN_O, BN_NO_EXPERT);
     CHECK(o.rows == 24 && o.cols == 16 && o.bytes == 128 &&
           o.encoding == bn_encoding_of(BN_TERNARY_2BIT));
     CHECK(o.scale_scope == BN_SCALE_GROUP && o.bias == NULL && o.data >= f.data);
     CHECK((const uint8_t *)o.group_scales == o.data + 128 && o.scales == NULL);
     CHECK(o.group_scales[23] > 0 && o.group_scales[23] < 0x7C00);
-    const bn_tensor frequencies = bn_file_tensor(&f, BN_NO_LAYER, BN_ROPE_FREQUENCIES);
+    const bn_tensor frequencies =
+        bn_file_tensor(&f, 0, BN_NO_LAYER, BN_ROPE_FREQUENCIES, BN_NO_EXPERT);
     CHECK(frequencies.cols == 4 && frequencies.scales == NULL);
     CHECK(frequencies.data + frequencies.bytes == f.data + f.data_size);
-    CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).data == NULL);
-    CHECK(bn_file_tensor(&f, 2, BN_Q).data == NULL);
-    CHECK(bn_file_tensor(&f, 0, BN_Q_NORM).data == NULL);
+    CHECK(bn_file_tensor(&f, 0, BN_NO_LAYER, BN_HEAD, BN_NO_EXPERT).data == NULL);
+    CHECK(bn_file_tensor(&f, 0, 2, BN_Q, BN_NO_EXPERT).data == NULL);
+    CHECK(bn_file_tensor(&f, 0, 0, BN_Q_NORM, BN_NO_EXPERT).data == NULL);
     bn_file_close(&f);
     CHECK(f.tensors == NULL && f.tables == NULL);
 }
@@ -47,10 +48,10 @@ static void test_everything(void) {
     CHECK_MSG(file_status(good, size, detail) == BN_OK, "%s", detail);
     CHECK_EQ(bn_file_parse(good, size, &kernels, &f, NULL), BN_OK);
     CHECK_EQ(f.n_stacks, 2);
-    const bn_tensor q = bn_file_tensor(&f, 1, BN_Q);
+    const bn_tensor q = bn_file_tensor(&f, 0, 1, BN_Q, BN_NO_EXPERT);
     CHECK(q.data && q.bias && q.scale_scope == BN_SCALE_GROUP && q.group_scales != NULL);
-    CHECK(bn_file_tensor(&f, BN_NO_LAYER, BN_HEAD).bias != NULL);
-    CHECK(bn_file_tensor(&f, 0, BN_LINEAR_NORM + BN_O).cols == 16);
+    CHECK(bn_file_tensor(&f, 0, BN_NO_LAYER, BN_HEAD, BN_NO_EXPERT).bias != NULL);
+    CHECK(bn_file_tensor(&f, 0, 0, BN_LINEAR_NORM + BN_O, BN_NO_EXPERT).cols == 16);
 
     const bn_record half = f.tensors[4];
     CHECK_EQ(half.encoding, BN_F16);
@@ -337,7 +338,7 @@ static void test_sizes(void) {
 int main(void) {
     size_t size;
     bn_kernels_scalar(&kernels);
-    CHECK_EQ(kernels.crc32(0, (const uint8_t *)"123456789", 9), 0xCBF43926);
+    CHECK_EQ(kernels.bytes.crc32(0, (const uint8_t *)"123456789", 9), 0xCBF43926);
     uint8_t *good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &size);
     test_sizes();
     test_views(good, size);

@@ -6,10 +6,11 @@
 #define _XOPEN_SOURCE 700 /* mkdtemp, setrlimit */
 
 #include "fake_root.h"
-#include "internal.h"
 #include "memory.h"
 #include "pages.h"
+#include "session.h"
 #include "tiny_file.h"
+#include "workspace.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -166,20 +167,22 @@ static bn_session_memory plan(const bn_model *model, bn_session_options options)
     return memory;
 }
 
-/* A plan says what the session then has. */
+/* A plan says what the session then has, and the workspace. */
 static void test_plan(bn_model *model) {
     bn_session_memory memory;
     CHECK_EQ(bn_session_plan(NULL, NULL, &memory), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_plan(model, NULL, NULL), BN_ERR_ARGUMENT);
     const bn_session_options wrong = {.n_ctx = CONTEXT + 1};
     CHECK_EQ(bn_session_plan(model, &wrong, &memory), BN_ERR_ARGUMENT);
-    for (int32_t kv_type = BN_KV_F16; kv_type <= BN_KV_INT8; kv_type++)
+    for (int32_t kv_type = 0; kv_type < BN_KV_TYPES; kv_type++)
         for (int32_t n_ctx = 1; n_ctx < 100000; n_ctx = 7 * n_ctx + 3)
             for (int32_t batch = 0; batch <= 4096; batch += 1024) {
                 const bn_session_options options = {n_ctx, kv_type, batch};
                 bn_session *s;
+                const uint64_t needed = plan(model, options).needed;
                 CHECK_EQ(bn_session_new(model, &options, &s), BN_OK);
-                CHECK_EQ(plan(model, options).needed, bn_session_bytes(s));
+                CHECK_EQ(needed, bn_session_bytes(s) + model->work->size);
+                CHECK_EQ(plan(model, options).needed, bn_session_bytes(s)); /* of one more */
                 bn_session_free(s);
             }
 }

@@ -4,7 +4,7 @@
  * then distributions, edge cases and refusals.
  */
 #include "check.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "sampler.h"
 
 #include <math.h>

@@ -6,7 +6,10 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "internal.h"
+#include "attention.h"
+#include "head.h"
+#include "session.h"
+#include "turn.h"
 
 #include <math.h>
 #include <sys/wait.h>
@@ -87,16 +90,17 @@ static int falling(const void *a, const void *b) {
 static void test_head_top(void) {
     static float full[VOCAB], sorted[VOCAB], top[VOCAB];
     bn_session *s = prompted();
+    bn_workspace *w = bn_turn_begin(model);
     uint64_t random = 3;
     for (size_t k = 1; k <= 190; k += 9) {
         const int32_t more[2] = {(int32_t)check_below(&random, VOCAB), VOCAB - 1};
         size_t out = 0;
         for (int d = 0; d < DIM; d++)
-            s->work.x[d] = check_float(&random);
-        ok(bn_head(model, &s->work, 0, 1, full));
-        ok(bn_head_input(model, &s->work, 0, 1));
-        bn_head_estimate(model, &s->work, 1, top);
-        bn_head_top(model, &s->work, k, more, 2, top, s->screened);
+            w->x[d] = check_float(&random);
+        ok(bn_head(model, &model->stack, w, 0, 1, full));
+        ok(bn_head_input(model, &model->stack, w, 0, 1));
+        bn_head_estimate(model, &model->stack, w, 0, 1, top);
+        bn_head_top(model, &model->stack, w, k, more, 2, top, w->screened);
         memcpy(sorted, full, sizeof full);
         qsort(sorted, VOCAB, sizeof *sorted, falling);
         for (int v = 0; v < VOCAB; v++) {
@@ -106,6 +110,7 @@ static void test_head_top(void) {
         CHECK(top[more[0]] == full[more[0]] && top[more[1]] == full[more[1]]);
         CHECK_MSG(out > VOCAB / (k < 10 ? 2 : k < 100 ? 8 : 32), "%zu of %d ruled out", out, VOCAB);
     }
+    bn_turn_end(model);
     bn_session_free(s);
 }
 
@@ -247,8 +252,8 @@ static void many_heads(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, E / 2);
 }
 
-/* A batch works in the memory of its first session, whatever the others hold; a sanitizer sees
- * whether it stays there. */
+/* A batch of sessions with different contexts has room for all of them; a sanitizer sees whether it
+ * stays there. */
 static void test_batch_of_different_contexts(void) {
     enum { N = 2, LONG = 2 * BN_CHUNK_KEYS + 1, V = 50 };
     size_t size;
@@ -282,7 +287,7 @@ static void test_memory(void) {
     bn_session *f32, *s, *copy;
     ok(bn_model_get_info(model, &info));
     ok(bn_session_new(model, &options, &f32));
-    for (options.kv_type = BN_KV_F16; options.kv_type <= BN_KV_INT8; options.kv_type++) {
+    for (options.kv_type = 0; options.kv_type < BN_KV_TYPES; options.kv_type++) {
         const uint64_t values = (uint64_t)LAYERS * KV_HEADS * 2 * HEAD;
         const uint64_t sizes[] = {2 * values, 4 * values, values + 4 * values / HEAD};
         const uint64_t less =
@@ -292,10 +297,13 @@ static void test_memory(void) {
         CHECK_EQ(info.kv_bytes_per_token[options.kv_type], sizes[options.kv_type]);
         CHECK_EQ(bn_session_bytes(f32) - bn_session_bytes(s), CONTEXT * less);
         CHECK_EQ(bn_session_bytes(s), bn_session_bytes(copy));
+        CHECK(bn_kv_name(options.kv_type)[0] != 0);
         bn_session_free(s);
         bn_session_free(copy);
     }
     bn_session_free(f32);
+    CHECK(strcmp(bn_kv_name(BN_KV_INT8), "int8") == 0);
+    CHECK(bn_kv_name(BN_KV_TYPES) == NULL && bn_kv_name(-1) == NULL);
     CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
     options.kv_type = -1;
     CHECK_EQ(bn_session_new(model, &options, &s), BN_ERR_ARGUMENT);
@@ -357,7 +365,7 @@ int main(void) {
         test_screened_head(&samplers[i]);
         test_drafts(&samplers[i], (uint64_t)i);
     }
-    for (plain.kv_type = BN_KV_F16; plain.kv_type <= BN_KV_INT8; plain.kv_type++) {
+    for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_drafts(&samplers[2], 9);
         test_batch();
         test_fork_and_rewind();

@@ -5,8 +5,8 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "internal.h"
 #include "pages.h"
+#include "session.h"
 
 #include "session_model.h"
 
@@ -51,7 +51,7 @@ int main(void) {
     CHECK_MSG(bn_model_open_bytes(file, size, &options, &model, detail) == BN_OK, "%s", detail);
     ok(bn_model_get_info(model, &info));
     CHECK_EQ(info.max_context, MOST_CONTEXT);
-    for (int32_t type = BN_KV_F16; type <= BN_KV_INT8; type++) {
+    for (int32_t type = 0; type < BN_KV_TYPES; type++) {
         const bn_session_options o = {.n_ctx = MOST_CONTEXT, .kv_type = type, .batch = BATCH};
         const uint64_t bytes = MOST_CONTEXT * info.kv_bytes_per_token[type];
         bn_session *s = NULL;
@@ -64,8 +64,9 @@ int main(void) {
         bn_session_free(s);
     }
     const bn_session_options refused[] = {
-        {.n_ctx = MOST_CONTEXT + 1}, {.n_ctx = INT32_MAX}, {.n_ctx = -1},  {.batch = BATCH + 1},
-        {.batch = INT32_MAX},        {.batch = INT32_MIN}, {.kv_type = 3}, {.kv_type = -1}};
+        {.n_ctx = MOST_CONTEXT + 1}, {.n_ctx = INT32_MAX}, {.n_ctx = -1},
+        {.batch = BATCH + 1},        {.batch = INT32_MAX}, {.batch = INT32_MIN},
+        {.kv_type = BN_KV_TYPES},    {.kv_type = -1}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         bn_session *s = NULL;
         CHECK_EQ(bn_session_new(model, &refused[i], &s), BN_ERR_ARGUMENT);

@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "check.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 typedef struct tiny_writer {
     uint8_t *stacks, *tensors, *data;
@@ -49,7 +49,7 @@ static inline size_t tiny_align(size_t n) {
 static inline uint32_t tiny_crc(const uint8_t *p, size_t n) {
     bn_kernels kernels;
     bn_kernels_scalar(&kernels);
-    return kernels.crc32(0, p, n);
+    return kernels.bytes.crc32(0, p, n);
 }
 
 /* A random F32 near `around`, a random F16, a tile byte. */

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * append.c: tokens into a session, or one into each of several.
+ */
+#include <string.h>
+
+#include "batch.h"
+#include "session.h"
+#include "workspace.h"
+
+bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_logits logits,
+                            float *out) {
+    BN_STANDARD_FLOATS;
+    bn_status status = bn_check_tokens(s, tokens, n);
+    if (status)
+        return status;
+    if (logits != BN_LOGITS_NONE && logits != BN_LOGITS_LAST && logits != BN_LOGITS_ALL)
+        return BN_ERR_ARGUMENT;
+    const bn_config *c = &s->stack->config;
+    if (logits != BN_LOGITS_NONE && !c->has_head)
+        return BN_ERR_NO_HEAD;
+    const int all = logits == BN_LOGITS_ALL && out != NULL;
+    status = bn_run_text(s, tokens, n, all ? BN_WANT_LOGITS : BN_WANT_NOTHING,
+                         all                        ? BN_WANT_LOGITS
+                         : logits == BN_LOGITS_NONE ? BN_WANT_NOTHING
+                                                    : BN_WANT_HIDDEN,
+                         out, c->vocab_size);
+    if (!status && logits == BN_LOGITS_LAST && out) {
+        const float *row = bn_session_logits(s);
+        if (!row)
+            return BN_ERR_NUMERIC;
+        memcpy(out, row, c->vocab_size * sizeof *out);
+    }
+    return status;
+}
+
+static bn_status check_sessions(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        const bn_status status = bn_check_tokens(sessions[i], tokens ? tokens + i : NULL, 1);
+        if (status)
+            return status;
+        if (!sessions[i]->stack->config.has_head)
+            return BN_ERR_NO_HEAD;
+        for (int32_t j = 0; j < i; j++)
+            if (sessions[j] == sessions[i] || sessions[j]->stack != sessions[i]->stack)
+                return BN_ERR_ARGUMENT;
+    }
+    return BN_OK;
+}
+
+bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
+    BN_STANDARD_FLOATS;
+    bn_status status = sessions && n >= 1 ? check_sessions(sessions, tokens, n) : BN_ERR_ARGUMENT;
+    for (int32_t i = 0; i < n && !status;) {
+        bn_batch b = bn_batch_begin(sessions[i]);
+        for (; i < n && b.n < b.w->score_rows; i++)
+            bn_batch_add(&b, sessions[i], tokens[i], BN_WANT_SCORES);
+        status = bn_batch_run(&b);
+        for (size_t row = 0; row < b.n && !status; row++)
+            bn_batch_take(&b, row);
+        bn_batch_end(&b);
+    }
+    return status;
+}

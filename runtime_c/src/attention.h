@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * attention.h: what rows take from the keys and values that they see.
+ */
+#ifndef BITNET_ATTENTION_H
+#define BITNET_ATTENTION_H
+
+#include "file.h"
+#include "stack.h"
+
+struct bn_pass;
+
+enum { BN_CHUNK_KEYS = 256 }; /* keys of a chunk; fixed, because it is part of the numbers */
+
+/* h[b] = softmax(q·Kᵀ·scale)·V over what each row may see. All threads. */
+void bn_attention(struct bn_pass *p, const bn_layer *l);
+
+/* Floats of a thread's share of workspace.attend. */
+size_t bn_attend_floats(const bn_config *c);
+/* Floats of workspace.partial. */
+size_t bn_partial_floats(const bn_config *c, size_t n_ctx);
+
+#endif

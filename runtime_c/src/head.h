@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * head.h: logits = head(norm(x)), all of them or the largest, and as probabilities.
+ */
+#ifndef BITNET_HEAD_H
+#define BITNET_HEAD_H
+
+#include "model.h"
+#include "stack.h"
+#include "workspace.h"
+
+enum { BN_SCREEN_MOST = 256 }; /* tokens that bn_head_top can be asked for */
+
+/* Norm and quantize rows [first, first + rows) of x for the head. BN_ERR_NUMERIC when one is not
+ * finite. */
+bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
+                        size_t rows);
+
+/* Logits of rows [first, first + rows) after bn_forward: out is [rows][V]. Fails like it. */
+bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
+                  size_t rows, float *out);
+
+/* log softmax(logits)[token]; the sum in double. */
+float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token);
+
+/* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */
+int bn_head_screens(const bn_stack *stack);
+
+/* Logits of rows [first, first + rows) as the sketch has them, after bn_head_input: [rows][V]. */
+void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
+                      size_t rows, float *logits);
+
+/* Of row 0, after bn_head_input: estimates become the k largest logits, and those of n tokens
+ * more, exactly; whatever can be neither becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST.
+ * done: scratch, one byte a token. */
+void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
+                 const int32_t *more, size_t n, float *logits, uint8_t *done);
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * bytes.h: what lies in files and caches: halves, and the checksum of anything.
+ */
+#ifndef BITNET_KERNELS_BYTES_H
+#define BITNET_KERNELS_BYTES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct bn_byte_kernels {
+    /* IEEE half and back. Narrowing rounds half to even and saturates at ±65504 (so that a
+     * cache entry is never infinite); NaN stays NaN. */
+    void (*f32_to_f16)(uint16_t *y, const float *x, size_t n);
+    void (*f16_to_f32)(float *y, const uint16_t *x, size_t n);
+
+    /* zlib's crc32(crc, p, n): start with 0, result may be fed back. */
+    uint32_t (*crc32)(uint32_t crc, const uint8_t *p, size_t n);
+} bn_byte_kernels;
+
+#endif

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * products.h: matrices times vectors, the kernels that nearly all time goes to: exact integer
+ * products of quantized activations with ternary or int8 weights, and float ones.
+ */
+#ifndef BITNET_KERNELS_PRODUCTS_H
+#define BITNET_KERNELS_PRODUCTS_H
+
+#include "shapes.h"
+
+/* acc[t * acc_stride + 16 p + r] = sum over k of u(16 p + r, k) * q[t * q_stride + k]
+ * with u the unsigned codes as stored (FORMAT.md §4), for k in the tiles given.
+ * All sizes >= 1. tiles and q are 64-byte aligned, strides multiples of 64 bytes. */
+typedef struct bn_matmul {
+    int32_t *acc;         /* [tokens][acc_stride], acc_stride >= 16 panels */
+    size_t acc_stride;    /* in int32 */
+    const uint8_t *tiles; /* first tile of the first panel */
+    size_t panel_stride;  /* bytes from one panel to the next */
+    size_t panels;
+    size_t k_tiles;  /* tiles along K */
+    const int8_t *q; /* [tokens][q_stride], each in -127..127, zero past K to bn_q_row */
+    size_t q_stride;
+    size_t tokens;
+} bn_matmul;
+
+/* acc[t * acc_stride + r] = sum over k of codes[r * row_bytes + k] * q[t * q_stride + k], all of a
+ * row. All sizes >= 1. codes and q are 64-byte aligned, row_bytes and q_stride multiples of 64. */
+typedef struct bn_int8_rows {
+    int32_t *acc;      /* [tokens][acc_stride], acc_stride >= rows */
+    size_t acc_stride; /* in int32 */
+    const int8_t *codes;
+    size_t row_bytes;
+    size_t rows;
+    const int8_t *q; /* as in bn_matmul */
+    size_t q_stride;
+    const int32_t *q_sums; /* [tokens] sum of q */
+    size_t tokens;
+} bn_int8_rows;
+
+/* y[t * y_stride + 16 p + r] = sum over groups g of d * scale(16 p + r, g), where d is the sum of
+ * (u - 1) * q over the group's 128 columns, exact, then a float (|d| < 2^24). The sum over groups
+ * starts at +0 and takes them in order by fused multiply-add: y = fma(d, scale, y).
+ * All sizes >= 1. tiles and q are 64-byte aligned, scales 32-byte, q_stride a multiple of 64. */
+typedef struct bn_grouped {
+    float *y;        /* [tokens][y_stride], y_stride >= 16 panels */
+    size_t y_stride; /* in floats */
+    const uint8_t *tiles;
+    const uint16_t *scales; /* IEEE half, [panels][ceil(k_tiles / 8)][16 rows] */
+    size_t panels, k_tiles; /* panels lie one after the other */
+    const int8_t *q;        /* as in bn_matmul */
+    size_t q_stride;
+    const int32_t *q_sums; /* [tokens][q_sums_stride]: of each group, sum of q */
+    size_t q_sums_stride;
+    size_t tokens;
+} bn_grouped;
+
+/* Some lines of a TERNARY_2BIT_ROWS or TERNARY_2BIT_COLUMNS matrix: those listed. n >= 1, codes
+ * >= 1. lines is 64-byte aligned, line_bytes a multiple of 64. */
+typedef struct bn_lines {
+    int32_t *acc;
+    const uint8_t *lines;
+    size_t line_bytes;
+    size_t codes;         /* of each line, from its first */
+    const uint32_t *list; /* [n] */
+    size_t n;
+    const int8_t *q;
+} bn_lines;
+
+/* Memory of ternary_lookup for so many rows, 64-byte aligned; all 0 before the first call. */
+enum { BN_LOOKUP_TABLES = 4 * (256 * 64 + 37 * 64) };
+static inline size_t bn_lookup_bytes(size_t rows) {
+    return BN_LOOKUP_TABLES + (rows + 1) * 192;
+}
+
+typedef struct bn_product_kernels {
+    /* Exact integer products. A code 3, or int8 code -128, of an unverified file
+     * counts as such or gives some other finite value: never a fault. */
+    void (*ternary_matmul)(const bn_matmul *m);
+    /* The same with all four codes, 3 as well. */
+    void (*sketch_matmul)(const bn_matmul *m);
+    /* The same with tables of sums for most products, for at most lookup_tokens tokens: faster with
+     * nearly as many tokens and a thousand rows. scratch: bn_lookup_bytes. */
+    void (*ternary_lookup)(const bn_matmul *m, void *scratch);
+    /* At most BN_TRIT_MAX_K columns. Every byte has five codes, also one that verify refuses. */
+    void (*trit_matmul)(const bn_matmul *m);
+    void (*ternary_grouped)(const bn_grouped *m);
+    void (*int8_rows)(const bn_int8_rows *m);
+
+    /* acc[i] = sum over k of u(list[i], k) * q[k], q as in bn_matmul. */
+    void (*ternary_rows)(const bn_lines *m);
+    /* acc[r] += sum over i of u(list[i], r) * q[i]: u(k, r) is that of row r, column k. codes is a
+     * multiple of 256, n one of 4 and at most BN_LIST_MOST. */
+    void (*ternary_columns)(const bn_lines *m);
+
+    /* y[t * y_stride + r] = sum over k of w[r * cols + k] * x[t * x_stride + k], float rule.
+     * rows >= 0, cols >= 1, tokens >= 1; no alignment. f16: IEEE half, widened exactly. */
+    void (*f32_matmul)(float *y, size_t y_stride, const float *w, size_t rows, size_t cols,
+                       const float *x, size_t x_stride, size_t tokens);
+    void (*f16_matmul)(float *y, size_t y_stride, const uint16_t *w, size_t rows, size_t cols,
+                       const float *x, size_t x_stride, size_t tokens);
+
+    /* The tier's int8 dot-product instruction on registers alone, enough independent
+     * chains to saturate it. Returns the multiply-adds done; *sink keeps it alive. */
+    uint64_t (*int8_peak)(uint64_t rounds, int32_t *sink);
+
+    size_t lookup_tokens; /* most tokens of ternary_lookup; 0: products are as fast */
+} bn_product_kernels;
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * attention.c: see attention.h.
+ */
+#include "scalar.h"
+
+static float widen_f32(const void *x, size_t i) {
+    return ((const float *)x)[i];
+}
+
+static float widen_f16(const void *x, size_t i) {
+    return half_to_float(((const uint16_t *)x)[i]);
+}
+
+static float widen_int8(const void *x, size_t i) {
+    return (float)((const int8_t *)x)[i];
+}
+
+typedef float widen_fn(const void *x, size_t i);
+
+static void qk(const bn_qk *a, widen_fn *widen) {
+    const size_t E = a->head_dim;
+    for (size_t i = 0; i < a->n_q; i++)
+        for (size_t key = 0; key < a->tiles * BN_LANES; key++) {
+            const size_t column = key / BN_LANES * E * BN_LANES + key % BN_LANES;
+            float lane[BN_LANES] = {0};
+            for (size_t d = 0; d < E; d += BN_LANES)
+                for (size_t j = 0; j < BN_LANES; j++)
+                    lane[j] = d + j < E ? fmaf(widen(a->k, column + (d + j) * BN_LANES),
+                                               a->q[i * E + d + j], lane[j])
+                                        : fmaf(0, 0, lane[j]);
+            a->scores[i * a->score_stride + key] = tree(lane);
+        }
+}
+
+static void pv(const bn_pv *a, widen_fn *widen) {
+    const size_t E = a->head_dim;
+    for (size_t i = 0; i < a->n_q; i++)
+        for (size_t t = 0; t < a->keys; t++)
+            for (size_t d = 0; d < E; d++)
+                a->out[i * E + d] =
+                    fmaf(a->p[i * a->p_stride + t], widen(a->v, t * E + d), a->out[i * E + d]);
+}
+
+static void qk_f32(const bn_qk *a) {
+    qk(a, widen_f32);
+}
+
+static void pv_f32(const bn_pv *a) {
+    pv(a, widen_f32);
+}
+
+static void qk_f16(const bn_qk *a) {
+    qk(a, widen_f16);
+}
+
+static void pv_f16(const bn_pv *a) {
+    pv(a, widen_f16);
+}
+
+static void qk_int8(const bn_qk *a) {
+    const size_t E = a->head_dim, words = (E + 3) / 4, q_stride = bn_q_row(E);
+    for (size_t i = 0; i < a->n_q; i++)
+        for (size_t key = 0; key < a->tiles * BN_LANES; key++) {
+            const int8_t *word =
+                (const int8_t *)a->k + (key / BN_LANES * words * BN_LANES + key % BN_LANES) * 4;
+            int32_t sum = 0;
+            for (size_t d = 0; d < E; d++)
+                sum += word[d / 4 * BN_LANES * 4 + d % 4] * a->codes[i * q_stride + d];
+            a->scores[i * a->score_stride + key] = (float)sum * (a->q_scale[i] * a->k_scale[key]);
+        }
+}
+
+static void pv_int8(const bn_pv *a) {
+    pv(a, widen_int8);
+}
+
+const bn_attention_kernels bn_scalar_attention[BN_KV_TYPES] = {
+    [BN_KV_F16] = {qk_f16, pv_f16},
+    [BN_KV_F32] = {qk_f32, pv_f32},
+    [BN_KV_INT8] = {qk_int8, pv_int8},
+};

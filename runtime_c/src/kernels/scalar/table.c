@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * table.c: the topics together.
+ */
+#include "scalar.h"
+
+void bn_kernels_scalar(bn_kernels *table) {
+    *table = (bn_kernels){.isa = "scalar",
+                          .products = bn_scalar_products,
+                          .vectors = bn_scalar_vectors,
+                          .bytes = bn_scalar_bytes};
+    memcpy(table->attention, bn_scalar_attention, sizeof table->attention);
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * vectors.c: see vectors.h.
+ */
+#include "scalar.h"
+
+static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
+    float largest = 1e-5f;
+    for (size_t i = 0; i < n; i++)
+        largest = fabsf(x[i]) > largest || isnan(x[i]) ? fabsf(x[i]) : largest;
+    const float s = 127.0f / largest;
+    int32_t total = 0;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i] * s;
+        v = v > -127.0f ? v : -127.0f; /* before the conversion, so that NaN is defined */
+        v = v < 127.0f ? v : 127.0f;
+        q[i] = (int8_t)rintf(v);
+        total += q[i];
+    }
+    memset(q + n, 0, padded - n);
+    *sum = total;
+    return s;
+}
+
+static float rms_norm(float *y, const float *x, const float *gain, size_t n, float eps) {
+    const float sum = dot_f32(x, x, n);
+    const float r = 1.0f / sqrtf(sum / (float)n + eps);
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * r * gain[i];
+    return sum;
+}
+
+static float max_of(const float *x, size_t n) {
+    float m = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+float bn_exp(float x) {
+    if (isnan(x))
+        return x;
+    x = x > BN_EXP_LO ? x : BN_EXP_LO;
+    x = x < BN_EXP_HI ? x : BN_EXP_HI;
+    const float n = rintf(x * BN_LOG2E);
+    float r = fmaf(n, -BN_LN2_HI, x);
+    r = fmaf(n, -BN_LN2_LO, r);
+    float p = BN_EXP_C6;
+    p = fmaf(p, r, BN_EXP_C5);
+    p = fmaf(p, r, BN_EXP_C4);
+    p = fmaf(p, r, BN_EXP_C3);
+    p = fmaf(p, r, BN_EXP_C2);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+    int32_t bits;
+    memcpy(&bits, &p, sizeof bits);
+    bits += (int32_t)n * (1 << 23);
+    memcpy(&p, &bits, sizeof p);
+    return p;
+}
+
+static float exp_sum(float *x, size_t n, float shift) {
+    float lane[BN_LANES] = {0};
+    for (size_t i = 0; i < n; i++) {
+        x[i] = bn_exp(x[i] - shift);
+        lane[i % BN_LANES] += x[i];
+    }
+    return tree(lane);
+}
+
+static void silu_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        h[i] = g[i] / (1.0f + bn_exp(-g[i])) * u[i];
+}
+
+static float positive(float g) {
+    return g <= 0.0f ? 0.0f : g; /* NaN stays */
+}
+
+static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const float r = positive(g[i]);
+        h[i] = r * r * u[i];
+    }
+}
+
+static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const float z2 = g[i] * fmaf(BN_GELU_C1, g[i] * g[i], BN_GELU_C0);
+        h[i] = g[i] / (1.0f + bn_exp(-z2)) * u[i];
+    }
+}
+
+static void relu_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        h[i] = positive(g[i]) * u[i];
+}
+
+const bn_vector_kernels bn_scalar_vectors = {
+    .quantize = quantize,
+    .rms_norm = rms_norm,
+    .max = max_of,
+    .exp_sum = exp_sum,
+    .relu2_gate = relu2_gate,
+    .silu_gate = silu_gate,
+    .gelu_gate = gelu_gate,
+    .relu_gate = relu_gate,
+};

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * shapes.h: the sizes that kernels, files and memory agree on.
+ */
+#ifndef BITNET_KERNELS_SHAPES_H
+#define BITNET_KERNELS_SHAPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    BN_LANES = 16,          /* terms a float sum advances by; rows of a panel; keys of a K tile */
+    BN_PANEL = 16,          /* rows of a weight panel */
+    BN_TILE_BYTES = 64,     /* bytes of a weight tile */
+    BN_TERNARY_TILE_K = 16, /* columns of a TERNARY_2BIT tile */
+    BN_TRIT_TILE_K = 20,    /* columns of a TERNARY_5TRIT tile */
+    BN_TRIT_MAX_K = 32768,  /* columns of a TERNARY_5TRIT matrix: sums fit 24 bits */
+    BN_LINE_UNIT = 64,      /* codes in 16 bytes of a line, which has whole BN_TILE_BYTES */
+    BN_INT8_UNIT = 64,      /* codes that rows of int8 are a multiple of */
+    BN_LIST_MOST = 4096,    /* lines listed at a time */
+    BN_SCALE_GROUP_K = 128, /* columns that share a scale of scope group */
+    BN_GROUP_TILES = BN_SCALE_GROUP_K / BN_TERNARY_TILE_K,
+    BN_Q_ALIGN = 64 /* rows of quantized activations are a multiple of this many bytes */
+};
+
+/* Bytes of a row of k quantized activations, zero-padded to whole tiles of every encoding. */
+static inline size_t bn_q_row(size_t k) {
+    const size_t tiles = (k + BN_TRIT_TILE_K - 1) / BN_TRIT_TILE_K;
+    return (tiles * BN_TRIT_TILE_K + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
+}
+
+#endif

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * trits_template.h: weights of five trits a byte, taken apart. With many tokens a stretch of a
+ * panel becomes tiles of TERNARY_2BIT in the cache, once for all of them, and the tier's
+ * ternary_matmul does the rest.
+ *
+ * Written with the compiler's vectors, so that the flags of each tier make of it what they can.
+ *
+ * Parameters:
+ *   TRIT_BYTES                             the size of a register
+ *   TRITS_ADD_WHERE(sum, s, least, power)  sum + power where s >= least, both of this register: may
+ *                                          be left out
+ */
+#ifndef TRIT_BYTES
+#error "a parameter is missing"
+#endif
+
+#include <string.h>
+
+#include "inline.h"
+#include "kernels.h"
+
+typedef uint8_t octets __attribute__((vector_size(TRIT_BYTES)));
+typedef int8_t trits __attribute__((vector_size(TRIT_BYTES))); /* v_f - 128 of FORMAT.md §4 */
+
+/* From where on v - 128 means code 1, code 2: thirds of 256, rounded up. */
+enum { TRIT_1 = 86 - 128, TRIT_2 = 171 - 128 };
+
+INLINE trits trits_load(const uint8_t *p) {
+    octets v;
+    memcpy(&v, p, sizeof v);
+    return (trits)(v ^ 0x80);
+}
+
+/* 3v - 128 = 3(v - 128), modulo 256 */
+INLINE trits trits_next(trits s) {
+    return (trits)((octets)s + (octets)s + (octets)s);
+}
+
+/* sum + the codes times a power of 2. */
+INLINE octets trits_add_codes(octets sum, trits s, int power) {
+#ifdef TRITS_ADD_WHERE
+    return TRITS_ADD_WHERE(TRITS_ADD_WHERE(sum, s, TRIT_1, power), s, TRIT_2, power);
+#else
+    const octets a = (octets)(s >= TRIT_1), b = (octets)(s >= TRIT_2); /* true is -1 */
+    const octets times = (octets){0} + (uint8_t)power;
+    return power == 1 ? sum - a - b : sum + (a & times) + (b & times);
+#endif
+}
+
+/* Four tiles of 20 columns are five of 16: both have a byte for each row and column of a group of
+ * four columns, with five groups in the byte or four. */
+INLINE void trits_repack_four(uint8_t *to, const uint8_t *from) {
+    for (size_t part = 0; part < BN_TILE_BYTES; part += TRIT_BYTES) {
+        octets tile = {0};
+        UNROLL
+        for (size_t i = 0; i < 4; i++) {
+            trits s = trits_load(from + i * BN_TILE_BYTES + part);
+            UNROLL
+            for (size_t group = 5 * i; group < 5 * i + 5; group++, s = trits_next(s)) {
+                tile = trits_add_codes(tile, s, 1 << group % 4 * 2);
+                if (group % 4 == 3) {
+                    memcpy(to + group / 4 * BN_TILE_BYTES + part, &tile, sizeof tile);
+                    tile = (octets){0};
+                }
+            }
+        }
+    }
+}
+
+static void trits_repack(uint8_t *to, const uint8_t *from, size_t tiles) {
+    enum { AHEAD = 4096 }; /* bytes on the way from memory */
+    for (; tiles >= 4; tiles -= 4, to += 5 * BN_TILE_BYTES, from += 4 * BN_TILE_BYTES) {
+        for (size_t i = 0; i < 4; i++)
+            __builtin_prefetch(from + AHEAD + i * BN_TILE_BYTES);
+        trits_repack_four(to, from);
+    }
+    if (tiles > 0) { /* the rest is code 0, for columns that nobody has */
+        uint8_t last[4 * BN_TILE_BYTES] = {0};
+        memcpy(last, from, tiles * BN_TILE_BYTES);
+        trits_repack_four(to, last);
+    }
+}
+
+/* trit_matmul for many tokens. Where a row has more than one stretch, the sums of all but the
+ * first are added on, so many tokens at a time. */
+INLINE void trits_many(const bn_matmul *m, void (*ternary_matmul)(const bn_matmul *)) {
+    enum { TILES = 384, TOKENS = 64 }; /* tiles: 7,680 columns, a multiple of BN_Q_ALIGN */
+    _Alignas(64) uint8_t tiles[TILES / 4 * 5 * BN_TILE_BYTES];
+    int32_t more[TOKENS * BN_PANEL];
+    const size_t at_once = m->k_tiles > TILES ? TOKENS : m->tokens;
+    for (size_t p = 0; p < m->panels; p++)
+        for (size_t t = 0; t < m->tokens; t += at_once) {
+            int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
+            for (size_t first = 0; first < m->k_tiles; first += TILES) {
+                const size_t left = m->k_tiles - first, n = left < TILES ? left : TILES;
+                const size_t tokens = m->tokens - t < at_once ? m->tokens - t : at_once;
+                trits_repack(tiles, m->tiles + p * m->panel_stride + first * BN_TILE_BYTES, n);
+                const bn_matmul two_bits = {.acc = first == 0 ? acc : more,
+                                            .acc_stride = first == 0 ? m->acc_stride : BN_PANEL,
+                                            .tiles = tiles,
+                                            .panel_stride = sizeof tiles,
+                                            .panels = 1,
+                                            .k_tiles = (5 * n + 3) / 4,
+                                            .q = m->q + t * m->q_stride + first * BN_TRIT_TILE_K,
+                                            .q_stride = m->q_stride,
+                                            .tokens = tokens};
+                ternary_matmul(&two_bits);
+                for (size_t i = 0; first > 0 && i < tokens; i++)
+                    for (size_t row = 0; row < BN_PANEL; row++)
+                        acc[i * m->acc_stride + row] += more[i * BN_PANEL + row];
+            }
+        }
+}
+
+#undef TRIT_BYTES
+#undef TRITS_ADD_WHERE

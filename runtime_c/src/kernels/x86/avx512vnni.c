@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * avx512vnni.c: AVX-512 F, BW, DQ, VL and VNNI. A register is a weight tile, and the
+ * 16 lanes of the float rule.
+ */
+#include "../kernels.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                      \
+    defined(__AVX512VL__) && defined(__AVX512VNNI__)
+
+#define REGISTER_BITS 512
+#include "attention.h"
+#include "grouped.h"
+#include "trit_stream.h"
+
+/* tokens of a stream: 24 sums, 4 masks, the tile and a field are 30 of 32 registers */
+enum { MOST = 6 };
+
+INLINE sums sums_dot(sums sum, bytes w, bytes q) {
+    return (sums)_mm512_dpbusd_epi32((__m512i)sum, w, q);
+}
+
+#define PRODUCT_ROWS 6
+#define PRODUCT_TILES 2
+#define PRODUCT_DOT sums_dot
+#include "lookup_template.h"
+
+/* One linear stream; two tiles at a time, so that eight sums hide the latency. */
+static void ternary_vector(const bn_matmul *m) {
+    for (size_t p = 0; p < m->panels; p++) {
+        const uint8_t *tile = m->tiles + p * m->panel_stride;
+        sums even[4] = {sums_zero(), sums_zero(), sums_zero(), sums_zero()};
+        sums odd[4] = {sums_zero(), sums_zero(), sums_zero(), sums_zero()};
+        size_t k = 0;
+        for (; k + 2 <= m->k_tiles; k += 2) {
+            ternary_fields(even, tile + k * BN_TILE_BYTES, m->q + k * BN_TERNARY_TILE_K, sums_dot);
+            ternary_fields(odd, tile + (k + 1) * BN_TILE_BYTES, m->q + (k + 1) * BN_TERNARY_TILE_K,
+                           sums_dot);
+        }
+        if (k < m->k_tiles)
+            ternary_fields(even, tile + k * BN_TILE_BYTES, m->q + k * BN_TERNARY_TILE_K, sums_dot);
+        sums_store(m->acc + p * BN_PANEL, sums_add(ternary_total(even), ternary_total(odd)));
+    }
+}
+
+static void ternary_matmul(const bn_matmul *m) {
+    if (m->tokens == 1)
+        ternary_vector(m);
+    else
+        stream_tokens(m, sums_dot, MOST);
+}
+
+static void ternary_grouped(const bn_grouped *m) {
+    if (m->tokens == 1)
+        grouped_vector(m, sums_dot);
+    else
+        grouped_many(m, sums_dot);
+}
+
+static void trit_matmul(const bn_matmul *m) {
+    if (m->tokens <= 32) /* for more, to take the weights apart once pays */
+        trit_few(m, sums_dot, MOST);
+    else
+        trits_many(m, ternary_matmul);
+}
+
+#define CODES_DOT sums_dot
+#define INT8_DOT sums_dot
+#define INT8_FLIP 0x80
+#define PEAK_DOT sums_dot
+#include "tier_template.h"
+
+int bn_kernels_avx512vnni(bn_kernels *table) {
+    set_products(table);
+    set_float_kernels(table);
+    return 1;
+}
+
+#else
+BN_ABSENT_TIER(bn_kernels_avx512vnni)
+#endif

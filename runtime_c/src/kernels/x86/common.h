@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * common.h: what the x86 files share.
+ */
+#ifndef BITNET_X86_COMMON_H
+#define BITNET_X86_COMMON_H
+
+#include "../inline.h"
+#include "../kernels.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+INLINE size_t min_size(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* Of the KV cache, farther ahead than of weights: softmax comes between keys and values. */
+INLINE void prefetch_cache(const void *p) {
+    _mm_prefetch((const char *)p + 8192, _MM_HINT_T1);
+}
+
+/* The last three levels of the float rule's tree. */
+INLINE float tree_of_8(__m256 s) {
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+
+#endif

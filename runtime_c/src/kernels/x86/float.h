@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * float.h: kernels on floats, the same for every x86 tier: vectors, rows, conversions. PARTS
+ * registers make the 16 lanes of the float rule. vec_max(a, b) is a > b ? a : b and so takes b when
+ * one is NaN; vec_min likewise.
+ *
+ * A tail shorter than a register is copied to a buffer that is padded with what counts for
+ * nothing, and goes through the same code.
+ */
+#ifndef BITNET_X86_FLOAT_H
+#define BITNET_X86_FLOAT_H
+
+#include "register.h"
+
+INLINE vec load_f32(const void *p, size_t i) {
+    return vec_load((const float *)p + i);
+}
+INLINE vec load_f16(const void *p, size_t i) {
+    return vec_widen((const uint16_t *)p + i);
+}
+INLINE vec load_int8(const void *p, size_t i) {
+    return vec_widen_int8((const int8_t *)p + i);
+}
+typedef vec load_fn(const void *p, size_t i);
+
+/* --- rows times vectors, by the float rule --- */
+
+/* X for each part, of each of four rows. */
+#if PARTS == 1
+#define EACH_PART(X, r) X(r, 0)
+#else
+#define EACH_PART(X, r) X(r, 0) X(r, 1)
+#endif
+#define EACH_ROW(X) EACH_PART(X, 0) EACH_PART(X, 1) EACH_PART(X, 2) EACH_PART(X, 3)
+
+/* y[r] = w[r]·x for R rows of `size`-byte numbers, R <= 4. */
+INLINE void dot_rows(float *y, const uint8_t *w, size_t size, load_fn *load, size_t cols,
+                     const float *x, const int R) {
+    vec sum[4][PARTS];
+#define CLEAR(r, p) sum[r][p] = vec_zero();
+    EACH_ROW(CLEAR)
+#undef CLEAR
+
+    const size_t stride = cols * size;
+    size_t k = 0;
+    for (; k + BN_LANES <= cols; k += BN_LANES) {
+#define TERM(r, p)                                                                                 \
+    if (r < R)                                                                                     \
+        sum[r][p] =                                                                                \
+            vec_fma(load(w + r * stride, k + p * LANES), vec_load(x + k + p * LANES), sum[r][p]);
+        EACH_ROW(TERM)
+#undef TERM
+    }
+    if (k < cols) {
+        float x_end[BN_LANES] = {0}, w_end[4][BN_LANES] = {{0}};
+        memcpy(x_end, x + k, (cols - k) * sizeof *x);
+        for (int r = 0; r < R; r++)
+            memcpy(w_end[r], w + (size_t)r * stride + k * size, (cols - k) * size);
+#define TERM(r, p)                                                                                 \
+    if (r < R)                                                                                     \
+        sum[r][p] = vec_fma(load(w_end[r], p * LANES), vec_load(x_end + p * LANES), sum[r][p]);
+        EACH_ROW(TERM)
+#undef TERM
+    }
+    for (int r = 0; r < R; r++)
+        y[r] = vec_tree(sum[r]);
+}
+
+INLINE void row_products(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
+                         size_t rows, size_t cols, const float *x, size_t x_stride, size_t tokens) {
+    size_t r = 0;
+    for (; r + 4 <= rows; r += 4)
+        for (size_t t = 0; t < tokens; t++)
+            dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
+                     4);
+    for (; r < rows; r++)
+        for (size_t t = 0; t < tokens; t++)
+            dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
+                     1);
+}
+
+static void f32_matmul(float *y, size_t y_stride, const float *w, size_t rows, size_t cols,
+                       const float *x, size_t x_stride, size_t tokens) {
+    row_products(y, y_stride, (const uint8_t *)w, sizeof *w, load_f32, rows, cols, x, x_stride,
+                 tokens);
+}
+
+static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows, size_t cols,
+                       const float *x, size_t x_stride, size_t tokens) {
+    row_products(y, y_stride, (const uint8_t *)w, sizeof *w, load_f16, rows, cols, x, x_stride,
+                 tokens);
+}
+
+/* --- element by element --- */
+
+typedef vec map_fn(vec a, vec b, vec c);
+
+/* y[i] = f(a[i], b[i], c) */
+INLINE void map(float *y, const float *a, const float *b, size_t n, vec c, map_fn *f) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vec_store(y + i, f(vec_load(a + i), vec_load(b + i), c));
+    if (i < n) {
+        float a_end[LANES] = {0}, b_end[LANES] = {0};
+        memcpy(a_end, a + i, (n - i) * sizeof *a);
+        memcpy(b_end, b + i, (n - i) * sizeof *b);
+        vec_store(a_end, f(vec_load(a_end), vec_load(b_end), c));
+        memcpy(y + i, a_end, (n - i) * sizeof *y);
+    }
+}
+
+INLINE vec scale_gain(vec x, vec gain, vec r) {
+    return vec_mul(vec_mul(x, r), gain);
+}
+
+static float rms_norm(float *y, const float *x, const float *gain, size_t n, float eps) {
+    float sum;
+    dot_rows(&sum, (const uint8_t *)x, sizeof *x, load_f32, n, x, 1);
+    const float r = 1.0f / sqrtf(sum / (float)n + eps);
+    map(y, x, gain, n, vec_set(r), scale_gain);
+    return sum;
+}
+
+/* bn_exp of every lane; see kernels.h. */
+INLINE vec vec_exp(vec x) {
+    x = vec_min(vec_set(BN_EXP_HI), vec_max(vec_set(BN_EXP_LO), x)); /* NaN passes */
+    const vec n = vec_round(vec_mul(x, vec_set(BN_LOG2E)));
+    vec r = vec_fma(n, vec_set(-BN_LN2_HI), x);
+    r = vec_fma(n, vec_set(-BN_LN2_LO), r);
+    vec p = vec_set(BN_EXP_C6);
+    p = vec_fma(p, r, vec_set(BN_EXP_C5));
+    p = vec_fma(p, r, vec_set(BN_EXP_C4));
+    p = vec_fma(p, r, vec_set(BN_EXP_C3));
+    p = vec_fma(p, r, vec_set(BN_EXP_C2));
+    p = vec_fma(p, r, vec_set(1.0f));
+    p = vec_fma(p, r, vec_set(1.0f));
+    return vec_add_exponent(p, n);
+}
+
+INLINE vec silu_times(vec g, vec u, vec one) {
+    return vec_mul(vec_div(g, vec_add(one, vec_exp(vec_negate(g)))), u);
+}
+
+static void silu_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_set(1.0f), silu_times);
+}
+
+/* max(g, 0) but for NaN, which passes, and so does -0, until it is added to 0. */
+INLINE vec positive(vec g, vec zero) {
+    return vec_add(vec_max(zero, g), zero);
+}
+
+INLINE vec relu2_times(vec g, vec u, vec zero) {
+    const vec r = positive(g, zero);
+    return vec_mul(vec_mul(r, r), u);
+}
+
+static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_zero(), relu2_times);
+}
+
+INLINE vec gelu_times(vec g, vec u, vec one) {
+    const vec z2 = vec_mul(g, vec_fma(vec_set(BN_GELU_C1), vec_mul(g, g), vec_set(BN_GELU_C0)));
+    return vec_mul(vec_div(g, vec_add(one, vec_exp(vec_negate(z2)))), u);
+}
+
+static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_set(1.0f), gelu_times);
+}
+
+INLINE vec relu_times(vec g, vec u, vec zero) {
+    return vec_mul(positive(g, zero), u);
+}
+
+static void relu_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_zero(), relu_times);
+}
+
+static float exp_sum(float *x, size_t n, float shift) {
+    vec sum[PARTS];
+    for (int p = 0; p < PARTS; p++)
+        sum[p] = vec_zero();
+    const vec shifts = vec_set(shift);
+    size_t i = 0;
+    for (; i + BN_LANES <= n; i += BN_LANES)
+        for (int p = 0; p < PARTS; p++) {
+            const vec e = vec_exp(vec_sub(vec_load(x + i + p * LANES), shifts));
+            vec_store(x + i + p * LANES, e);
+            sum[p] = vec_add(sum[p], e);
+        }
+    if (i < n) {
+        float end[BN_LANES] = {0};
+        memcpy(end, x + i, (n - i) * sizeof *x);
+        for (int p = 0; p < PARTS; p++)
+            vec_store(end + p * LANES, vec_exp(vec_sub(vec_load(end + p * LANES), shifts)));
+        memcpy(x + i, end, (n - i) * sizeof *x);
+        memset(end + (n - i), 0, (BN_LANES - (n - i)) * sizeof *end);
+        for (int p = 0; p < PARTS; p++)
+            sum[p] = vec_add(sum[p], vec_load(end + p * LANES));
+    }
+    return vec_tree(sum);
+}
+
+static float max_of(const float *x, size_t n) {
+    vec m = vec_set(-INFINITY);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        m = vec_max(vec_load(x + i), m);
+    float largest = vec_largest(m);
+    for (; i < n; i++)
+        largest = x[i] > largest ? x[i] : largest;
+    return largest;
+}
+
+/* --- conversions --- */
+
+static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
+    vec m = vec_set(1e-5f);
+    size_t i = 0;
+    float end[LANES] = {0};
+    for (; i + LANES <= n; i += LANES)
+        m = vec_most(vec_abs(vec_load(x + i)), m);
+    memcpy(end, x + i, (n - i) * sizeof *x);
+    const float s = 127.0f / vec_most_of(vec_most(vec_abs(vec_load(end)), m));
+
+    const vec scale = vec_set(s), low = vec_set(-127.0f), high = vec_set(127.0f);
+    sums total = sums_zero();
+    for (i = 0; i < n; i += LANES) {
+        const vec v = vec_mul(vec_load(i + LANES <= n ? x + i : end), scale);
+        const sums codes = vec_to_int(vec_min(vec_max(v, low), high));
+        sums_store_bytes(q + i, codes); /* stays within `padded`: both are multiples of LANES */
+        total = sums_add(total, codes);
+    }
+    memset(q + n, 0, padded - n);
+    int32_t lanes[LANES];
+    sums_store(lanes, total);
+    *sum = 0;
+    for (int j = 0; j < LANES; j++)
+        *sum += lanes[j];
+    return s;
+}
+
+static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
+    const vec low = vec_set(-65504.0f), high = vec_set(65504.0f);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vec_narrow(y + i, vec_min(high, vec_max(low, vec_load(x + i)))); /* NaN passes */
+    if (i < n) {
+        float end[LANES] = {0};
+        uint16_t half[LANES];
+        memcpy(end, x + i, (n - i) * sizeof *x);
+        vec_narrow(half, vec_min(high, vec_max(low, vec_load(end))));
+        memcpy(y + i, half, (n - i) * sizeof *y);
+    }
+}
+
+static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vec_store(y + i, vec_widen(x + i));
+    if (i < n) {
+        uint16_t half[LANES] = {0};
+        float end[LANES];
+        memcpy(half, x + i, (n - i) * sizeof *x);
+        vec_store(end, vec_widen(half));
+        memcpy(y + i, end, (n - i) * sizeof *y);
+    }
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * integer.h: what all integer products of x86 share. The dot product of a tier is an argument:
+ * inlined, it is an instruction or a few.
+ */
+#ifndef BITNET_X86_INTEGER_H
+#define BITNET_X86_INTEGER_H
+
+#include "register.h"
+
+/* X for each token of a block, or for each with a second number. Loops would do, but compilers
+ * that unroll them do so after deciding what lives in registers, and keep the sums in memory. */
+#define EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#define EACH_TOKEN_AND(X, n) X(0, n) X(1, n) X(2, n) X(3, n) X(4, n) X(5, n)
+
+enum { TILE_VECS = BN_TILE_BYTES / sizeof(bytes) };
+enum { PREFETCH = 4096 }; /* bytes ahead in a stream of weights: more than 100 ns of it */
+
+INLINE void prefetch(const uint8_t *p) {
+    _mm_prefetch((const char *)p + PREFETCH, _MM_HINT_T0);
+}
+
+typedef sums dot_fn(sums sum, bytes w, bytes q);
+
+/* sum and the four fields of ternary codes, each times activations of its own. */
+INLINE sums fields_dot(sums sum, bytes codes, const bytes x[4], dot_fn *dot) {
+    const bytes three = bytes_fill(3);
+    sum = dot(sum, bytes_and(codes, three), x[0]);
+    sum = dot(sum, bytes_and(bytes_shr(codes, 2), three), x[1]);
+    sum = dot(sum, bytes_and(bytes_shr(codes, 4), three), x[2]);
+    return dot(sum, bytes_and(bytes_shr(codes, 6), three), x[3]);
+}
+
+/* Independent dot products on registers alone. The empty asm hides from the compiler that every
+ * one is the same. */
+INLINE uint64_t peak(uint64_t rounds, int32_t *sink, dot_fn *dot) {
+    enum { CHAINS = 12 };
+    sums sum[CHAINS];
+    bytes w = bytes_fill(1), q = bytes_fill(2);
+    UNROLL
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = sums_zero();
+    for (uint64_t n = 0; n < rounds; n++) {
+        UNROLL
+        for (int i = 0; i < CHAINS; i++) {
+            sum[i] = dot(sum[i], w, q);
+            __asm__ volatile("" : "+v"(sum[i]), "+v"(w));
+        }
+    }
+    int32_t lanes[VEC_ROWS];
+    UNROLL
+    for (int i = 1; i < CHAINS; i++)
+        sum[0] = sums_add(sum[0], sum[i]);
+    sums_store(lanes, sum[0]);
+    *sink = lanes[0];
+    return rounds * CHAINS * sizeof(bytes);
+}
+
+#endif

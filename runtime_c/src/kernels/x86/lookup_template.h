@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * lookup_template.h: many rows by many tokens, most of it without multiplying. A byte of a ternary
+ * tile holds four codes of a row; what they make of four activations is one of 81 sums. Those are
+ * put in a table, for as many tokens as a register has 16-bit lanes, and the byte of weights is the
+ * index into it: one addition does the work of four multiply-adds, for every token. (Tables with
+ * tokens in the lanes: Vec-LUT, arXiv 2512.06443. Here the index is the byte as it lies in the
+ * file.)
+ *
+ * What limits it is loading registers: for 16 columns of a row four entries and the sum itself, and
+ * Zen 4 loads 512 bits a cycle. The multipliers idle meanwhile, so PRODUCT_ROWS of each panel are
+ * multiplied instead, tokens in lanes too. Measured there, where vpdpbusd alone reaches 228 of 235
+ * GMAC/s: 260 with tables for all rows, 300, 315 and 294 with 4, 6 and 8 rows multiplied; 294 with
+ * 6 that take one tile at a time, which loads and stores their sums twice as often. (256-bit
+ * registers, too few for two tiles: 212, and 240 with 6; vpmaddubsw: 212, and 219 with 2.)
+ *
+ * The tables of a column of tiles take 20 kB of the first cache. Sums pass through it from the
+ * second, where each kind lies close together: the hardware fetches them ahead, 13 % of the speed.
+ * Making tables costs as much as a hundred rows.
+ *
+ * Parameters:
+ *   PRODUCT_ROWS   rows of each panel that are multiplied, even
+ *   PRODUCT_TILES  tiles of a step, between which they are shared out: a divisor
+ *   PRODUCT_DOT    adds four products of a code and an activation
+ */
+#if !defined(PRODUCT_ROWS) || !defined(PRODUCT_TILES) || !defined(PRODUCT_DOT)
+#error "a parameter is missing"
+#endif
+
+#include "integer.h"
+
+enum {
+    LOOKUP_TOKENS = sizeof(bytes) / sizeof(int16_t),
+    INDEX_SHIFT = sizeof(bytes) == 64 ? 6 : 5, /* a byte of weights to an offset */
+    INDEX_MASK = 255 << INDEX_SHIFT,
+    /* Codes leave most lines of a table unused. A distance that is odd in lines spreads the used
+     * ones of four tables over the sets of a cache: 270 GMAC/s, and 199 without, on Zen 4. */
+    TABLE_BYTES = 256 * sizeof(bytes) + 37 * 64,
+    TABLE_ROWS = BN_PANEL - PRODUCT_ROWS,
+    PASS_ROWS = PRODUCT_ROWS / PRODUCT_TILES,
+    STEP_REACH = PRODUCT_TILES * BN_TERNARY_TILE_K * 127 /* largest sum of a step's tiles */
+};
+
+/* Words of four columns, one of each token, from rows of 16 columns: four by four are turned. */
+INLINE void lookup_words(bytes word[2][4], const __m128i *row) {
+    for (int h = 0; h < 2; h++) {
+        const __m128i *r = row + h * VEC_ROWS;
+        const bytes a = bytes_every4(r), b = bytes_every4(r + 1);
+        const bytes c = bytes_every4(r + 2), d = bytes_every4(r + 3);
+        word[h][0] = bytes_low64(bytes_low32(a, b), bytes_low32(c, d));
+        word[h][1] = bytes_high64(bytes_low32(a, b), bytes_low32(c, d));
+        word[h][2] = bytes_low64(bytes_high32(a, b), bytes_high32(c, d));
+        word[h][3] = bytes_high64(bytes_high32(a, b), bytes_high32(c, d));
+    }
+}
+
+/* Activations of the 16 columns from q on, 0 for tokens that are not there: tokens in lanes. */
+INLINE void lookup_columns(shorts column[16], bytes word[2][4], const int8_t *q, size_t q_stride,
+                           size_t tokens) {
+    __m128i row[LOOKUP_TOKENS], mixed[16];
+    UNROLL
+    for (size_t t = 0; t < LOOKUP_TOKENS; t++)
+        row[t] =
+            t < tokens ? _mm_load_si128((const __m128i *)(q + t * q_stride)) : _mm_setzero_si128();
+    lookup_words(word, row);
+    for (__m128i *half = row; half < row + LOOKUP_TOKENS; half += 16)
+        for (int round = 0; round < 4; round++) { /* four perfect shuffles transpose 16 by 16 */
+            UNROLL
+            for (int i = 0; i < 8; i++) {
+                mixed[2 * i] = _mm_unpacklo_epi8(half[i], half[i + 8]);
+                mixed[2 * i + 1] = _mm_unpackhi_epi8(half[i], half[i + 8]);
+            }
+            memcpy(half, mixed, sizeof mixed);
+        }
+    UNROLL
+    for (int k = 0; k < 16; k++)
+        column[k] = shorts_widen(row[k], row[LOOKUP_TOKENS - 16 + k]);
+}
+
+/* The table of byte i of a row: entry b has, for the codes c of b, the sum of (c - 1)·column. */
+INLINE void lookup_table(uint8_t *table, const shorts column[16], int i) {
+    const shorts y0 = column[i], y1 = column[4 + i], y2 = column[8 + i], y3 = column[12 + i];
+    shorts sum3 = -(y0 + y1 + y2 + y3);
+    for (int c3 = 0; c3 < 3; c3++, sum3 += y3) {
+        shorts sum2 = sum3;
+        UNROLL
+        for (int c2 = 0; c2 < 3; c2++, sum2 += y2) {
+            shorts sum1 = sum2;
+            UNROLL
+            for (int c1 = 0; c1 < 3; c1++, sum1 += y1) {
+                shorts *entry = (shorts *)(void *)table + (64 * c3 + 16 * c2 + 4 * c1);
+                entry[0] = sum1;
+                entry[1] = sum1 + y0;
+                entry[2] = sum1 + y0 + y0;
+            }
+        }
+    }
+}
+
+/* total += the products of a row's codes in some tiles, as stored; word: [tile][half][field]. */
+INLINE void lookup_product(sums total[2], const uint8_t *const codes[PRODUCT_TILES], size_t at,
+                           const bytes word[PRODUCT_TILES][2][4]) {
+    sums sum[2] = {total[0], total[1]};
+    UNROLL
+    for (int i = 0; i < PRODUCT_TILES; i++) {
+        const bytes w = bytes_spread((const int8_t *)codes[i] + at);
+        for (int half = 0; half < 2; half++)
+            sum[half] = fields_dot(sum[half], w, word[i][half], PRODUCT_DOT);
+    }
+    total[0] = sum[0], total[1] = sum[1];
+}
+
+/* A pass over the rows: what the tables of tile `pass` of a step say goes to sum; of the rows that
+ * are multiplied it is the turn of PASS_ROWS, with all tiles of the step, to product. */
+static void lookup_rows(shorts *sum, sums *product, const uint8_t *const tile[PRODUCT_TILES],
+                        int pass, const bytes words[PRODUCT_TILES][2][4], const bn_matmul *m,
+                        const uint8_t *table) {
+    enum { S = INDEX_SHIFT, AHEAD = 2 * BN_TILE_BYTES };
+    bytes word[PRODUCT_TILES][2][4]; /* in registers: no store can change them */
+    memcpy(word, words, sizeof word);
+    const uint8_t *codes = tile[pass];
+    size_t at = 4 * (size_t)(TABLE_ROWS + pass * PASS_ROWS); /* of the first such row */
+    for (size_t p = 0; p < m->panels; p++, codes += m->panel_stride, at += m->panel_stride) {
+        _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
+        UNROLL
+        for (int row = 0; row < TABLE_ROWS; row += 2, sum += 2) {
+            UNROLL
+            for (int i = 0; i < PASS_ROWS; i++) /* spread among the others */
+                if (i * TABLE_ROWS / PASS_ROWS / 2 == row / 2)
+                    lookup_product(product + 2 * i, tile, at + 4 * (size_t)i, word);
+            uint64_t w; /* of two rows: loads are what is scarce */
+            memcpy(&w, codes + 4 * row, sizeof w);
+#define ENTRY(i, index)                                                                            \
+    (*(const shorts *)(const void *)(table + i * TABLE_BYTES + (index & INDEX_MASK)))
+            sum[0] = sum[0] + ENTRY(0, w << S) + ENTRY(1, w >> (8 - S)) + ENTRY(2, w >> (16 - S)) +
+                     ENTRY(3, w >> (24 - S));
+            sum[1] = sum[1] + ENTRY(0, w >> (32 - S)) + ENTRY(1, w >> (40 - S)) +
+                     ENTRY(2, w >> (48 - S)) + ENTRY(3, w >> (56 - S));
+#undef ENTRY
+        }
+        product += 2 * PASS_ROWS;
+    }
+}
+
+/* total += sum, sum = 0. */
+static void lookup_fold(sums *total, shorts *sum, size_t n) {
+    for (size_t i = 0; i < n; i++, total += 2) {
+        const int16_t *number = (const int16_t *)(const void *)&sum[i];
+        total[0] = sums_add(total[0], sums_widen(number));
+        total[1] = sums_add(total[1], sums_widen(number + LOOKUP_TOKENS / 2));
+        sum[i] = (shorts){0};
+    }
+}
+
+/* acc of a square: half of the tokens, and rows from row `first` of panel p on. Totals, with Σq to
+ * make codes c - 1 those of bn_matmul, and products. */
+INLINE void lookup_store(const bn_matmul *m, const sums *total, const sums *product, size_t p,
+                         size_t first, size_t half) {
+    const sums q_sum = total[2 * m->panels * TABLE_ROWS + half];
+    const size_t t0 = half * VEC_ROWS;
+    int32_t *acc = m->acc + t0 * m->acc_stride + p * BN_PANEL + first;
+    sums square[VEC_ROWS], mixed[VEC_ROWS];
+    UNROLL
+    for (size_t row = 0; row < VEC_ROWS; row++) {
+        const size_t r = first + row, i = r - TABLE_ROWS; /* i: of those multiplied */
+        square[row] =
+            r < TABLE_ROWS
+                ? sums_add(total[2 * (p * TABLE_ROWS + r) + half], q_sum)
+                : product[2 * ((i / PASS_ROWS * m->panels + p) * PASS_ROWS + i % PASS_ROWS) + half];
+    }
+    for (int n = VEC_ROWS; n > 1; n /= 2) {
+        UNROLL
+        for (int i = 0; i < VEC_ROWS / 2; i++) {
+            mixed[2 * i] = sums_mix_low(square[i], square[i + VEC_ROWS / 2]);
+            mixed[2 * i + 1] = sums_mix_high(square[i], square[i + VEC_ROWS / 2]);
+        }
+        memcpy(square, mixed, sizeof mixed);
+    }
+    for (size_t t = 0; t0 + t < m->tokens && t < VEC_ROWS; t++)
+        sums_store(acc + t * m->acc_stride, square[t]);
+}
+
+static void ternary_lookup(const bn_matmul *m, void *scratch) {
+    const size_t rows = m->panels * TABLE_ROWS, pass_sums = 2 * m->panels * PASS_ROWS;
+    uint8_t *table = scratch;
+    sums *product = (sums *)(void *)(table + BN_LOOKUP_TABLES);    /* [pass][pass_sums] */
+    shorts *sum = (shorts *)(product + PRODUCT_TILES * pass_sums); /* [rows + 1], Σq last */
+    sums *total = (sums *)(void *)(sum + rows + 1);                /* [rows + 1][2] */
+    shorts column[PRODUCT_TILES][16], reach = {0}; /* reach: Σ|q| since the last fold */
+    bytes word[PRODUCT_TILES][2][4];
+    memset(product, 0, (size_t)((uint8_t *)(total + 2 * (rows + 1)) - (uint8_t *)product));
+    for (size_t k = 0; k < m->k_tiles; k += PRODUCT_TILES) {
+        const uint8_t *tile[PRODUCT_TILES];
+        int16_t most = 0;
+        for (int t = 0; t < LOOKUP_TOKENS; t++)
+            most = reach[t] > most ? reach[t] : most;
+        if (most > INT16_MAX - STEP_REACH) {
+            lookup_fold(total, sum, rows + 1);
+            reach = (shorts){0};
+        }
+        for (size_t i = 0; i < PRODUCT_TILES; i++) { /* beyond the last tile, zeros times codes */
+            const int beyond = k + i >= m->k_tiles;
+            const size_t kt = beyond ? k : k + i;
+            tile[i] = m->tiles + kt * BN_TILE_BYTES;
+            lookup_columns(column[i], word[i], m->q + kt * BN_TERNARY_TILE_K, m->q_stride,
+                           beyond ? 0 : m->tokens);
+            for (int c = 0; c < 16; c++) {
+                sum[rows] += column[i][c];
+                reach += shorts_abs(column[i][c]);
+            }
+        }
+        for (int pass = 0; pass < PRODUCT_TILES; pass++) {
+            for (int i = 0; i < 4; i++)
+                lookup_table(table + i * TABLE_BYTES, column[pass], i);
+            lookup_rows(sum, product + (size_t)pass * pass_sums, tile, pass, word, m, table);
+        }
+    }
+    lookup_fold(total, sum, rows + 1);
+    for (size_t p = 0; p < m->panels; p++)
+        for (size_t first = 0; first < BN_PANEL; first += VEC_ROWS)
+            for (size_t half = 0; half < 2 && half * VEC_ROWS < m->tokens; half++)
+                lookup_store(m, total, product, p, first, half);
+}
+
+#undef PRODUCT_ROWS
+#undef PRODUCT_TILES
+#undef PRODUCT_DOT

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tier_template.h: the kernels of a tier that differ from another's in one instruction only, and
+ * the table of them and of its products.
+ *
+ * Included last, where ternary_matmul, ternary_lookup, trit_matmul, ternary_grouped are defined.
+ * Parameters:
+ *   CODES_DOT  adds four products of codes, of any field where it lies in its byte, and activations
+ *   INT8_DOT   the same of int8 codes
+ *   INT8_FLIP  0x80 where INT8_DOT takes them as unsigned bytes, 128 too large, else 0
+ *   PEAK_DOT   of the limit of all products
+ */
+#if !defined(CODES_DOT) || !defined(INT8_DOT) || !defined(INT8_FLIP) || !defined(PEAK_DOT)
+#error "a parameter is missing"
+#endif
+
+#include "int8_cache.h"
+#include "lines.h"
+#include "rows.h"
+
+static void int8_rows(const bn_int8_rows *m) {
+    rows_all(m, INT8_DOT, INT8_FLIP);
+}
+
+static void ternary_rows(const bn_lines *m) {
+    lines_rows(m, CODES_DOT);
+}
+
+static void ternary_columns(const bn_lines *m) {
+    lines_columns(m, CODES_DOT);
+}
+
+static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
+    return peak(rounds, sink, PEAK_DOT);
+}
+
+static void qk_int8(const bn_qk *a) {
+    qk_int8_all(a, INT8_DOT, INT8_FLIP);
+}
+
+static void set_products(bn_kernels *table) {
+    table->products.ternary_matmul = ternary_matmul;
+    table->products.sketch_matmul = ternary_matmul;
+    table->products.ternary_lookup = ternary_lookup;
+    table->products.lookup_tokens = LOOKUP_TOKENS;
+    table->products.trit_matmul = trit_matmul;
+    table->products.ternary_grouped = ternary_grouped;
+    table->products.int8_rows = int8_rows;
+    table->products.ternary_rows = ternary_rows;
+    table->products.ternary_columns = ternary_columns;
+    table->products.int8_peak = int8_peak;
+    table->attention[BN_KV_INT8].qk = qk_int8;
+}
+
+#undef CODES_DOT
+#undef INT8_DOT
+#undef INT8_FLIP
+#undef PEAK_DOT

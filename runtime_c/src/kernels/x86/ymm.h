@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * ymm.h: the register of AVX2 under the names that all tiers use (register.h).
+ */
+#ifndef BITNET_X86_YMM_H
+#define BITNET_X86_YMM_H
+
+#include "common.h"
+
+typedef __m256i bytes;
+typedef int32_t sums __attribute__((vector_size(32))); /* as __m256i, GCC 12 copies every sum */
+enum { VEC_ROWS = 8, REGISTERS = 16 };
+
+INLINE bytes bytes_load(const void *p) {
+    return _mm256_loadu_si256(p);
+}
+INLINE void bytes_store(void *p, bytes a) {
+    _mm256_storeu_si256(p, a);
+}
+INLINE bytes bytes_fill(int byte) {
+    return _mm256_set1_epi8((char)byte);
+}
+/* four activations to all rows */
+INLINE bytes bytes_spread(const int8_t *four) {
+    int32_t word;
+    memcpy(&word, four, sizeof word);
+    return _mm256_set1_epi32(word);
+}
+INLINE bytes bytes_and(bytes a, bytes b) {
+    return _mm256_and_si256(a, b);
+}
+INLINE bytes bytes_xor(bytes a, bytes b) {
+    return _mm256_xor_si256(a, b);
+}
+/* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
+#define bytes_low8(a, b) _mm256_unpacklo_epi8(a, b)
+#define bytes_high8(a, b) _mm256_unpackhi_epi8(a, b)
+#define bytes_low16(a, b) _mm256_unpacklo_epi16(a, b)
+#define bytes_high16(a, b) _mm256_unpackhi_epi16(a, b)
+#define bytes_low32(a, b) _mm256_unpacklo_epi32(a, b)
+#define bytes_high32(a, b) _mm256_unpackhi_epi32(a, b)
+#define bytes_low64(a, b) _mm256_unpacklo_epi64(a, b)
+#define bytes_high64(a, b) _mm256_unpackhi_epi64(a, b)
+/* rows 0 and 4 */
+INLINE bytes bytes_every4(const __m128i *row) {
+    return _mm256_set_m128i(row[4], row[0]);
+}
+/* of 16 bits: the neighbour byte gets in */
+#define bytes_shr(a, n) _mm256_srli_epi16(a, n)
+
+INLINE sums sums_zero(void) {
+    return (sums)_mm256_setzero_si256();
+}
+INLINE sums sums_load(const int32_t *p) {
+    return (sums)_mm256_loadu_si256((const __m256i *)p);
+}
+INLINE void sums_store(int32_t *p, sums a) {
+    _mm256_storeu_si256((__m256i *)p, (__m256i)a);
+}
+INLINE sums sums_add(sums a, sums b) {
+    return (sums)_mm256_add_epi32((__m256i)a, (__m256i)b);
+}
+INLINE int32_t sums_total(sums a) {
+    __m128i s =
+        _mm_add_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1));
+    s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
+}
+/* arithmetic */
+#define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))
+INLINE sums sums_widen(const int16_t *p) {
+    return (sums)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+/* numbers of a and b in turn, from their first halves or from their second */
+INLINE sums sums_mix_low(sums a, sums b) {
+    return (sums)_mm256_permute2x128_si256(_mm256_unpacklo_epi32((__m256i)a, (__m256i)b),
+                                           _mm256_unpackhi_epi32((__m256i)a, (__m256i)b), 0x20);
+}
+INLINE sums sums_mix_high(sums a, sums b) {
+    return (sums)_mm256_permute2x128_si256(_mm256_unpacklo_epi32((__m256i)a, (__m256i)b),
+                                           _mm256_unpackhi_epi32((__m256i)a, (__m256i)b), 0x31);
+}
+
+typedef int16_t shorts __attribute__((vector_size(32)));
+INLINE shorts shorts_widen(__m128i low, __m128i high) {
+    (void)high;
+    return (shorts)_mm256_cvtepi8_epi16(low);
+}
+INLINE shorts shorts_abs(shorts a) {
+    return (shorts)_mm256_abs_epi16((__m256i)a);
+}
+typedef __m256 vec;
+enum { LANES = 8, QUERIES = 2 };
+#define PARTS 2
+
+INLINE vec vec_zero(void) {
+    return _mm256_setzero_ps();
+}
+INLINE vec vec_set(float a) {
+    return _mm256_set1_ps(a);
+}
+INLINE vec vec_load(const float *p) {
+    return _mm256_loadu_ps(p);
+}
+INLINE void vec_store(float *p, vec a) {
+    _mm256_storeu_ps(p, a);
+}
+INLINE vec vec_widen(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE vec vec_widen_int8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vec vec_from_int(sums a) {
+    return _mm256_cvtepi32_ps((__m256i)a);
+}
+INLINE void vec_narrow(uint16_t *p, vec a) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE vec vec_fma(vec a, vec b, vec c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+INLINE vec vec_add(vec a, vec b) {
+    return _mm256_add_ps(a, b);
+}
+INLINE vec vec_sub(vec a, vec b) {
+    return _mm256_sub_ps(a, b);
+}
+INLINE vec vec_mul(vec a, vec b) {
+    return _mm256_mul_ps(a, b);
+}
+INLINE vec vec_div(vec a, vec b) {
+    return _mm256_div_ps(a, b);
+}
+INLINE vec vec_max(vec a, vec b) {
+    return _mm256_max_ps(a, b);
+}
+INLINE vec vec_min(vec a, vec b) {
+    return _mm256_min_ps(a, b);
+}
+INLINE vec vec_abs(vec a) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+INLINE vec vec_negate(vec a) {
+    return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
+}
+INLINE vec vec_round(vec a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE sums vec_to_int(vec a) {
+    return (sums)_mm256_cvtps_epi32(a);
+}
+/* a * 2^n, n integral */
+INLINE vec vec_add_exponent(vec a, vec n) {
+    const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
+}
+INLINE float vec_largest(vec a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+/* of numbers >= 0, whose bits are in their order; NaN is the largest */
+INLINE vec vec_most(vec a, vec b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+INLINE float vec_most_of(vec a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(m, _mm_shuffle_epi32(m, 1))));
+}
+INLINE float vec_tree(const vec s[PARTS]) {
+    return tree_of_8(_mm256_add_ps(s[0], s[1]));
+}
+INLINE void sums_store_bytes(int8_t *p, sums a) {
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)a),
+                                          _mm256_extracti128_si256((__m256i)a, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}
+
+#endif

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * zmm.h: the register of AVX-512 under the names that all tiers use (register.h).
+ */
+#ifndef BITNET_X86_ZMM_H
+#define BITNET_X86_ZMM_H
+
+#include "common.h"
+
+typedef __m512i bytes;
+typedef int32_t sums __attribute__((vector_size(64))); /* as __m512i, GCC 12 copies every sum */
+enum { VEC_ROWS = 16, REGISTERS = 32 };
+
+INLINE bytes bytes_load(const void *p) {
+    return _mm512_loadu_si512(p);
+}
+INLINE void bytes_store(void *p, bytes a) {
+    _mm512_storeu_si512(p, a);
+}
+INLINE bytes bytes_fill(int byte) {
+    return _mm512_set1_epi8((char)byte);
+}
+/* four activations to all rows */
+INLINE bytes bytes_spread(const int8_t *four) {
+    int32_t word;
+    memcpy(&word, four, sizeof word);
+    return _mm512_set1_epi32(word);
+}
+INLINE bytes bytes_and(bytes a, bytes b) {
+    return _mm512_and_si512(a, b);
+}
+INLINE bytes bytes_xor(bytes a, bytes b) {
+    return _mm512_xor_si512(a, b);
+}
+/* bytes, or pairs of bytes, of a and b in turn, from the low or the high half of each 16 bytes */
+#define bytes_low8(a, b) _mm512_unpacklo_epi8(a, b)
+#define bytes_high8(a, b) _mm512_unpackhi_epi8(a, b)
+#define bytes_low16(a, b) _mm512_unpacklo_epi16(a, b)
+#define bytes_high16(a, b) _mm512_unpackhi_epi16(a, b)
+#define bytes_low32(a, b) _mm512_unpacklo_epi32(a, b)
+#define bytes_high32(a, b) _mm512_unpackhi_epi32(a, b)
+#define bytes_low64(a, b) _mm512_unpacklo_epi64(a, b)
+#define bytes_high64(a, b) _mm512_unpackhi_epi64(a, b)
+/* rows 0, 4, 8 and 12 */
+INLINE bytes bytes_every4(const __m128i *row) {
+    const bytes low = _mm512_castsi256_si512(_mm256_set_m128i(row[4], row[0]));
+    return _mm512_inserti64x4(low, _mm256_set_m128i(row[12], row[8]), 1);
+}
+/* of 16 bits: the neighbour byte gets in */
+#define bytes_shr(a, n) _mm512_srli_epi16(a, n)
+
+INLINE sums sums_zero(void) {
+    return (sums)_mm512_setzero_si512();
+}
+INLINE sums sums_load(const int32_t *p) {
+    return (sums)_mm512_loadu_si512(p);
+}
+INLINE void sums_store(int32_t *p, sums a) {
+    _mm512_storeu_si512(p, (__m512i)a);
+}
+INLINE sums sums_add(sums a, sums b) {
+    return (sums)_mm512_add_epi32((__m512i)a, (__m512i)b);
+}
+INLINE int32_t sums_total(sums a) {
+    return _mm512_reduce_add_epi32((__m512i)a);
+}
+/* arithmetic */
+#define sums_shr(a, n) ((sums)_mm512_srai_epi32((__m512i)(a), n))
+INLINE sums sums_widen(const int16_t *p) {
+    return (sums)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p));
+}
+/* numbers of a and b in turn, from their first halves or from their second */
+INLINE sums sums_mix_low(sums a, sums b) {
+    const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return (sums)_mm512_permutex2var_epi32((__m512i)a, order, (__m512i)b);
+}
+INLINE sums sums_mix_high(sums a, sums b) {
+    const __m512i order =
+        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return (sums)_mm512_permutex2var_epi32((__m512i)a, order, (__m512i)b);
+}
+
+typedef int16_t shorts __attribute__((vector_size(64)));
+INLINE shorts shorts_widen(__m128i low, __m128i high) {
+    return (shorts)_mm512_cvtepi8_epi16(_mm256_set_m128i(high, low));
+}
+INLINE shorts shorts_abs(shorts a) {
+    return (shorts)_mm512_abs_epi16((__m512i)a);
+}
+
+typedef __m512 vec;
+enum { LANES = 16, QUERIES = 4 };
+#define PARTS 1
+
+INLINE vec vec_zero(void) {
+    return _mm512_setzero_ps();
+}
+INLINE vec vec_set(float a) {
+    return _mm512_set1_ps(a);
+}
+INLINE vec vec_load(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+INLINE void vec_store(float *p, vec a) {
+    _mm512_storeu_ps(p, a);
+}
+INLINE vec vec_widen(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+INLINE vec vec_widen_int8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE vec vec_from_int(sums a) {
+    return _mm512_cvtepi32_ps((__m512i)a);
+}
+INLINE vec vec_fma(vec a, vec b, vec c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+INLINE vec vec_add(vec a, vec b) {
+    return _mm512_add_ps(a, b);
+}
+INLINE vec vec_sub(vec a, vec b) {
+    return _mm512_sub_ps(a, b);
+}
+INLINE vec vec_mul(vec a, vec b) {
+    return _mm512_mul_ps(a, b);
+}
+INLINE vec vec_div(vec a, vec b) {
+    return _mm512_div_ps(a, b);
+}
+INLINE vec vec_max(vec a, vec b) {
+    return _mm512_max_ps(a, b);
+}
+INLINE vec vec_min(vec a, vec b) {
+    return _mm512_min_ps(a, b);
+}
+INLINE vec vec_abs(vec a) {
+    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
+}
+INLINE vec vec_negate(vec a) {
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+INLINE sums vec_to_int(vec a) {
+    return (sums)_mm512_cvtps_epi32(a);
+}
+/* a * 2^n, n integral */
+INLINE vec vec_add_exponent(vec a, vec n) {
+    const __m512i shift = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), shift));
+}
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion" /* in GCC's macros of these, without -O */
+INLINE void vec_narrow(uint16_t *p, vec a) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE vec vec_round(vec a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#pragma GCC diagnostic pop
+INLINE float vec_largest(vec a) {
+    return _mm512_reduce_max_ps(a);
+}
+/* of numbers >= 0, whose bits are in their order; NaN is the largest */
+INLINE vec vec_most(vec a, vec b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+INLINE float vec_most_of(vec a) {
+    const int32_t bits = _mm512_reduce_max_epi32(_mm512_castps_si512(a));
+    float most;
+    memcpy(&most, &bits, sizeof most);
+    return most;
+}
+INLINE float vec_tree(const vec s[PARTS]) {
+    return tree_of_8(_mm256_add_ps(_mm512_castps512_ps256(s[0]), _mm512_extractf32x8_ps(s[0], 1)));
+}
+INLINE void sums_store_bytes(int8_t *p, sums a) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+}
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * norm.h: the norm before or behind a part of a layer.
+ */
+#ifndef BITNET_NORM_H
+#define BITNET_NORM_H
+
+#include "file.h"
+#include "kernels/kernels.h"
+
+typedef struct bn_norm {
+    const float *gain; /* NULL: there is no norm here */
+    float eps;
+} bn_norm;
+
+bn_norm bn_norm_read(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role);
+
+/* y[0..n) = norm(x), and y may be x. Returns 0 when x is not finite. */
+int bn_norm_row(const bn_kernels *kernels, const bn_norm *norm, float *y, const float *x, size_t n);
+
+#endif

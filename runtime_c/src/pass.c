@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * pass.c: see pass.h.
+ */
+#include "pass.h"
+
+#include <string.h>
+
+#include "tiles.h"
+
+void bn_each_row(const bn_pass *p, bn_task task, void *context) {
+    if (p->rows == 1)
+        task(context, 0, 0, 1);
+    else
+        bn_pool_run(p->m->pool, p->rows, p->rows, task, context);
+}
+
+static void fail(bn_pass *p) {
+    atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
+}
+
+static void norm_row(bn_pass *p, const bn_norm *norm, float *y, const float *x, size_t n) {
+    if (!bn_norm_row(&p->m->kernels, norm, y, x, n))
+        fail(p);
+}
+
+/* The scale of what is not finite is NaN or 0. */
+void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *from, size_t width,
+                     const bn_tensor *linear) {
+    const bn_workspace *w = p->w;
+    const bn_norm own = {linear->norm, p->stack->config.norm_eps};
+    float *h = w->h + row * w->wide;
+    if (norm->gain)
+        norm_row(p, norm, h, from, width);
+    else if (h != from)
+        memcpy(h, from, width * sizeof *h);
+    if (own.gain)
+        norm_row(p, &own, h, h, width);
+    w->s[row] = p->m->kernels.vectors.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, width,
+                                               bn_q_row(width));
+    if (!(w->s[row] > 0))
+        fail(p);
+    if (p->stack->grouped)
+        bn_sum_groups(w, row, width);
+}
+
+typedef struct quantize {
+    bn_pass *p;
+    const bn_norm *norm;
+    const float *from; /* row 0 of the workspace */
+    size_t stride, width;
+    const bn_tensor *linear;
+} quantize;
+
+static void quantize_rows(void *context, int32_t thread, size_t first, size_t end) {
+    const quantize *a = context;
+    (void)thread;
+    for (size_t row = a->p->first + first; row < a->p->first + end; row++)
+        bn_quantize_row(a->p, row, a->norm, a->from + row * a->stride, a->width, a->linear);
+}
+
+void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear) {
+    const size_t D = p->stack->config.dim;
+    bn_each_row(p, quantize_rows, &(quantize){p, norm, p->w->x, D, D, linear});
+}
+
+void bn_quantize_h(bn_pass *p, const bn_norm *norm, size_t width, const bn_tensor *linear) {
+    bn_each_row(p, quantize_rows, &(quantize){p, norm, p->w->h, p->w->wide, width, linear});
+}
+
+void bn_project(bn_pass *p, const bn_norm *norm, const bn_product *products, int n) {
+    const int together = products->w->norm ? 1 : n;
+    for (int i = 0; i < n; i += together) {
+        bn_quantize_x(p, norm, products[i].w);
+        bn_linear(p->m, p->w, p->first, p->rows, products + i, together);
+    }
+}
+
+typedef struct addition {
+    bn_pass *p;
+    const bn_norm *norm;
+} addition;
+
+/* x += norm(y) */
+static void add_rows(void *context, int32_t thread, size_t first, size_t end) {
+    const addition *a = context;
+    const bn_config *c = &a->p->stack->config;
+    (void)thread;
+    for (size_t row = a->p->first + first; row < a->p->first + end; row++) {
+        float *y = a->p->w->y + row * c->dim, *x = a->p->w->x + row * c->dim;
+        norm_row(a->p, a->norm, y, y, c->dim);
+        for (size_t i = 0; i < c->dim; i++)
+            x[i] += y[i] * c->residual_scale;
+    }
+}
+
+void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *post_norm) {
+    const bn_config *c = &p->stack->config;
+    const int direct = post_norm->gain == NULL;
+    const size_t first = p->first * c->dim;
+    const bn_product product = {.w = linear,
+                                .y = (direct ? p->w->x : p->w->y) + first,
+                                .y_stride = c->dim,
+                                .accumulate = direct,
+                                .scale = c->residual_scale};
+    bn_linear(p->m, p->w, p->first, p->rows, &product, 1);
+    if (!direct)
+        bn_each_row(p, add_rows, &(addition){p, post_norm});
+}

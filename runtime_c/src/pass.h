@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * pass.h: rows on their way through a stack, and the steps that its layers are made of. A step does
+ * all rows of the pass and uses all threads; but one row is normed and quantized by the caller
+ * alone, because waking the others costs more.
+ */
+#ifndef BITNET_PASS_H
+#define BITNET_PASS_H
+
+#include <stdatomic.h>
+
+#include "linear.h"
+#include "model.h"
+#include "norm.h"
+#include "stack.h"
+#include "threads.h"
+#include "workspace.h"
+
+typedef struct bn_pass {
+    const bn_model *m; /* kernels and threads */
+    const bn_stack *stack;
+    bn_workspace *w;
+    size_t first, rows;    /* of the workspace */
+    atomic_int not_finite; /* 1: a row is not */
+} bn_pass;
+
+/* q = quantize(norm(x)), the input of `linear`, which may have one more norm of its own. h holds
+ * what was quantized. */
+void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear);
+
+/* q = quantize(norm(h[0..width))), the same. */
+void bn_quantize_h(bn_pass *p, const bn_norm *norm, size_t width, const bn_tensor *linear);
+
+/* Products of norm(x). Those with a norm of their own before them take turns. */
+void bn_project(bn_pass *p, const bn_norm *norm, const bn_product *products, int n);
+
+/* x += post_norm(W·q), W being `linear`. */
+void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *post_norm);
+
+/* --- for one more such step --- */
+
+/* Items of the task are the rows of the pass, the first being 0. */
+void bn_each_row(const bn_pass *p, bn_task task, void *context);
+
+/* q = quantize(norm(from[0..width))) of one row of the workspace. */
+void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *from, size_t width,
+                     const bn_tensor *linear);
+
+#endif

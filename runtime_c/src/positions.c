@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * positions.c: see positions.h. The frequencies, scaled or not, come from the file (FORMAT.md §3).
+ */
+#include "positions.h"
+
+#include "elementary.h"
+
+static const float *frequencies(const bn_file *file, uint32_t stack, uint32_t role) {
+    const bn_tensor t = bn_file_tensor(file, stack, BN_NO_LAYER, role, BN_NO_EXPERT);
+    return (const float *)(const void *)t.data;
+}
+
+bn_positions bn_positions_read(const bn_file *file, uint32_t stack) {
+    const bn_config *c = &file->stacks[stack];
+    return (bn_positions){.dim = c->rope_dim,
+                          .factor = c->rope_attention_factor,
+                          .frequencies = {frequencies(file, stack, BN_ROPE_FREQUENCIES),
+                                          frequencies(file, stack, BN_ROPE_LOCAL_FREQUENCIES)}};
+}
+
+void bn_positions_angles(const bn_positions *p, size_t table, int32_t position, float *angle) {
+    const float *frequencies = p->frequencies[table];
+    for (size_t i = 0; frequencies && i < p->dim / 2; i++) {
+        double sine, cosine;
+        bn_sincos((double)((float)position * frequencies[i]), &sine, &cosine);
+        angle[2 * i] = (float)cosine * p->factor;
+        angle[2 * i + 1] = (float)sine * p->factor;
+    }
+}
+
+void bn_positions_rotate(float *head, const float *angle, size_t dim) {
+    const size_t half = dim / 2;
+    for (size_t i = 0; i < half; i++) {
+        const float cosine = angle[2 * i], sine = angle[2 * i + 1];
+        const float a = head[i], b = head[i + half];
+        head[i] = a * cosine - b * sine;
+        head[i + half] = b * cosine + a * sine;
+    }
+}

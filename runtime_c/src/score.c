@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * score.c: how likely a text is, token by token.
+ */
+#include <math.h>
+
+#include "batch.h"
+#include "head.h"
+#include "session.h"
+
+bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, float *out) {
+    BN_STANDARD_FLOATS;
+    const bn_status status = bn_check_tokens(s, tokens, n);
+    if (status)
+        return status;
+    if (!out)
+        return BN_ERR_ARGUMENT;
+    const bn_config *c = &s->stack->config;
+    if (!c->has_head)
+        return BN_ERR_NO_HEAD;
+    out[0] = NAN;
+    if (s->position > 0) {
+        const float *row = bn_session_logits(s);
+        if (!row)
+            return BN_ERR_STATE;
+        out[0] = bn_log_probability(&s->model->kernels, row, c->vocab_size, tokens[0]);
+    }
+    /* each token gives the probability of the one behind it */
+    return bn_run_text(s, tokens, n, BN_WANT_PROBABILITY, BN_WANT_HIDDEN, out + 1, 1);
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * session.h: one text, and what is kept of it.
+ */
+#ifndef BITNET_SESSION_H
+#define BITNET_SESSION_H
+
+#include <stdatomic.h>
+
+#include "bitnet_runtime.h"
+#include "cache.h"
+#include "model.h"
+
+/* What a session has of its last token: its hidden state, with it estimates of its logits, or they
+ * themselves. */
+enum { BN_READY_NOTHING, BN_READY_HIDDEN, BN_READY_ESTIMATES, BN_READY_LOGITS };
+
+struct bn_session {
+    bn_model *model;
+    const bn_stack *stack;
+    bn_cache cache;
+    int32_t n_ctx, position;
+    int32_t batch;   /* tokens of a prompt that make a turn */
+    int32_t *tokens; /* [C] */
+    float *hidden;   /* [D] x of the last token, before the final norm */
+    float *logits;   /* [V] of the last token, or estimates of them */
+    int32_t ready;   /* which of these is there */
+    float *pool;     /* [D] hidden states so far, as bn_session_embed pools them */
+    int32_t pooled;  /* tokens in it */
+    int32_t pooling; /* and how */
+    void *sampler_scratch;
+    uint64_t rng;
+    uint64_t skipped; /* bytes of weights that its batches left out */
+    void *memory;
+    size_t memory_size;
+    atomic_int cancelled; /* until the next rewind */
+};
+
+/* What every call that takes tokens refuses before any work. */
+bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n);
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * stack.h: one stack of layers, read from the tables of a packed file once, when a model opens.
+ * Behind it nobody looks into the file.
+ *
+ * Shape letters: B rows computed together, D dim, H query heads, G KV heads, E head_dim,
+ * F ffn_dim, V vocab_size, C tokens a cache holds.
+ */
+#ifndef BITNET_STACK_H
+#define BITNET_STACK_H
+
+#include "feed_forward.h"
+#include "file.h"
+#include "mask.h"
+#include "norm.h"
+#include "positions.h"
+
+typedef struct bn_layer {
+    uint32_t index; /* in its stack, and of its heads in a cache */
+    bn_norm attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm;
+    bn_tensor q, k, v, o; /* H·E × D, G·E × D, G·E × D, D × H·E */
+    bn_mask mask;
+    uint32_t table; /* which of the tables of positions */
+    bn_ffn ffn;
+} bn_layer;
+
+typedef struct bn_stack {
+    bn_config config;
+    bn_tensor embedding, head; /* V × D; the same when tied; no data without a head */
+    bn_norm final_norm;        /* [D] */
+    bn_positions positions;
+    bn_layer *layers; /* [n_layers] */
+    int32_t grouped;  /* a matrix has a scale for every 128 columns */
+} bn_stack;
+
+/* Read stack `index` of a file that was parsed. Fails with BN_ERR_MEMORY, or BN_ERR_UNSUPPORTED and
+ * by name what this engine does not do yet. */
+bn_status bn_stack_open(const bn_file *file, uint32_t index, const bn_kernels *kernels,
+                        bn_stack *stack, char *detail);
+void bn_stack_close(bn_stack *stack); /* {0} is allowed */
+
+/* Add what its layers and its head cost per token. */
+void bn_stack_count(const bn_stack *stack, bn_model_info *info);
+
+#endif

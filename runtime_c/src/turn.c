@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * turn.c: see turn.h.
+ */
+#include "turn.h"
+
+#include <stdlib.h>
+
+/* A forked child may find the workspace as its parent had it in the middle of a turn, so nothing in
+ * it is taken for granted. */
+bn_workspace *bn_turn_begin(const bn_model *m) {
+    bn_pool_lock(m->pool);
+    return m->work;
+}
+
+void bn_turn_end(const bn_model *m) {
+    bn_pool_unlock(m->pool);
+}
+
+static bn_room room_of(const bn_model *m) {
+    return m->work ? (bn_room){m->work->batch, m->work->n_ctx} : (bn_room){0};
+}
+
+bn_room bn_turn_room(const bn_model *m) {
+    bn_pool_lock(m->pool);
+    const bn_room room = room_of(m);
+    bn_pool_unlock(m->pool);
+    return room;
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* Room for both. */
+static bn_room both(bn_room a, bn_room b) {
+    return (bn_room){larger(a.batch, b.batch), larger(a.n_ctx, b.n_ctx)};
+}
+
+static int fits(bn_room have, bn_room wanted) {
+    return wanted.batch <= have.batch && wanted.n_ctx <= have.n_ctx;
+}
+
+size_t bn_turn_growth(const bn_model *m, bn_room have, bn_room wanted) {
+    const bn_room room = both(have, wanted);
+    return fits(have, wanted) ? 0 : bn_workspace_size(m, room.batch, room.n_ctx);
+}
+
+bn_status bn_turn_join(bn_model *m, bn_room wanted) {
+    bn_status status = BN_OK;
+    bn_pool_lock(m->pool);
+    const bn_room have = room_of(m), room = both(have, wanted);
+    if (!fits(have, wanted)) {
+        bn_workspace *old = m->work, *larger_one = bn_workspace_new(m, room.batch, room.n_ctx);
+        if (larger_one) {
+            m->work = larger_one;
+            free(old);
+        } else {
+            status = BN_ERR_MEMORY;
+        }
+    }
+    if (!status)
+        atomic_fetch_add(&m->n_sessions, 1);
+    bn_pool_unlock(m->pool);
+    return status;
+}
+
+/* Who is not the last leaves at once; when the last has left, nobody has a turn for long. */
+void bn_turn_leave(bn_model *m) {
+    if (atomic_fetch_sub(&m->n_sessions, 1) > 1)
+        return;
+    bn_pool_lock(m->pool);
+    if (atomic_load(&m->n_sessions) == 0) {
+        free(m->work);
+        m->work = NULL;
+    }
+    bn_pool_unlock(m->pool);
+}

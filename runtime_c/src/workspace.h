@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * workspace.h: scratch memory of a batch on its way through a model. It belongs to the model and
+ * to whoever has the turn (turn.h); nothing in it outlives that.
+ */
+#ifndef BITNET_WORKSPACE_H
+#define BITNET_WORKSPACE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "batch.h"
+#include "bitnet_runtime.h"
+
+/* FORMAT.md §2 bounds every factor of a cache or a workspace so that no product reaches 2^62. */
+#if SIZE_MAX < UINT64_MAX
+#error "sizes of caches and workspaces need a size_t of 64 bits: compile for a 64-bit machine"
+#endif
+
+/* Scratch memory for up to `batch` rows. */
+typedef struct bn_workspace {
+    bn_row *rows;        /* [B] the batch */
+    size_t batch;        /* B */
+    size_t n_ctx;        /* tokens that `partial` has room for */
+    size_t q_stride;     /* bytes of a row of q */
+    size_t wide;         /* max(D, H·E, F) */
+    float *x;            /* [B][D] the residual stream */
+    float *h;            /* [B][wide] input of a linear, before quantization */
+    int8_t *q;           /* [B][q_stride] and after */
+    float *s;            /* [B] scale of q: q = round(h·s) */
+    int32_t *q_sum;      /* [B] Σq */
+    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, if the model has such scales */
+    size_t group_sums_stride;
+    float *qkv;       /* [B][(H + 2G)·E] */
+    float *gate, *up; /* [B][F] */
+    float *y;         /* [B][D] a sublayer's output, when a norm comes before the addition */
+    float *angle;     /* [2][B][rope_dim] cos and sin of each row's position, by table */
+    int32_t *acc;     /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or of a block of lookup.c */
+    size_t acc_stride;
+    uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
+    size_t lookup_stride;
+    size_t lookup_rows;         /* most of a block, in whole panels */
+    float *attend;              /* [threads][attend_stride] */
+    float *partial;             /* bn_partial_floats: results of chunks, when a context is split */
+    uint64_t *skipped;          /* [threads] bytes of lines that were left out of this batch */
+    atomic_size_t *chunks_done; /* [G] how many are there */
+    size_t attend_stride;
+    float *scores;     /* [score_rows][V] logits, or estimates of them */
+    size_t score_rows; /* bn_score_rows */
+    uint8_t *screened; /* [V] scratch of bn_head_top */
+    size_t size;       /* bytes of all this */
+} bn_workspace;
+
+/* Rows whose logits are there at a time, of so many. */
+size_t bn_score_rows(const bn_stack *stack, size_t batch);
+
+/* The memory it takes, which grows with both. */
+size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx);
+
+/* NULL: no memory. To be freed with free. */
+bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx);
+
+#endif

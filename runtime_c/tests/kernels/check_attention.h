@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * check_attention.h: both kernels of every type of cache.
+ */
+#ifndef BITNET_TESTS_CHECK_ATTENTION_H
+#define BITNET_TESTS_CHECK_ATTENTION_H
+
+#include "kv.h"
+#include "test.h"
+
+/* n random numbers of a type. */
+typedef const void *numbers_fn(test *t, size_t n, int kind);
+
+static const void *numbers_f16(test *t, size_t n, int kind) {
+    return halves(t, n, kind);
+}
+
+static const void *numbers_f32(test *t, size_t n, int kind) {
+    return floats(t, n, kind);
+}
+
+/* Codes, at times all at one end of their range. */
+static const void *numbers_int8(test *t, size_t n, int kind) {
+    int8_t *c = buffer(t, n);
+    const int end = (int)below(t, 4);
+    (void)kind;
+    for (size_t i = 0; i < n; i++)
+        c[i] = (int8_t)(end == 0 ? 127 : end == 1 ? -127 : (int)below(t, 255) - 127);
+    return c;
+}
+
+static numbers_fn *const numbers[BN_KV_TYPES] = {
+    [BN_KV_F16] = numbers_f16, [BN_KV_F32] = numbers_f32, [BN_KV_INT8] = numbers_int8};
+
+enum { KV_TIMED_KEYS = 256, KV_TIMED_DIM = 128 }; /* a chunk of a usual head */
+
+/* Up to four queries that share a KV head; bytes: of a number. */
+static void time_keys(bench *b, const char *what, void (*call)(bench *)) {
+    char name[32];
+    snprintf(name, sizeof name, "%s_%s", what, bn_kv_name(b->type));
+    b->rows = KV_TIMED_KEYS, b->cols = KV_TIMED_DIM;
+    const double kv = (double)(b->rows * b->cols);
+    for (b->tokens = 1; b->tokens <= 4; b->tokens *= 2)
+        bench_line(b, name, call, kv * (double)b->tokens,
+                   kv * (double)bn_kv_types[b->type].bits / 8);
+}
+
+/* --- qk --- */
+
+static void check_qk(test *t, int32_t type, const char *what) {
+    const bn_kv *kv = &bn_kv_types[type];
+    const int kind = (int)below(t, FLOAT_KINDS);
+    const size_t n_q = size_to(t, 9), tiles = size_to(t, 5);
+    const size_t E = size_to(t, kv->encode_query && below(t, 16) == 0 ? 1024 : 160);
+    const size_t stride = tiles * BN_LANES + below(t, 20);
+    const size_t n_s = (n_q - 1) * stride + tiles * BN_LANES;
+    bn_qk a = {.score_stride = stride, .n_q = n_q, .head_dim = E, .tiles = tiles};
+    if (kv->encode_query) {
+        int8_t *codes = (int8_t *)(uintptr_t)numbers_int8(t, n_q * bn_q_row(E), kind);
+        for (size_t i = 0; i < n_q; i++)
+            memset(codes + i * bn_q_row(E) + E, 0, bn_q_row(E) - E);
+        a.codes = codes, a.q_scale = floats(t, n_q, kind);
+    } else {
+        a.q = floats(t, n_q * E, kind);
+    }
+    a.k = numbers[type](t, tiles * BN_LANES * bn_kv_words(kv, E) * kv->together, kind);
+    a.k_scale = kv->scaled ? floats(t, tiles * BN_LANES, kind) : NULL;
+    float *s[2];
+    for (int i = 0; i < 2; i++) {
+        a.scores = s[i] = buffer(t, n_s * sizeof(float));
+        (i ? t->scalar : t->tier)->attention[type].qk(&a);
+    }
+    same_floats(t, s[0], s[1], n_s, what);
+    done(t, what);
+}
+
+static void call_qk(bench *b) {
+    b->k->attention[b->type].qk(&(bn_qk){.scores = b->y,
+                                         .score_stride = b->rows,
+                                         .q = b->x,
+                                         .codes = b->q,
+                                         .q_scale = b->x,
+                                         .n_q = b->tokens,
+                                         .k = b->weights,
+                                         .k_scale = b->x + 16,
+                                         .head_dim = b->cols,
+                                         .tiles = b->rows / BN_LANES});
+}
+
+static void time_qk(bench *b) {
+    time_keys(b, "qk", call_qk);
+}
+
+/* --- pv --- */
+
+static void check_pv(test *t, int32_t type, const char *what) {
+    const int kind = (int)below(t, FLOAT_KINDS);
+    const size_t n_q = size_to(t, 9), head_dim = size_to(t, 160), keys = size_to(t, 40);
+    const size_t stride = keys + below(t, 5), n_out = n_q * head_dim;
+    const float *start = floats(t, n_out, kind);
+    bn_pv a = {.p = floats(t, (n_q - 1) * stride + keys, kind),
+               .p_stride = stride,
+               .n_q = n_q,
+               .v = numbers[type](t, keys * head_dim, kind),
+               .head_dim = head_dim,
+               .keys = keys};
+    float *out[2];
+    for (int i = 0; i < 2; i++) {
+        a.out = out[i] = buffer(t, n_out * sizeof(float));
+        memcpy(out[i], start, n_out * sizeof(float));
+        (i ? t->scalar : t->tier)->attention[type].pv(&a);
+    }
+    same_floats(t, out[0], out[1], n_out, what);
+    done(t, what);
+}
+
+static void call_pv(bench *b) {
+    b->k->attention[b->type].pv(&(bn_pv){.out = b->y,
+                                         .p = b->x,
+                                         .p_stride = b->rows,
+                                         .n_q = b->tokens,
+                                         .v = b->weights,
+                                         .head_dim = b->cols,
+                                         .keys = b->rows});
+}
+
+static void time_pv(bench *b) {
+    time_keys(b, "pv", call_pv);
+}
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * check_vectors.h: what is done to a vector of floats.
+ */
+#ifndef BITNET_TESTS_CHECK_VECTORS_H
+#define BITNET_TESTS_CHECK_VECTORS_H
+
+#include "test.h"
+
+static void check_quantize(test *t) {
+    const size_t n = size_to(t, 700);
+    const size_t padded = ((n + BN_Q_ALIGN - 1) / BN_Q_ALIGN + below(t, 2)) * BN_Q_ALIGN;
+    float *x = floats(t, n, (int)below(t, FLOAT_KINDS));
+    if (below(t, 4) == 0) { /* exact halves: max 127, so that s is 1 */
+        for (size_t i = 0; i < n; i++)
+            x[i] = (float)((int)below(t, 507) - 253) * 0.5f;
+        x[below(t, n)] = -127;
+    }
+    int8_t *q[2];
+    float s[2];
+    int32_t sum[2] = {-1, -1};
+    for (int i = 0; i < 2; i++) {
+        q[i] = buffer(t, padded);
+        s[i] = (i ? t->scalar : t->tier)->vectors.quantize(q[i], &sum[i], x, n, padded);
+    }
+    same_floats(t, &s[0], &s[1], 1, "scale of quantize");
+    float worst = 0;
+    for (size_t i = 0; i < n; i++)
+        worst = isnan(worst) || isnan(x[i]) ? NAN : fmaxf(worst, fabsf(x[i]));
+    CHECK(isnan(s[0]) == isnan(worst) && (s[0] == 0) == isinf(worst));
+    if (!isnan(s[0])) {
+        same_bytes(t, q[0], q[1], padded, "quantize");
+        CHECK_EQ(sum[0], sum[1]);
+    }
+    done(t, "quantize");
+}
+
+static void call_quantize(bench *b) {
+    b->k->vectors.quantize(b->q, b->acc, b->x, b->cols, b->cols);
+}
+
+static void time_quantize(bench *b) {
+    time_vector(b, "quantize", call_quantize, 4);
+}
+
+static void check_rms_norm(test *t) {
+    const int kind = (int)below(t, FLOAT_KINDS), in_place = (int)below(t, 2);
+    const size_t n = size_to(t, 700);
+    const float *x = floats(t, n, kind), *gain = floats(t, n, kind);
+    float *y[2], sum[2];
+    for (int i = 0; i < 2; i++) {
+        y[i] = buffer(t, n * sizeof(float));
+        memcpy(y[i], x, n * sizeof(float));
+        sum[i] =
+            (i ? t->scalar : t->tier)->vectors.rms_norm(y[i], in_place ? y[i] : x, gain, n, 1e-5f);
+    }
+    same_floats(t, y[0], y[1], n, "rms_norm");
+    same_floats(t, &sum[0], &sum[1], 1, "sum of rms_norm");
+    done(t, "rms_norm");
+}
+
+static void call_rms_norm(bench *b) {
+    b->k->vectors.rms_norm(b->y, b->x, b->x + b->cols, b->cols, 1e-5f);
+}
+
+static void time_rms_norm(bench *b) {
+    time_vector(b, "rms_norm", call_rms_norm, 8);
+}
+
+static void check_max(test *t) {
+    const size_t n = size_to(t, 300);
+    float *x = floats(t, n, (int)below(t, FLOAT_KINDS));
+    const size_t dull = below(t, 4);
+    for (size_t i = 0; i < n && dull == 0; i++)
+        x[i] = NAN;
+    /* adding 0: the sign of a zero maximum is not specified */
+    float found = t->tier->vectors.max(x, n) + 0.0f, expected = t->scalar->vectors.max(x, n) + 0.0f;
+    same_floats(t, &found, &expected, 1, "max");
+    done(t, "max");
+}
+
+static void call_max(bench *b) {
+    b->y[0] = b->k->vectors.max(b->x, b->cols);
+}
+
+static void time_max(bench *b) {
+    time_vector(b, "max", call_max, 4);
+}
+
+static void check_exp_sum(test *t) {
+    const int kind = (int)below(t, FLOAT_KINDS);
+    const size_t n = size_to(t, 700);
+    const float *x = floats(t, n, kind), shift = random_float(t, kind);
+    float *y[2], sum[2];
+    for (int i = 0; i < 2; i++) {
+        y[i] = buffer(t, n * sizeof(float));
+        memcpy(y[i], x, n * sizeof(float));
+        sum[i] = (i ? t->scalar : t->tier)->vectors.exp_sum(y[i], n, shift);
+    }
+    same_floats(t, y[0], y[1], n, "exp_sum");
+    same_floats(t, &sum[0], &sum[1], 1, "sum of exp_sum");
+    done(t, "exp_sum");
+}
+
+static void call_exp_sum(bench *b) {
+    b->k->vectors.exp_sum(b->y, b->cols, 0.5f);
+}
+
+static void time_exp_sum(bench *b) {
+    time_vector(b, "exp_sum", call_exp_sum, 4);
+}
+
+static void check_gate(test *t, bn_gate *tier, bn_gate *scalar, const char *what) {
+    const int kind = (int)below(t, FLOAT_KINDS), in_place = (int)below(t, 2);
+    const size_t n = size_to(t, 300);
+    const float *g = floats(t, n, kind), *u = floats(t, n, kind);
+    float *h[2];
+    for (int i = 0; i < 2; i++) {
+        h[i] = buffer(t, n * sizeof(float));
+        memcpy(h[i], g, n * sizeof(float));
+        (i ? scalar : tier)(h[i], in_place ? h[i] : g, u, n);
+    }
+    same_floats(t, h[0], h[1], n, what);
+    done(t, what);
+}
+
+static void check_silu_gate(test *t) {
+    check_gate(t, t->tier->vectors.silu_gate, t->scalar->vectors.silu_gate, "silu_gate");
+}
+
+static void call_silu_gate(bench *b) {
+    b->k->vectors.silu_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
+
+static void time_silu_gate(bench *b) {
+    time_vector(b, "silu_gate", call_silu_gate, 8);
+}
+
+static void check_relu2_gate(test *t) {
+    check_gate(t, t->tier->vectors.relu2_gate, t->scalar->vectors.relu2_gate, "relu2_gate");
+}
+
+static void call_relu2_gate(bench *b) {
+    b->k->vectors.relu2_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
+
+static void time_relu2_gate(bench *b) {
+    time_vector(b, "relu2_gate", call_relu2_gate, 8);
+}
+
+static void check_gelu_gate(test *t) {
+    check_gate(t, t->tier->vectors.gelu_gate, t->scalar->vectors.gelu_gate, "gelu_gate");
+}
+
+static void call_gelu_gate(bench *b) {
+    b->k->vectors.gelu_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
+
+static void time_gelu_gate(bench *b) {
+    time_vector(b, "gelu_gate", call_gelu_gate, 8);
+}
+
+static void check_relu_gate(test *t) {
+    check_gate(t, t->tier->vectors.relu_gate, t->scalar->vectors.relu_gate, "relu_gate");
+}
+
+static void call_relu_gate(bench *b) {
+    b->k->vectors.relu_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
+
+static void time_relu_gate(bench *b) {
+    time_vector(b, "relu_gate", call_relu_gate, 8);
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_batch.c: rows of one batch: vectors in place of tokens, texts that want different things,
+ * and the workspace that they share, which a forked child finds in the middle of a turn.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include "batch.h"
+#include "head.h"
+#include "linear.h"
+#include "session.h"
+#include "turn.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "session_model.h"
+
+static bn_model *model;
+static int32_t prompt[PROMPT];
+
+static bn_session *new_session(const bn_session_options *options) {
+    bn_session *s;
+    ok(bn_session_new(model, options, &s));
+    return s;
+}
+
+static void same(const float *a, const float *b, size_t n) {
+    CHECK(a != NULL && b != NULL && memcmp(a, b, n * sizeof *a) == 0);
+}
+
+/* A row of the embedding in place of its token gives the same bits, alone and among tokens; another
+ * vector gives others. */
+static void test_vectors(void) {
+    enum { N = 21 };
+    static float expected[N * VOCAB], logits[N * VOCAB], vectors[N][DIM];
+    bn_session *tokens = new_session(NULL), *s = new_session(NULL);
+    ok(bn_session_append(tokens, prompt, N, BN_LOGITS_ALL, expected));
+    for (int every = 1; every <= 3; every++) {
+        bn_batch b = bn_batch_begin(s);
+        for (size_t i = 0; i < N; i++) {
+            bn_row *row = bn_batch_add(&b, s, prompt[i], BN_WANT_LOGITS);
+            row->out = logits + i * VOCAB;
+            bn_embed(model, s->stack, prompt[i], vectors[i]);
+            if (i % (size_t)every == 0)
+                row->vector = vectors[i];
+        }
+        ok(bn_batch_run(&b));
+        bn_batch_end(&b);
+        same(logits, expected, sizeof logits / sizeof *logits);
+        CHECK_EQ(bn_session_position(s), N);
+        CHECK(memcmp(bn_session_tokens(s), prompt, N * sizeof *prompt) == 0);
+        same(bn_session_logits(s), expected + (N - 1) * VOCAB, VOCAB);
+        ok(bn_session_rewind(s, 0));
+    }
+    bn_batch b = bn_batch_begin(s);
+    bn_row *row = bn_batch_add(&b, s, prompt[0], BN_WANT_LOGITS);
+    vectors[0][DIM - 1] += 1;
+    row->vector = vectors[0];
+    row->out = logits;
+    ok(bn_batch_run(&b));
+    bn_batch_end(&b);
+    CHECK(memcmp(logits, expected, VOCAB * sizeof *logits) != 0);
+    bn_session_free(tokens);
+    bn_session_free(s);
+}
+
+/* One batch: a token to sample after, a text to embed, a prompt, and one whose logits are all asked
+ * for. Each ends as after a call of its own. */
+static void test_different_wants(void) {
+    enum { TEXT = 9, ALL = 5, N = 4 };
+    static float expected[ALL * VOCAB], logits[ALL * VOCAB];
+    float vector[DIM], embedded[DIM];
+    bn_session *alone[N], *s[N];
+    int32_t token, other;
+    for (int i = 0; i < N; i++) {
+        alone[i] = new_session(NULL);
+        s[i] = new_session(NULL);
+    }
+    ok(bn_session_append(alone[0], prompt, TEXT, BN_LOGITS_LAST, NULL));
+    ok(bn_session_append(s[0], prompt, TEXT - 1, BN_LOGITS_NONE, NULL));
+    ok(bn_session_embed(alone[1], prompt + 1, TEXT, BN_POOL_MEAN, embedded));
+    ok(bn_session_embed(s[1], prompt + 1, 2, BN_POOL_MEAN, NULL));
+    ok(bn_session_append(alone[2], prompt + 2, TEXT, BN_LOGITS_LAST, NULL));
+    ok(bn_session_append(alone[3], prompt + 3, ALL, BN_LOGITS_ALL, expected));
+
+    bn_batch b = bn_batch_begin(s[0]);
+    bn_batch_add(&b, s[0], prompt[TEXT - 1], BN_WANT_SCORES);
+    for (int i = 2; i < TEXT - 1; i++)
+        bn_batch_add(&b, s[1], prompt[1 + i], BN_WANT_POOLED);
+    for (int i = 0; i < TEXT; i++)
+        bn_batch_add(&b, s[2], prompt[2 + i], i < TEXT - 1 ? BN_WANT_NOTHING : BN_WANT_HIDDEN);
+    for (size_t i = 0; i < ALL; i++) /* in places that do not follow each other */
+        bn_batch_add(&b, s[3], prompt[3 + i], BN_WANT_LOGITS)->out = logits + (ALL - 1 - i) * VOCAB;
+    ok(bn_batch_run(&b));
+    bn_batch_take(&b, 0);
+    bn_batch_end(&b);
+    s[1]->pooled = s[1]->position;
+
+    CHECK_EQ(s[0]->ready, BN_READY_ESTIMATES);
+    ok(bn_session_sample(s[0], NULL, &token));
+    ok(bn_session_sample(alone[0], NULL, &other));
+    CHECK_EQ(token, other);
+    ok(bn_session_embed(s[1], prompt + TEXT, 1, BN_POOL_MEAN, vector));
+    same(vector, embedded, DIM);
+    for (size_t i = 0; i < ALL; i++)
+        same(logits + (ALL - 1 - i) * VOCAB, expected + i * VOCAB, VOCAB);
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(s[i]->position, alone[i]->position);
+        if (i != 1)
+            same(bn_session_logits(s[i]), bn_session_logits(alone[i]), VOCAB);
+        bn_session_free(s[i]);
+        bn_session_free(alone[i]);
+    }
+}
+
+/* The workspace is there from the first session to the last, and grows with what they ask for. */
+static void test_workspace(void) {
+    const bn_session_options small = {.n_ctx = 100, .batch = 2}, long_one = {.batch = 1},
+                             large = {.n_ctx = 200, .batch = 150};
+    bn_session_memory alone, again, more;
+    CHECK(model->work == NULL);
+    ok(bn_session_plan(model, &small, &alone));
+    bn_session *a = new_session(&small);
+    const bn_workspace *first = model->work;
+    CHECK(first != NULL && first->batch == 2 && first->n_ctx == 100);
+    CHECK_EQ(alone.needed, bn_session_bytes(a) + first->size);
+    ok(bn_session_plan(model, &small, &again));
+    CHECK_EQ(again.needed, bn_session_bytes(a));
+    bn_session *b = new_session(&small);
+    CHECK(model->work == first);
+    bn_session *c = new_session(&long_one);
+    CHECK(model->work->batch == 2 && model->work->n_ctx == CONTEXT);
+    ok(bn_session_plan(model, &large, &more));
+    ok(bn_session_append(a, prompt, 5, BN_LOGITS_LAST, NULL));
+    bn_session *d = new_session(&large);
+    CHECK(model->work->batch == 150 && model->work->n_ctx == CONTEXT);
+    CHECK_EQ(more.needed, bn_session_bytes(d) + model->work->size);
+    ok(bn_session_append(d, prompt, 5, BN_LOGITS_LAST, NULL));
+    same(bn_session_logits(d), bn_session_logits(a), VOCAB);
+    bn_session_free(d);
+    bn_session_free(a);
+    bn_session_free(c);
+    CHECK(model->work != NULL && model->work->batch == 150);
+    bn_session_free(b);
+    CHECK(model->work == NULL);
+}
+
+/* A child has its parent's workspace as it was in the middle of a turn. */
+static void test_fork_in_a_turn(void) {
+    bn_session *s = new_session(NULL), *t = new_session(NULL);
+    int status;
+    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
+    CHECK(bn_session_logits(s) != NULL);
+    bn_workspace *w = bn_turn_begin(model);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        memset(w->x, 0x55, w->batch * DIM * sizeof *w->x);
+        memset(w->q, 0x55, w->batch * w->q_stride);
+        memset(w->partial, 0x55, DIM * sizeof *w->partial);
+        w->chunks_done[0] = w->skipped[0] = w->skipped[1] = 1;
+        ok(bn_session_append(t, prompt, PROMPT, BN_LOGITS_LAST, NULL));
+        same(bn_session_logits(t), bn_session_logits(s), VOCAB);
+        CHECK_EQ(bn_session_skipped(t), 0);
+        _exit(0);
+    }
+    bn_turn_end(model);
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_MSG(status == 0, "child ended with %#x", (unsigned)status);
+    bn_session_free(s);
+    bn_session_free(t);
+}
+
+int main(void) {
+    size_t size;
+    uint8_t *file = open_large_vocabulary(&model, prompt, &size);
+    test_vectors();
+    test_different_wants();
+    test_workspace();
+    test_fork_in_a_turn();
+    bn_model_close(model);
+    free(file);
+    return 0;
+}
