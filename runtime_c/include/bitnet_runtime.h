@@ -31,14 +31,14 @@
  * library never prints, exits, aborts or keeps a last error. On failure, out
  * parameters are left as they were, except where a comment says otherwise.
  *
- * Threads. A bn_model is immutable and may be shared; a bn_session belongs to
- * one caller at a time. Calls on sessions of one model take turns on the
- * model's thread pool, in the order in which they ask; a turn is a token, or a
- * block of a prompt (bn_session_options.batch), so that who generates never
- * waits for all of another's long prompt. Planning and making a session wait
- * for a turn, too; freeing one does not. bn_session_cancel alone may be called
- * at any moment, also from a signal handler. After fork() the child may go on
- * with models and sessions that were at rest; it computes with one thread, as a
+ * Threads. A bn_model is immutable and may be shared; a bn_session belongs to one
+ * caller at a time. Calls on sessions of one model take turns on the model's
+ * thread pool, in the order in which they ask; a turn is a token, a draft, or a
+ * block of a prompt (bn_session_options.batch), so that who generates never waits
+ * for all of another's long prompt. Planning and making a session wait for a
+ * turn, too; freeing one does not. bn_session_cancel alone may be called at any
+ * moment, also from a signal handler. After fork() the child may go on with
+ * models and sessions that were at rest; it computes with one thread, as a
  * process has only the forking thread of its parent's. To have more it opens the
  * model again.
  */

@@ -20,11 +20,9 @@ bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_
     if (logits != BN_LOGITS_NONE && !c->has_head)
         return BN_ERR_NO_HEAD;
     const int all = logits == BN_LOGITS_ALL && out != NULL;
-    status = bn_run_text(s, tokens, n, all ? BN_WANT_LOGITS : BN_WANT_NOTHING,
-                         all                        ? BN_WANT_LOGITS
-                         : logits == BN_LOGITS_NONE ? BN_WANT_NOTHING
-                                                    : BN_WANT_HIDDEN,
-                         out, c->vocab_size);
+    const bn_want each = all ? BN_WANT_LOGITS : BN_WANT_NOTHING;
+    const bn_want last = logits == BN_LOGITS_NONE ? BN_WANT_NOTHING : BN_WANT_HIDDEN;
+    status = bn_run_text(s, tokens, n, each, all ? each : last, all ? out : NULL, c->vocab_size);
     if (!status && logits == BN_LOGITS_LAST && out) {
         const float *row = bn_session_logits(s);
         if (!row)

@@ -67,14 +67,13 @@ static bn_status give_pooled(const bn_batch *b, size_t first, size_t n) {
 }
 
 static bn_status give_logits(const bn_batch *b, size_t first, size_t n) {
-    give_hidden(b, first, n);
-    return bn_head(b->m, b->stack, b->w, first, n, b->w->rows[first].out);
+    const bn_status status = bn_head(b->m, b->stack, b->w, first, n, b->w->rows[first].out);
+    return status ? status : give_hidden(b, first, n);
 }
 
 static bn_status give_probability(const bn_batch *b, size_t first, size_t n) {
     const size_t V = b->stack->config.vocab_size;
     float *scores = b->w->scores;
-    give_hidden(b, first, n);
     for (size_t i = 0, rows; i < n; i += rows) {
         rows = n - i < b->w->score_rows ? n - i : b->w->score_rows;
         const bn_status status = bn_head(b->m, b->stack, b->w, first + i, rows, scores);
@@ -85,14 +84,12 @@ static bn_status give_probability(const bn_batch *b, size_t first, size_t n) {
             *row->out = bn_log_probability(&b->m->kernels, scores + r * V, V, row->next);
         }
     }
-    return BN_OK;
+    return give_hidden(b, first, n);
 }
 
 /* Estimates, if the sampler can do with them. */
 static bn_status give_scores(const bn_batch *b, size_t first, size_t n) {
-    const size_t V = b->stack->config.vocab_size;
-    float *scores = b->w->scores + first * V;
-    give_hidden(b, first, n);
+    float *scores = b->w->scores + first * b->stack->config.vocab_size;
     if (!bn_head_screens(b->stack))
         return bn_head(b->m, b->stack, b->w, first, n, scores);
     const bn_status status = bn_head_input(b->m, b->stack, b->w, first, n);
@@ -135,16 +132,16 @@ bn_status bn_batch_run(bn_batch *b) {
     };
     const bn_row *rows = b->w->rows;
     bn_status status = forward(b);
-    for (size_t i = 0; i < b->n && !status; i++) {
-        rows[i].session->tokens[rows[i].position] = rows[i].token;
-        rows[i].session->position = rows[i].position + 1;
-    }
     for (size_t first = 0, end; first < b->n && !status; first = end) {
         const bn_want want = rows[first].want;
         for (end = first + 1; end < b->n && joins(b, &rows[end]);)
             end++;
         if (want != BN_WANT_NOTHING)
             status = give[want](b, first, end - first);
+    }
+    for (size_t i = 0; i < b->n && !status; i++) {
+        rows[i].session->tokens[rows[i].position] = rows[i].token;
+        rows[i].session->position = rows[i].position + 1;
     }
     return status;
 }

@@ -12,7 +12,8 @@
 struct bn_workspace;
 
 /* What becomes of a computed row, but for its key and value in the cache. From BN_WANT_HIDDEN on
- * its session keeps the hidden state, from which logits can be had later. */
+ * its session keeps the hidden state, from which logits can be had later, of BN_WANT_SCORES when it
+ * takes them. */
 typedef enum bn_want {
     BN_WANT_NOTHING,
     BN_WANT_POOLED, /* the state after the final norm goes into the session's pool (embed.c) */
@@ -51,7 +52,7 @@ void bn_batch_end(bn_batch *b);
 bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want);
 
 /* Compute the rows: their sessions then hold them, and each has what was wanted. Fails with
- * BN_ERR_NUMERIC; if that was in the layers, sessions are as before. */
+ * BN_ERR_NUMERIC: then no session holds a row. */
 bn_status bn_batch_run(bn_batch *b);
 
 /* The session of a row that has its scores goes on from it. */

@@ -47,10 +47,9 @@ static bn_status run_block(texts *t) {
             row->want = BN_WANT_POOLED;
     }
     const bn_status status = any_cancelled(t) ? BN_ERR_CANCELLED : bn_batch_run(&b);
-    for (size_t row = 0; row < b.n; row++) {
+    for (size_t row = 0; row < b.n && status != BN_ERR_CANCELLED; row++) {
         bn_session *s = b.w->rows[row].session;
-        if (s->position > b.w->rows[row].position) /* it was computed */
-            s->pooled = status ? 0 : s->position;
+        s->pooled = status ? 0 : s->position;
     }
     bn_batch_end(&b);
     return status;

@@ -105,8 +105,6 @@ static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, const in
             break;
     }
     bn_batch_end(&b);
-    if (status)
-        s->ready = BN_READY_NOTHING;
     return status;
 }
 

@@ -28,7 +28,7 @@ static void norm_row(bn_pass *p, const bn_norm *norm, float *y, const float *x, 
 void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *from, size_t width,
                      const bn_tensor *linear) {
     const bn_workspace *w = p->w;
-    const bn_norm own = {linear->norm, p->stack->config.norm_eps};
+    const bn_norm own = bn_norm_before(linear, &p->stack->config);
     float *h = w->h + row * w->wide;
     if (norm->gain)
         norm_row(p, norm, h, from, width);

@@ -80,6 +80,31 @@ static void test_turns(void) {
     CHECK_MSG(between >= 10, "%d", between);
 }
 
+/* The workspace grows while others compute in it, and goes only with the last session. */
+static void test_growing(void) {
+    bn_session *s;
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
+    const float *expected = bn_session_logits(s);
+    float *copy = malloc(VOCAB * sizeof *copy);
+    CHECK(copy != NULL && expected != NULL);
+    memcpy(copy, expected, VOCAB * sizeof *copy);
+    bn_session_free(s);
+    for (int round = 0; round < 5; round++) {
+        const pthread_t thread = start_reading();
+        for (int32_t batch = 5; batch <= PROMPT; batch *= 3) {
+            const bn_session_options options = {.batch = batch};
+            ok(bn_session_new(model, &options, &s));
+            ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
+            CHECK(memcmp(bn_session_logits(s), copy, VOCAB * sizeof *copy) == 0);
+            bn_session_free(s);
+        }
+        end_reading(thread);
+        CHECK(model->work == NULL);
+    }
+    free(copy);
+}
+
 /* In the child there is one thread, and whatever the others were about stays undone. */
 static void live_as_child(const float *expected) {
     bn_session *s;
@@ -123,6 +148,7 @@ int main(void) {
         const bn_load_options options = {.threads = threads};
         ok(bn_model_open_bytes(file, size, &options, &model, NULL));
         test_turns();
+        test_growing();
         test_fork();
         bn_model_close(model);
     }
