@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Key, PackedFile, packed
+from bitnet_export import Key, PackedFile, encodings, records
 
 Array = NDArray[np.float64]
 
@@ -66,14 +66,14 @@ class Reference:
         y = self.product(self.norm(x, f"{role}_linear_norm", i), role, i)
         return y + self.values(role, i, 1) if self.has(role, i, 1) else y
 
-    def product(self, x: Array, role: str, i: int = packed.NONE) -> Array:
+    def product(self, x: Array, role: str, i: int = records.NONE) -> Array:
         record = self.file.tensors[key(role, i)]
-        if record.scope == packed.SCALE_NONE:
+        if record.scope == encodings.SCALE_NONE:
             return x @ self.values(role, i).T
         s = np.float32(127) / np.maximum(np.abs(x.astype(np.float32)).max(-1, keepdims=True), np.float32(1e-5))
         q = np.clip(np.rint(x.astype(np.float32) * s), -127, 127).astype(np.float64)
         codes, scales = self.file.codes(record).astype(np.float64), self.file.scales(record).astype(np.float64)
-        if record.scope != packed.SCALE_GROUP:
+        if record.scope != encodings.SCALE_GROUP:
             return q @ codes.T * scales / s
         groups = range(0, record.cols, 128)
         return (
@@ -84,7 +84,7 @@ class Reference:
             / s
         )
 
-    def norm(self, x: Array, role: str, i: int = packed.NONE) -> Array:
+    def norm(self, x: Array, role: str, i: int = records.NONE) -> Array:
         if not self.has(role, i):
             return x
         if self.config.norm == "layer":
@@ -95,14 +95,14 @@ class Reference:
     def has(self, role: str, i: int, part: int = 0) -> bool:
         return key(role, i, part) in self.file.tensors
 
-    def values(self, role: str, i: int = packed.NONE, part: int = 0) -> Array:
+    def values(self, role: str, i: int = records.NONE, part: int = 0) -> Array:
         record = self.file.tensors[key(role, i, part)]
         values = self.file.values(record).astype(np.float64)
         return values if record.rows > 1 else values[0]
 
 
 def key(role: str, layer: int, part: int = 0) -> Key:
-    return Key(0, layer, packed.ROLE[role], packed.NONE, part)
+    return Key(0, layer, records.ROLE[role], records.NONE, part)
 
 
 def rotate(x: Array, angle: Array, c: ModelConfig) -> Array:

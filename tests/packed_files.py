@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, int8_rows, packed, random_model, write_packed
-from bitnet_export.packed import Spec
+from bitnet_export import Encoded, PackedFile, encodings, int8_rows, random_model, records, write_packed
+from bitnet_export.records import Spec
 
 SMALL = ModelConfig(
     vocab_size=19, dim=24, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=20, max_context=32,
@@ -34,7 +34,7 @@ def packed_bytes(config: ModelConfig = SMALL, seed: int = 0, encoding: str = "2.
         return path.read_bytes()
 
 
-def as_stored(file: PackedFile, record: packed.Record) -> Encoded:
+def as_stored(file: PackedFile, record: records.Record) -> Encoded:
     """A tensor for `write_packed`, as it lies in another file."""
     scales = file.scales(record) if record.scale_size else None
     return Encoded(record.encoding, record.scope, file.stored(record), scales)
@@ -48,9 +48,9 @@ def sketched_bytes() -> bytes:
     def source(spec: Spec) -> Encoded:
         record = file.tensors[spec.key]
         tensor = as_stored(file, record)
-        if record.encoding != packed.INT8_ROWS:
+        if record.encoding != encodings.INT8_ROWS:
             return tensor
-        return tensor._replace(encoding=packed.INT8_SKETCH, data=int8_rows.pack_sketched(file.codes(record)))
+        return tensor._replace(encoding=encodings.INT8_SKETCH, data=int8_rows.pack_sketched(file.codes(record)))
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bitnet"
@@ -90,7 +90,7 @@ def section_start(file: bytes, kind: int) -> int:
 def tensor_entry(file: bytes, name: str) -> int:
     """Offset of a tensor's record in the file."""
     names = [key.name for key in PackedFile(file).tensors]
-    return section_start(file, packed.TENSORS) + 64 * names.index(name)
+    return section_start(file, records.TENSORS) + 64 * names.index(name)
 
 
 class Hostile(NamedTuple):
@@ -143,7 +143,7 @@ Cases = Iterator[tuple[str, bytes, str]]
 
 def _groups(good: bytes) -> Cases:
     yield "the file itself", good, "BN_OK"
-    data = section_start(good, packed.DATA)
+    data = section_start(good, records.DATA)
     for tensor in ("layers.0.q.weight", "embedding.weight"):
         entry = tensor_entry(good, tensor)
         scales, size = struct.unpack_from("<QQ", good, entry + 40)
@@ -156,8 +156,8 @@ def _groups(good: bytes) -> Cases:
             yield f"scale_size {wrong} of {tensor}", patch(good, entry + 48, "Q", wrong), "BN_ERR_TENSOR"
         for scope in (0, 1, 4):
             yield f"scope {scope} of {tensor}", patch(good, entry + 10, "B", scope), "BN_ERR_TENSOR"
-    for encoding in (packed.F32, packed.TERNARY_5TRIT, *packed.INT8):
-        yield f"table of encoding {encoding}", patch(good, entry + 9, "B", encoding), "BN_ERR_TENSOR"
+    for encoding in (encodings.F32, encodings.TERNARY_5TRIT, encodings.INT8_ROWS, encodings.INT8_SKETCH):
+        yield f"table of encoding {encoding.name}", patch(good, entry + 9, "B", encoding.number), "BN_ERR_TENSOR"
     start = data + struct.unpack_from("<Q", good, entry + 24)[0]
     yield "code 3 in the table", patch(good, start, "B", 0x03), "BN_ERR_CODE"
 
@@ -222,7 +222,7 @@ def _stacks(good: bytes) -> Cases:
         "logit_softcap": (-1.0, nan, inf), "pooling": (4, *big), "has_head": (2, *big), "rope_dim": (0, 7, 10, *big),
         "global_every": (1, 2, 1025, *big),
     }  # fmt: skip
-    start = section_start(good, packed.STACKS)
+    start = section_start(good, records.STACKS)
     for name, wrong in values.items():
         fmt = "f" if isinstance(wrong[0], float) else "I"
         for value in wrong:
@@ -253,17 +253,17 @@ def _records(good: bytes) -> Cases:
     for value in (0, here, scales - 64, scales + 4, scales + 64, len(good), 2**64 - 64):
         yield f"q: scale_offset = {value}", patch(good, q + 40, "Q", value), status
     yield "norm: scale_offset without scale", patch(good, norm + 40, "Q", 64), status
-    yield "norm: encoding F16", patch(good, norm + 9, "B", packed.F16), status
+    yield "norm: encoding F16", patch(good, norm + 9, "B", encodings.F16.number), status
     yield "the same tensor twice", fix_checksums(good[:k] + good[q : q + 64] + good[k + 64 :]), status
     yield "two tensors swapped", fix_checksums(good[:q] + good[k : k + 64] + good[q:k] + good[k + 64 :]), status
     yield "last tensor has other name", patch(good, last + 4, "H", 70), status
-    padding = section_start(good, packed.DATA) + scales + struct.unpack_from("<Q", good, q + 48)[0]
+    padding = section_start(good, records.DATA) + scales + struct.unpack_from("<Q", good, q + 48)[0]
     if padding % 64:
         yield "padding in DATA", patch(good, padding, "B", 1), status
 
 
 def _values(good: bytes) -> Cases:
-    data, q = section_start(good, packed.DATA), tensor_entry(good, "layers.1.q.weight")
+    data, q = section_start(good, records.DATA), tensor_entry(good, "layers.1.q.weight")
     offset, scales = data + struct.unpack_from("<Q", good, q + 24)[0], data + struct.unpack_from("<Q", good, q + 40)[0]
     for name, bits in (
         ("nan", 0x7FC00000), ("signalling nan", 0x7F800001), ("inf", 0x7F800000), ("-inf", 0xFF800000), ("0", 0),
@@ -276,7 +276,7 @@ def _values(good: bytes) -> Cases:
         yield f"a gain is {name}", patch(good, gain + 4, "I", bits), "BN_ERR_SCALE"
     frequency = data + struct.unpack_from("<Q", good, tensor_entry(good, "rope_frequencies") + 24)[0]
     for most, status in ((1, "BN_OK"), (1.001, "BN_ERR_SCALE"), (-1.001, "BN_ERR_SCALE"), (2.0**100, "BN_ERR_SCALE")):
-        value = most * 0.9999999 * packed.MOST_ANGLE / (SMALL.max_context - 1)
+        value = most * 0.9999999 * records.MOST_ANGLE / (SMALL.max_context - 1)
         yield f"a frequency is {value}", patch(good, frequency, "f", value), status
     for field in range(4):
         byte = good[offset + 5] | 3 << 2 * field
@@ -288,15 +288,15 @@ def _values(good: bytes) -> Cases:
     for at in (0, 23, size - 64, size - 1):  # the last is padding
         yield f"int8 code -128 at {at}", patch(good, start + at, "b", -128), "BN_ERR_CODE"
     yield "int8 code 0 in place of another", patch(good, start + 7, "b", 0), "BN_OK"
-    yield "int8 rows without their sketch", patch(good, e + 9, "B", packed.INT8_SKETCH), "BN_ERR_TENSOR"
+    yield "int8 rows without their sketch", patch(good, e + 9, "B", encodings.INT8_SKETCH.number), "BN_ERR_TENSOR"
 
 
 def _sketch(good: bytes) -> Cases:
     yield "the file itself", good, "BN_OK"
     e = tensor_entry(good, "embedding.weight")
-    start = section_start(good, packed.DATA) + struct.unpack_from("<Q", good, e + 24)[0]
+    start = section_start(good, records.DATA) + struct.unpack_from("<Q", good, e + 24)[0]
     codes, sketch, floats = 19 * 64, 2 * 2 * 64, 32 * 4  # bytes of the parts; floats are steps, then deviations
-    yield "of rows that have none", patch(good, e + 9, "B", packed.INT8_ROWS), "BN_ERR_TENSOR"
+    yield "of rows that have none", patch(good, e + 9, "B", encodings.INT8_ROWS.number), "BN_ERR_TENSOR"
     for size in (codes, codes + sketch, codes + sketch + floats, codes + sketch + 2 * floats + 64):
         yield f"size {size}", patch(good, e + 32, "Q", size), "BN_ERR_TENSOR"
     for at in (0, codes - 1):
@@ -323,7 +323,7 @@ def _trits(good: bytes) -> Cases:
     q = tensor_entry(good, "layers.1.q.weight")
     for scope in (0, 1, 3):
         yield f"scale scope {scope}", patch(good, q + 10, "B", scope), "BN_ERR_TENSOR"
-    start = section_start(good, packed.DATA) + struct.unpack_from("<Q", good, q + 24)[0]
+    start = section_start(good, records.DATA) + struct.unpack_from("<Q", good, q + 24)[0]
     size = struct.unpack_from("<Q", good, q + 32)[0]
     codes = {-(-256 * n // 243) for n in range(243)}
     for byte in sorted({*range(256)} - codes):
@@ -335,8 +335,8 @@ def _trits(good: bytes) -> Cases:
 
 def _big_numbers(good: bytes) -> Cases:
     """Numbers that are allowed one by one, in a file that has no such tensors: refused at once."""
-    good = with_section(good, packed.METADATA, b"")
-    start = section_start(good, packed.STACKS)
+    good = with_section(good, records.METADATA, b"")
+    start = section_start(good, records.STACKS)
     for field, value in (("dim", 65_536), ("ffn_dim", 262_144), ("vocab_size", 1 << 21), ("n_layers", 1024)):
         word = _WORD_NAMES.index(field)
         yield f"{field} = {value}, tensors as before", patch(good, start + 4 * word, "I", value), "BN_ERR_TENSOR"
@@ -354,8 +354,8 @@ def _accepted(good: bytes) -> Cases:
     yield "the file itself", good, "BN_OK"
     yield "unknown optional section", with_section(good, 99, b"new\n", flags=1), "BN_OK"
     yield "unknown required section", with_section(good, 99, b"new\n"), "BN_ERR_VERSION"
-    yield "template too long", with_section(good, packed.TEMPLATE, bytes(256 * 1024 + 1)), "BN_ERR_SECTION"
-    yield "template just fits", with_section(good, packed.TEMPLATE, b" " * 256 * 1024), "BN_OK"
+    yield "template too long", with_section(good, records.TEMPLATE, bytes(256 * 1024 + 1)), "BN_ERR_SECTION"
+    yield "template just fits", with_section(good, records.TEMPLATE, b" " * 256 * 1024), "BN_OK"
 
 
 def with_section(file: bytes, kind: int, content: bytes, flags: int = 0) -> bytes:

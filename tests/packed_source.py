@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bitnet_export import PackedFile, packed
-from bitnet_export.packed import Key
+from bitnet_export import PackedFile, encodings, records
+from bitnet_export.records import Key
 from bitnet_export.source import Floats, Source, Tensor, Ternary
 
 
@@ -18,21 +18,21 @@ def source_of(path: Path) -> Source:
 
     def load(key: Key) -> Tensor:
         record = file.tensors[key]
-        if record.encoding in packed.TERNARY.values():
+        if record.encoding in encodings.TERNARY.values():
             scales = file.scales(record).copy()
             return Ternary(
-                file.codes(record), scales.reshape(record.rows, -1) if record.scope == packed.SCALE_GROUP else scales
+                file.codes(record), scales.reshape(record.rows, -1) if record.scope == encodings.SCALE_GROUP else scales
             )
         values = file.values(record)
         return Floats.of(values if values.shape[0] > 1 else values[0])
 
-    tokenizer = file.section(packed.TOKENIZER)
+    tokenizer = file.section(records.TOKENIZER)
     return Source(
         what="a packed file",
         config=file.configs[0],
         load=load,
         tokenizer=tokenizer,
-        template=file.section(packed.TEMPLATE),
+        template=file.section(records.TEMPLATE),
         generation=json.loads(json.dumps(file.metadata.get("generation", {}))),
     )
 
@@ -42,7 +42,7 @@ def flipped(source: Source, role: str) -> Source:
 
     def load(key: Key) -> Tensor:
         tensor = source.load(key)
-        if packed.ROLES[key.role] != role or key.layer not in (0, packed.NONE):
+        if records.ROLES[key.role] != role or key.layer not in (0, records.NONE):
             return tensor
         if isinstance(tensor, Ternary):
             codes = tensor.codes.copy()

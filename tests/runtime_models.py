@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bitnet.config import PRESETS, ModelConfig
-from bitnet_export import Encoded, packed, random_model, write_packed
+from bitnet_export import Encoded, encodings, random_model, records, write_packed
 from bitnet_export.layout import pack_ternary
 from bitnet_runtime.text import byte_level_alphabet
 
@@ -86,11 +86,11 @@ def scripted_model(
     for before, token in enumerate([*tokens, end]):
         head[token, before] = 4
 
-    def source(spec: packed.Spec) -> Encoded:
-        name = packed.ROLES[spec.key.role]
+    def source(spec: records.Spec) -> Encoded:
+        name = records.ROLES[spec.key.role]
         if name in config.ternary:
             zeros = pack_ternary(np.zeros((spec.rows, spec.cols), np.int8))
-            return Encoded(packed.TERNARY_2BIT, packed.SCALE_TENSOR, zeros, np.ones(1, np.float32))
+            return Encoded(encodings.TERNARY_2BIT, encodings.SCALE_TENSOR, zeros, np.ones(1, np.float32))
         values = {"embedding": embedding, "head": head, "rope_frequencies": np.ones((1, spec.cols))}
         return Encoded.f32(values.get(name, np.ones((spec.rows, spec.cols))))
 

@@ -15,7 +15,7 @@ import pytest
 
 from bitnet.cli import main
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, VerificationError, packed, random_model
+from bitnet_export import PackedFile, VerificationError, encodings, random_model
 from bitnet_export.content import Content
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.gguf.write import write_gguf
@@ -58,7 +58,7 @@ def test_what_is_packed_is_what_was_read(model: Path, tmp_path: Path, head: str)
     pack_source(source, out, head=head, check=lambda file: checks.append(verify_source(source, file, tokens=300)))
     before, after = PackedFile.open(model), PackedFile.open(out)
     for key, record in after.tensors.items():
-        if record.encoding in packed.TERNARY.values():
+        if record.encoding in encodings.TERNARY.values():
             assert np.array_equal(after.codes(record), before.codes(before.tensors[key]))
             assert np.array_equal(after.scales(record), before.scales(before.tensors[key]))
     (checked,) = checks
@@ -173,7 +173,7 @@ def test_the_verb_out_and_back(tmp_path: Path, to: str, found: str, capsys: pyte
     assert "found" in capsys.readouterr().err
     before, after = PackedFile.open(first), PackedFile.open(back)
     for key, record in after.tensors.items():
-        if record.encoding in packed.TERNARY.values():
+        if record.encoding in encodings.TERNARY.values():
             assert np.array_equal(after.codes(record), before.codes(before.tensors[key]))
             assert np.array_equal(after.scales(record), before.scales(before.tensors[key]))
 

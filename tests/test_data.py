@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from bitnet import corpus, data, tokenizer
-from bitnet_export.packed import MAGIC
+from bitnet_export.records import MAGIC
 
 TEXTS = ["def main(argv):\n    return 0  # nothing\n" * 20, "Grüße, 世界 🌍\r\n\tpassé 1234567\n" * 20]
 MADE = {kind: tokenizer.build(kind, TEXTS, 300) for kind in tokenizer.KINDS}

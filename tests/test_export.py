@@ -32,9 +32,10 @@ from bitnet.model import Transformer, rope_frequencies, rope_tables
 from bitnet_export import (
     PackedFile,
     VerificationError,
+    encodings,
     export_checkpoint,
     pack,
-    packed,
+    records,
     repack,
     verify,
     write_packed,
@@ -119,7 +120,7 @@ def test_codes_and_scales_are_those_of_the_paper(trained: Path, tmp_path: Path) 
             assert np.array_equal(file.values(record)[0], expected.astype(np.float32))
             continue
         w = weights.pop(key.name).numpy()
-        if record.encoding == packed.TERNARY_2BIT:
+        if record.encoding == encodings.TERNARY_2BIT:
             gamma = np.abs(w.astype(np.float64)).mean()
             assert np.allclose(file.scales(record), gamma, rtol=1e-6)
             exact = w / gamma
@@ -127,7 +128,7 @@ def test_codes_and_scales_are_those_of_the_paper(trained: Path, tmp_path: Path) 
             assert np.array_equal(file.codes(record)[clear], np.clip(np.rint(exact), -1, 1)[clear])
             assert clear.mean() > 0.999
             ternary += w.size
-        elif record.encoding in packed.INT8:
+        elif record.encoding.kind == "int8":
             sigma = np.abs(w).max(axis=1) / 127
             assert np.allclose(file.scales(record), sigma, rtol=1e-6)
             assert np.abs(file.values(record) - w).max() <= 0.5001 * sigma.max()
@@ -199,8 +200,8 @@ def test_what_the_file_carries(untrained: Path, tmp_path: Path) -> None:
     (untrained / "chat_template.jinja").write_text("{{ messages[0].content }}")
     pack_checkpoint(Checkpoint.open(untrained), tmp_path / "m.bitnet")
     file = PackedFile.open(tmp_path / "m.bitnet")
-    assert file.section(packed.TOKENIZER) == (untrained / "tokenizer.json").read_bytes()
-    assert file.section(packed.TEMPLATE) == b"{{ messages[0].content }}"
+    assert file.section(records.TOKENIZER) == (untrained / "tokenizer.json").read_bytes()
+    assert file.section(records.TEMPLATE) == b"{{ messages[0].content }}"
     assert file.metadata["generation"] == {"eos_token_ids": [0], "bos_token_id": 0}
     assert file.metadata["provenance"]["source"] == "step-000000" and file.metadata["provenance"]["step"] == 0
     with Model.load(tmp_path / "m.bitnet") as model:
@@ -246,7 +247,7 @@ def test_a_head_of_another_format_and_its_cost(trained_as: str, head: str, tmp_p
     file = PackedFile.open(tmp_path / "m.bitnet")
     assert file.configs == (SMALL.replace(head_format=head),)
     table = next(record for key, record in file.tensors.items() if key.name == "embedding.weight")
-    assert packed.ENCODING_NAMES[table.encoding].lower().startswith(head)
+    assert table.encoding.name.lower().startswith(head)
 
     cost = report.head
     assert (cost.stored, cost.trained) == (head, trained_as)
@@ -309,7 +310,7 @@ def test_one_wrong_number_is_found(
 ) -> None:
     right = pack.encode
 
-    def wrong(spec: packed.Spec, weight: torch.Tensor, config: ModelConfig, body: int) -> Encoded:
+    def wrong(spec: records.Spec, weight: torch.Tensor, config: ModelConfig, body: int) -> Encoded:
         tensor = right(spec, weight, config, body)
         if spec.key.name != name:
             return tensor
@@ -378,7 +379,7 @@ def test_a_checkpoint_without_tokenizer_is_compared_on_random_tokens(untrained: 
     (untrained / "state.json").unlink()
     report = export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=512)
     assert report.text.startswith("random tokens")
-    assert PackedFile.open(tmp_path / "m.bitnet").section(packed.TOKENIZER) is None
+    assert PackedFile.open(tmp_path / "m.bitnet").section(records.TOKENIZER) is None
 
 
 # ---- the command line ----
@@ -424,7 +425,7 @@ def test_inspect_never_sends_escapes_to_the_terminal(tmp_path: Path, capsys: pyt
     config = packed_files.SMALL.replace(name="b\x1b]0;x\x07")
     source = PackedFile(packed_files.packed_bytes())
 
-    def same(spec: packed.Spec) -> Encoded:
+    def same(spec: records.Spec) -> Encoded:
         return Encoded.f32(source.values(source.tensors[spec.key]))
 
     write_packed(tmp_path / "m", [config], same, metadata={evil: {evil: evil}})

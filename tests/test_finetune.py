@@ -17,7 +17,7 @@ from bitnet.checkpoint import Checkpoint
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model import Transformer
 from bitnet.settings import Settings
-from bitnet_export import PackedFile, export_checkpoint, packed
+from bitnet_export import PackedFile, export_checkpoint, records
 from bitnet_export.masters import read_start
 from bitnet_export.source import SourceError
 from bitnet_runtime import Model
@@ -120,7 +120,7 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(SourceError, match="whose weights are quantized; expected a checkpoint, or a Hugging Face"):
         read_start(str(tmp_path / "m.gguf"))
-    (tmp_path / "m.bitnet").write_bytes(packed.MAGIC + bytes(100))
+    (tmp_path / "m.bitnet").write_bytes(records.MAGIC + bytes(100))
     with pytest.raises(
         SourceError, match=r"is a packed model: .* name the run folder or checkpoint that it was exported"
     ):

@@ -11,9 +11,10 @@ import gguf_models as models
 from bitnet.model import rope_frequencies
 from bitnet_export import PackedFile
 from bitnet_export.convert import open_source, pack_source
+from bitnet_export.encodings import SCOPE_NAMES
 from bitnet_export.gguf.container import Gguf
 from bitnet_export.gguf.types import TYPES
-from bitnet_export.packed import NONE, ROLE, SCOPE_NAMES, Key
+from bitnet_export.records import NONE, ROLE, Key
 from bitnet_export.source import SourceError
 from bitnet_runtime import Model
 from bitnet_runtime.text import byte_level_alphabet

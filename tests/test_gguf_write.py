@@ -17,13 +17,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from bitnet import cli
 from bitnet import tokenizer as built_in
 from bitnet.config import PRESETS, ModelConfig
-from bitnet_export import PackedFile, packed, random_model
+from bitnet_export import PackedFile, encodings, random_model, records
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.gguf import blocks
 from bitnet_export.gguf.tokenizer import tokenizer_of
 from bitnet_export.gguf.tokens import vocabulary
 from bitnet_export.gguf.write import BODIES, architecture, write_gguf
-from bitnet_export.packed import ROLES, Key
+from bitnet_export.records import ROLES, Key
 from bitnet_export.source import Tensor, Ternary
 from bitnet_runtime import Model
 from packed_source import source_of
@@ -206,18 +206,18 @@ def test_there_and_back_gives_the_same_codes_and_scales(model: Path, tmp_path: P
     assert list(ours.tensors) == list(back.tensors)
     for key, record in ours.tensors.items():
         again = back.tensors[key]
-        if record.encoding in packed.TERNARY.values():
+        if record.encoding in encodings.TERNARY.values():
             assert again.scope == record.scope
             assert np.array_equal(back.codes(again), ours.codes(record)), key.name
             assert back.scales(again).tobytes() == ours.scales(record).tobytes(), key.name
-        elif record.encoding == packed.F32 and ROLES[key.role] != "rope_frequencies":
+        elif record.encoding == encodings.F32 and ROLES[key.role] != "rope_frequencies":
             assert back.values(again).tobytes() == ours.values(record).tobytes(), key.name
     # The factors of Llama 3's RoPE are fp32, and so is their product with the frequencies.
     rope = [
         f.values(f.tensors[key])[0]
         for f in (ours, back)
         for key in f.tensors
-        if key.role == packed.ROLE["rope_frequencies"]
+        if key.role == records.ROLE["rope_frequencies"]
     ]
     assert np.allclose(*rope, rtol=3e-7, atol=0)
 
@@ -234,10 +234,10 @@ def test_scales_of_rows_and_groups_come_back(tmp_path: Path, scope: str) -> None
         write_gguf(path, out, body=body)
         with open_source(out) as source:
             for key, record in file.tensors.items():
-                if record.encoding == packed.TERNARY_2BIT:
+                if record.encoding == encodings.TERNARY_2BIT:
                     tensor = source.load(key)
                     assert isinstance(tensor, Ternary)
-                    assert tensor.scope == packed.SCOPE_NAMES.index(scope)
+                    assert tensor.scope == encodings.SCOPE_NAMES.index(scope)
                     assert np.array_equal(tensor.codes, file.codes(record))
                     assert np.array_equal(tensor.scales.ravel(), file.scales(record).ravel())
 
@@ -507,7 +507,7 @@ def test_a_model_of_the_preset_becomes_a_file_that_takes_text(trained: tuple[Pat
     assert fields["tokenizer.ggml.add_bos_token"] is True
     assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == built_in.END_ID
     assert {t.tensor_type.name for t in reader.tensors if "attn_q.weight" in t.name} == {"TQ2_0"}
-    words = Tokenizer.from_str((PackedFile.open(model).section(packed.TOKENIZER) or b"").decode())
+    words = Tokenizer.from_str((PackedFile.open(model).section(records.TOKENIZER) or b"").decode())
     assert fields["tokenizer.ggml.tokens"] == [words.id_to_token(i) for i in range(PRESETS["gguf"].vocab_size)]
     with open_source(out) as source:
         again = Tokenizer.from_str((source.tokenizer or b"").decode())

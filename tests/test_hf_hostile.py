@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import hf_models
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.hf.weights import Quantization
-from bitnet_export.packed import NONE, ROLE, Key
+from bitnet_export.records import NONE, ROLE, Key
 from bitnet_export.source import SourceError
 
 Q = "model.layers.1.self_attn.q_proj"

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models
 
 import hf_models
 from bitnet.model import rope_frequencies
-from bitnet_export import packed
+from bitnet_export import encodings, records
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.hf.write import write_folder
-from bitnet_export.packed import NONE, ROLE, Key
 from bitnet_export.reader import PackedFile
+from bitnet_export.records import NONE, ROLE, Key
 from bitnet_runtime import Model
 
 FAMILIES = {
@@ -60,7 +60,7 @@ def test_codes_and_scales(converted):
         record = file.tensors[places[module.removeprefix("model.")]]
         assert np.array_equal(file.codes(record), codes), module
         assert np.array_equal(file.scales(record).reshape(scales.shape), scales), module
-    ternary = [record for record in file.tensors.values() if record.encoding in packed.TERNARY.values()]
+    ternary = [record for record in file.tensors.values() if record.encoding in encodings.TERNARY.values()]
     assert len(ternary) == len(model.ternary)
 
 
@@ -179,7 +179,7 @@ def test_what_comes_with_the_weights(tmp_path):
         }  # fmt: skip
         pack_source(source, tmp_path / "three.bitnet")
     with open_source(model.save(tmp_path / "one")) as source:
-        weights = {spec.key: spec for spec in packed.expected_tensors(source.config)}
+        weights = {spec.key: spec for spec in records.expected_tensors(source.config)}
         pack_source(source, tmp_path / "one.bitnet")
     one, three = PackedFile.open(tmp_path / "one.bitnet"), PackedFile.open(tmp_path / "three.bitnet")
     for key in weights:

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import packed_files
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, packed, random_model
+from bitnet_export import PackedFile, encodings, random_model, records
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.gguf.write import write_gguf
 from bitnet_export.hf.write import write_folder
-from bitnet_export.packed import ROLES
+from bitnet_export.records import ROLES
 from bitnet_export.repack import repack
 from bitnet_runtime import Model
 from packed_source import source_of
@@ -135,10 +135,10 @@ def test_there_and_back_gives_the_same_codes_and_scales(model: tuple[Path, Path,
     for key, record in ours.tensors.items():
         again = back.tensors[key]
         assert (again.encoding, again.scope) == (record.encoding, record.scope), key.name
-        if record.encoding == packed.TERNARY_2BIT:
+        if record.encoding == encodings.TERNARY_2BIT:
             assert np.array_equal(back.codes(again), ours.codes(record)), key.name
             assert back.scales(again).tobytes() == ours.scales(record).tobytes(), key.name
-        elif record.encoding in packed.INT8:
+        elif record.encoding.kind == "int8":
             assert np.array_equal(back.codes(again), ours.codes(record)), key.name
             # σ comes back as (127·σ)/127: two roundings.
             assert np.allclose(back.scales(again), ours.scales(record), rtol=2**-22, atol=0), key.name
@@ -204,12 +204,12 @@ PANICS = json.dumps(
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        (packed.METADATA, b'{"generation": 5}', "`generation` in the metadata is 5, expected an object"),
-        (packed.METADATA, b'{"generation": {"eos_token_ids": [1, "x"]}}', r"are \[1, 'x'\] and None, expected ids"),
-        (packed.METADATA, b'{"generation": {"bos_token_id": "x"}}', r"are \[\] and 'x', expected ids"),
-        (packed.TOKENIZER, b"{}", "section TOKENIZER is refused by the tokenizers library"),
-        (packed.TOKENIZER, CUT_MERGE, "section TOKENIZER is refused: .* has the merge"),
-        (packed.TOKENIZER, PANICS, "section TOKENIZER is refused by the tokenizers library"),
+        (records.METADATA, b'{"generation": 5}', "`generation` in the metadata is 5, expected an object"),
+        (records.METADATA, b'{"generation": {"eos_token_ids": [1, "x"]}}', r"are \[1, 'x'\] and None, expected ids"),
+        (records.METADATA, b'{"generation": {"bos_token_id": "x"}}', r"are \[\] and 'x', expected ids"),
+        (records.TOKENIZER, b"{}", "section TOKENIZER is refused by the tokenizers library"),
+        (records.TOKENIZER, CUT_MERGE, "section TOKENIZER is refused: .* has the merge"),
+        (records.TOKENIZER, PANICS, "section TOKENIZER is refused by the tokenizers library"),
     ],
 )
 def test_sections_that_are_none(tmp_path: Path, kind: int, content: bytes, message: str) -> None:
@@ -265,13 +265,13 @@ def test_a_table_of_frequencies_that_is_not_rope_theta(tmp_path: Path) -> None:
     random_model(BITNET, tmp_path / "random.bitnet")
     file = PackedFile.open(tmp_path / "random.bitnet")
 
-    def source(spec: packed.Spec) -> Any:
+    def source(spec: records.Spec) -> Any:
         from bitnet_export import Encoded
 
         record = file.tensors[spec.key]
         if ROLES[spec.key.role] == "rope_frequencies":
             return Encoded.f32(file.values(record) * np.float32(1.001))
-        scales = None if record.scope == packed.SCALE_NONE else file.scales(record)
+        scales = None if record.scope == encodings.SCALE_NONE else file.scales(record)
         return Encoded(record.encoding, record.scope, file.stored(record), scales)
 
     from bitnet_export import write_packed

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, int8_rows, pack, packed, random_model
+from bitnet_export import PackedFile, encodings, int8_rows, pack, random_model, records
 from bitnet_export.outgoing import value_rows
 from bitnet_export.source import Floats, encode
 from packed_files import SMALL
@@ -124,7 +124,7 @@ def test_what_is_refused_when_packed() -> None:
 @given(sizes, sizes, seeds, st.data())
 def test_refused_values_are_found_wherever_they_are(rows: int, cols: int, seed: int, data: st.DataObject) -> None:
     made = int8_rows.pack_sketched(some_codes(rows, cols, seed))
-    size = packed.codes_size(packed.INT8_SKETCH, rows, cols)
+    size = encodings.INT8_SKETCH.rows_size(rows, cols)
     assert size == int8_rows.size(rows, cols)
     assert not int8_rows.has_refused(made[:size]) and int8_rows.steps_are_valid(made, rows)
     floats = made[-2 * 64 * -(-rows // 16) :].view("<f4")
@@ -166,9 +166,9 @@ BIG: dict[str, Any] = {"vocab_size": 8192}
 def test_a_sketch_is_for_what_gives_many_logits(changes: dict[str, Any], embedding: str, head: str | None) -> None:
     config = SMALL.replace(**changes)
     found = {
-        spec.key.name: packed.ENCODING_NAMES[packed.int8_encoding(spec, config)]
-        for spec in packed.expected_tensors(config)
-        if spec.formats == packed.TABLE_FORMATS
+        spec.key.name: records.stored_as(spec, config).name
+        for spec in records.expected_tensors(config)
+        if spec.form == "table"
     }
     assert found == {"embedding.weight": f"INT8_{embedding}"} | ({"head.weight": f"INT8_{head}"} if head else {})
 
@@ -176,11 +176,11 @@ def test_a_sketch_is_for_what_gives_many_logits(changes: dict[str, Any], embeddi
 @pytest.mark.parametrize("config", [SMALL, SMALL.replace(vocab_size=8195)])
 def test_both_writers_make_the_same_bytes(config: ModelConfig) -> None:
     """From a training checkpoint at once, and from a published model a few thousand rows at a time."""
-    spec = next(s for s in packed.expected_tensors(config) if s.key.name == "embedding.weight")
+    spec = next(s for s in records.expected_tensors(config) if s.key.name == "embedding.weight")
     values = np.random.default_rng(0).normal(size=(spec.rows, spec.cols)).astype(np.float32)
     trained = pack.encode(spec, torch.from_numpy(values), config)
-    published = encode(spec, Floats.of(values), config, packed.TERNARY_2BIT)
-    assert trained.encoding == published.encoding == packed.int8_encoding(spec, config)
+    published = encode(spec, Floats.of(values), config, encodings.TERNARY_2BIT)
+    assert trained.encoding == published.encoding == records.stored_as(spec, config)
     assert np.array_equal(trained.data, published.data)
     assert trained.scales is not None and np.array_equal(trained.scales, published.scales)
 
@@ -188,8 +188,8 @@ def test_both_writers_make_the_same_bytes(config: ModelConfig) -> None:
 def test_a_table_is_read_a_few_thousand_rows_at_a_time(tmp_path: Path) -> None:
     random_model(SMALL.replace(vocab_size=8195, tie_embeddings=False), tmp_path / "m")
     file = PackedFile.open(tmp_path / "m")
-    tables = [record for record in file.tensors.values() if record.encoding in packed.INT8]
-    assert [record.encoding for record in tables] == [packed.INT8_ROWS, packed.INT8_SKETCH]
+    tables = [record for record in file.tensors.values() if record.encoding.kind == "int8"]
+    assert [record.encoding for record in tables] == [encodings.INT8_ROWS, encodings.INT8_SKETCH]
     for record in tables:
         parts = list(value_rows(file, record))
         assert [len(part) for part in parts] == [4096, 4096, 3]

@@ -15,7 +15,7 @@ from bitnet import saving, tokenizer
 from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
-from bitnet_export import PackedFile, PackedFormatError, layout, packed, random_model, repack, sparsity
+from bitnet_export import PackedFile, PackedFormatError, encodings, layout, random_model, records, repack, sparsity
 from bitnet_export.convert import pack_source
 from bitnet_export.outgoing import value_rows
 from bitnet_export.report import ZeroInputs
@@ -69,9 +69,13 @@ def test_there_and_back_gives_the_same_bytes(tmp_path: Path, bits: str) -> None:
     random_model(MODEL, tmp_path / "tiles", 1, encoding=bits)
     report = repack(tmp_path / "tiles", tmp_path / "lines", encoding=bits, sparse=True)
     assert report.logits_equal == 32
-    found = {packed.ROLES[k.role]: r.encoding for k, r in PackedFile.open(tmp_path / "lines").tensors.items()}
-    body = packed.TERNARY[bits]
-    assert (found["gate"], found["up"], found["down"]) == (body, packed.TERNARY_2BIT_ROWS, packed.TERNARY_2BIT_COLUMNS)
+    found = {records.ROLES[k.role]: r.encoding for k, r in PackedFile.open(tmp_path / "lines").tensors.items()}
+    body = encodings.TERNARY[bits]
+    assert (found["gate"], found["up"], found["down"]) == (
+        body,
+        encodings.TERNARY_2BIT_ROWS,
+        encodings.TERNARY_2BIT_COLUMNS,
+    )
     repack(tmp_path / "lines", tmp_path / "as_it_is", encoding=bits)
     assert (tmp_path / "as_it_is").read_bytes() == (tmp_path / "lines").read_bytes()
     repack(tmp_path / "lines", tmp_path / "back", encoding=bits, sparse=False)
@@ -105,8 +109,8 @@ FAMILIES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES.keys())
 def test_families(tmp_path: Path, changes: dict[str, object]) -> None:
     assert repack(model(tmp_path / "a", **changes), tmp_path / "b", sparse=True).logits_equal == 32
-    encodings = {r.encoding for r in PackedFile.open(tmp_path / "b").tensors.values()}
-    assert packed.TERNARY_2BIT_ROWS in encodings
+    found = {r.encoding for r in PackedFile.open(tmp_path / "b").tensors.values()}
+    assert encodings.TERNARY_2BIT_ROWS in found
 
 
 def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
@@ -116,11 +120,11 @@ def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
 
     config = MODEL.replace(ffn_bias=True)
 
-    def source(spec: packed.Spec) -> Encoded:
+    def source(spec: records.Spec) -> Encoded:
         if spec.key.part == 1:
-            negative = packed.ROLES[spec.key.role] == "gate"
+            negative = records.ROLES[spec.key.role] == "gate"
             return Encoded.f32(np.full((1, spec.cols), -1e6 if negative else 0.0))
-        return _draw(spec, config, np.random.default_rng([1, *spec.key]), 1 / 3, packed.TERNARY_2BIT)
+        return _draw(spec, config, np.random.default_rng([1, *spec.key]), 1 / 3, encodings.TERNARY_2BIT)
 
     write_packed(tmp_path / "a", [config], source)
     assert repack(tmp_path / "a", tmp_path / "b", sparse=True).logits_equal == 32
@@ -144,9 +148,9 @@ def test_group_scales_have_no_lines(tmp_path: Path) -> None:
 def test_code_3_is_refused_by_both_readers(tmp_path: Path) -> None:
     repack(model(tmp_path / "a"), tmp_path / "b", sparse=True)
     good = (tmp_path / "b").read_bytes()
-    data = packed_files.section_start(good, packed.DATA)
+    data = packed_files.section_start(good, records.DATA)
     for record in PackedFile(good).tensors.values():
-        if record.encoding in packed.LINES.values():
+        if record.encoding in encodings.LINES.values():
             bad = packed_files.patch(good, data + record.offset + record.size - 1, "B", 0xD5)
             with pytest.raises(PackedFormatError, match=rf"{record.key.name}: a ternary code is 3"):
                 PackedFile(bad)
@@ -158,7 +162,7 @@ def test_code_3_is_refused_by_both_readers(tmp_path: Path) -> None:
 def test_other_roles_have_no_lines(tmp_path: Path) -> None:
     good = model(tmp_path / "a").read_bytes()
     entry = packed_files.tensor_entry(good, "layers.0.gate.weight")
-    bad = packed_files.patch(good, entry + 9, "B", packed.TERNARY_2BIT_ROWS)
+    bad = packed_files.patch(good, entry + 9, "B", encodings.TERNARY_2BIT_ROWS.number)
     with pytest.raises(PackedFormatError, match=r"gate\.weight is TERNARY_2BIT_ROWS"):
         PackedFile(bad)
     (tmp_path / "bad").write_bytes(bad)
@@ -176,7 +180,7 @@ def test_lines_are_chosen_where_they_pay() -> None:
     assert not sparsity.pays(large, zeros(0.2, 0.6))
     assert not sparsity.pays(MODEL, zeros(0.9, 0.9))  # fits in a cache
     assert sparsity.pays(large, zeros(0.5, 0.55)) and not sparsity.pays(
-        large, zeros(0.5, 0.55), packed.TERNARY_5TRIT
+        large, zeros(0.5, 0.55), encodings.TERNARY_5TRIT
     )  # next to fewer bits a weight
     assert sparsity.rectified(large) and sparsity.rectified(large.replace(activation="relu"))
     for changes in ({"activation": "silu"}, {"ffn": "plain"}, {"weight_scale": "group"}, {"ternary": ("up",)}):
@@ -210,6 +214,6 @@ def test_published_models_become_lines(tmp_path: Path, scope: str, sparse: bool)
     before, after = PackedFile.open(tmp_path / "a"), PackedFile.open(tmp_path / "b")
     assert after.sparse == sparse and len(checks) == 1
     for key, record in after.tensors.items():
-        if record.encoding in packed.TERNARY_ENCODINGS:
+        if record.encoding.ternary:
             assert np.array_equal(after.codes(record), before.codes(before.tensors[key]))
             assert np.array_equal(np.concatenate(list(value_rows(after, record))), before.values(before.tensors[key]))

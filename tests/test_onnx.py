@@ -16,7 +16,16 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, PackedFormatError, VerificationError, packed, repack, write_packed
+from bitnet_export import (
+    Encoded,
+    PackedFile,
+    PackedFormatError,
+    VerificationError,
+    encodings,
+    records,
+    repack,
+    write_packed,
+)
 from bitnet_export.layout import pack_ternary
 from bitnet_export.random_model import _draw
 from bitnet_export.to_onnx import FORMS, OnnxReport, write_onnx
@@ -52,7 +61,7 @@ CONFIGS = {
     ),
     "no positions": BITNET.replace(position="none", rope_dim=0, pre_norm=False, post_norm=True),
 }  # fmt: skip
-TABLES = {"ternary rows": packed.SCALE_ROW, "bonsai": packed.SCALE_GROUP}  # models whose embedding is ternary
+TABLES = {"ternary rows": encodings.SCALE_ROW, "bonsai": encodings.SCALE_GROUP}  # models whose embedding is ternary
 CONFIGS["ternary rows"] = CONFIGS["llama"].replace(head_format="int8")
 CONFIGS["mixed scopes"] = BITNET
 CONFIGS["bonsai"] = CONFIGS["qwen3"].replace(tie_embeddings=True)
@@ -66,20 +75,20 @@ CASES = [(name, form) for name in CONFIGS for form in FORMS if not (form == "int
 def packed_model(folder: Path, name: str) -> Path:
     path, config = folder / f"{name}.bitnet", CONFIGS[name]
 
-    def source(spec: packed.Spec) -> Encoded:
+    def source(spec: records.Spec) -> Encoded:
         random = np.random.Generator(np.random.SFC64([1, *spec.key]))
-        role = packed.ROLES[spec.key.role]
-        scope = packed.SCOPE_NAMES.index(config.weight_scale) if role in config.ternary else packed.SCALE_NONE
+        role = records.ROLES[spec.key.role]
+        scope = encodings.SCOPE_NAMES.index(config.weight_scale) if role in config.ternary else encodings.SCALE_NONE
         if role in ("embedding", "head") and spec.key.part == 0:
-            scope = TABLES.get(name, packed.SCALE_NONE)
+            scope = TABLES.get(name, encodings.SCALE_NONE)
         if name == "mixed scopes" and role in ("q", "gate"):
-            scope = packed.SCALE_GROUP
-        if scope not in (packed.SCALE_ROW, packed.SCALE_GROUP) or spec.key.part:
-            return _draw(spec, config, random, 0.3, packed.TERNARY_2BIT)
+            scope = encodings.SCALE_GROUP
+        if scope not in (encodings.SCALE_ROW, encodings.SCALE_GROUP) or spec.key.part:
+            return _draw(spec, config, random, 0.3, encodings.TERNARY_2BIT)
         codes = random.integers(-1, 2, (spec.rows, spec.cols)).astype(np.int8)
-        groups = [-(-spec.cols // 128)] if scope == packed.SCALE_GROUP else []
+        groups = [-(-spec.cols // 128)] if scope == encodings.SCALE_GROUP else []
         scales = random.uniform(0.05, 0.2, [spec.rows, *groups]).astype(np.float16).astype(np.float32)
-        return Encoded(packed.TERNARY_2BIT, scope, pack_ternary(codes), scales)
+        return Encoded(encodings.TERNARY_2BIT, scope, pack_ternary(codes), scales)
 
     write_packed(path, [config], source)
     return path
@@ -177,11 +186,11 @@ def test_the_weights_are_those_of_the_packed_file(folder: Path, name: str, form:
     export(folder, name, form)
     stored, file, seen = initializers(folder / f"{name}-{form}"), PackedFile.open(packed_model(folder, name)), 0
     for record in file.tensors.values():
-        if record.encoding not in packed.TERNARY_ENCODINGS:
+        if not record.encoding.ternary:
             continue
         found, codes = stored[record.key.name], file.codes(record)
         if form == "2bit":
-            found, grouped = unpack_two_bits(found), record.scope == packed.SCALE_GROUP
+            found, grouped = unpack_two_bits(found), record.scope == encodings.SCALE_GROUP
             padding = found[..., 43 if grouped else 127 :]
             assert not padding.any()
             inputs = found[..., : 43 if grouped else 127].reshape(len(found), -1)
@@ -192,16 +201,16 @@ def test_the_weights_are_those_of_the_packed_file(folder: Path, name: str, form:
                 assert np.array_equal(scales, np.repeat(scales[:, ::3], 3, 1))
             assert not inputs[:, record.cols :].any()
             found = inputs[:, : record.cols]
-        elif record.key.role == packed.ROLE["embedding"] or record.key.role == packed.ROLE["head"]:
+        elif record.key.role == records.ROLE["embedding"] or record.key.role == records.ROLE["head"]:
             found = found if form == "float" else found.astype(np.int16) - 128
         else:
             found = found.T
-        expected = file.values(record) if record.scope == packed.SCALE_GROUP and form == "float" else codes
+        expected = file.values(record) if record.scope == encodings.SCALE_GROUP and form == "float" else codes
         assert np.array_equal(found, expected)
-        if record.scope != packed.SCALE_GROUP:
+        if record.scope != encodings.SCALE_GROUP:
             assert np.array_equal(stored[f"{record.key.name}.scale"], file.scales(record))
         seen += 1
-    assert seen == sum(record.encoding in packed.TERNARY_ENCODINGS for record in file.tensors.values()) >= 12
+    assert seen == sum(record.encoding.ternary for record in file.tensors.values()) >= 12
 
 
 def unpack_two_bits(found: NDArray[np.uint8]) -> NDArray[np.int8]:
@@ -241,7 +250,7 @@ def test_the_folder_has_what_other_tools_ask_for(tmp_path: Path) -> None:
     write_packed(
         tmp_path / "m",
         [config],
-        lambda spec: _draw(spec, config, np.random.Generator(np.random.SFC64(1)), 0.3, packed.TERNARY_2BIT),
+        lambda spec: _draw(spec, config, np.random.Generator(np.random.SFC64(1)), 0.3, encodings.TERNARY_2BIT),
         metadata={"generation": generation},
         tokenizer=words,
         template=template,
@@ -292,7 +301,7 @@ def test_a_model_it_cannot_say_is_refused_by_name(
     nothing_written: Path, tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     config, random = BITNET.replace(n_layers=1, **change), np.random.Generator(np.random.SFC64(1))
-    write_packed(tmp_path / "m", [config], lambda spec: _draw(spec, config, random, 0.3, packed.TERNARY_2BIT))
+    write_packed(tmp_path / "m", [config], lambda spec: _draw(spec, config, random, 0.3, encodings.TERNARY_2BIT))
     with pytest.raises(ValueError, match="cannot be written as ONNX") as error:
         write_onnx(tmp_path / "m", nothing_written)
     assert words in str(error.value)
@@ -305,7 +314,9 @@ def test_group_scales_are_refused_in_the_form_that_has_none(folder: Path, nothin
 
 def test_several_stacks_are_refused(nothing_written: Path, tmp_path: Path) -> None:
     config, random = BITNET.replace(n_layers=1), np.random.Generator(np.random.SFC64(1))
-    write_packed(tmp_path / "m", [config, config], lambda spec: _draw(spec, config, random, 0.3, packed.TERNARY_2BIT))
+    write_packed(
+        tmp_path / "m", [config, config], lambda spec: _draw(spec, config, random, 0.3, encodings.TERNARY_2BIT)
+    )
     with pytest.raises(ValueError, match="2 stacks"):
         write_onnx(tmp_path / "m", nothing_written)
 
@@ -332,7 +343,7 @@ def test_strange_metadata_is_refused(nothing_written: Path, tmp_path: Path, gene
     write_packed(
         tmp_path / "m",
         [config],
-        lambda spec: _draw(spec, config, random, 0.3, packed.TERNARY_2BIT),
+        lambda spec: _draw(spec, config, random, 0.3, encodings.TERNARY_2BIT),
         metadata={"generation": generation},
     )
     with pytest.raises(ValueError, match="in the metadata"):

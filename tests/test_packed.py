@@ -6,6 +6,7 @@ import errno
 import io
 import itertools
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -18,9 +19,9 @@ import numpy as np
 import pytest
 
 import packed_files
-from bitnet.config import PRESETS, ModelConfig
-from bitnet_export import Encoded, PackedFile, packed, random_model, write_packed, writer
-from bitnet_export.packed import Spec, expected_tensors
+from bitnet.config import CHOICES, PRESETS, ModelConfig
+from bitnet_export import Encoded, PackedFile, encodings, random_model, records, write_packed, writer
+from bitnet_export.records import Spec, expected_tensors
 from bitnet_export.stacks import pack_stack, unpack_stack
 from packed_files import SMALL, packed_bytes
 
@@ -146,7 +147,7 @@ def test_every_number_comes_back(tmp_path: Path) -> None:
     file = PackedFile.open(path)
     assert file.configs == (EVERYTHING,)
     assert file.metadata["generation"] == {"eos_token_ids": [7]} and file.metadata["format"] == "bitnet-edge"
-    assert file.section(packed.TOKENIZER) == tokenizer and file.section(packed.TEMPLATE) == template
+    assert file.section(records.TOKENIZER) == tokenizer and file.section(records.TEMPLATE) == template
     for spec in expected_tensors(EVERYTHING):
         assert np.array_equal(file.values(file.tensors[spec.key]), values_of(spec))
     assert file.file_size == path.stat().st_size and file.file_size % 64 == 0
@@ -169,8 +170,8 @@ def test_encodings_and_scopes(scope: str, head_format: str, tmp_path: Path) -> N
         index = {"tensor": 0, "row": row, "group": row * 3 + col // 128}[scope]
         assert values[row, col] == codes[row, col] * file.scales(down)[index]
     table = file.tensors[next(key for key in file.tensors if key.name == "embedding.weight")]
-    assert packed.ENCODING_NAMES[table.encoding].lower().startswith(head_format)
-    assert head_format != "ternary" or table.scope == packed.SCOPE_NAMES.index(scope)
+    assert table.encoding.name.lower().startswith(head_format)
+    assert head_format != "ternary" or table.scope == encodings.SCOPE_NAMES.index(scope)
 
 
 def test_group_scales_lie_by_panels(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_group_scales_lie_by_panels(tmp_path: Path) -> None:
     random_model(config, tmp_path / "m", 1)
     file = PackedFile.open(tmp_path / "m")
     table = file.tensors[next(key for key in file.tensors if key.name == "embedding.weight")]
-    halves = np.frombuffer(file.section(packed.DATA) or b"", np.float16, table.scale_size // 2, table.scale_offset)
+    halves = np.frombuffer(file.section(records.DATA) or b"", np.float16, table.scale_size // 2, table.scale_offset)
     assert halves.size == 3 * 3 * 16
     scales = file.scales(table).reshape(37, 3)
     for row, group in itertools.product(range(48), range(3)):  # FORMAT.md: padding rows hold 1
@@ -191,7 +192,7 @@ def test_group_scales_are_stored_exactly_or_not_at_all(tmp_path: Path) -> None:
     config = SMALL.replace(weight_scale="group", n_layers=1)
     for value, fits in ((2.0**-24, True), (65504.0, True), (1 / 3, False), (65520.0, False), (2.0**-25, False)):
         scales = np.full(16, value, np.float32)
-        tensor = Encoded(packed.TERNARY_2BIT, packed.SCALE_GROUP, np.full(128, 0x55, np.uint8), scales)
+        tensor = Encoded(encodings.TERNARY_2BIT, encodings.SCALE_GROUP, np.full(128, 0x55, np.uint8), scales)
         source = swap("layers.0.q.weight", lambda s, tensor=tensor: tensor)
         if fits:
             write_packed(tmp_path / "m", [config], source)
@@ -217,7 +218,7 @@ def test_several_stacks(tmp_path: Path) -> None:
 
 
 def test_a_file_without_metadata_still_has_its_configuration() -> None:
-    file = PackedFile(packed_files.with_section(packed_bytes(), packed.METADATA, b""))
+    file = PackedFile(packed_files.with_section(packed_bytes(), records.METADATA, b""))
     assert file.metadata == {}
     assert pack_stack(file.configs[0]) == pack_stack(SMALL)
 
@@ -227,8 +228,8 @@ def test_random_models_are_deterministic_and_padded_right(config: ModelConfig) -
     assert packed_bytes(config, 3) == packed_bytes.__wrapped__(config, 3) != packed_bytes(config, 4)
     file = PackedFile(packed_bytes(config, 3))
     for record in file.tensors.values():
-        if record.encoding in packed.TILES:  # packing again what was read gives the same padding
-            again = packed.TILES[record.encoding].pack(file.codes(record))
+        if record.scope:  # packing again what was read gives the same padding
+            again = record.encoding.encode(file.codes(record))
             assert np.array_equal(again, file.stored(record)), record.key.name
 
 
@@ -269,23 +270,23 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 100_000  # kB
 
 
-def all_right(file: PackedFile, expected: dict[packed.Key, bytes]) -> bool:
+def all_right(file: PackedFile, expected: dict[records.Key, bytes]) -> bool:
     return all(file.stored(record).tobytes() == expected[key] for key, record in file.tensors.items())
 
 
 @pytest.fixture
-def many(tmp_path: Path) -> tuple[PackedFile, dict[packed.Key, bytes]]:
+def many(tmp_path: Path) -> tuple[PackedFile, dict[records.Key, bytes]]:
     (tmp_path / "m").write_bytes(packed_bytes())
     file = PackedFile.open(tmp_path / "m")
     return file, {key: file.stored(record).tobytes() for key, record in file.tensors.items()}
 
 
-def test_threads_read_one_file_at_once(many: tuple[PackedFile, dict[packed.Key, bytes]]) -> None:
+def test_threads_read_one_file_at_once(many: tuple[PackedFile, dict[records.Key, bytes]]) -> None:
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(lambda _: all_right(*many), range(200)))
 
 
-def test_a_forked_process_reads_on(many: tuple[PackedFile, dict[packed.Key, bytes]]) -> None:
+def test_a_forked_process_reads_on(many: tuple[PackedFile, dict[records.Key, bytes]]) -> None:
     """It and its parent have one open file between them."""
     children = []
     for _ in range(3):
@@ -422,13 +423,15 @@ def swap(name: str, tensor: Callable[[Spec], Encoded]) -> Callable[[Spec], Encod
         ("final_norm.weight", lambda s: Encoded.f16(np.zeros(24)), "final_norm.weight: stored as F16, which"),
         (
             "layers.0.q.weight",
-            lambda s: Encoded(packed.TERNARY_2BIT, packed.SCALE_ROW, np.zeros(128, np.uint8), np.ones(3, np.float32)),
+            lambda s: Encoded(
+                encodings.TERNARY_2BIT, encodings.SCALE_ROW, np.zeros(128, np.uint8), np.ones(3, np.float32)
+            ),
             "layers.0.q.weight: 3 scales, expected 16",
         ),
         (
             "layers.0.q.weight",
             lambda s: Encoded(
-                packed.TERNARY_2BIT, packed.SCALE_TENSOR, np.zeros(128, np.uint8), np.zeros(1, np.float32)
+                encodings.TERNARY_2BIT, encodings.SCALE_TENSOR, np.zeros(128, np.uint8), np.zeros(1, np.float32)
             ),
             "layers.0.q.weight: a scale is not a normal number above 0",
         ),
@@ -477,3 +480,15 @@ print(len(bitnet_export.PackedFile.open(sys.argv[1]).tensors))
 """
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "m"], capture_output=True, text=True, check=True)
     assert int(done.stdout) == 58
+
+
+def test_every_encoding_is_one_row() -> None:
+    table = encodings.ENCODINGS.values()
+    assert [row.number for row in table] == sorted({row.number for row in table})
+    assert len({row.name for row in table}) == len(table)
+    assert set(encodings.TABLES) == set(CHOICES["head_format"])
+    assert all(encodings.TABLES[word].allows("table", "head", 7) for word in encodings.TABLES)
+    root = Path(__file__).parents[1]
+    assert all(f"| {row.number} | {row.name} |" in (root / "export" / "FORMAT.md").read_text() for row in table)
+    (engine,) = (root / "runtime_c" / "src").rglob("encodings.h")
+    assert re.findall(r"BN_(\w+) = (\d+),?\n", engine.read_text()) == [(row.name, str(row.number)) for row in table]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packed_files
-from bitnet_export import PackedFile, PackedFormatError, packed
+from bitnet_export import PackedFile, PackedFormatError, records
 from packed_files import SMALL, Hostile, fix_checksums, foreign_files, hostile_files, packed_bytes
 
 
@@ -60,7 +60,7 @@ def test_forged_files_are_refused_or_read_as_they_are(changes: list[tuple[int, i
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_refused(content: bytes) -> None:
     refused(content)
-    refused(packed.MAGIC + content)
+    refused(records.MAGIC + content)
 
 
 def test_foreign_files_are_named() -> None:
@@ -117,17 +117,17 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
     ],
 )
 def test_bad_metadata_is_refused(metadata: bytes, message: str) -> None:
-    assert message in refused(packed_files.with_section(packed_bytes(), packed.METADATA, metadata))
+    assert message in refused(packed_files.with_section(packed_bytes(), records.METADATA, metadata))
 
 
 def test_metadata_of_a_newer_writer_is_read() -> None:
     newer = {"config": [SMALL.to_dict() | {"brand_new": 1}], "also_new": [1, 2]}
-    file = packed_files.with_section(packed_bytes(), packed.METADATA, json.dumps(newer).encode())
+    file = packed_files.with_section(packed_bytes(), records.METADATA, json.dumps(newer).encode())
     assert PackedFile(file).configs == (SMALL,)
 
 
 def test_names_that_are_not_utf8_are_refused() -> None:
-    start = packed_files.section_start(packed_bytes(), packed.STACKS)
+    start = packed_files.section_start(packed_bytes(), records.STACKS)
     assert "stack 0" in refused(packed_files.patch(packed_bytes(), start + 192, "4s", b"\xff\xfea\0"))
 
 

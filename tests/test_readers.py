@@ -11,7 +11,7 @@ import pytest
 
 import packed_files
 from bitnet.cli import main
-from bitnet_export import PackedFile, PackedFormatError, packed
+from bitnet_export import PackedFile, PackedFormatError, records
 from bitnet_runtime import Model, ModelFormatError, NumericError
 from bitnet_runtime._native import ffi, lib
 from packed_files import SMALL, Hostile, fix_checksums, hostile_files, packed_bytes, sketched_bytes
@@ -64,7 +64,7 @@ def test_every_prefix(tmp_path: Path) -> None:
 def test_random_damage_behind_right_checksums(tmp_path: Path, good: bytes) -> None:
     """What survives the checks is only other numbers: it opens in both readers and computes."""
     path = tmp_path / "file"
-    (metadata,) = (s for s in PackedFile(good).sections if s.kind == packed.METADATA)  # opaque to C
+    (metadata,) = (s for s in PackedFile(good).sections if s.kind == records.METADATA)  # opaque to C
     places = [i for i in range(8, len(good)) if not metadata.offset <= i < metadata.offset + metadata.size]
     rng, answers = random.Random(1), set()
     for _ in range(500):
@@ -103,7 +103,7 @@ def test_metadata_has_one_rule(
 ) -> None:
     """What the runtime would compute with is what inspect shows, or both refuse it."""
     path = tmp_path / "m.bitnet"
-    path.write_bytes(packed_files.with_section(packed_bytes(), packed.METADATA, metadata))
+    path.write_bytes(packed_files.with_section(packed_bytes(), records.METADATA, metadata))
     assert message in finding(path.read_bytes())
     with pytest.raises(ModelFormatError, match=message):
         Model.load(path)

@@ -19,9 +19,10 @@ from bitnet_export import (
     PackedFile,
     PackedFormatError,
     VerificationError,
+    encodings,
     layout,
-    packed,
     random_model,
+    records,
     repack,
     write_packed,
 )
@@ -43,18 +44,19 @@ def two_bits(tmp_path: Path) -> Path:
     return path
 
 
-def encodings(path: Path) -> set[int]:
-    return {r.encoding for r in PackedFile.open(path).tensors.values()} - {packed.F32, *packed.INT8}
+def found_in(path: Path) -> set[encodings.Encoding]:
+    stored = {r.encoding for r in PackedFile.open(path).tensors.values()}
+    return {encoding for encoding in stored if encoding.ternary}
 
 
 def test_there_and_back_gives_the_same_bytes(two_bits: Path, tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     report = repack(two_bits, there, encoding="1.6")
-    assert encodings(there) == {packed.TERNARY_5TRIT}
+    assert found_in(there) == {encodings.TERNARY_5TRIT}
     file = PackedFile.open(there)
     assert report.tensors_equal == len(file.tensors) and report.logits_equal == 32
     assert report.file_bytes == there.stat().st_size < two_bits.stat().st_size == report.source_bytes
-    body = [r for r in file.tensors.values() if r.encoding == packed.TERNARY_5TRIT]
+    body = [r for r in file.tensors.values() if r.encoding == encodings.TERNARY_5TRIT]
     assert report.ternary_weights == sum(r.rows * r.cols for r in body)
     assert report.ternary_bits_per_weight == 8 * sum(r.size for r in body) / report.ternary_weights
     repack(there, back, encoding="2.0")
@@ -125,7 +127,7 @@ def test_a_matrix_with_too_many_columns_is_refused_by_writer_and_readers(
     random_model(wide.replace(ffn_dim=layout.TRIT_MAX_K), path, encoding="1.6")
     Model.load(path).close()
     with monkeypatch.context() as patched:
-        patched.setattr(layout, "TRIT_MAX_K", 1 << 20)
+        patched.setattr(encodings.Encoding, "allows", lambda *_: True)
         random_model(wide, path, encoding="1.6")
     with pytest.raises(PackedFormatError, match=r"down\.weight is TERNARY_5TRIT"):
         PackedFile.open(path)
@@ -137,14 +139,16 @@ def test_sums_at_the_bound_on_columns_are_exact_on_every_tier(tmp_path: Path) ->
     """All codes 1, or all -1, times activations that are all at the end of their range: K * 127."""
     config = MODEL.replace(ffn_dim=layout.TRIT_MAX_K, n_layers=1, dim=16, n_heads=1, n_kv_heads=1, sub_norm=False)
 
-    def source(spec: packed.Spec) -> Encoded:
-        if spec.formats == packed.VECTOR_FORMATS:
+    def source(spec: records.Spec) -> Encoded:
+        if spec.form == "vector":
             return Encoded.f32(np.ones((spec.rows, spec.cols)))
-        if spec.formats == packed.TABLE_FORMATS:
+        if spec.form == "table":
             return Encoded.f32(np.ones((spec.rows, spec.cols)))
         codes = np.ones((spec.rows, spec.cols), np.int8)
         codes[1::2] = -1 if spec.cols == layout.TRIT_MAX_K else 1
-        return Encoded(packed.TERNARY_5TRIT, packed.SCALE_TENSOR, layout.pack_trits(codes), np.ones(1, np.float32))
+        return Encoded(
+            encodings.TERNARY_5TRIT, encodings.SCALE_TENSOR, layout.pack_trits(codes), np.ones(1, np.float32)
+        )
 
     write_packed(tmp_path / "a", [config.replace(weight_scale="tensor", head_format="f32")], source)
     assert repack(tmp_path / "a", tmp_path / "b", encoding="2.0").logits_equal == 32
@@ -163,8 +167,8 @@ def test_a_wrong_weight_in_the_result_is_found(two_bits: Path, tmp_path: Path, m
         codes[-1, -1] = -1 if codes[-1, -1] else 1
         return layout.pack_trits(codes)
 
-    tiles = packed.TILES[packed.TERNARY_5TRIT]._replace(pack=wrong)
-    monkeypatch.setitem(packed.TILES, packed.TERNARY_5TRIT, tiles)
+    trits = dataclasses.replace(encodings.TERNARY_5TRIT, encode=wrong)
+    monkeypatch.setitem(encodings.TERNARY, "1.6", trits)
     with pytest.raises(VerificationError, match=r"layers\.0\.q\.weight: weights in the file differ"):
         repack(two_bits, tmp_path / "out", encoding="1.6")
     assert not (tmp_path / "out").exists()
@@ -182,7 +186,9 @@ def test_command_line(two_bits: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
     damaged = bytearray(out.read_bytes())
     q = packed_files.tensor_entry(bytes(damaged), "layers.0.q.weight")
-    damaged[packed_files.section_start(bytes(damaged), packed.DATA) + struct.unpack_from("<Q", damaged, q + 24)[0]] ^= 1
+    damaged[
+        packed_files.section_start(bytes(damaged), records.DATA) + struct.unpack_from("<Q", damaged, q + 24)[0]
+    ] ^= 1
     out.write_bytes(damaged)
     assert main(["export", str(out), str(tmp_path / "c"), "--encoding", "2.0"]) == 1
     assert "the file is damaged" in capsys.readouterr().err and not (tmp_path / "c").exists()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bitnet.config import ModelConfig
-from bitnet_export import int8_rows, packed, random_model, write_packed
+from bitnet_export import int8_rows, random_model, records, write_packed
+from bitnet_export.layout import Codes
 from bitnet_export.reader import PackedFile
 from bitnet_export.writer import Encoded
 from bitnet_runtime import Model
@@ -22,7 +23,7 @@ OUTLIERS = (3, 70, 129, 255)
 TOKENS = 150
 
 
-def outlier_codes(rng: np.random.Generator) -> packed.layout.Codes:
+def outlier_codes(rng: np.random.Generator) -> Codes:
     """Rows whose sketch cuts off a few columns: there the codes are 60 to 127, elsewhere a tenth of it."""
     codes = np.rint(rng.normal(0, 8, (CONFIG.vocab_size, CONFIG.dim))).clip(-127, 127).astype(np.int8)
     signs = rng.choice([-1, 1], (CONFIG.vocab_size, len(OUTLIERS)))
@@ -37,7 +38,7 @@ def model_file(path: Path, kind: str) -> Path:
         return path
     file, rng = PackedFile.open(path), np.random.default_rng(1)
 
-    def source(spec: packed.Spec) -> Encoded:
+    def source(spec: records.Spec) -> Encoded:
         tensor = as_stored(file, file.tensors[spec.key])
         if spec.key.name == "head.weight":
             return tensor._replace(data=int8_rows.pack_sketched(outlier_codes(rng)))

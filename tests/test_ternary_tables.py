@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, packed, random_model, write_packed
-from bitnet_export.packed import Spec
+from bitnet_export import Encoded, PackedFile, encodings, random_model, records, write_packed
+from bitnet_export.records import Spec
 from bitnet_runtime import Model
 from packed_files import as_stored
 
@@ -38,11 +38,11 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> PackedFile:
 
 def write(made: PackedFile, path: Path, **tables: Encoded) -> Path:
     """The model with other tables."""
-    records = {key.name: record for key, record in made.tensors.items()}
+    same = {key.name: record for key, record in made.tensors.items()}
 
     def source(spec: Spec) -> Encoded:
-        role = packed.ROLES[spec.key.role]
-        return tables[role] if role in tables else as_stored(made, records[spec.key.name])
+        role = records.ROLES[spec.key.role]
+        return tables[role] if role in tables else as_stored(made, same[spec.key.name])
 
     write_packed(path, list(made.configs), source)
     return path
@@ -51,7 +51,7 @@ def write(made: PackedFile, path: Path, **tables: Encoded) -> Path:
 def test_rows_of_the_embedding_are_codes_times_scales(made: PackedFile, tmp_path: Path) -> None:
     """A product with -1, 0 or 1 is exact, so the same table as floats gives the same bits."""
     table = next(record for key, record in made.tensors.items() if key.name == "embedding.weight")
-    assert table.encoding == packed.TERNARY_2BIT
+    assert table.encoding == encodings.TERNARY_2BIT
     other = write(made, tmp_path / "floats", embedding=Encoded.f32(made.values(table)))
     assert logits(tmp_path / "made").tobytes() == logits(other).tobytes()
 
@@ -86,7 +86,7 @@ def test_threads_and_tiers_agree_on_groups(tmp_path: Path) -> None:
 def test_a_token_reads_the_ternary_head_and_half_scales(tmp_path: Path) -> None:
     random_model(CONFIG.replace(weight_scale="group", head_format="ternary"), tmp_path / "m")
     file = PackedFile.open(tmp_path / "m")
-    ternary = [record for record in file.tensors.values() if record.encoding == packed.TERNARY_2BIT]
-    read = sum(record.size + record.scale_size for record in ternary if packed.ROLES[record.key.role] != "embedding")
+    ternary = [record for record in file.tensors.values() if record.encoding == encodings.TERNARY_2BIT]
+    read = sum(record.size + record.scale_size for record in ternary if records.ROLES[record.key.role] != "embedding")
     with Model.load(tmp_path / "m") as model:
         assert model.info.bytes_per_token == read

@@ -5,9 +5,9 @@ that read checkpoints.
 """
 
 from .pack import export_checkpoint
-from .packed import Key, Record, expected_tensors
 from .random_model import random_model
 from .reader import PackedFile, PackedFormatError
+from .records import Key, Record, expected_tensors
 from .repack import Repacked, repack
 from .report import Report
 from .verify import VerificationError, verify

@@ -18,8 +18,8 @@ from . import finetune
 if TYPE_CHECKING:
     from .convert import Conversion
     from .outgoing import Written
-    from .packed import Record
     from .reader import PackedFile
+    from .records import Record
     from .report import Report
     from .to_onnx.check import OnnxReport
 
@@ -227,14 +227,14 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def describe(file: PackedFile) -> dict[str, Any]:
     """Everything `bitnet inspect` shows, ready for JSON."""
-    from .packed import ENCODING_NAMES, SCOPE_NAMES
+    from .encodings import SCOPE_NAMES
 
     def tensor(record: Record) -> dict[str, Any]:
         scales = file.scales(record)
         return {
             "name": record.key.name,
             "shape": [record.rows, record.cols],
-            "encoding": ENCODING_NAMES[record.encoding],
+            "encoding": record.encoding.name,
             "scale_scope": SCOPE_NAMES[record.scope],
             "offset": record.offset,
             "bytes": record.size + record.scale_size,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import packed
+from . import encodings, records
 from .foreign import PROBE, recognise
-from .packed import Spec
+from .records import Spec
 from .source import Progress, Source, SourceError, encode
 from .writer import Encoded, spare, write_packed
 
@@ -46,7 +46,7 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
         with open_gguf(path) as source:
             yield source
         return
-    if head.startswith(packed.MAGIC):
+    if head.startswith(records.MAGIC):
         raise SourceError(f"{path} is a packed file already; say what it should become: --to hf, gguf or onnx")
     raise SourceError(
         f"{path} is {recognise(head) or 'a file of an unknown kind'}; "
@@ -118,10 +118,10 @@ def pack_source(
     """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
     from bitnet.model import frequency_tables
 
-    body = packed.ternary_encoding(encoding)
+    body = encodings.ternary_encoding(encoding)
     config = source.config if source.config.head_format == "ternary" else source.config.replace(head_format=head)
     tables = frequency_tables(config) if config.position == "rope" else {}
-    total = sum(1 for _ in packed.expected_tensors(config))
+    total = sum(1 for _ in records.expected_tensors(config))
     done = itertools.count(1)
 
     def load(spec: Spec) -> Encoded:
@@ -129,7 +129,7 @@ def pack_source(
         progress(f"writing tensor {next(done)} of {total}, {name}")
         if name in tables:
             return Encoded.f32(tables[name].numpy())
-        stored_as = packed.encoding_of(packed.ROLES[spec.key.role], body, sparse)
+        stored_as = encodings.encoding_of(records.ROLES[spec.key.role], body, sparse)
         return encode(spec, source.load(spec.key), config, stored_as)
 
     metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}

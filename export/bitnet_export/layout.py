@@ -166,6 +166,16 @@ def _trit_digits() -> Bytes:
 _TRIT_DIGITS = _trit_digits()
 
 
+def ternary_bytes(codes: Bytes) -> Bytes:
+    """Codes + 1 of five columns, (5, n), as the n bytes of TERNARY_2BIT that hold the first four."""
+    return np.array([1, 4, 16, 64, 0], np.uint8) @ codes
+
+
+def trit_bytes(codes: Bytes) -> Bytes:
+    """Codes + 1 of five columns, (5, n), as the n bytes of TERNARY_5TRIT that hold them."""
+    return np.take(TRIT_BYTES, np.array([81, 27, 9, 3, 1], np.uint8) @ codes)
+
+
 def pack_trits(codes: Codes) -> Bytes:
     """int8 codes in {-1, 0, 1}, (N, K), to TERNARY_5TRIT bytes. Raises ValueError on another code."""
     w = _padded_words(codes, TRIT_TILE_K)

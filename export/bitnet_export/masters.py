@@ -11,10 +11,10 @@ from torch import Tensor
 from bitnet import finetune, tokenizer
 from bitnet.model import unsupported
 
-from . import packed
+from . import records
 from .foreign import PROBE, recognise
 from .hf.read import open_folder
-from .packed import Spec
+from .records import Spec
 from .source import Floats, Source, SourceError
 
 
@@ -26,7 +26,7 @@ def read_start(path: str) -> finetune.Start:
     if Path(path).is_file():
         with open(path, "rb") as file:
             head = file.read(PROBE)
-        if head.startswith(packed.MAGIC):
+        if head.startswith(records.MAGIC):
             raise SourceError(
                 f"{path} is a packed model: its weights are ternary, and training moves the float masters behind them; "
                 "name the run folder or checkpoint that it was exported from"
@@ -44,7 +44,9 @@ def read_start(path: str) -> finetune.Start:
             raise SourceError(f"{path} is an embedding model, without a head; finetuning learns the next token")
         if source.tokenizer is None:
             raise SourceError(f"{path} has no tokenizer.json and no tokenizer.model; copy that of the model there")
-        specs = [s for s in packed.expected_tensors(source.config) if not packed.ROLES[s.key.role].startswith("rope_")]
+        specs = [
+            s for s in records.expected_tensors(source.config) if not records.ROLES[s.key.role].startswith("rope_")
+        ]
         return finetune.Start(
             what=source.what,
             config=source.config,

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 from bitnet.process import flush
 
-from . import packed
-from .layout import PANEL, spread_scales
-from .packed import Record
+from . import encodings
+from .layout import spread_scales
 from .reader import PackedFile
+from .records import Record
 from .writer import renaming
 
 _ROWS = 4096  # of a table in memory at a time; a multiple of a panel
@@ -114,37 +114,31 @@ def refuse(what: str, problems: Sequence[str], remedy: str = "") -> None:
         raise ValueError(f"{what}: {'; '.join(each)}{remedy}")
 
 
-def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.int8]]:
-    """The codes, ternary or int8 (n, K), some rows at a time."""
-    if record.encoding in packed.LINES.values():
+def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[Any]]:
+    """The codes, ternary or int8 (n, K), or floats as they are stored, some rows at a time."""
+    encoding, unit = record.encoding, record.encoding.unit
+    if unit is None:
         yield file.codes(record)
         return
-    encoding, unit = (packed.INT8_ROWS, 1) if record.encoding in packed.INT8 else (record.encoding, PANEL)
-    for rows, stored in _row_parts(file, record, packed.codes_size(encoding, unit, record.cols) // unit, unit):
-        yield packed.TILES[encoding].unpack(stored, rows, record.cols)
-
-
-def _row_parts(file: PackedFile, record: Record, size: int, unit: int = 1) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Some rows at a time: how many, and their bytes, `size` a row, rows in whole units."""
+    size = encoding.rows_size(unit, record.cols)
     for first in range(0, record.rows, _ROWS):
         rows = min(_ROWS, record.rows - first)
-        yield rows, file.stored(record, first * size, -(-rows // unit) * unit * size)
+        stored = file.stored(record, first // unit * size, -(-rows // unit) * size)
+        yield encoding.decode(stored, rows, record.cols)
 
 
 def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
     """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
-    if record.encoding not in packed.TILES:
-        dtype = np.dtype("<f4" if record.encoding == packed.F32 else "<f2")
-        for count, stored in _row_parts(file, record, dtype.itemsize * record.cols):
-            yield stored.view(dtype).reshape(count, -1).astype(np.float32, copy=False)
+    if record.scope == encodings.SCALE_NONE:
+        yield from (values.astype(np.float32, copy=False) for values in code_rows(file, record))
         return
     scales, first = file.scales(record), 0
     for codes in code_rows(file, record):
         rows = slice(first, first + len(codes))
-        if record.scope == packed.SCALE_GROUP:
+        if record.scope == encodings.SCALE_GROUP:
             yield codes * spread_scales(scales.reshape(record.rows, -1)[rows], record.cols)
         else:
-            yield codes * (scales[rows, None] if record.scope == packed.SCALE_ROW else scales)
+            yield codes * (scales[rows, None] if record.scope == encodings.SCALE_ROW else scales)
         first = rows.stop
 
 

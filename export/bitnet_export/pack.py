@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.config import ModelConfig
 
-from . import packed, sparsity
-from .packed import Spec
+from . import encodings, records, sparsity
+from .encodings import Encoding
+from .quantized import quantized
+from .records import Spec
 from .report import Report, ZeroInputs
 from .verify import compare
 from .writer import Encoded, spare, write_packed
@@ -68,7 +70,7 @@ def pack_checkpoint(
     from bitnet.checkpoint import CheckpointError
     from bitnet.model import frequency_tables
 
-    folder, config, body = checkpoint.folder, checkpoint.config, packed.ternary_encoding(encoding)
+    folder, config, body = checkpoint.folder, checkpoint.config, encodings.ternary_encoding(encoding)
     if head is not None:
         config = config.replace(head_format=head)
     zeros = sparsity.zero_inputs(checkpoint) if sparsity.rectified(config) else None
@@ -92,7 +94,7 @@ def pack_checkpoint(
             raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
         if not weight.isfinite().all():
             raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
-        return encode(spec, weight, config, packed.encoding_of(packed.ROLES[spec.key.role], body, sparse))
+        return encode(spec, weight, config, encodings.encoding_of(records.ROLES[spec.key.role], body, sparse))
 
     def complete(file: Path) -> None:
         if left:
@@ -118,23 +120,11 @@ def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:
     return {"zero_inputs": {key: [round(z, 3) for z in share] for key, share in dataclasses.asdict(zeros).items()}}
 
 
-def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: int = packed.TERNARY_2BIT) -> Encoded:
+def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoded:
     """What training's quantizers make of a master weight, as it is stored; `body` for ternary weights."""
-    from bitnet.quant import row_codes, ternary_codes
-
-    role = packed.ROLES[spec.key.role]
-    if spec.key.part == 0 and role in config.ternary:
-        codes, scales = ternary_codes(weight, config.weight_scale)
-        scope = packed.SCOPE_NAMES.index(config.weight_scale)
-        return Encoded(body, scope, packed.TILES[body].pack(codes.numpy()), scales.numpy())
-    if spec.formats == packed.TABLE_FORMATS and config.head_format == "int8":
-        codes, scales = row_codes(weight)
-        rows = packed.int8_encoding(spec, config)
-        return Encoded(rows, packed.SCALE_ROW, packed.TILES[rows].pack(codes.numpy()), scales.numpy())
-    values = weight.detach().float().numpy()
-    if spec.formats == packed.TABLE_FORMATS and config.head_format == "f16":
-        return Encoded.f16(values)
-    return Encoded.f32(values)
+    stored = records.stored_as(spec, config, body)
+    numbers, scales, scope = quantized(weight, stored, config)
+    return Encoded(stored, scope, stored.encode(numbers), scales)
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:

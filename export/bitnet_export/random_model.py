@@ -12,9 +12,10 @@ import numpy as np
 
 from bitnet.config import ModelConfig
 
-from . import int8_rows, layout, packed
+from . import encodings, int8_rows, layout, records
+from .encodings import Encoding
 from .layout import Bytes
-from .packed import Spec
+from .records import Spec
 from .writer import Encoded, write_packed
 
 _CHUNK = 1 << 20  # bytes drawn at a time
@@ -41,7 +42,7 @@ def random_model(
     if not 0 <= zeros <= 1:
         raise ValueError(f"zeros is {zeros}, expected a probability")
 
-    body = packed.ternary_encoding(encoding)
+    body = encodings.ternary_encoding(encoding)
 
     def source(spec: Spec) -> Encoded:
         return _draw(spec, config, np.random.Generator(np.random.SFC64([seed, *spec.key])), zeros, body)
@@ -50,31 +51,28 @@ def random_model(
     write_packed(path, [config], source, metadata=metadata, tokenizer=tokenizer)
 
 
-def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float, body: int) -> Encoded:
-    name, shape = packed.ROLES[spec.key.role], (spec.rows, spec.cols)
+def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float, body: Encoding) -> Encoded:
+    name, shape = records.ROLES[spec.key.role], (spec.rows, spec.cols)
     if name in ("rope_frequencies", "rope_local_frequencies"):
         dim, of = config.rope_dim, config if name == "rope_frequencies" else config.of_layer(0)
         return Encoded.f32(of.rope_theta ** (-np.arange(0, dim, 2) / dim))
     if spec.key.part == 1:
         return Encoded.f32(rng.normal(0, 0.1, shape))
-    if spec.formats == packed.VECTOR_FORMATS:
+    if spec.form == "vector":
         return Encoded.f32(rng.uniform(0.5, 1.5, shape))
-    table = config.head_format if name in ("embedding", "head") else ""
-    if name in config.ternary or table == "ternary":
-        scope = packed.SCOPE_NAMES.index(config.weight_scale)
+    stored = records.stored_as(spec, config, body)
+    if stored.ternary:
+        scope = encodings.SCOPE_NAMES.index(config.weight_scale)
         deviation = math.sqrt(spec.cols * max(1 - zeros, 1e-3))
-        scales = rng.uniform(0.8, 1.2, packed.scale_count(scope, *shape)) / deviation
-        body = packed.TERNARY_2BIT if table else body
-        stored = np.float16 if scope == packed.SCALE_GROUP else np.float32
-        tiles = _ternary_tiles(*shape, rng, zeros, body)
-        return Encoded(body, scope, tiles, scales.astype(stored).astype(np.float32))
+        scales = rng.uniform(0.8, 1.2, encodings.scale_count(scope, *shape)) / deviation
+        exact = np.float16 if scope == encodings.SCALE_GROUP else np.float32
+        tiles = _ternary_tiles(*shape, rng, zeros, stored)
+        return Encoded(stored, scope, tiles, scales.astype(exact).astype(np.float32))
     deviation = 2 / math.sqrt(spec.cols)
-    if table == "int8":
+    if stored.kind == "int8":
         scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / _INT8_DEVIATION)
-        encoding = packed.int8_encoding(spec, config)
-        return Encoded(encoding, packed.SCALE_ROW, _int8_rows(*shape, rng, encoding), scales.astype(np.float32))
-    values = rng.normal(0, deviation, shape)
-    return Encoded.f16(values) if table == "f16" else Encoded.f32(values)
+        return Encoded(stored, encodings.SCALE_ROW, _int8_rows(*shape, rng, stored), scales.astype(np.float32))
+    return Encoded.floats(stored, rng.normal(0, deviation, shape))
 
 
 def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:
@@ -84,35 +82,35 @@ def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:
         np.take(table, rng.integers(0, 1 << 16, part.size, np.uint16), out=part, mode="wrap")
 
 
-def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float, body: int) -> Bytes:
-    size, pack, unpack, *_ = packed.TILES[body]
-    data = np.empty(size(rows, cols), np.uint8)
+def _ternary_tiles(rows: int, cols: int, rng: np.random.Generator, zeros: float, body: Encoding) -> Bytes:
+    data = np.empty(body.size(rows, cols), np.uint8)
     _fill(data, rng, _ternary_bytes(rng, zeros, body))
 
-    # Packing the drawn codes of the last column of tiles and of the last panel again puts the padding right.
-    tile_k = layout.TERNARY_TILE_K if body == packed.TERNARY_2BIT else layout.TRIT_TILE_K
+    def packed_again(part: Bytes, rows: int, cols: int) -> Bytes:
+        """The same with its padding right."""
+        return body.encode(body.decode(np.ascontiguousarray(part), rows, cols)).reshape(-1, layout.TILE_BYTES)
+
     panels = data.reshape(-(-rows // layout.PANEL), -1, layout.TILE_BYTES)
-    if last := cols % tile_k:
-        panels[:, -1] = pack(unpack(np.ascontiguousarray(panels[:, -1]), rows, last)).reshape(-1, layout.TILE_BYTES)
+    if last := cols % body.tile_k:
+        panels[:, -1] = packed_again(panels[:, -1], rows, last)
     if last := rows % layout.PANEL:
-        panels[-1] = pack(unpack(panels[-1], last, cols)).reshape(-1, layout.TILE_BYTES)
+        panels[-1] = packed_again(panels[-1], last, cols)
     return data
 
 
-def _ternary_bytes(rng: np.random.Generator, zeros: float, body: int) -> Bytes:
+def _ternary_bytes(rng: np.random.Generator, zeros: float, body: Encoding) -> Bytes:
     """65,536 bytes of an encoding, their codes independent."""
     codes: Bytes = rng.choice(np.array([0, 1, 2], np.uint8), (5, 1 << 16), p=[(1 - zeros) / 2, zeros, (1 - zeros) / 2])
-    places = [1, 4, 16, 64, 0] if body == packed.TERNARY_2BIT else [81, 27, 9, 3, 1]
-    numbers: Bytes = np.array(places, np.uint8) @ codes
-    return numbers if body == packed.TERNARY_2BIT else np.take(layout.TRIT_BYTES, numbers)
+    assert body.tile_bytes  # all that TERNARY names have tiles
+    return body.tile_bytes(codes)
 
 
-def _int8_rows(rows: int, cols: int, rng: np.random.Generator, encoding: int) -> Bytes:
-    data = np.empty(packed.data_size(encoding, rows, cols), np.uint8)
+def _int8_rows(rows: int, cols: int, rng: np.random.Generator, encoding: Encoding) -> Bytes:
+    data = np.empty(encoding.size(rows, cols), np.uint8)
     codes = int8_rows.codes_of(data, rows, cols)
     normal = np.rint(rng.normal(0, _INT8_DEVIATION, 1 << 16)).clip(-127, 127)
     _fill(codes.reshape(-1).view(np.uint8), rng, normal.astype(np.int8).view(np.uint8))
     codes[:, cols:] = 0
-    if encoding == packed.INT8_SKETCH:
-        int8_rows.write_sketch(data, rows, cols)
+    if encoding.complete:
+        encoding.complete(data, rows, cols)
     return data

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import int8_rows, layout, packed, strict_json
+from . import encodings, layout, records, strict_json
 from .content import Content
 from .foreign import PROBE, recognise
-from .packed import Key, Record
+from .records import Key, Record
 from .stacks import pack_stack, unpack_stack
 
 
@@ -42,7 +42,7 @@ class Section(NamedTuple):
 
     @property
     def name(self) -> str:
-        return packed.SECTION_NAMES.get(self.kind, f"kind {self.kind}")
+        return records.SECTION_NAMES.get(self.kind, f"kind {self.kind}")
 
 
 def _require(ok: bool | np.bool_, message: str) -> None:
@@ -60,7 +60,7 @@ class PackedFile:
     def __init__(self, content: bytes | Content) -> None:
         """Raises PackedFormatError; the message says what was found and what was expected."""
         self._content = Content.of(content)
-        self._front = self._read(0, min(self._content.size, packed.HEADER.size + 64 * packed.SECTION.size))
+        self._front = self._read(0, min(self._content.size, records.HEADER.size + 64 * records.SECTION.size))
         self.version, self.header_crc, self.file_size, count = self._read_header()
         self.sections = self._read_sections(count)
         for section in self.sections:
@@ -105,7 +105,7 @@ class PackedFile:
     def scales(self, record: Record) -> NDArray[np.float32]:
         """Scales as fp32: (0,), (1,), (N,) or, row by row, (N * ceil(K/128),)."""
         raw = self._data(record.scale_offset, record.scale_size)
-        if record.scope == packed.SCALE_GROUP:
+        if record.scope == encodings.SCALE_GROUP:
             return layout.unpack_group_scales(raw, record.rows, record.cols).reshape(-1)
         return raw.view("<f4")
 
@@ -113,29 +113,27 @@ class PackedFile:
         """The bytes of a tensor as they lie in the file, without its scales; or `size` of them, from `first` on."""
         return self._data(record.offset + first, record.size - first if size is None else size)
 
-    def codes(self, record: Record) -> NDArray[np.int8]:
-        """int8 (N, K) of a ternary or int8 tensor."""
-        data = self._data(record.offset, record.size)
-        return packed.TILES[record.encoding].unpack(data, record.rows, record.cols)
+    def codes(self, record: Record) -> NDArray[Any]:
+        """int8 (N, K) of a ternary or int8 tensor; the floats of another, as they are stored."""
+        return record.encoding.decode(self.stored(record), record.rows, record.cols)
 
     def values(self, record: Record) -> NDArray[np.float32]:
         """The weights as fp32 (N, K): scale · code, or the stored floats."""
-        if record.scope == packed.SCALE_NONE:
-            dtype = "<f4" if record.encoding == packed.F32 else "<f2"
-            return self.stored(record).view(dtype).reshape(record.rows, record.cols).astype(np.float32, copy=False)
+        if record.scope == encodings.SCALE_NONE:
+            return self.codes(record).astype(np.float32, copy=False)
         scales = self.scales(record).reshape(-1, 1)
-        if record.scope == packed.SCALE_GROUP:
+        if record.scope == encodings.SCALE_GROUP:
             scales = layout.spread_scales(scales.reshape(record.rows, -1), record.cols)
         return self.codes(record) * scales
 
     @property
     def sparse(self) -> bool:
         """Whether some matrices are stored by lines, of which the engine reads only those that matter."""
-        return any(record.encoding in packed.LINES.values() for record in self.tensors.values())
+        return any(record.encoding.lines for record in self.tensors.values())
 
     def zero_fraction(self, record: Record) -> float | None:
         """Share of ternary codes that are 0; None for other encodings."""
-        if record.encoding not in packed.TERNARY_ENCODINGS:
+        if not record.encoding.ternary:
             return None
         return float((self.codes(record) == 0).mean())
 
@@ -143,27 +141,27 @@ class PackedFile:
 
     def _read_header(self) -> tuple[int, int, int, int]:
         head = self._front[:PROBE]
-        if head[:8] != packed.MAGIC[: len(head)] or not head:
+        if head[:8] != records.MAGIC[: len(head)] or not head:
             found = recognise(head) or f"a file that begins with {head[:8].hex(' ')}"
             raise PackedFormatError(f"expected a packed bitnet file, as bitnet export writes it; found {found}")
         size = self._content.size
-        _require(size >= packed.HEADER.size, f"the file has {size} bytes, a header has {packed.HEADER.size}")
-        _, version, flags, file_size, count, reserved, header_crc = packed.HEADER.unpack_from(self._front)
-        remedy = "export or convert the model again" if version < packed.VERSION else "use a newer bitnet-edge"
+        _require(size >= records.HEADER.size, f"the file has {size} bytes, a header has {records.HEADER.size}")
+        _, version, flags, file_size, count, reserved, header_crc = records.HEADER.unpack_from(self._front)
+        remedy = "export or convert the model again" if version < records.VERSION else "use a newer bitnet-edge"
         _require(
-            version == packed.VERSION,
-            f"format version is {version}, this program reads {packed.VERSION}; {remedy}",
+            version == records.VERSION,
+            f"format version is {version}, this program reads {records.VERSION}; {remedy}",
         )
         _require(flags == 0, f"header flags are {flags:#x}, expected 0; the file needs a newer bitnet-edge")
         _require(
             file_size == size,
             f"the file has {size} bytes, its header says {file_size}; copy or export it again",
         )
-        _require(size % packed.ALIGN == 0, f"the file has {size} bytes, expected a multiple of {packed.ALIGN}")
+        _require(size % records.ALIGN == 0, f"the file has {size} bytes, expected a multiple of {records.ALIGN}")
         _require(3 <= count <= 64, f"section_count is {count}, expected 3 to 64")
-        table_end = packed.HEADER.size + packed.SECTION.size * count
+        table_end = records.HEADER.size + records.SECTION.size * count
         _require(table_end <= size, f"{count} sections need {table_end} bytes of table, the file has {size}")
-        crc = zlib.crc32(self._front[packed.HEADER.size : table_end], zlib.crc32(self._front[:60]))
+        crc = zlib.crc32(self._front[records.HEADER.size : table_end], zlib.crc32(self._front[:60]))
         _require(
             crc == header_crc,
             f"header and section table have checksum {crc:08x}, expected {header_crc:08x}: the file is damaged",
@@ -173,43 +171,45 @@ class PackedFile:
 
     def _read_sections(self, count: int) -> tuple[Section, ...]:
         sections: list[Section] = []
-        end = packed.HEADER.size + packed.SECTION.size * count
+        end = records.HEADER.size + records.SECTION.size * count
         for i in range(count):
-            kind, crc, offset, size, flags, reserved = packed.SECTION.unpack_from(
-                self._front, packed.HEADER.size + packed.SECTION.size * i
+            kind, crc, offset, size, flags, reserved = records.SECTION.unpack_from(
+                self._front, records.HEADER.size + records.SECTION.size * i
             )
-            section = Section(kind, crc, offset, size, bool(flags & packed.OPTIONAL))
+            section = Section(kind, crc, offset, size, bool(flags & records.OPTIONAL))
             previous = sections[-1].kind if sections else 0
             _require(kind > previous, f"section kind {kind} follows kind {previous}, expected ascending kinds from 1")
-            known = kind in packed.SECTION_NAMES
+            known = kind in records.SECTION_NAMES
             _require(known or section.optional, f"section kind {kind} is required but unknown to this version")
-            _require(flags & ~(0 if known else packed.OPTIONAL) == 0, f"flags of section {section.name} are {flags:#x}")
+            _require(
+                flags & ~(0 if known else records.OPTIONAL) == 0, f"flags of section {section.name} are {flags:#x}"
+            )
             _require(reserved == 0, f"reserved word of section {section.name} is {reserved}, expected 0")
-            unit = {packed.STACKS: packed.STACK.size, packed.TENSORS: packed.TENSOR.size}.get(kind, 1)
+            unit = {records.STACKS: records.STACK.size, records.TENSORS: records.TENSOR.size}.get(kind, 1)
             _require(
                 size > 0 and size % unit == 0,
                 f"section {section.name} has {size} bytes, expected a positive multiple of {unit}",
             )
             _require(
-                kind != packed.TEMPLATE or size <= packed.MAX_TEMPLATE,
-                f"section TEMPLATE has {size} bytes, expected at most {packed.MAX_TEMPLATE}",
+                kind != records.TEMPLATE or size <= records.MAX_TEMPLATE,
+                f"section TEMPLATE has {size} bytes, expected at most {records.MAX_TEMPLATE}",
             )
             _require(
-                offset == packed.align(end) and offset + size <= self.file_size,
-                f"section {section.name} is {size} bytes at {offset}, expected at {packed.align(end)} "
+                offset == records.align(end) and offset + size <= self.file_size,
+                f"section {section.name} is {size} bytes at {offset}, expected at {records.align(end)} "
                 f"within {self.file_size}",
             )
             self._check_padding(end, offset, f"before section {section.name}")
             sections.append(section)
             end = offset + size
-        _require(packed.align(end) == self.file_size, f"the last section ends at {end}, the file at {self.file_size}")
+        _require(records.align(end) == self.file_size, f"the last section ends at {end}, the file at {self.file_size}")
         self._check_padding(end, self.file_size, "at the end of the file")
-        for kind in (packed.STACKS, packed.TENSORS, packed.DATA):
-            _require(any(s.kind == kind for s in sections), f"section {packed.SECTION_NAMES[kind]} is missing")
+        for kind in (records.STACKS, records.TENSORS, records.DATA):
+            _require(any(s.kind == kind for s in sections), f"section {records.SECTION_NAMES[kind]} is missing")
         return tuple(sections)
 
     def _read_metadata(self) -> dict[str, Any]:
-        raw = self.section(packed.METADATA)
+        raw = self.section(records.METADATA)
         if raw is None:
             return {}
         try:
@@ -220,12 +220,12 @@ class PackedFile:
         return dict(metadata)
 
     def _read_stacks(self) -> tuple[ModelConfig, ...]:
-        raw = self.section(packed.STACKS) or b""
-        count = len(raw) // packed.STACK.size
-        _require(count <= packed.MAX_STACKS, f"the file has {count} stacks, expected 1 to {packed.MAX_STACKS}")
+        raw = self.section(records.STACKS) or b""
+        count = len(raw) // records.STACK.size
+        _require(count <= records.MAX_STACKS, f"the file has {count} stacks, expected 1 to {records.MAX_STACKS}")
         configs = []
         for i in range(count):
-            record = raw[packed.STACK.size * i :][: packed.STACK.size]
+            record = raw[records.STACK.size * i :][: records.STACK.size]
             try:
                 configs.append(unpack_stack(record))
             except ValueError as error:
@@ -246,46 +246,50 @@ class PackedFile:
         return full
 
     def _read_tensors(self) -> dict[Key, Record]:
-        table = next(s for s in self.sections if s.kind == packed.TENSORS)
+        table = next(s for s in self.sections if s.kind == records.TENSORS)
         lines = self._read(table.offset, table.size)
-        found = (self._read_record(lines, i) for i in range(0, table.size, packed.TENSOR.size))
-        records: dict[Key, Record] = {}
+        found = (self._read_record(lines, i) for i in range(0, table.size, records.TENSOR.size))
+        tensors: dict[Key, Record] = {}
         end = 0
         for i, config in enumerate(self.configs):
-            for spec in packed.expected_tensors(config, i):
+            for spec in records.expected_tensors(config, i):
                 name = spec.key.name
                 record = next(found, None)
                 if record is None:
-                    raise PackedFormatError(f"tensor {name} is missing; the table ends after {len(records)}")
-                _require(record.key == spec.key, f"tensor {len(records)} is {_describe(record.key)}, expected {name}")
+                    raise PackedFormatError(f"tensor {name} is missing; the table ends after {len(tensors)}")
+                _require(record.key == spec.key, f"tensor {len(tensors)} is {_describe(record.key)}, expected {name}")
                 _require(
                     (record.rows, record.cols) == (spec.rows, spec.cols),
                     f"{name} is {record.rows} x {record.cols}, expected {spec.rows} x {spec.cols}",
                 )
                 _require(
                     (record.encoding, record.scope) in spec.formats,
-                    f"{name} is {packed.format_name(record.encoding, record.scope)}, "
-                    f"expected {packed.format_names(spec.formats)}",
+                    f"{name} is {encodings.format_name(record.encoding, record.scope)}, "
+                    f"expected {encodings.format_names(spec.formats)}",
                 )
                 end = self._check_place(record, end)
-                records[record.key] = record
+                tensors[record.key] = record
         extra = next(found, None)
         _require(extra is None, f"tensor {extra and _describe(extra.key)} is not called for by the configuration")
         _require(end == self._data_section.size, f"the last tensor ends at {end}, DATA at {self._data_section.size}")
-        return records
+        return tensors
 
     def _read_record(self, table: bytes, offset: int) -> Record:
-        words = packed.TENSOR.unpack_from(table, offset)
+        words = records.TENSOR.unpack_from(table, offset)
         key = Key(*words[:5])
-        encoding, scope, reserved8, reserved32, rows, cols, start, size, scale_start, scale_size, reserved64 = words[5:]
+        number, scope, reserved8, reserved32, rows, cols, start, size, scale_start, scale_size, reserved64 = words[5:]
         _require(not (reserved8 or reserved32 or reserved64), f"{_describe(key)}: a reserved field is not 0")
+        encoding = encodings.ENCODINGS.get(number)
+        if encoding is None:
+            known = ", ".join(f"{e.number} {e.name}" for e in encodings.ENCODINGS.values())
+            raise PackedFormatError(f"{_describe(key)} has encoding {number}, expected one of {known}")
         return Record(key, encoding, scope, rows, cols, start, size, scale_start, scale_size)
 
     def _check_place(self, record: Record, end: int) -> int:
         """Data and scales lie right behind what comes before; returns their end."""
         name = record.key.name
-        size = packed.data_size(record.encoding, record.rows, record.cols)
-        scale_size = packed.scale_size(record.scope, record.rows, record.cols)
+        size = record.encoding.size(record.rows, record.cols)
+        scale_size = encodings.scale_size(record.scope, record.rows, record.cols)
         spans = [("data", record.offset, record.size, size)]
         if scale_size:
             spans.append(("scales", record.scale_offset, record.scale_size, scale_size))
@@ -293,7 +297,7 @@ class PackedFile:
             _require(record.scale_offset == record.scale_size == 0, f"{name} has no scale, but a place for one")
         for what, offset, found, expected in spans:
             _require(found == expected, f"{name}: {what} has {found} bytes, expected {expected}")
-            start = packed.align(end)
+            start = records.align(end)
             _require(offset == start, f"{name}: {what} is at {offset}, expected {start}")
             _require(
                 start + found <= self._data_section.size,
@@ -305,38 +309,28 @@ class PackedFile:
         return end
 
     def _check_values(self, record: Record) -> None:
-        name, data = record.key.name, self._data(record.offset, record.size)
-        if record.encoding in packed.TILES:
-            tiles = packed.TILES[record.encoding]
-            codes = data[: packed.codes_size(record.encoding, record.rows, record.cols)]
-            _require(not tiles.has_refused(codes), f"{name}: {tiles.refusal}")
-            if record.encoding == packed.INT8_SKETCH:
-                _require(
-                    int8_rows.steps_are_valid(data, record.rows), f"{name}: a step or deviation is not finite and >= 0"
-                )
-                wrong = int8_rows.wrong_sketch(data, record.rows, record.cols)
-                _require(wrong is None, f"{name}: the sketch of row {wrong} is not that of its codes")
-        else:
-            values = data.view("<f4" if record.encoding == packed.F32 else "<f2")
-            _require(bool(np.isfinite(values).all()), f"{name}: a value is not finite")
-            if record.key.role in (packed.ROLE["rope_frequencies"], packed.ROLE["rope_local_frequencies"]):
-                last = self.configs[record.key.stack].max_context - 1
-                with np.errstate(over="ignore"):
-                    angles = np.abs(values.astype(np.float32) * np.float32(last))
-                _require(
-                    bool((angles < packed.MOST_ANGLE).all()),
-                    f"{name}: a frequency of {np.abs(values).max():g} makes an angle of {angles.max():g} at position "
-                    f"{last}, expected below {packed.MOST_ANGLE:g}",
-                )
-        dtype = "<f2" if record.scope == packed.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
+        name, data = record.key.name, self.stored(record)
+        fault = record.encoding.fault(data, record.rows, record.cols)
+        _require(fault is None, f"{name}: {fault}")
+        if record.key.role in (records.ROLE["rope_frequencies"], records.ROLE["rope_local_frequencies"]):
+            values = record.encoding.decode(data, record.rows, record.cols)
+            last = self.configs[record.key.stack].max_context - 1
+            with np.errstate(over="ignore"):
+                angles = np.abs(values.astype(np.float32) * np.float32(last))
+            _require(
+                bool((angles < records.MOST_ANGLE).all()),
+                f"{name}: a frequency of {np.abs(values).max():g} makes an angle of {angles.max():g} at position "
+                f"{last}, expected below {records.MOST_ANGLE:g}",
+            )
+        dtype = "<f2" if record.scope == encodings.SCALE_GROUP else "<f4"  # fp16 with those of padding rows
         scales = np.frombuffer(self._data(record.scale_offset, record.scale_size), dtype).astype(np.float32)
-        _require(packed.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
+        _require(encodings.scales_are_valid(scales), f"{name}: a scale is not a finite, normal number above 0")
 
     # --- bytes ---
 
     @cached_property
     def _data_section(self) -> Section:
-        return next(s for s in self.sections if s.kind == packed.DATA)
+        return next(s for s in self.sections if s.kind == records.DATA)
 
     def _data(self, offset: int, size: int) -> NDArray[np.uint8]:
         return self._content.read(self._data_section.offset + offset, size)
@@ -355,7 +349,7 @@ class PackedFile:
 
 
 def _describe(key: Key) -> str:
-    if key.role in packed.ROLES and key.part < 2:
+    if key.role in records.ROLES and key.part < 2:
         return key.name
     return "/".join(map(str, key))
 

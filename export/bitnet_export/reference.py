@@ -18,8 +18,8 @@ from bitnet.layers import RMSNorm
 from bitnet.model import Block, rope_tables
 from bitnet.quant import activation_codes, embedding_rows, integer_product, row_codes, stored_rows
 
-from . import layout, packed
-from .packed import NONE, ROLE, Key
+from . import layout, records
+from .records import NONE, ROLE, Key
 from .source import Floats, Source, Ternary
 from .source import Tensor as Stored
 
@@ -139,11 +139,11 @@ def _block(source: Source, layer: int, seen: Seen | None) -> Block:
         block = Block(config.of_layer(layer).replace(ternary=()))
     floats: dict[str, Tensor] = {}
     frozen: dict[str, Ternary] = {}
-    for spec in packed.expected_tensors(config.replace(n_layers=1)):
+    for spec in records.expected_tensors(config.replace(n_layers=1)):
         if spec.key.layer == NONE:
             continue
         key = spec.key._replace(layer=layer)
-        role, tensor = packed.ROLES[key.role], source.load(key)
+        role, tensor = records.ROLES[key.role], source.load(key)
         if seen:
             seen(key, tensor)
         if isinstance(tensor, Ternary):

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import packed
-from .packed import Record
+from . import encodings, records
+from .encodings import Encoding
 from .reader import PackedFile
+from .records import Record
 from .verify import VerificationError
 from .writer import Encoded, spare, write_sections
 
@@ -61,12 +62,12 @@ def repack(
     Raises PackedFormatError for a bad source, ValueError when the format cannot say it (1.6 has no
     group scales), VerificationError.
     """
-    body = packed.ternary_encoding(encoding)
+    body = encodings.ternary_encoding(encoding)
     spare(Path(source), Path(out))
     file = PackedFile.open(source)
     if sparse is None:
         sparse = file.sparse
-    kinds = [s.kind for s in file.sections if s.kind < packed.DATA]
+    kinds = [s.kind for s in file.sections if s.kind < records.DATA]
     reports: list[Repacked] = []
     write_sections(
         out,
@@ -78,29 +79,28 @@ def repack(
     return reports[0]
 
 
-def _encoded(file: PackedFile, record: Record, body: int, sparse: bool) -> Encoded:
+def _encoded(file: PackedFile, record: Record, body: Encoding, sparse: bool) -> Encoded:
     scales = file.scales(record) if record.scale_size else None
-    if record.encoding not in packed.TERNARY_ENCODINGS:
+    if not record.encoding.ternary:
         return Encoded(record.encoding, record.scope, file.stored(record), scales)
-    encoding = packed.encoding_of(packed.ROLES[record.key.role], body, sparse)
-    return Encoded(encoding, record.scope, packed.TILES[encoding].pack(file.codes(record)), scales)
+    encoding = encodings.encoding_of(records.ROLES[record.key.role], body, sparse)
+    return Encoded(encoding, record.scope, encoding.encode(file.codes(record)), scales)
 
 
 def _compare(source: Path, old: PackedFile, written: Path) -> Repacked:
     new = PackedFile.open(written)
-    for kind in (packed.STACKS, packed.METADATA, packed.TOKENIZER, packed.TEMPLATE):
+    for kind in (records.STACKS, records.METADATA, records.TOKENIZER, records.TEMPLATE):
         if old.section(kind) != new.section(kind):
-            raise VerificationError(f"section {packed.SECTION_NAMES[kind]} differs from the source's")
+            raise VerificationError(f"section {records.SECTION_NAMES[kind]} differs from the source's")
     weights = size = 0
     for key, record in new.tensors.items():
         before = old.tensors[key]
-        ternary = record.encoding in packed.TERNARY_ENCODINGS
-        read = PackedFile.codes if ternary else PackedFile.stored
+        read = PackedFile.codes if record.encoding.ternary else PackedFile.stored
         if not np.array_equal(read(old, before), read(new, record)):
             raise VerificationError(f"{key.name}: weights in the file differ from the source's")
         if old.scales(before).tobytes() != new.scales(record).tobytes():
             raise VerificationError(f"{key.name}: scales in the file differ from the source's")
-        if ternary:
+        if record.encoding.ternary:
             weights += record.rows * record.cols
             size += record.size
     return Repacked(

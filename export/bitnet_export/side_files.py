@@ -9,7 +9,7 @@ from typing import Any
 
 from bitnet.config import ModelConfig
 
-from . import packed
+from . import records
 from .outgoing import write_json
 from .reader import PackedFile
 from .vocabulary import around, load
@@ -51,7 +51,7 @@ def special_tokens(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: Mapping[str, Any]) -> None:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the packed file has them."""
-    tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
+    tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if template is not None:
         (folder / "chat_template.jinja").write_bytes(template)
     if tokenizer is None:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import int8_rows, packed
-from .packed import Key, Spec
+from . import encodings, int8_rows, records
+from .encodings import Encoding
+from .records import Key, Spec
 from .writer import Encoded
 
 _ROWS = 4096  # of a table in memory at a time
@@ -43,8 +44,8 @@ class Ternary(NamedTuple):
     @property
     def scope(self) -> int:
         if self.scales.ndim == 2:
-            return packed.SCALE_GROUP
-        return packed.SCALE_TENSOR if self.scales.size == 1 else packed.SCALE_ROW
+            return encodings.SCALE_GROUP
+        return encodings.SCALE_TENSOR if self.scales.size == 1 else encodings.SCALE_ROW
 
 
 class Floats(NamedTuple):
@@ -85,36 +86,35 @@ class Source:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: int) -> Encoded:
+def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: Encoding) -> Encoded:
     """The bytes of one tensor; `body` is the encoding of ternary ones."""
     shape = (spec.rows, spec.cols)
     if tensor.shape != shape and (1, *tensor.shape) != shape:
         raise SourceError(f"{spec.key.name} has shape {list(tensor.shape)}, the configuration calls for {list(shape)}")
     if isinstance(tensor, Ternary):
         return _encode_ternary(spec, tensor, body)
-    if spec.formats == packed.TABLE_FORMATS and config.head_format == "int8":
-        return _encode_rows(spec, tensor, packed.int8_encoding(spec, config))
+    stored = records.stored_as(spec, config)
+    if stored.kind == "int8":
+        return _encode_rows(spec, tensor, stored)
     values = tensor.all()
     if not np.isfinite(values).all():
         raise SourceError(f"{spec.key.name} holds NaN or infinity")
-    if spec.formats == packed.TABLE_FORMATS and config.head_format == "f16":
-        return Encoded.f16(values)
-    return Encoded.f32(values)
+    return Encoded.floats(encodings.F32 if stored.ternary else stored, values)
 
 
-def _encode_ternary(spec: Spec, tensor: Ternary, body: int) -> Encoded:
+def _encode_ternary(spec: Spec, tensor: Ternary, body: Encoding) -> Encoded:
     if (body, tensor.scope) not in spec.formats:  # 1.6 bits has no group scales and a shorter row
-        body = packed.TERNARY_2BIT
-    return Encoded(body, tensor.scope, packed.TILES[body].pack(tensor.codes), tensor.scales)
+        body = encodings.TERNARY_2BIT
+    return Encoded(body, tensor.scope, body.encode(tensor.codes), tensor.scales)
 
 
-def _encode_rows(spec: Spec, tensor: Floats, encoding: int) -> Encoded:
+def _encode_rows(spec: Spec, tensor: Floats, encoding: Encoding) -> Encoded:
     """int8 rows (bitnet.quant.row_codes), a few thousand at a time: a table may be larger than all else."""
     import torch
 
     from bitnet.quant import row_codes
 
-    data = np.zeros(packed.data_size(encoding, spec.rows, spec.cols), np.uint8)
+    data = np.zeros(encoding.size(spec.rows, spec.cols), np.uint8)
     stored = int8_rows.codes_of(data, spec.rows, spec.cols)
     sigma = np.empty(spec.rows, np.float32)
     for first in range(0, spec.rows, _ROWS):
@@ -124,6 +124,6 @@ def _encode_rows(spec: Spec, tensor: Floats, encoding: int) -> Encoded:
             raise SourceError(f"{spec.key.name} holds NaN or infinity")
         codes, sigma_rows = row_codes(torch.from_numpy(np.ascontiguousarray(values)))
         stored[first:last, : spec.cols], sigma[first:last] = codes.numpy(), sigma_rows.numpy()
-    if encoding == packed.INT8_SKETCH:
-        int8_rows.write_sketch(data, spec.rows, spec.cols)
-    return Encoded(encoding, packed.SCALE_ROW, data, sigma)
+    if encoding.complete:
+        encoding.complete(data, spec.rows, spec.cols)
+    return Encoded(encoding, encodings.SCALE_ROW, data, sigma)

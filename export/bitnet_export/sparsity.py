@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
-from . import packed
+from . import encodings
+from .encodings import Encoding
 from .real_text import real_tokens
 from .report import ZeroInputs
 
@@ -30,7 +31,7 @@ SMALLEST = 32 << 20  # bytes of up and down; fewer stay in a cache, where there 
 def rectified(config: ModelConfig) -> bool:
     """Whether the FFN multiplies with exact zeros, in matrices that can be stored by lines."""
     gated = config.ffn == "gated" and config.activation in ("relu2", "relu") and config.n_experts == 0
-    return gated and set(packed.LINES) <= set(config.ternary) and config.weight_scale != "group"
+    return gated and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
 
 
 def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
@@ -76,11 +77,11 @@ def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
             handle.remove()
 
 
-def pays(config: ModelConfig, zeros: ZeroInputs, body: int = packed.TERNARY_2BIT) -> bool:
+def pays(config: ModelConfig, zeros: ZeroInputs, body: Encoding = encodings.TERNARY_2BIT) -> bool:
     """Whether lines promise more than they cost, next to the encoding `body`. A row of `up` is left out where the
     input of `down` is zero before it is quantized, a column of `down` where it is zero after."""
     shape = config.ffn_dim, config.dim
     alive = (1 - sum(share) / len(share) for share in (zeros.before, zeros.after))
-    lines = sum(alive) * packed.data_size(packed.TERNARY_2BIT_ROWS, *shape) / GATHERED
-    plain = packed.data_size(body, *shape) + packed.data_size(body, *shape[::-1])
+    lines = sum(alive) * encodings.LINES["up"].size(*shape) / GATHERED
+    plain = body.size(*shape) + body.size(*shape[::-1])
     return config.n_layers * plain >= SMALLEST and lines <= WORTH * plain

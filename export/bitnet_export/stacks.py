@@ -7,7 +7,7 @@ from typing import Any
 
 from bitnet.config import CHOICES, ModelConfig
 
-from .packed import STACK
+from .records import STACK
 
 MAX_ATTENTION_DIM = 262_144
 

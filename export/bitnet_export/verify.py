@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import packed
+from . import records
+from .quantized import quantized
 from .reader import PackedFile
 from .real_text import real_tokens
 from .report import Agreement, HeadCost, Report, Scores, ZeroInputs
@@ -107,7 +108,7 @@ def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
         for what, found, expected in _stored(file, record, weights, config):
             if found.shape != expected.shape or not np.array_equal(found, expected):
                 raise VerificationError(f"{key.name}: {what} in the file differ from the checkpoint's")
-            if record.encoding in packed.TERNARY_ENCODINGS and what == "codes":
+            if record.encoding.ternary and what == "codes":
                 size += record.size
                 zeros[key.layer] += int((found == 0).sum())
                 ternary[key.layer] += found.size
@@ -126,23 +127,17 @@ def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
 
 
 def _stored(
-    file: PackedFile, record: packed.Record, weights: dict[str, Any], config: Any
+    file: PackedFile, record: records.Record, weights: dict[str, Any], config: Any
 ) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
     """(what, in the file, from the checkpoint) for everything a record stores."""
     from bitnet.model import frequency_tables
-    from bitnet.quant import row_codes, ternary_codes
 
     name = record.key.name
     weight = weights[name] if name in weights else frequency_tables(config)[name]
-    if record.encoding in (packed.F32, packed.F16):
-        weight = weight.half() if record.encoding == packed.F16 else weight
-        return [("values", file.values(record).ravel(), weight.float().numpy().ravel())]
-    ternary = record.encoding in packed.TERNARY_ENCODINGS
-    codes, scales = ternary_codes(weight, config.weight_scale) if ternary else row_codes(weight)
-    return [
-        ("codes", file.codes(record), codes.numpy()),
-        ("scales", file.scales(record), scales.numpy().ravel()),
-    ]
+    numbers, scales, _ = quantized(weight, record.encoding, config)
+    if scales is None:
+        return [("values", file.codes(record).ravel(), numbers.ravel())]
+    return [("codes", file.codes(record), numbers), ("scales", file.scales(record), scales.ravel())]
 
 
 # ---- log-probabilities ----

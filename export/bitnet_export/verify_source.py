@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 from bitnet.model import pooled
 
-from . import packed
-from .packed import Key
 from .reader import PackedFile
+from .records import Key
 from .reference import Pass, Windows, hidden_states, logits
 from .report import Agreement, Checked, HeadCost, Scores
 from .source import Progress, Source, Ternary
@@ -101,8 +100,8 @@ class _Weights:
             self.ternary += tensor.codes.size
         else:
             values = tensor.all()
-            if record.encoding == packed.F16:
-                values = values.astype(np.float16).astype(np.float32)
+            if record.encoding.kind == "float":
+                values = values.astype(record.encoding.dtype).astype(np.float32)
             pairs = [("values", self.file.values(record), values)]
         for what, found, expected in pairs:
             if not np.array_equal(found.ravel(), expected.ravel()):

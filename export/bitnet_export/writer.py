@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 from bitnet.process import flush
 
-from . import layout, packed
-from .packed import Record, Spec
+from . import encodings, layout, records
+from .encodings import Encoding
+from .records import Record, Spec
 from .stacks import pack_stack
 
 # The size of a huge page: written by aligned writes of this size, a file lies in memory in huge pages (Linux with
@@ -34,20 +35,23 @@ BLOCK = 1 << 21
 class Encoded(NamedTuple):
     """A tensor as it lies in the file."""
 
-    encoding: int
+    encoding: Encoding
     scope: int
     data: NDArray[Any]
     scales: NDArray[np.float32] | None = None  # (1,), (N,) or (N, ceil(K/128)) by scope
 
     @classmethod
+    def floats(cls, encoding: Encoding, values: NDArray[Any]) -> Encoded:
+        return cls(encoding, encodings.SCALE_NONE, encoding.encode(values))
+
+    @classmethod
     def f32(cls, values: NDArray[Any]) -> Encoded:
-        return cls(packed.F32, packed.SCALE_NONE, np.ascontiguousarray(values, "<f4"))
+        return cls.floats(encodings.F32, values)
 
     @classmethod
     def f16(cls, values: NDArray[Any]) -> Encoded:
         """A value beyond 65504 becomes infinite, which the writer refuses."""
-        with np.errstate(over="ignore"):
-            return cls(packed.F16, packed.SCALE_NONE, np.ascontiguousarray(values, "<f2"))
+        return cls.floats(encodings.F16, values)
 
 
 _TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errno.EFBIG: "limit on the size of files"}
@@ -93,7 +97,7 @@ def renaming(path: Path) -> Iterator[Path]:
     flush(path.parent)
 
 
-def spare(source: Path, out: Path, magic: bytes = packed.MAGIC) -> None:
+def spare(source: Path, out: Path, magic: bytes = records.MAGIC) -> None:
     """Raises FileExistsError: writing `out` would replace the source, a part of it, or anything but an older result.
 
     magic: how a file of the kind that is written begins.
@@ -107,7 +111,7 @@ def spare(source: Path, out: Path, magic: bytes = packed.MAGIC) -> None:
     if inside or (source.is_file() and out.samefile(source)):
         raise FileExistsError(f"{out} is {'in ' if inside else ''}the source and would be replaced; give another name")
     if not older and out.stat().st_size:
-        kind = "packed" if magic == packed.MAGIC else magic.decode()
+        kind = "packed" if magic == records.MAGIC else magic.decode()
         raise FileExistsError(f"{out} exists and is not a {kind} file; give another name")
 
 
@@ -134,17 +138,17 @@ def write_packed(
 
     Raises ValueError when something cannot be said in the format, OSError when writing fails.
     """
-    if not 1 <= len(stacks) <= packed.MAX_STACKS:
-        raise ValueError(f"{len(stacks)} stacks, expected 1 to {packed.MAX_STACKS}")
-    if template is not None and len(template) > packed.MAX_TEMPLATE:
-        raise ValueError(f"chat template is {len(template)} bytes, expected at most {packed.MAX_TEMPLATE}")
+    if not 1 <= len(stacks) <= records.MAX_STACKS:
+        raise ValueError(f"{len(stacks)} stacks, expected 1 to {records.MAX_STACKS}")
+    if template is not None and len(template) > records.MAX_TEMPLATE:
+        raise ValueError(f"chat template is {len(template)} bytes, expected at most {records.MAX_TEMPLATE}")
     description = {"format": "bitnet-edge", "config": [c.to_dict() for c in stacks]} | (metadata or {})
     front = {
-        packed.STACKS: b"".join(map(pack_stack, stacks)),
-        packed.TENSORS: b"",
-        packed.METADATA: json.dumps(description, ensure_ascii=False, allow_nan=False, indent=1).encode(),
-        packed.TOKENIZER: tokenizer,
-        packed.TEMPLATE: template,
+        records.STACKS: b"".join(map(pack_stack, stacks)),
+        records.TENSORS: b"",
+        records.METADATA: json.dumps(description, ensure_ascii=False, allow_nan=False, indent=1).encode(),
+        records.TOKENIZER: tokenizer,
+        records.TEMPLATE: template,
     }
     known = {kind: content for kind, content in front.items() if content is not None}
     write_sections(path, stacks, source, known, check=check)
@@ -171,30 +175,30 @@ def write_sections(
 def _write(
     file: BinaryIO, stacks: Sequence[ModelConfig], source: Callable[[Spec], Encoded], front: dict[int, bytes]
 ) -> None:
-    specs = [spec for index, config in enumerate(stacks) for spec in packed.expected_tensors(config, index)]
-    front[packed.TENSORS] = bytes(packed.TENSOR.size * len(specs))
+    specs = [spec for index, config in enumerate(stacks) for spec in records.expected_tensors(config, index)]
+    front[records.TENSORS] = bytes(records.TENSOR.size * len(specs))
     section_count = len(front) + 1
-    offsets, end = {}, packed.HEADER.size + packed.SECTION.size * section_count
+    offsets, end = {}, records.HEADER.size + records.SECTION.size * section_count
     for kind, content in front.items():
-        offsets[kind] = packed.align(end)
+        offsets[kind] = records.align(end)
         end = offsets[kind] + len(content)
-    data_start = packed.align(end)
+    data_start = records.align(end)
 
     _append(file, bytes(data_start))  # not a seek: blocks begin at multiples of BLOCK; filled in below
     data = _Stream(file)
-    records = [_write_tensor(data, spec, source(spec)) for spec in specs]
-    front[packed.TENSORS] = b"".join(record.pack() for record in records)
+    table = [_write_tensor(data, spec, source(spec)) for spec in specs]
+    front[records.TENSORS] = b"".join(record.pack() for record in table)
 
-    table = b"".join(
-        packed.SECTION.pack(kind, zlib.crc32(content), offsets[kind], len(content), 0, 0)
+    sections = b"".join(
+        records.SECTION.pack(kind, zlib.crc32(content), offsets[kind], len(content), 0, 0)
         for kind, content in front.items()
-    ) + packed.SECTION.pack(packed.DATA, data.crc, data_start, data.size, 0, 0)
-    file_size = packed.align(data_start + data.size)
-    fields = (packed.MAGIC, packed.VERSION, 0, file_size, section_count, bytes(32))
-    header = packed.HEADER.pack(*fields, 0)[:-4]
+    ) + records.SECTION.pack(records.DATA, data.crc, data_start, data.size, 0, 0)
+    file_size = records.align(data_start + data.size)
+    fields = (records.MAGIC, records.VERSION, 0, file_size, section_count, bytes(32))
+    header = records.HEADER.pack(*fields, 0)[:-4]
     file.truncate(file_size)
     file.seek(0)
-    file.write(packed.HEADER.pack(*fields, zlib.crc32(header + table)) + table)
+    file.write(records.HEADER.pack(*fields, zlib.crc32(header + sections)) + sections)
     for kind, content in front.items():
         file.seek(offsets[kind])
         file.write(content)
@@ -208,7 +212,7 @@ class _Stream:
 
     def put(self, content: bytes | memoryview) -> int:
         """Append at the next multiple of 64; returns the offset."""
-        for part in (bytes(-self.size % packed.ALIGN), content):
+        for part in (bytes(-self.size % records.ALIGN), content):
             _append(self.file, part)
             self.crc = zlib.crc32(part, self.crc)
             self.size += len(part)
@@ -228,25 +232,23 @@ def _write_tensor(data: _Stream, spec: Spec, tensor: Encoded) -> Record:
     name = spec.key.name
     if (tensor.encoding, tensor.scope) not in spec.formats:
         raise ValueError(
-            f"{name}: stored as {packed.format_name(tensor.encoding, tensor.scope)}, which FORMAT.md does not allow "
-            f"for {spec.rows} x {spec.cols}; expected {packed.format_names(spec.formats)}"
+            f"{name}: stored as {encodings.format_name(tensor.encoding, tensor.scope)}, which FORMAT.md does not allow "
+            f"for {spec.rows} x {spec.cols}; expected {encodings.format_names(spec.formats)}"
         )
     content = _bytes(tensor.data)
-    size = packed.data_size(tensor.encoding, spec.rows, spec.cols)
+    size = tensor.encoding.size(spec.rows, spec.cols)
     if len(content) != size:
         raise ValueError(f"{name}: {len(content)} bytes, expected {size} for {spec.rows} x {spec.cols}")
-    if tensor.scope == packed.SCALE_NONE and not np.isfinite(tensor.data).all():
-        raise ValueError(
-            f"{name}: a value is NaN, infinite, or beyond the range of {packed.ENCODING_NAMES[tensor.encoding]}"
-        )
+    if tensor.scope == encodings.SCALE_NONE and not np.isfinite(tensor.data).all():
+        raise ValueError(f"{name}: a value is NaN, infinite, or beyond the range of {tensor.encoding.name}")
     scales = np.empty(0, "<f4") if tensor.scales is None else np.ascontiguousarray(tensor.scales, "<f4").reshape(-1)
-    count = packed.scale_count(tensor.scope, spec.rows, spec.cols)
+    count = encodings.scale_count(tensor.scope, spec.rows, spec.cols)
     if scales.size != count:
         raise ValueError(f"{name}: {scales.size} scales, expected {count}")
-    if not packed.scales_are_valid(scales):
+    if not encodings.scales_are_valid(scales):
         raise ValueError(f"{name}: a scale is not a normal number above 0; did training diverge?")
     stored = _bytes(
-        scales if tensor.scope != packed.SCALE_GROUP else _group_scales(name, scales.reshape(spec.rows, -1))
+        scales if tensor.scope != encodings.SCALE_GROUP else _group_scales(name, scales.reshape(spec.rows, -1))
     )
     offset = data.put(content)
     scale_offset = data.put(stored) if count else 0

@@ -10,7 +10,6 @@
 #include "file.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,16 +51,6 @@ typedef struct bn_head {
 
 _Static_assert(sizeof(bn_header) == 64, "the header has 64 bytes");
 _Static_assert(sizeof(bn_section_entry) == 32, "an entry has 32 bytes");
-
-bn_status bn_fail(char *detail, bn_status status, const char *format, ...) {
-    if (detail != NULL) {
-        va_list arguments;
-        va_start(arguments, format);
-        vsnprintf(detail, BN_DETAIL_SIZE, format, arguments);
-        va_end(arguments);
-    }
-    return status;
-}
 
 /* What people mistake for a packed file, and what to do with it. */
 static const char *foreign_format(const uint8_t *bytes, size_t size) {

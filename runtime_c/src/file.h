@@ -7,7 +7,9 @@
 #define BITNET_FILE_H
 
 #include "bitnet_runtime.h"
+#include "encodings.h"
 #include "kernels.h"
+#include "status.h"
 #include "threads.h"
 
 enum {
@@ -32,18 +34,6 @@ enum {
     BN_BIAS_FFN = 4,
     BN_BIAS_HEAD = 8
 };
-/* FORMAT.md §4. */
-enum {
-    BN_F32 = 1,
-    BN_F16 = 2,
-    BN_TERNARY_2BIT = 4,
-    BN_TERNARY_5TRIT = 5,
-    BN_INT8_ROWS = 6,
-    BN_TERNARY_2BIT_ROWS = 7,
-    BN_TERNARY_2BIT_COLUMNS = 8,
-    BN_INT8_SKETCH = 9
-};
-enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
 enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
 enum { BN_POSITION_ROPE = 0, BN_POSITION_LEARNED = 1 };
 enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
@@ -87,7 +77,8 @@ typedef struct bn_tensor {
     const float *norm;   /* of a linear: gain of the norm on its input (linear_norm), or NULL */
     uint64_t bytes;      /* of data */
     uint32_t rows, cols; /* N outputs, K inputs */
-    uint8_t encoding, scale_scope;
+    const bn_encoding *encoding; /* NULL without data */
+    uint8_t scale_scope;
 } bn_tensor;
 
 /* One record of STACKS, word for word (FORMAT.md §2). */
@@ -154,27 +145,10 @@ bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool
  * layer is 0xFFFF for roles >= 64. */
 bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role);
 
-/* Bytes of a tensor's data / scales; return 0 on overflow or an unknown encoding / scope. The
- * one place where sizes are computed. */
-int bn_tensor_data_size(uint32_t encoding, uint64_t rows, uint64_t cols, uint64_t *size);
-int bn_tensor_scale_size(uint32_t scope, uint64_t rows, uint64_t cols, uint64_t *size);
-
-/* Where the parts of an INT8_SKETCH tensor begin, in bytes; its codes are at 0. Of a size that
- * bn_tensor_data_size accepts. */
-typedef struct bn_sketch_parts {
-    uint64_t tiles, step, deviation;
-} bn_sketch_parts;
-bn_sketch_parts bn_sketch_at(uint64_t rows, uint64_t cols);
-
 /* --- The parts of the reader, in the order bn_file_parse calls them --- */
 
 bn_status bn_check_stacks(bn_file *file, char *detail);        /* file_stacks.c; fills config */
 bn_status bn_check_tensors(const bn_file *file, char *detail); /* file_tensors.c */
-
-/* And bn_file_verify. The first row of an INT8_SKETCH tensor whose sketch, step or deviation is not
- * that of its codes, or how many rows there are. */
-size_t bn_wrong_sketch(const bn_file *file, const bn_record *record, const bn_kernels *kernels,
-                       bn_pool *pool);
 
 /* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with
  * "stacks.1." in front for all but the first stack. */
@@ -192,13 +166,6 @@ static inline int bn_all_zero(const uint8_t *p, size_t n) {
         any |= p[i];
     return any == 0;
 }
-
-/* Write one line into detail (BN_DETAIL_SIZE bytes or NULL), cut to fit; returns status. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
-bn_status
-bn_fail(char *detail, bn_status status, const char *format, ...);
 
 /* --- mapping.c: the bytes of a file on disk --- */
 

@@ -4,11 +4,13 @@
  * §4). The head trusts them (head.c): another sketch could hide the likeliest token. Every sum here
  * is exact, so step and deviation are compared as bits.
  */
-#include "file.h"
+#include "file_sketch.h"
 
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
+
+#include "file_sizes.h"
 
 enum { CHUNK = 4096 /* codes of a row that are looked at together, at most */ };
 
@@ -133,22 +135,35 @@ static void check_rows(void *context, int32_t thread, size_t first, size_t end) 
         }
 }
 
-size_t bn_wrong_sketch(const bn_file *file, const bn_record *r, const bn_kernels *kernels,
+int bn_steps_size(uint64_t rows, uint64_t cols, uint64_t *size) {
+    (void)cols;
+    return bn_tiles_size(rows, 1, 1, size) && /* 16 rows, 4 bytes each */
+           !__builtin_mul_overflow(*size, 2u, size);
+}
+
+bn_sketch_parts bn_sketch_at(uint64_t rows, uint64_t cols) {
+    uint64_t codes, tiles, steps;
+    bn_lines_size(rows, cols, BN_INT8_UNIT, &codes);
+    bn_tiles_size(rows, cols, BN_TERNARY_TILE_K, &tiles);
+    bn_steps_size(rows, cols, &steps);
+    return (bn_sketch_parts){codes, codes + tiles, codes + tiles + steps / 2};
+}
+
+size_t bn_wrong_sketch(const uint8_t *data, size_t rows, size_t cols, const bn_kernels *kernels,
                        bn_pool *pool) {
     enum { ROWS = 256 }; /* of a part */
-    const uint8_t *data = file->data + r->offset;
-    const bn_sketch_parts at = bn_sketch_at(r->rows, r->cols);
+    const bn_sketch_parts at = bn_sketch_at(rows, cols);
     bn_sketch of = {.kernels = kernels,
                     .codes = data,
                     .tiles = data + at.tiles,
                     .step = data + at.step,
                     .deviation = data + at.deviation,
-                    .rows = r->rows,
-                    .cols = r->cols};
-    atomic_init(&of.wrong, r->rows);
+                    .rows = rows,
+                    .cols = cols};
+    atomic_init(&of.wrong, rows);
     if (pool != NULL)
-        bn_pool_run(pool, r->rows, ROWS, check_rows, &of);
+        bn_pool_run(pool, rows, ROWS, check_rows, &of);
     else
-        check_rows(&of, 0, 0, r->rows);
+        check_rows(&of, 0, 0, rows);
     return atomic_load(&of.wrong);
 }

@@ -11,8 +11,6 @@ _Static_assert(sizeof(bn_record) == 64, "a tensor record has 64 bytes");
 
 /* --- what a configuration calls for --- */
 
-typedef enum bn_form { FORM_VECTOR, FORM_LINEAR, FORM_TABLE, FORM_DENSE } bn_form;
-
 /* One line of FORMAT.md's table "Which tensors". */
 typedef struct bn_call {
     bn_form form;
@@ -22,11 +20,11 @@ typedef struct bn_call {
 } bn_call;
 
 static bn_call norm(const bn_config *c, int present, uint32_t cols) {
-    return (bn_call){FORM_VECTOR, 1, cols, present, present && (c->norm_flags & BN_NORM_BIAS), 0};
+    return (bn_call){BN_VECTOR, 1, cols, present, present && (c->norm_flags & BN_NORM_BIAS), 0};
 }
 
 static bn_call linear(uint32_t rows, uint32_t cols, int bias) {
-    return (bn_call){FORM_LINEAR, rows, cols, 1, bias, 0};
+    return (bn_call){BN_LINEAR, rows, cols, 1, bias, 0};
 }
 
 static bn_call each_expert(const bn_config *c, bn_call call) {
@@ -57,7 +55,7 @@ static bn_call call_for(const bn_config *c, uint32_t role) {
     case BN_FFN_POST_NORM:
         return norm(c, norms & BN_POST_NORM, c->dim);
     case BN_ROUTER:
-        return (bn_call){FORM_DENSE, c->n_experts, c->dim, c->n_experts > 0, 0, 0};
+        return (bn_call){BN_DENSE, c->n_experts, c->dim, c->n_experts > 0, 0, 0};
     case BN_GATE:
         if (c->ffn != BN_FFN_GATED)
             return (bn_call){0};
@@ -70,61 +68,43 @@ static bn_call call_for(const bn_config *c, uint32_t role) {
         return each_expert(c, linear(c->dim, c->ffn_dim, biases & BN_BIAS_FFN));
     case BN_EMBEDDING:
         return (bn_call){
-            FORM_TABLE, c->vocab_size,
-            c->dim,     c->input == BN_INPUT_TOKENS || (c->has_head && c->tie_embeddings),
-            0,          0};
+            BN_TABLE, c->vocab_size,
+            c->dim,   c->input == BN_INPUT_TOKENS || (c->has_head && c->tie_embeddings),
+            0,        0};
     case BN_POSITION:
-        return (bn_call){FORM_DENSE, c->max_context, c->dim, c->position == BN_POSITION_LEARNED, 0,
+        return (bn_call){BN_DENSE, c->max_context, c->dim, c->position == BN_POSITION_LEARNED, 0,
                          0};
     case BN_FINAL_NORM:
         return norm(c, 1, c->dim);
     case BN_HEAD:
-        return (bn_call){FORM_TABLE,
+        return (bn_call){BN_TABLE,
                          c->vocab_size,
                          c->dim,
                          c->has_head && !c->tie_embeddings,
                          c->has_head && (biases & BN_BIAS_HEAD),
                          0};
     case BN_ROPE_FREQUENCIES:
-        return (bn_call){FORM_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE, 0, 0};
+        return (bn_call){BN_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE, 0, 0};
     case BN_ROPE_LOCAL_FREQUENCIES:
         return (bn_call){
-            FORM_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE && c->global_every > 0,
-            0,           0};
+            BN_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE && c->global_every > 0,
+            0,         0};
     default:
         break;
     }
     if ((norms & BN_LINEAR_NORMS) && role > BN_LINEAR_NORM && role < BN_EMBEDDING) {
         const bn_call of = call_for(c, role - BN_LINEAR_NORM);
-        bn_call call = norm(c, of.form == FORM_LINEAR && of.weight, of.cols);
+        bn_call call = norm(c, of.form == BN_LINEAR && of.weight, of.cols);
         call.experts = of.experts;
         return call;
     }
     return (bn_call){0};
 }
 
-static int allowed(bn_form form, uint32_t role, uint32_t cols, uint32_t encoding, uint32_t scope) {
-    switch (encoding) {
-    case BN_F32:
-        return scope == BN_SCALE_NONE;
-    case BN_F16:
-        return scope == BN_SCALE_NONE && form != FORM_VECTOR;
-    case BN_TERNARY_2BIT:
-        return (form == FORM_LINEAR || form == FORM_TABLE) && scope >= BN_SCALE_TENSOR &&
-               scope <= BN_SCALE_GROUP;
-    case BN_TERNARY_5TRIT:
-        return form == FORM_LINEAR && (scope == BN_SCALE_TENSOR || scope == BN_SCALE_ROW) &&
-               cols <= BN_TRIT_MAX_K;
-    case BN_INT8_ROWS:
-    case BN_INT8_SKETCH:
-        return form == FORM_TABLE && scope == BN_SCALE_ROW;
-    case BN_TERNARY_2BIT_ROWS:
-    case BN_TERNARY_2BIT_COLUMNS:
-        return role == (encoding == BN_TERNARY_2BIT_ROWS ? BN_UP : BN_DOWN) &&
-               (scope == BN_SCALE_TENSOR || scope == BN_SCALE_ROW);
-    default:
-        return 0;
-    }
+static int allowed(const bn_encoding *e, bn_form form, uint32_t role, uint32_t cols,
+                   uint32_t scope) {
+    return (e->forms >> form & 1) && scope <= BN_SCALE_GROUP && (e->scopes >> scope & 1) &&
+           (!e->only_role || role == e->only_role) && (!e->most_cols || cols <= e->most_cols);
 }
 
 /* --- the table --- */
@@ -161,10 +141,12 @@ static bn_status take(bn_walk *w, bn_record want, bn_form form) {
         return bn_fail(w->detail, BN_ERR_TENSOR, "tensor %zu is %s, expected %s", w->index, other,
                        name);
     }
-    if (!allowed(form, want.role, want.cols, found.encoding, found.scale_scope))
+    const bn_encoding *encoding = bn_encoding_of(found.encoding);
+    if (!encoding || !allowed(encoding, form, want.role, want.cols, found.scale_scope))
         return bn_fail(w->detail, BN_ERR_TENSOR,
-                       "%s: encoding %u with scale scope %u is not allowed here", name,
-                       found.encoding, found.scale_scope);
+                       "%s: encoding %u with scale scope %u is not allowed here (%s)", name,
+                       found.encoding, found.scale_scope,
+                       encoding ? encoding->name : "no encoding has this number");
     if (!bn_tensor_data_size(found.encoding, want.rows, want.cols, &want.size) ||
         !bn_tensor_scale_size(found.scale_scope, want.rows, want.cols, &want.scale_size) ||
         !claim(w, want.size, &want.offset) ||
@@ -195,7 +177,7 @@ static bn_status take(bn_walk *w, bn_record want, bn_form form) {
 /* Every part of every expert of one role. Stops at the first difference, so that the work is in
  * proportion to the table and not to the numbers in a hostile configuration. */
 static bn_status take_role(bn_walk *w, const bn_call *call, bn_record want) {
-    const uint32_t outputs = call->form == FORM_VECTOR ? call->cols : call->rows;
+    const uint32_t outputs = call->form == BN_VECTOR ? call->cols : call->rows;
     const uint32_t count = call->experts > 0 ? call->experts : 1;
     bn_status status = BN_OK;
     for (uint32_t e = 0; e < count && status == BN_OK; e++) {
@@ -210,7 +192,7 @@ static bn_status take_role(bn_walk *w, const bn_call *call, bn_record want) {
             want.part = 1;
             want.rows = 1;
             want.cols = outputs;
-            status = take(w, want, FORM_VECTOR);
+            status = take(w, want, BN_VECTOR);
         }
     }
     return status;
@@ -290,7 +272,7 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t layer, uint32_t role) {
                              .bytes = r.size,
                              .rows = r.rows,
                              .cols = r.cols,
-                             .encoding = r.encoding,
+                             .encoding = bn_encoding_of(r.encoding),
                              .scale_scope = r.scale_scope};
         const void *scales = file->data + r.scale_offset;
         if (r.scale_scope == BN_SCALE_GROUP)

@@ -13,135 +13,11 @@
 
 enum { BLOCK = 128 * 1024 }; /* bytes; a multiple of a tile, well inside a second-level cache */
 
-/* --- values that are refused, in n bytes --- */
-
-static uint64_t word(const uint8_t *p) {
-    uint64_t w;
-    memcpy(&w, p, sizeof w);
-    return w;
-}
-
-/* Whether a 2-bit field is 3. n is a multiple of 64. */
-static int has_ternary_3(const uint8_t *p, size_t n) {
-    uint64_t bad = 0;
-    for (size_t i = 0; i < n; i += sizeof bad) {
-        const uint64_t w = word(p + i);
-        bad |= w & w >> 1;
-    }
-    return (bad & 0x5555555555555555u) != 0;
-}
-
-/* Whether a byte is none of the 243 that stand for five codes: it is ceil(256 n / 243) exactly when
- * 243·byte = 256 n + r with r < 243. */
-static int has_no_trits(const uint8_t *p, size_t n) {
-    uint8_t bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= (uint8_t)(243u * p[i]) >= 243u;
-    return bad != 0;
-}
-
-/* Whether a code is -128. */
-static int has_int8_least(const uint8_t *p, size_t n) {
-    int bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= p[i] == 0x80;
-    return bad;
-}
-
-/* Whether a scale is not finite, normal and > 0. As integers: below the smallest normal float,
- * or at infinity and above, where NaN and all negative numbers lie too. */
-static int has_bad_scale(const uint8_t *p, size_t n) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i += sizeof bad) {
-        uint32_t bits;
-        memcpy(&bits, p + i, sizeof bits);
-        bad |= bits - 0x00800000u >= 0x7F800000u - 0x00800000u;
-    }
-    return bad != 0;
-}
-
-/* Whether a float is not finite and >= 0, by its bits likewise. */
-static int has_bad_sketch(const uint8_t *p, size_t n) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i += sizeof bad) {
-        uint32_t bits;
-        memcpy(&bits, p + i, sizeof bits);
-        bad |= bits >= 0x7F800000u;
-    }
-    return bad != 0;
-}
-
-/* Whether a scale of scope group is not finite and > 0, by its bits likewise. */
-static int has_bad_group_scale(const uint8_t *p, size_t n) {
-    uint16_t bad = 0;
-    for (size_t i = 0; i < n; i += sizeof bad) {
-        uint16_t bits;
-        memcpy(&bits, p + i, sizeof bits);
-        bad |= (uint16_t)(bits - 1u) >= 0x7C00u - 1u;
-    }
-    return bad != 0;
-}
-
-/* Whether a float has all bits of its exponent set. */
-static int has_not_finite_f32(const uint8_t *p, size_t n) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i += sizeof bad) {
-        uint32_t bits;
-        memcpy(&bits, p + i, sizeof bits);
-        bad |= (bits & 0x7F800000u) == 0x7F800000u;
-    }
-    return bad != 0;
-}
-
-static int has_not_finite_f16(const uint8_t *p, size_t n) {
-    uint16_t bad = 0;
-    for (size_t i = 0; i < n; i += sizeof bad) {
-        uint16_t bits;
-        memcpy(&bits, p + i, sizeof bits);
-        bad |= (bits & 0x7C00u) == 0x7C00u;
-    }
-    return bad != 0;
-}
-
 static int has_nonzero(const uint8_t *p, size_t n) {
     return !bn_all_zero(p, n);
 }
 
-static int nothing(const uint8_t *p, size_t n) {
-    (void)p, (void)n;
-    return 0;
-}
-
-typedef struct bn_rule {
-    int (*broken)(const uint8_t *p, size_t n);
-    bn_status status;
-    const char *text;
-} bn_rule;
-
 static const bn_rule padding = {has_nonzero, BN_ERR_TENSOR, "the padding before it is not zero"};
-static const bn_rule scales = {has_bad_scale, BN_ERR_SCALE,
-                               "a scale is not finite, normal and > 0"};
-static const bn_rule group_scales = {has_bad_group_scale, BN_ERR_SCALE,
-                                     "a group scale is not finite and > 0"};
-static const bn_rule sketch_codes = {nothing, BN_OK, ""}; /* file_sketch.c */
-
-static const bn_rule *rule_of(uint32_t encoding) {
-    static const bn_rule rules[] = {
-        [BN_F32] = {has_not_finite_f32, BN_ERR_SCALE, "a value is not finite"},
-        [BN_F16] = {has_not_finite_f16, BN_ERR_SCALE, "a value is not finite"},
-        [BN_TERNARY_2BIT] = {has_ternary_3, BN_ERR_CODE, "a ternary code is 3, expected 0, 1 or 2"},
-        [BN_TERNARY_2BIT_ROWS] = {has_ternary_3, BN_ERR_CODE,
-                                  "a ternary code is 3, expected 0, 1 or 2"},
-        [BN_TERNARY_2BIT_COLUMNS] = {has_ternary_3, BN_ERR_CODE,
-                                     "a ternary code is 3, expected 0, 1 or 2"},
-        [BN_TERNARY_5TRIT] = {has_no_trits, BN_ERR_CODE, "a byte stands for no five ternary codes"},
-        [BN_INT8_ROWS] = {has_int8_least, BN_ERR_CODE,
-                          "an int8 code is -128, expected -127 to 127"},
-        [BN_INT8_SKETCH] = {has_bad_sketch, BN_ERR_SCALE,
-                            "a step or deviation is not finite and >= 0"}, /* its last part */
-    };
-    return &rules[encoding]; /* bn_file_parse allows no other */
-}
 
 /* --- joining checksums --- */
 
@@ -193,7 +69,7 @@ static void go_on(const bn_pass *pass, bn_part *part, uint64_t end, const bn_rul
         const size_t n = end - part->at < BLOCK ? (size_t)(end - part->at) : BLOCK;
         const uint8_t *block = pass->file->data + part->at;
         part->crc = pass->kernels->crc32(part->crc, block, n);
-        if (part->broken == NULL && rule->broken(block, n)) {
+        if (part->broken == NULL && rule->broken != NULL && rule->broken(block, n)) {
             part->broken = rule;
             part->tensor = tensor;
         }
@@ -211,17 +87,18 @@ static void pass_part(bn_pass *pass, int32_t index) {
         (uint64_t)last * BN_ALIGN < file->data_size ? (uint64_t)last * BN_ALIGN : file->data_size;
     for (size_t i = 0; i < file->n_tensors; i++) { /* the order of the table is that of DATA */
         const bn_record r = file->tensors[i];
+        const bn_encoding *encoding =
+            bn_encoding_of(r.encoding); /* bn_file_parse allows no other */
+        uint64_t size, end = r.offset;
         go_on(pass, &part, r.offset, &padding, i);
-        if (r.encoding == BN_INT8_SKETCH) {
-            const bn_sketch_parts at = bn_sketch_at(r.rows, r.cols);
-            go_on(pass, &part, r.offset + at.tiles, rule_of(BN_INT8_ROWS), i);
-            go_on(pass, &part, r.offset + at.step, &sketch_codes, i);
+        for (size_t n = 0; n < BN_PARTS && encoding->parts[n].size; n++) {
+            encoding->parts[n].size(r.rows, r.cols, &size);
+            go_on(pass, &part, end += size, &encoding->parts[n].rule, i);
         }
-        go_on(pass, &part, r.offset + r.size, rule_of(r.encoding), i);
         if (r.scale_size > 0) {
             go_on(pass, &part, r.scale_offset, &padding, i);
-            go_on(pass, &part, r.scale_offset + r.scale_size,
-                  r.scale_scope == BN_SCALE_GROUP ? &group_scales : &scales, i);
+            go_on(pass, &part, r.scale_offset + r.scale_size, &bn_scales_of(r.scale_scope)->rule,
+                  i);
         }
     }
     pass->parts[index] = part;
@@ -254,15 +131,18 @@ static bn_status check_frequencies(const bn_file *file, const bn_record *r, char
     return BN_OK;
 }
 
-static bn_status check_sketch(const bn_file *file, const bn_record *r, const bn_kernels *kernels,
-                              bn_pool *pool, char *detail) {
-    const size_t row = bn_wrong_sketch(file, r, kernels, pool);
+static bn_status check_derived(const bn_file *file, const bn_record *r, const bn_kernels *kernels,
+                               bn_pool *pool, char *detail) {
+    const bn_encoding *encoding = bn_encoding_of(r->encoding);
+    if (encoding->wrong_row == NULL)
+        return BN_OK;
+    const size_t row = encoding->wrong_row(file->data + r->offset, r->rows, r->cols, kernels, pool);
     char name[BN_NAME_SIZE];
     if (row == r->rows)
         return BN_OK;
     bn_record_name(r, name);
-    return bn_fail(detail, BN_ERR_CODE, "%s: the sketch of row %zu is not that of its codes", name,
-                   row);
+    return bn_fail(detail, BN_ERR_CODE, "%s: the %s of row %zu is not that of its codes", name,
+                   encoding->derived, row);
 }
 
 static bn_status check_wholes(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
@@ -270,12 +150,10 @@ static bn_status check_wholes(const bn_file *file, const bn_kernels *kernels, bn
     bn_status status = BN_OK;
     for (size_t i = 0; i < file->n_tensors && status == BN_OK; i++) {
         const bn_record *r = &file->tensors[i];
-        const int frequencies =
-            r->role == BN_ROPE_FREQUENCIES || r->role == BN_ROPE_LOCAL_FREQUENCIES;
-        if (frequencies)
+        if (r->role == BN_ROPE_FREQUENCIES || r->role == BN_ROPE_LOCAL_FREQUENCIES)
             status = check_frequencies(file, r, detail);
-        else if (r->encoding == BN_INT8_SKETCH)
-            status = check_sketch(file, r, kernels, pool, detail);
+        else
+            status = check_derived(file, r, kernels, pool, detail);
     }
     return status;
 }

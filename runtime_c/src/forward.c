@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "internal.h"
+#include "tiles.h"
 
 typedef struct pass {
     const bn_model *m;

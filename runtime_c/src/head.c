@@ -16,7 +16,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "file_sketch.h"
 #include "internal.h"
+#include "rows.h"
 
 #define SIGMAS 7.0f
 #define ROUNDING 0.01f /* added to d: more than all roundings of floats come to */
@@ -146,7 +148,8 @@ static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_
 }
 
 int bn_head_screens(const bn_model *m) {
-    return m->head.encoding == BN_INT8_SKETCH && !m->head.bias && m->config.logit_softcap == 0;
+    return m->head.encoding && m->head.encoding->screens && !m->head.bias &&
+           m->config.logit_softcap == 0;
 }
 
 /* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. */

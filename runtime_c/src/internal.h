@@ -142,53 +142,13 @@ static inline size_t bn_panels(const bn_tensor *t) {
     return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
 }
 
-/* The panels of a group of products form one list. Of [*first, end) in it, which is not empty, this
- * is what lies in one product: panels [*panel, *panel + *n) of it. *first goes on behind it. */
-const bn_product *bn_next_part(const bn_product *products, size_t *first, size_t end, size_t *panel,
-                               size_t *n);
-
 /* Compute up to 3 products of rows [first, first + rows) of the workspace's h, q, s, those with
  * lines after the others. All threads. */
 void bn_linear(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
                const bn_product *products, int n_products);
 
-/* Bytes of a row of n int8 codes. */
-static inline size_t bn_int8_row(size_t n) {
-    return (n + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT;
-}
-
-static inline int bn_is_int8(const bn_tensor *t) {
-    return t->encoding == BN_INT8_ROWS || t->encoding == BN_INT8_SKETCH;
-}
-
-/* One row of a product with an int8 matrix, of row 0 alone and on the calling thread. */
-void bn_linear_int8_row(const bn_model *m, const bn_workspace *w, const bn_product *product,
-                        size_t row);
-
-/* Product row b from row `row` of the workspace, outputs [r0, r0 + n), n <= BN_CHUNK_ROWS:
- * y = (acc - offset·Σq)·(γ/s). */
-void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_t b,
-                   const int32_t *acc, int32_t offset, size_t r0, size_t n);
-
-/* group_sums of a row from its first `width` of q. */
-void bn_sum_groups(const bn_workspace *w, size_t row, size_t width);
-
 /* x[0..D) = row `token` of the embedding, times the embedding scale. */
 void bn_embed(const bn_model *m, int32_t token, float *x);
-
-/* --- lines.c --- */
-
-static inline int bn_has_lines(const bn_tensor *t) {
-    return t->encoding == BN_TERNARY_2BIT_ROWS || t->encoding == BN_TERNARY_2BIT_COLUMNS;
-}
-
-/* bn_linear of the first rows, as many as tables are good for. Returns how many: 0 for most. */
-size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
-                        const bn_product *products, int n_products);
-
-/* bn_linear of one product that has lines. */
-void bn_linear_lines(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
-                     const bn_product *product);
 
 /* --- cache.c --- */
 

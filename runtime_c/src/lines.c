@@ -11,21 +11,19 @@
  * Tokens take turns: each has lines of its own, and together they need fewer multiplications than
  * the whole matrix, from a cache that the one before has filled.
  */
-#include <string.h>
+#include "lines.h"
 
-#include "internal.h"
+#include <string.h>
 
 enum { BLOCK = 4 * BN_TILE_BYTES, BLOCKS_MOST = 16 }; /* outputs in 64 bytes of a column */
 
 typedef struct job {
-    const bn_model *m;
-    const bn_workspace *w;
+    const bn_input *in;
     const bn_product *p;
-    size_t first, rows;
 } job;
 
-static const int8_t *input(const job *j, size_t b) {
-    return j->w->q + (j->first + b) * j->w->q_stride;
+static const int8_t *input(const bn_input *in, size_t b) {
+    return in->w->q + (in->first + b) * in->w->q_stride;
 }
 
 /* Which of [r0, end) are asked for; no branch, because none could be predicted. */
@@ -39,9 +37,10 @@ static size_t list_rows(uint32_t *list, const float *where, size_t r0, size_t en
 }
 
 /* Rows [r0, end) of product row b, at most BN_LIST_MOST. Returns the bytes that were left out. */
-static uint64_t multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
-    const bn_tensor *t = j->p->w;
-    const float *where = j->p->where ? j->p->where + b * j->p->y_stride : NULL;
+static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t b, size_t r0,
+                              size_t end) {
+    const bn_tensor *t = p->w;
+    const float *where = p->where ? p->where + b * p->y_stride : NULL;
     uint32_t list[BN_LIST_MOST];
     int32_t sum[BN_LIST_MOST], acc[BN_CHUNK_ROWS];
     const bn_lines lines = {.acc = sum,
@@ -50,25 +49,25 @@ static uint64_t multiply_rows(const job *j, size_t b, size_t r0, size_t end) {
                             .codes = t->cols,
                             .list = list,
                             .n = list_rows(list, where, r0, end),
-                            .q = input(j, b)};
+                            .q = input(in, b)};
     if (lines.n > 0)
-        j->m->kernels.ternary_rows(&lines);
+        in->m->kernels.ternary_rows(&lines);
     const uint64_t left_out = (end - r0 - lines.n) * lines.line_bytes;
     for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
         const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
         for (size_t r = 0; r < n; r++)
-            acc[r] = j->w->q_sum[j->first + b]; /* stands for 0, see offset */
+            acc[r] = in->w->q_sum[in->first + b]; /* stands for 0, see offset */
         for (; i < lines.n && list[i] < r0 + n; i++)
             acc[list[i] - r0] = sum[i];
-        bn_scale_sums(j->w, j->first + b, j->p, b, acc, 1, r0, n);
+        bn_scale_sums(in->w, in->first + b, p, b, acc, 1, r0, n);
     }
     return left_out;
 }
 
 static void run_rows(void *context, int32_t thread, size_t first, size_t end) {
     const job *j = context;
-    for (size_t b = 0; b < j->rows; b++)
-        j->w->skipped[thread] += multiply_rows(j, b, first, end);
+    for (size_t b = 0; b < j->in->rows; b++)
+        j->in->w->skipped[thread] += multiply_rows(j->in, j->p, b, first, end);
 }
 
 /* Columns [k0, end) that are not multiplied with 0, and with what. Filled up to whole fours. */
@@ -88,8 +87,9 @@ static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_
 
 /* Blocks [block, end) of product row b, at most BLOCKS_MOST. Returns the bytes that were left out.
  */
-static uint64_t multiply_columns(const job *j, size_t b, size_t block, size_t end) {
-    const bn_tensor *t = j->p->w;
+static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t b, size_t block,
+                                 size_t end) {
+    const bn_tensor *t = p->w;
     uint32_t list[BN_LIST_MOST];
     int8_t value[BN_LIST_MOST];
     int32_t acc[BLOCKS_MOST * BLOCK];
@@ -97,7 +97,7 @@ static uint64_t multiply_columns(const job *j, size_t b, size_t block, size_t en
     memset(acc, 0, (end - block) * BLOCK * sizeof *acc);
     for (size_t k = 0; k < t->cols; k += BN_LIST_MOST) {
         const size_t stop = t->cols - k < BN_LIST_MOST ? t->cols : k + BN_LIST_MOST;
-        const size_t n = list_columns(list, value, input(j, b), k, stop);
+        const size_t n = list_columns(list, value, input(in, b), k, stop);
         const bn_lines lines = {.acc = acc,
                                 .lines = t->data + block * BN_TILE_BYTES,
                                 .line_bytes = t->bytes / t->cols,
@@ -106,12 +106,12 @@ static uint64_t multiply_columns(const job *j, size_t b, size_t block, size_t en
                                 .n = (n + 3) / 4 * 4,
                                 .q = value};
         if (lines.n > 0)
-            j->m->kernels.ternary_columns(&lines);
+            in->m->kernels.ternary_columns(&lines);
         lines_read += n;
     }
     const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;
     for (size_t r = r0; r < stop; r += BN_CHUNK_ROWS)
-        bn_scale_sums(j->w, j->first + b, j->p, b, acc + (r - r0), 1, r,
+        bn_scale_sums(in->w, in->first + b, p, b, acc + (r - r0), 1, r,
                       stop - r < BN_CHUNK_ROWS ? stop - r : BN_CHUNK_ROWS);
     return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
 }
@@ -119,22 +119,22 @@ static uint64_t multiply_columns(const job *j, size_t b, size_t block, size_t en
 /* Items are shares, one for each thread, because narrower parts of a column are slow to read. */
 static void run_columns(void *context, int32_t thread, size_t share, size_t last_share) {
     const job *j = context;
+    const bn_input *in = j->in;
     const size_t blocks = (j->p->w->rows + BLOCK - 1) / BLOCK;
     for (; share < last_share; share++) {
         size_t first, end;
-        bn_share(blocks, (int32_t)share, bn_pool_threads(j->m->pool), &first, &end);
-        for (size_t b = 0; b < j->rows; b++)
+        bn_share(blocks, (int32_t)share, bn_pool_threads(in->m->pool), &first, &end);
+        for (size_t b = 0; b < in->rows; b++)
             for (size_t i = first; i < end; i += BLOCKS_MOST)
-                j->w->skipped[thread] +=
-                    multiply_columns(j, b, i, end - i < BLOCKS_MOST ? end : i + BLOCKS_MOST);
+                in->w->skipped[thread] +=
+                    multiply_columns(in, j->p, b, i, end - i < BLOCKS_MOST ? end : i + BLOCKS_MOST);
     }
 }
 
-void bn_linear_lines(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
-                     const bn_product *product) {
-    job j = {m, w, product, first, rows};
-    if (product->w->encoding == BN_TERNARY_2BIT_ROWS)
-        bn_pool_run(m->pool, product->w->rows, BN_LIST_MOST, run_rows, &j);
-    else
-        bn_pool_run(m->pool, (size_t)bn_pool_threads(m->pool), 1, run_columns, &j);
+void bn_multiply_rows(const bn_input *in, const bn_product *p) {
+    bn_pool_run(in->m->pool, p->w->rows, BN_LIST_MOST, run_rows, &(job){in, p});
+}
+
+void bn_multiply_columns(const bn_input *in, const bn_product *p) {
+    bn_pool_run(in->m->pool, (size_t)bn_pool_threads(in->m->pool), 1, run_columns, &(job){in, p});
 }

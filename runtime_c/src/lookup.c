@@ -5,13 +5,11 @@
  * A table serves the rows of a block and is made anew for the next, so blocks are tall and the
  * tokens of a prompt, some at a time, are what threads share first.
  */
-#include "internal.h"
+#include "lookup.h"
 
 typedef struct job {
-    const bn_model *m;
-    const bn_workspace *w;
+    bn_input in;
     const bn_product *products;
-    size_t first, rows;             /* of the workspace */
     size_t panels, blocks, columns; /* an item is a block of panels by a column of tokens */
 } job;
 
@@ -19,33 +17,33 @@ typedef struct job {
 static void multiply(const job *j, const bn_product *p, size_t panel, size_t n, size_t b,
                      size_t tokens, int32_t thread) {
     const bn_tensor *t = p->w;
-    const bn_workspace *w = j->w;
+    const bn_workspace *w = j->in.w;
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
     const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
     const size_t end = r0 + stride < t->rows ? r0 + stride : t->rows;
     int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
-    j->m->kernels.ternary_lookup(&(bn_matmul){.acc = acc,
-                                              .acc_stride = stride,
-                                              .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
-                                              .panel_stride = k_tiles * BN_TILE_BYTES,
-                                              .panels = n,
-                                              .k_tiles = k_tiles,
-                                              .q = w->q + (j->first + b) * w->q_stride,
-                                              .q_stride = w->q_stride,
-                                              .tokens = tokens},
-                                 w->lookup + (size_t)thread * w->lookup_stride);
+    j->in.m->kernels.ternary_lookup(&(bn_matmul){.acc = acc,
+                                                 .acc_stride = stride,
+                                                 .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
+                                                 .panel_stride = k_tiles * BN_TILE_BYTES,
+                                                 .panels = n,
+                                                 .k_tiles = k_tiles,
+                                                 .q = w->q + (j->in.first + b) * w->q_stride,
+                                                 .q_stride = w->q_stride,
+                                                 .tokens = tokens},
+                                    w->lookup + (size_t)thread * w->lookup_stride);
     for (size_t i = 0; i < tokens; i++)
         for (size_t r = r0; r < end; r += BN_CHUNK_ROWS)
-            bn_scale_sums(w, j->first + b + i, p, b + i, acc + i * stride + (r - r0), 1, r,
+            bn_scale_sums(w, j->in.first + b + i, p, b + i, acc + i * stride + (r - r0), 1, r,
                           end - r < BN_CHUNK_ROWS ? end - r : BN_CHUNK_ROWS);
 }
 
 static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     const job *j = context;
-    const size_t tokens = j->m->kernels.lookup_tokens;
+    const size_t tokens = j->in.m->kernels.lookup_tokens;
     for (; item < last; item++) {
         const size_t b = item % j->columns * tokens;
-        const size_t n = j->rows - b < tokens ? j->rows - b : tokens;
+        const size_t n = j->in.rows - b < tokens ? j->in.rows - b : tokens;
         size_t first, end, panel, panels;
         bn_share(j->panels, (int32_t)(item / j->columns), (int32_t)j->blocks, &first, &end);
         while (first < end) {
@@ -55,27 +53,28 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     }
 }
 
-size_t bn_linear_lookup(const bn_model *m, const bn_workspace *w, size_t first, size_t rows,
-                        const bn_product *products, int n_products) {
+size_t bn_linear_lookup(const bn_input *in, const bn_product *products, int n_products) {
+    const bn_model *m = in->m;
+    const bn_workspace *w = in->w;
     const size_t tokens = m->kernels.lookup_tokens, threads = (size_t)bn_pool_threads(m->pool);
     const size_t most_panels = w->lookup_rows / BN_PANEL;
     const size_t least_panels = BN_LOOKUP_LEAST_ROWS / BN_PANEL;
-    job j = {m, w, products, first, .rows = rows};
+    job j = {.in = *in, .products = products};
     if (w->lookup == NULL)
         return 0;
     for (int i = 0; i < n_products; i++) {
         const bn_tensor *t = products[i].w;
-        if (t->encoding != BN_TERNARY_2BIT || t->scale_scope == BN_SCALE_GROUP)
+        if (!t->encoding->by_tables || t->scale_scope == BN_SCALE_GROUP)
             return 0;
         j.panels += bn_panels(t);
     }
-    j.columns = (rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
-    j.rows = rows < j.columns * tokens ? rows : j.columns * tokens;
+    j.columns = (in->rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
+    j.in.rows = in->rows < j.columns * tokens ? in->rows : j.columns * tokens;
     j.blocks = (j.panels + most_panels - 1) / most_panels;
     while (j.blocks * j.columns < 2 * threads && j.panels >= (j.blocks + 1) * least_panels)
         j.blocks++;
     if (j.panels < least_panels || j.blocks * j.columns < threads)
         return 0;
     bn_pool_run(m->pool, j.blocks * j.columns, 1, run_items, &j);
-    return j.rows;
+    return j.in.rows;
 }

@@ -4,6 +4,7 @@
  */
 #include <stdlib.h>
 
+#include "file_sketch.h"
 #include "internal.h"
 
 enum { NO_LAYER = 0xFFFF };
@@ -209,7 +210,7 @@ static void count(bn_model_info *info, const bn_tensor *t) {
     uint64_t scales = 0;
     bn_tensor_scale_size(t->scale_scope, t->rows, t->cols, &scales);
     info->bytes_per_token += t->bytes + scales;
-    if (t->encoding == BN_TERNARY_2BIT || t->encoding == BN_TERNARY_5TRIT || bn_has_lines(t)) {
+    if (t->encoding && t->encoding->ternary) {
         info->ternary_weights += (uint64_t)t->rows * t->cols;
         info->macs_per_token += (uint64_t)t->rows * t->cols;
     }
@@ -244,7 +245,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
     }
     count(info, &m->head);
     if (bn_head_screens(m))
-        info->bytes_per_token -= (uint64_t)m->head.rows * bn_int8_row(m->head.cols);
+        info->bytes_per_token -= bn_sketch_at(m->head.rows, m->head.cols).tiles; /* its codes */
     return BN_OK;
 }
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * status.c: the sentence for each status, and the version.
+ * status.c: the sentence for each status, the line about one case of it, and the version.
  */
-#include "bitnet_runtime.h"
+#include "status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
 
 const char *bn_version(void) {
     return "0.1.0";
@@ -58,4 +61,14 @@ const char *bn_status_text(bn_status status) {
         return "the model has no head and so no logits: it turns a text into a vector";
     }
     return "unknown status";
+}
+
+bn_status bn_fail(char *detail, bn_status status, const char *format, ...) {
+    if (detail != NULL) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(detail, BN_DETAIL_SIZE, format, arguments);
+        va_end(arguments);
+    }
+    return status;
 }

@@ -20,8 +20,8 @@ find "$build" -name '*.gcda' -delete
 ctest --test-dir "$build" -R '^test_(file|mapping|changing|failures)' --output-on-failure --quiet
 
 cd "$build/CMakeFiles/engine.dir/runtime_c/src"
-LC_ALL=C gcov -b -n file*.c.gcda mapping.c.gcda | awk '
-    /^File/ { name = $0; sub(/\047$/, "", name); sub(/.*\//, "", name); ours = name ~ /^(file.*|mapping)\.c$/ }
+LC_ALL=C gcov -b -n file*.c.gcda encodings.c.gcda mapping.c.gcda | awk '
+    /^File/ { name = $0; sub(/\047$/, "", name); sub(/.*\//, "", name); ours = name ~ /^(file.*|encodings|mapping)\.c$/ }
     !ours { next }
     { split($0, part, /[:%]/); share = part[2]; of = $NF }
     /^Lines executed/ { lines = share; all_lines += of; run_lines += share * of }

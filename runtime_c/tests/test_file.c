@@ -24,7 +24,8 @@ static void test_views(const uint8_t *good, size_t size) {
     CHECK(f.section[BN_SECTION_TOKENIZER] == NULL && f.section_size[BN_SECTION_TOKENIZER] == 0);
 
     const bn_tensor o = bn_file_tensor(&f, 1, BN_O);
-    CHECK(o.rows == 24 && o.cols == 16 && o.bytes == 128 && o.encoding == BN_TERNARY_2BIT);
+    CHECK(o.rows == 24 && o.cols == 16 && o.bytes == 128 &&
+          o.encoding == bn_encoding_of(BN_TERNARY_2BIT));
     CHECK(o.scale_scope == BN_SCALE_GROUP && o.bias == NULL && o.data >= f.data);
     CHECK((const uint8_t *)o.group_scales == o.data + 128 && o.scales == NULL);
     CHECK(o.group_scales[23] > 0 && o.group_scales[23] < 0x7C00);

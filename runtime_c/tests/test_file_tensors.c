@@ -6,12 +6,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "file_check.h"
 
-enum { DIM = 8, VOCAB = 9 };
+enum { DIM = 8, VOCAB = 9, BIAS = 1000 /* + role: the bias of its tensor */ };
 
 /* What the recipe below writes; recipes take no arguments. */
 static unsigned role, encoding, scope, ffn_dim = 5;
 
-/* One of the four tensors that stand for their kind is written as asked, the rest as usual. */
+/* One of the tensors that stand for their kind is written as asked, the rest as usual. */
 static void tensor(tiny_writer *w, unsigned layer, unsigned r, unsigned usual_encoding,
                    unsigned usual_scope, size_t rows, size_t cols) {
     const int asked = r == role;
@@ -19,19 +19,26 @@ static void tensor(tiny_writer *w, unsigned layer, unsigned r, unsigned usual_en
                 asked ? scope : usual_scope, rows, cols);
 }
 
+static void bias(tiny_writer *w, unsigned r, size_t outputs) {
+    const int asked = BIAS + r == role;
+    tiny_tensor(w, 0, r, TINY_NONE, 1, asked ? encoding : 1, asked ? scope : 0, 1, outputs);
+}
+
 static void recipe(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
     const uint32_t words[31] = {
-        [2] = VOCAB,   [3] = DIM,  [4] = 1,    [5] = 1,  [6] = 1,  [7] = 3,
-        [8] = ffn_dim, [9] = 7,    [13] = one, [14] = 1, [18] = 1, [19] = one,
-        [22] = one,    [23] = one, [24] = one, [28] = 1};
+        [2] = VOCAB,   [3] = DIM,  [4] = 1,    [5] = 1,    [6] = 1,  [7] = 3,
+        [8] = ffn_dim, [9] = 7,    [13] = one, [14] = 1,   [18] = 1, [19] = one,
+        [20] = 4,      [22] = one, [23] = one, [24] = one, [28] = 1};
     tiny_stack(w, words, "one of each kind");
     tensor(w, 0, BN_Q, 4, 1, 3, DIM);
     tensor(w, 0, BN_K, 4, 1, 3, DIM);
     tensor(w, 0, BN_V, 4, 1, 3, DIM);
     tensor(w, 0, BN_O, 4, 1, DIM, 3);
     tensor(w, 0, BN_UP, 4, 1, ffn_dim, DIM);
+    bias(w, BN_UP, ffn_dim);
     tensor(w, 0, BN_DOWN, 4, 1, DIM, ffn_dim);
+    bias(w, BN_DOWN, DIM);
     tensor(w, TINY_NONE, BN_EMBEDDING, 6, 2, VOCAB, DIM);
     tensor(w, TINY_NONE, BN_POSITION, 1, 0, 7, DIM);
     tensor(w, TINY_NONE, BN_FINAL_NORM, 1, 0, 1, DIM);
@@ -58,6 +65,8 @@ static void test_formats(void) {
                 {BN_DOWN, "10 20 41 42 43 51 52 81 82"},
                 {BN_EMBEDDING, "10 20 41 42 43 62 92"},
                 {BN_HEAD, "10 20 41 42 43 62 92"},
+                {BIAS + BN_UP, "10"},
+                {BIAS + BN_DOWN, "10"},
                 {BN_POSITION, "10 20"},
                 {BN_FINAL_NORM, "10"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

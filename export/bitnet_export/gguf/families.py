@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export import packed
-from bitnet_export.packed import NONE, ROLE, ROLES, Key
+from bitnet_export import encodings, records
+from bitnet_export.records import NONE, ROLE, ROLES, Key
 from bitnet_export.source import Floats, SourceError, Tensor, Ternary
 from bitnet_export.ternary_values import ternary_values
 
@@ -83,7 +83,7 @@ class Model:
         self._check_tensors()
         first = [self.load(Key(0, 0, ROLE[role], NONE, 0)) for role in TERNARY_LINEARS]
         scope = max(tensor.scope for tensor in first if isinstance(tensor, Ternary))
-        self.config = self.config.replace(weight_scale=packed.SCOPE_NAMES[scope])
+        self.config = self.config.replace(weight_scale=encodings.SCOPE_NAMES[scope])
         tables = ["embedding", *(["head"] if self.config.has_head and not self.config.tie_embeddings else [])]
         if all(isinstance(self.load(Key(0, NONE, ROLE[table], NONE, 0)), Ternary) for table in tables):
             self.config = self.config.replace(head_format="ternary")
@@ -102,7 +102,7 @@ class Model:
 
     def linears(self) -> list[str]:
         """Names of the matrices of the layers."""
-        specs = packed.expected_tensors(self.config)
+        specs = records.expected_tensors(self.config)
         return [self._name(s.key) for s in specs if ROLES[s.key.role] in TERNARY_LINEARS and not s.key.part]
 
     def _detected(self, tensor: Floats, name: str, role: str) -> Tensor:
@@ -126,7 +126,7 @@ class Model:
             return tensor
         factor = self.file.tensor(name)
         scales = tensor.scales * factor.all() if isinstance(factor, Floats) and factor.shape == (1,) else None
-        if scales is None or not packed.scales_are_valid(scales):
+        if scales is None or not encodings.scales_are_valid(scales):
             raise SourceError(f"tensor {name} is not one finite number above 0")
         return Ternary(tensor.codes, scales)
 
@@ -203,7 +203,7 @@ class Model:
         left.pop("rope_freqs.weight", None)
         if self.config.tie_embeddings:
             left.pop("output.weight", None)  # the same bytes once more
-        for spec in packed.expected_tensors(self.config):
+        for spec in records.expected_tensors(self.config):
             if spec.key.role >= ROLE["rope_frequencies"]:
                 continue
             name, shape = self._name(spec.key), (spec.rows, spec.cols)
@@ -212,7 +212,7 @@ class Model:
                 raise SourceError(f"tensor {name} is missing, the metadata calls for it")
             if entry.shape != shape and (1, *entry.shape) != shape:
                 raise SourceError(f"tensor {name} has shape {list(entry.shape)}, the metadata calls for {list(shape)}")
-            if spec.formats == packed.VECTOR_FORMATS and not entry.type.floats:
+            if spec.form == "vector" and not entry.type.floats:
                 raise SourceError(f"tensor {name} is {entry.type.name}, expected floats")
             scaled = self._is_scaled(spec.key) and left.pop(self._scale_name(name), None) is not None
             if scaled and self.config.ffn_bias and ROLES[spec.key.role] in ("gate", "up", "down"):

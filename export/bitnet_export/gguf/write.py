@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export import packed
+from bitnet_export import encodings, records
 from bitnet_export.layout import SCALE_GROUP_K
 from bitnet_export.outgoing import SIZES, Graph, Written, nearest, open_decoder, refuse, value_rows
-from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
+from bitnet_export.records import NONE, ROLES, Record
 from bitnet_export.side_files import generation_of
 from bitnet_export.writer import replacing, spare
 
@@ -166,18 +166,18 @@ class _Writer:
         floats = role not in TERNARY_LINEARS and not self._is_ternary_table(record)
         word, option = (self.head, "--head") if floats else (self.body, "--type")
         kind, few = KINDS[word], f"F16 or F32 ({option})"
-        if record.scope == packed.SCALE_NONE and not floats:
+        if record.scope == encodings.SCALE_NONE and not floats:
             return
         if record.cols % kind.block:
             yield f"rows of {record.cols} weights, {word} has blocks of {kind.block}; write them as {few}"
         if floats:
             return
-        if record.scope == packed.SCALE_GROUP and SCALE_GROUP_K % kind.block:
+        if record.scope == encodings.SCALE_GROUP and SCALE_GROUP_K % kind.block:
             yield f"a scale for {SCALE_GROUP_K} weights, {word} has one for {kind.block}; write them as Q2_0, {few}"
             return
         scales, (d, beside) = self.file.scales(record), self._scales(record)
         if beside is None and self.exact_scales and not (d == scales).all():
-            scope = packed.SCOPE_NAMES[record.scope]
+            scope = encodings.SCOPE_NAMES[record.scope]
             yield f"scales of {scope}s that are no fp16 numbers; write them as F32, or round them (exact_scales)"
         elif not (np.isfinite(d) & (d > 0)).all():
             yield "a scale that fp16 cannot hold, expected 6e-8 to 65504"
@@ -202,8 +202,8 @@ class _Writer:
                     yield self._floats(f"{name}.weight", record, KINDS[self.head], order)
             elif role not in TERNARY_LINEARS:
                 yield self._vector(f"{name}.weight", self.file.values(record)[0])
-            elif record.scope == packed.SCALE_NONE:
-                kind = KINDS["F32" if record.encoding == packed.F32 else "F16"]
+            elif record.scope == encodings.SCALE_NONE:
+                kind = KINDS[record.encoding.name]
                 yield self._floats(f"{name}.weight", record, kind, order)
             else:
                 yield from self._ternary(name, record, order)
@@ -218,11 +218,13 @@ class _Writer:
 
     def _is_ternary_table(self, record: Record) -> bool:
         """Whether a table is ternary and its blocks can be; an embedding has no `.scale` in llama.cpp."""
-        if record.encoding not in packed.TERNARY_ENCODINGS:
+        if not record.encoding.ternary:
             return False
         scales, block = self.file.scales(record), KINDS[self.body].block
         exact = self.body == "F32" or bool((scales.astype(np.float16) == scales).all())
-        return exact and record.cols % block == 0 and (record.scope != packed.SCALE_GROUP or SCALE_GROUP_K % block == 0)
+        return (
+            exact and record.cols % block == 0 and (record.scope != encodings.SCALE_GROUP or SCALE_GROUP_K % block == 0)
+        )
 
     def _vector(self, name: str, values: NDArray[np.float32]) -> Entry:
         return Entry(name, KINDS["F32"], values.shape, lambda: [values])
@@ -255,7 +257,7 @@ class _Writer:
             return scales, None  # d is not rounded
         with np.errstate(over="ignore"):
             halves = scales.astype(np.float16)
-        if self.exact_scales and record.scope == packed.SCALE_TENSOR and not (halves == scales).all():
+        if self.exact_scales and record.scope == encodings.SCALE_TENSOR and not (halves == scales).all():
             return np.ones(1, np.float16), scales
         return halves, None
 
@@ -263,9 +265,9 @@ class _Writer:
         self, kind: Kind, record: Record, scales: NDArray[Any], order: NDArray[np.int64] | slice
     ) -> NDArray[Any]:
         """d·T as blocks, or as floats; both are exact."""
-        per_row = scales.reshape(record.rows, -1) if record.scope != packed.SCALE_TENSOR else scales.reshape(1, 1)
+        per_row = scales.reshape(record.rows, -1) if record.scope != encodings.SCALE_TENSOR else scales.reshape(1, 1)
         width = kind.block if kind.ternary else 1
-        span = SCALE_GROUP_K if record.scope == packed.SCALE_GROUP else record.cols
+        span = SCALE_GROUP_K if record.scope == encodings.SCALE_GROUP else record.cols
         each = np.repeat(per_row, -(-span // width), axis=1)[:, : record.cols // width]
         each = np.broadcast_to(each, (record.rows, record.cols // width))[order]
         codes = self.file.codes(record)[order]
@@ -285,7 +287,7 @@ class _Writer:
 
 def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> tuple[dict[str, Value], list[str]]:
     """The keys of the tokenizer, and what is in the way of them."""
-    tokenizer, template = file.section(packed.TOKENIZER), file.section(packed.TEMPLATE)
+    tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
     if tokenizer is None or not wanted:
         return {"tokenizer.ggml.model": "none"}, []
     from .tokens import vocabulary

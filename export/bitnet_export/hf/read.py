@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export import packed
-from bitnet_export.packed import NONE, ROLE, Key
+from bitnet_export import encodings, records
+from bitnet_export.records import NONE, ROLE, Key
 from bitnet_export.source import Source, SourceError, Ternary
 from bitnet_export.ternary_values import ternary_values
 
@@ -109,8 +109,8 @@ def _linear_norm(
 def _check(model: ModelConfig, weights: Weights, tensors: Mapping[str, Entry], what: str) -> None:
     """Every tensor that is called for is there, in its shape, and no other."""
     used: set[str] = set()
-    for spec in packed.expected_tensors(model):
-        if not packed.ROLES[spec.key.role].startswith("rope_"):
+    for spec in records.expected_tensors(model):
+        if not records.ROLES[spec.key.role].startswith("rope_"):
             used |= weights.check(spec)
     if not model.has_head or model.tie_embeddings:  # transformers does not look at it then
         used |= {"lm_head.weight", "lm_head.weight_scale"}
@@ -134,7 +134,7 @@ def _look(
     ]
     ternary = [isinstance(weights.load(Key(0, NONE, ROLE[role], NONE, 0)), Ternary) for role in tables]
     weights.tables = dict.fromkeys(tables, all(ternary))
-    model = model.replace(ternary=roles, weight_scale=packed.SCOPE_NAMES[max(scopes)])
+    model = model.replace(ternary=roles, weight_scale=encodings.SCOPE_NAMES[max(scopes)])
     if all(ternary):
         model = model.replace(head_format="ternary")
     entry = tensors[weights.name(keys[0])]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bitnet_export.packed import MAX_TEMPLATE
+from bitnet_export.records import MAX_TEMPLATE
 from bitnet_export.source import SourceError
 from bitnet_export.vocabulary import CONTROL, Vocabulary, around, load, sentencepiece_bpe
 

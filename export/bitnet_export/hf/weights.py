@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS
-from bitnet_export import packed
-from bitnet_export.packed import NONE, Key, Spec
+from bitnet_export import encodings, records
+from bitnet_export.records import NONE, Key, Spec
 from bitnet_export.source import Floats, SourceError, Tensor, Ternary
 from bitnet_export.ternary_values import ternary_values
 
@@ -90,7 +90,7 @@ class Weights:
         self.floats: frozenset[str] = frozenset()  # projections that stay float
 
     def module(self, key: Key) -> str:
-        role = packed.ROLES[key.role]
+        role = records.ROLES[key.role]
         base = role.removesuffix(_LINEAR_NORM)
         name = self._names[base] + (self._norm if base != role else "")
         return name if key.layer == NONE else f"{self._layers}{key.layer}.{name}"
@@ -102,7 +102,7 @@ class Weights:
         """Names of the tensors that one of ours is made of. Raises SourceError: missing, or of another shape."""
         key, name = spec.key, self.name(spec.key)
         entry, shape = self._entry(name), (spec.rows, spec.cols)
-        is_matrix = packed.ROLES[key.role] in (*TERNARY_LINEARS, "embedding", "head") and key.part == 0
+        is_matrix = records.ROLES[key.role] in (*TERNARY_LINEARS, "embedding", "head") and key.part == 0
         if is_matrix and entry.dtype == "U8":
             if spec.rows % 4:
                 raise SourceError(
@@ -125,7 +125,7 @@ class Weights:
 
     def load(self, key: Key) -> Tensor:
         """The tensor of a key."""
-        role, entry = packed.ROLES[key.role], self._entry(self.name(key))
+        role, entry = records.ROLES[key.role], self._entry(self.name(key))
         if key.part:
             return self._bias(key, entry)
         if role in ("embedding", "head"):
@@ -154,7 +154,7 @@ class Weights:
         stored = entry.floats().rows(0, 1)[0, 0]
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1 / stored if self._quantization.divides else stored)
-        if not packed.scales_are_valid(np.array([stored, scale])):
+        if not encodings.scales_are_valid(np.array([stored, scale])):
             raise SourceError(f"{entry.what} is {stored}, expected a finite number above 0")
         return scale
 
@@ -222,6 +222,6 @@ def _quantize(matrix: Floats, what: str) -> Ternary:
     w = torch.from_numpy(np.ascontiguousarray(matrix.all()))
     s = 1.0 / w.abs().mean().clamp_(min=1e-5)
     scale = (1.0 / s).reshape(1).numpy()
-    if not packed.scales_are_valid(scale):
+    if not encodings.scales_are_valid(scale):
         raise SourceError(f"{what} holds NaN or infinity")
     return Ternary(w.mul_(s).round_().clamp_(-1, 1).to(torch.int8).numpy(), scale)

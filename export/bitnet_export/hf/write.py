@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export import packed
+from bitnet_export import encodings
 from bitnet_export.outgoing import (
     SIZES,
     Graph,
@@ -39,8 +39,8 @@ from bitnet_export.outgoing import (
     value_rows,
     write_json,
 )
-from bitnet_export.packed import NONE, ROLES, Record
 from bitnet_export.reader import PackedFile
+from bitnet_export.records import NONE, ROLES, Record
 from bitnet_export.side_files import generation_of, special_tokens, write_generation, write_tokenizer
 
 ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
@@ -192,13 +192,13 @@ def _left_alone(file: PackedFile) -> list[str]:
     return [
         _module(record)
         for record in file.tensors.values()
-        if ROLES[record.key.role] in TERNARY_LINEARS and record.key.part == 0 and record.scope == packed.SCALE_NONE
+        if ROLES[record.key.role] in TERNARY_LINEARS and record.key.part == 0 and record.scope == encodings.SCALE_NONE
     ]
 
 
 def _head_is_quantized(file: PackedFile) -> bool:
     tables = {ROLES[r.key.role]: r for r in file.tensors.values() if ROLES[r.key.role] in ("embedding", "head")}
-    return tables.get("head", tables["embedding"]).scope != packed.SCALE_NONE
+    return tables.get("head", tables["embedding"]).scope != encodings.SCALE_NONE
 
 
 # ---- tensors ----
@@ -231,7 +231,7 @@ def _entries(file: PackedFile) -> Iterator[_Entry]:
             scale = np.ones(1, np.float32)
             rows = functools.partial(value_rows, file, record)
             yield _Entry(f"{name}.weight", "F32", (record.rows, record.cols), rows)
-            if role != "embedding" and record.scope != packed.SCALE_NONE:
+            if role != "embedding" and record.scope != encodings.SCALE_NONE:
                 yield _vector(f"{name}.weight_scale", scale)
     if file.configs[0].tie_embeddings and _head_is_quantized(file):
         yield _vector("lm_head.weight_scale", np.ones(1, np.float32))
@@ -242,13 +242,13 @@ def _vector(name: str, values: NDArray[np.float32]) -> _Entry:
 
 
 def _is_ternary(record: Record) -> bool:
-    return record.encoding in packed.TERNARY_ENCODINGS
+    return record.encoding.ternary
 
 
 def _is_packed(record: Record) -> bool:
     """Whether the packed form of transformers can hold it: one scale, whole bytes."""
     projection = ROLES[record.key.role] in TERNARY_LINEARS
-    return projection and _is_ternary(record) and record.scope == packed.SCALE_TENSOR and record.rows % 4 == 0
+    return projection and _is_ternary(record) and record.scope == encodings.SCALE_TENSOR and record.rows % 4 == 0
 
 
 def _packed_rows(file: PackedFile, record: Record) -> Callable[[], Iterable[NDArray[Any]]]:

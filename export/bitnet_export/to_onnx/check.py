@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import packed
+from bitnet_export import records
 from bitnet_export.reader import PackedFile
 from bitnet_export.verify import EXACT, ROUNDED, SHORT, VerificationError
 
@@ -179,7 +179,7 @@ def _moved_gains(file: PackedFile) -> dict[str, NDArray[np.float32]]:
     """Each gain of a norm moved up or down by one step of fp32."""
     random, moved = np.random.default_rng(1), {}
     for key, record in file.tensors.items():
-        if packed.ROLES[key.role].endswith("norm") and key.part == 0:
+        if records.ROLES[key.role].endswith("norm") and key.part == 0:
             gain = file.values(record)[0]
             moved[key.name] = np.nextafter(gain, np.where(random.random(gain.size) < 0.5, np.inf, -np.inf), dtype="f4")
     return moved

@@ -16,9 +16,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from bitnet.config import ModelConfig
-from bitnet_export import packed
-from bitnet_export.packed import NONE, ROLE, Key, Record
+from bitnet_export import encodings
 from bitnet_export.reader import PackedFile
+from bitnet_export.records import NONE, ROLE, Key, Record
 
 from .matrices import Matrices
 from .ops import Graph, Value
@@ -46,7 +46,7 @@ def unsupported(file: PackedFile, form: str) -> list[str]:
     ]
     if len(file.configs) > 1:
         found.append(f"{len(file.configs)} stacks (only 1)")
-    if form == "int8" and any(record.scope == packed.SCALE_GROUP for record in file.tensors.values()):
+    if form == "int8" and any(record.scope == encodings.SCALE_GROUP for record in file.tensors.values()):
         found.append("one scale per 128 weights (only in the forms 2bit and float)")
     return found
 

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from bitnet_export import packed
+from bitnet_export import encodings
 from bitnet_export.layout import SCALE_GROUP_K
 from bitnet_export.outgoing import code_rows, value_rows
-from bitnet_export.packed import Record
 from bitnet_export.reader import PackedFile
+from bitnet_export.records import Record
 
 from .ops import CONTRIB, Graph, Value
 
@@ -66,7 +66,7 @@ class Matrices:
 
     def linear(self, x: Value, record: Record) -> Value:
         """x · Wᵀ. x: (B, T, K), W: (N, K); returns fp32 (B, T, N)."""
-        if record.scope == packed.SCALE_NONE:
+        if record.scope == encodings.SCALE_NONE:
             return self.graph.op("MatMul", x, self._transposed(record, np.float32))
         x_q = self.quantize(x)
         if self.form == "2bit":
@@ -79,9 +79,11 @@ class Matrices:
         """`linear` with a table that `rows` may read too: one copy in the file, turned in the graph."""
         if self._in_two_bits(record):
             return self._two_bits(self.quantize(x), record)
-        turned = self._table(record).cast(TensorProto.FLOAT) if record.encoding == packed.F16 else self._table(record)
+        turned = (
+            self._table(record).cast(TensorProto.FLOAT) if record.encoding == encodings.F16 else self._table(record)
+        )
         turned = turned.transpose(1, 0)
-        if record.scope == packed.SCALE_NONE:
+        if record.scope == encodings.SCALE_NONE:
             return self.graph.op("MatMul", x, turned)
         x_q = self.quantize(x)
         sums = self.graph.op("MatMul", x_q.q, turned) if self.form == "float" else self._integer(x_q.q, turned, 128)
@@ -93,12 +95,12 @@ class Matrices:
             row = self._two_bit_rows(ids, record)
         else:
             row = self.graph.op("Gather", self._table(record), ids).cast(TensorProto.FLOAT)
-            if record.scope != packed.SCALE_NONE and self.form != "float":
+            if record.scope != encodings.SCALE_NONE and self.form != "float":
                 row = row - 128.0
-        if record.scope in (packed.SCALE_NONE, packed.SCALE_GROUP):
+        if record.scope in (encodings.SCALE_NONE, encodings.SCALE_GROUP):
             return row
         scales = self._scales(record)
-        if record.scope == packed.SCALE_ROW:
+        if record.scope == encodings.SCALE_ROW:
             scales = self.graph.op("Unsqueeze", self.graph.op("Gather", scales, ids), [-1])
         return row * scales
 
@@ -121,7 +123,7 @@ class Matrices:
 
     def _scaled(self, sums: Value, x: Quantized, record: Record) -> Value:
         """Σ q·c · (scale / s), the one factor of bitnet.quant.integer_product."""
-        if record.scope == packed.SCALE_GROUP:
+        if record.scope == encodings.SCALE_GROUP:
             return sums / x.s  # the scales are in the weights
         return sums * (self._scales(record) / x.s)
 
@@ -190,7 +192,7 @@ class Matrices:
         return self._made[name]
 
     def _in_two_bits(self, record: Record) -> bool:
-        return self.form == "2bit" and record.encoding in packed.TERNARY_ENCODINGS
+        return self.form == "2bit" and record.encoding.ternary
 
     def _two_bit_codes(self, record: Record) -> Value:
         """uint8 (N, blocks, cut.block / 4)."""
@@ -211,7 +213,7 @@ class Matrices:
 
     def _table(self, record: Record) -> Value:
         """(N, K): floats as they are stored; codes as fp32, γ·T for one γ a group, or as uint8 with its zero at 128."""
-        dtype: Any = {packed.F32: np.float32, packed.F16: np.float16}.get(record.encoding, np.uint8)
+        dtype: Any = np.dtype(record.encoding.dtype if record.encoding.kind == "float" else np.uint8)
         blocks = self._codes(record)
         if dtype == np.uint8 and self.form == "float":
             dtype = np.float32
@@ -230,14 +232,14 @@ class Matrices:
 
     def _codes(self, record: Record) -> Iterator[NDArray[Any]]:
         """Rows of int8 codes, a few thousand at a time; or of floats, γ·T in the form "float" with group scales."""
-        grouped = record.scope == packed.SCALE_GROUP and self.form == "float"
-        floats = record.scope == packed.SCALE_NONE or grouped
+        grouped = record.scope == encodings.SCALE_GROUP and self.form == "float"
+        floats = record.scope == encodings.SCALE_NONE or grouped
         return value_rows(self.file, record) if floats else code_rows(self.file, record)
 
 
 def _cut_of(record: Record) -> tuple[Cut, int]:
     """How the inputs of a matrix are cut, and the number of blocks."""
-    cut = GROUP_CUT if record.scope == packed.SCALE_GROUP else CUT
+    cut = GROUP_CUT if record.scope == encodings.SCALE_GROUP else CUT
     return cut, -(-record.cols // cut.span) * -(-cut.span // cut.inputs)
 
 

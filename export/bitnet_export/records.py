@@ -1,0 +1,205 @@
+"""What a packed file is made of: records, roles, and the tensors a configuration calls for.
+
+FORMAT.md §1-§3 as code, shared by the writer and the reader; §4 is encodings.py. Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bitnet.config import ModelConfig
+
+from . import encodings
+from .encodings import Encoding, Form, Format
+
+MAGIC = b"\x89BITNET\n"
+VERSION = 2
+ALIGN = 64
+NONE = 0xFFFF  # a layer or expert that a tensor does not have
+
+HEADER = struct.Struct("<8sIIQI32sI")  # magic, version, flags, file_size, section_count, header_crc
+SECTION = struct.Struct("<IIQQII")  # kind, crc, offset, size, flags, reserved
+STACK = struct.Struct("<13If5If2I5f4I68s64s")
+TENSOR = struct.Struct("<HHHHBBBBIIIQQQQQ")
+MAX_STACKS = 16
+MAX_TEMPLATE = 256 * 1024
+OPTIONAL = 1  # section flag: skip me if you do not know me
+
+STACKS, TENSORS, METADATA, TOKENIZER, TEMPLATE, DATA = range(1, 7)
+SECTION_NAMES = {1: "STACKS", 2: "TENSORS", 3: "METADATA", 4: "TOKENIZER", 5: "TEMPLATE", 6: "DATA"}
+
+MOST_ANGLE = 2.0**24  # of RoPE, at the last position
+SKETCH_VOCAB = 8192  # tokens from which a sketch is worth its bytes
+
+
+ROLES = {
+    1: "attn_norm", 2: "q", 3: "k", 4: "v", 5: "q_norm", 6: "k_norm", 7: "attn_sub_norm", 8: "o",
+    9: "attn_post_norm", 10: "ffn_norm", 11: "router", 12: "gate", 13: "up", 14: "ffn_sub_norm",
+    15: "down", 16: "ffn_post_norm", 64: "embedding", 65: "position", 66: "final_norm", 67: "head",
+    69: "rope_frequencies", 70: "rope_local_frequencies",
+}  # fmt: skip
+LINEAR_NORM = 32  # + role of the projection it stands before
+ROLES |= {LINEAR_NORM + r: ROLES[r] + "_linear_norm" for r in (2, 3, 4, 8, 12, 13, 15)}
+ROLE = {name: number for number, name in ROLES.items()}
+PER_EXPERT = {r + n for r in (12, 13, 15) for n in (0, LINEAR_NORM)} | {14}
+
+
+class Key(NamedTuple):
+    """Identity of a tensor; tuples compare in file order."""
+
+    stack: int
+    layer: int
+    role: int
+    expert: int
+    part: int  # 0 weight, 1 bias
+
+    @property
+    def name(self) -> str:
+        """The name of the parameter in a training checkpoint, e.g. "layers.0.q.weight"."""
+        words = [ROLES[self.role]]
+        if self.expert != NONE:
+            words = ["experts", str(self.expert), *words]
+        if self.layer != NONE:
+            words = ["layers", str(self.layer), *words]
+        if self.stack:
+            words = ["stacks", str(self.stack), *words]
+        if self.role < ROLE["rope_frequencies"]:
+            words.append("bias" if self.part else "weight")
+        return ".".join(words)
+
+
+class Spec(NamedTuple):
+    """A tensor that a configuration calls for."""
+
+    key: Key
+    rows: int
+    cols: int
+    form: Form
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """What it may be stored as."""
+        return encodings.formats(self.form, ROLES[self.key.role], self.cols)
+
+
+class Record(NamedTuple):
+    """A row of TENSORS: where a tensor is and how it is stored. Offsets are within DATA."""
+
+    key: Key
+    encoding: Encoding
+    scope: int
+    rows: int
+    cols: int
+    offset: int
+    size: int
+    scale_offset: int
+    scale_size: int
+
+    def pack(self) -> bytes:
+        k = self.key
+        return TENSOR.pack(
+            k.stack, k.layer, k.role, k.expert, k.part, self.encoding.number, self.scope, 0, 0, self.rows, self.cols,
+            self.offset, self.size, self.scale_offset, self.scale_size, 0,
+        )  # fmt: skip
+
+
+def align(n: int) -> int:
+    return -(-n // ALIGN) * ALIGN
+
+
+class _Row(NamedTuple):
+    """A line of the rule: one role, for every layer (and expert) or for the whole stack."""
+
+    name: str
+    weight: bool  # present
+    bias: bool
+    rows: int
+    cols: int
+    form: Form
+
+
+def _linear(name: str, present: bool, bias: bool, rows: int, cols: int) -> _Row:
+    return _Row(name, present, present and bias, rows, cols, "linear")
+
+
+def _norm(config: ModelConfig, name: str, present: bool, cols: int) -> _Row:
+    return _Row(name, present, present and config.norm_bias, 1, cols, "vector")
+
+
+def _layer_rows(c: ModelConfig) -> list[_Row]:
+    attention, kv, gated = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.ffn == "gated"
+    linears = [
+        _linear("q", True, c.qkv_bias, attention, c.dim),
+        _linear("k", True, c.qkv_bias, kv, c.dim),
+        _linear("v", True, c.qkv_bias, kv, c.dim),
+        _linear("o", True, c.o_bias, c.dim, attention),
+        _linear("gate", gated, c.ffn_bias, c.ffn_dim, c.dim),
+        _linear("up", True, c.ffn_bias, c.ffn_dim, c.dim),
+        _linear("down", True, c.ffn_bias, c.dim, c.ffn_dim),
+    ]
+    norms = [
+        _norm(c, "attn_norm", c.pre_norm, c.dim),
+        _norm(c, "q_norm", c.qk_norm, c.head_dim),
+        _norm(c, "k_norm", c.qk_norm, c.head_dim),
+        _norm(c, "attn_sub_norm", c.sub_norm, attention),
+        _norm(c, "attn_post_norm", c.post_norm, c.dim),
+        _norm(c, "ffn_norm", c.pre_norm, c.dim),
+        _norm(c, "ffn_sub_norm", c.sub_norm, c.ffn_dim),
+        _norm(c, "ffn_post_norm", c.post_norm, c.dim),
+        *(_norm(c, row.name + "_linear_norm", c.linear_norm and row.weight, row.cols) for row in linears),
+    ]
+    router = _Row("router", c.n_experts > 0, False, c.n_experts, c.dim, "dense")
+    return sorted([*linears, *norms, router], key=lambda row: ROLE[row.name])
+
+
+def _stack_rows(c: ModelConfig) -> list[_Row]:
+    own_head, tied_head = c.has_head and not c.tie_embeddings, c.has_head and c.tie_embeddings
+    rope = c.position == "rope"
+    return [
+        _Row("embedding", c.input == "tokens" or tied_head, False, c.vocab_size, c.dim, "table"),
+        _Row("position", c.position == "learned", False, c.max_context, c.dim, "dense"),
+        _norm(c, "final_norm", True, c.dim),
+        _Row("head", own_head, c.has_head and c.head_bias, c.vocab_size, c.dim, "table"),
+        _Row("rope_frequencies", rope, False, 1, c.rope_dim // 2, "vector"),
+        _Row("rope_local_frequencies", rope and c.global_every > 0, False, 1, c.rope_dim // 2, "vector"),
+    ]
+
+
+def expected_tensors(config: ModelConfig, stack: int = 0) -> Iterator[Spec]:
+    """The tensors of one stack in file order (FORMAT.md §3, "Which tensors").
+
+    Lazy, so that a reader which stops at the first difference does work in proportion to the
+    file and not to the numbers in its configuration.
+    """
+    layer_rows = _layer_rows(config)
+    for layer in range(config.n_layers):
+        for row in layer_rows:
+            each = config.n_experts > 0 and ROLE[row.name] in PER_EXPERT
+            for expert in range(config.n_experts) if each else (NONE,):
+                yield from _specs(row, stack, layer, expert)
+    for row in _stack_rows(config):
+        yield from _specs(row, stack, NONE, NONE)
+
+
+def stored_as(spec: Spec, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoding:
+    """How writers store a tensor, with `body` for the linears that are ternary: a table of int8 has a sketch
+    when the engine can find the largest logits with it."""
+    role = ROLES[spec.key.role]
+    if spec.form != "table":
+        return body if spec.form == "linear" and role in config.ternary else encodings.F32
+    stored = encodings.TABLES[config.head_format]
+    gives_logits = config.has_head and role == ("embedding" if config.tie_embeddings else "head")
+    as_they_are = not config.head_bias and config.logit_softcap == 0
+    screened = gives_logits and as_they_are and spec.rows >= SKETCH_VOCAB
+    return encodings.INT8_SKETCH if stored == encodings.INT8_ROWS and screened else stored
+
+
+def _specs(row: _Row, stack: int, layer: int, expert: int) -> Iterator[Spec]:
+    role = ROLE[row.name]
+    if row.weight:
+        yield Spec(Key(stack, layer, role, expert, 0), row.rows, row.cols, row.form)
+    if row.bias:
+        outputs = row.cols if row.form == "vector" else row.rows
+        yield Spec(Key(stack, layer, role, expert, 1), 1, outputs, "vector")

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * products.h: what every way to multiply (tiles.h, rows.h, lines.h, lookup.h) is given, and how its
+ * integer sums become floats: here, once, so that all encodings and tiers share it.
+ */
+#ifndef BITNET_PRODUCTS_H
+#define BITNET_PRODUCTS_H
+
+#include "internal.h"
+
+/* Rows [first, first + rows) of the workspace's h, q, s. */
+typedef struct bn_input {
+    const bn_model *m;
+    const bn_workspace *w;
+    size_t first, rows;
+} bn_input;
+
+/* Outputs of n panels from r0 on that the matrix has: the last panel may not be full. */
+static inline size_t bn_rows_of(const bn_tensor *t, size_t r0, size_t n) {
+    return r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
+}
+
+/* Put n finished values of product row b into place, output rows r0 on, unless they are there. */
+void bn_emit(const bn_product *p, size_t b, size_t r0, size_t n, float *value);
+
+/* Product row b from row `row` of the workspace, outputs [r0, r0 + n), n <= BN_CHUNK_ROWS:
+ * y = (acc - offset·Σq)·(γ/s). */
+void bn_scale_sums(const bn_workspace *w, size_t row, const bn_product *p, size_t b,
+                   const int32_t *acc, int32_t offset, size_t r0, size_t n);
+
+/* The same of all rows; acc: [rows][BN_CHUNK_ROWS]. */
+void bn_scale_all(const bn_input *in, const bn_product *p, const int32_t *acc, int32_t offset,
+                  size_t r0, size_t n);
+
+/* The panels of a group of products form one list. Of [*first, end) in it, which is not empty, this
+ * is what lies in one product: panels [*panel, *panel + *n) of it. *first goes on behind it. */
+const bn_product *bn_next_part(const bn_product *products, size_t *first, size_t end, size_t *panel,
+                               size_t *n);
+
+#endif

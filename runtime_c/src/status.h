@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * status.h: a status, and the line that explains it to a person.
+ */
+#ifndef BITNET_STATUS_H
+#define BITNET_STATUS_H
+
+#include "bitnet_runtime.h"
+
+/* Write one line into detail (BN_DETAIL_SIZE bytes or NULL), cut to fit; returns status. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+bn_status
+bn_fail(char *detail, bn_status status, const char *format, ...);
+
+#endif

@@ -1,0 +1,87 @@
+"""The engine's files stand on each other without circles: each can be read knowing only those below it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+SOURCE = Path(__file__).parents[1] / "runtime_c" / "src"
+Arrows = Mapping[str, set[str]]
+
+# What says nothing of who calls whom: comments, literals, and directives with their continued lines.
+_SILENT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
+_FUNCTION = re.compile(r"^(?!static\b|typedef\b|extern\b)[a-z_][\w \t\n*]*?\b(bn_\w+)\([^;{}]*\)\s*\{", re.M)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.M)
+
+
+def functions(text: str) -> set[str]:
+    """Names of the functions that a file defines for others."""
+    return set(_FUNCTION.findall(_SILENT.sub(" ", text)))
+
+
+def calls(files: Mapping[str, str]) -> Arrows:
+    """Which files name a function that another one defines. What is called through a pointer has no name there."""
+    home = {name: file for file, text in files.items() for name in functions(text)}
+    named = {file: set(re.findall(r"\bbn_\w+", _SILENT.sub(" ", text))) for file, text in files.items()}
+    return {file: {home[name] for name in names if name in home} - {file} for file, names in named.items()}
+
+
+def includes(files: Mapping[str, str]) -> Arrows:
+    """Which files include which others of these: from their own folder, else from the first."""
+    found: dict[str, set[str]] = {}
+    for file, text in files.items():
+        near = ((str(PurePosixPath(file).parent / name), name) for name in _INCLUDE.findall(text))
+        found[file] = {next(path for path in paths if path in files) for paths in near if files.keys() & set(paths)}
+    return found
+
+
+def circle(arrows: Arrows) -> list[str]:
+    """Files of a circle, each pointing to the next and the last to the first; empty where there is none."""
+    done: set[str] = set()
+
+    def follow(file: str, path: list[str]) -> list[str]:
+        if file in path:
+            return path[path.index(file) :]
+        if file in done:
+            return []
+        for below in sorted(arrows[file]):
+            if found := follow(below, [*path, file]):
+                return found
+        done.add(file)
+        return []
+
+    return next((found for file in sorted(arrows) if (found := follow(file, []))), [])
+
+
+def texts(pattern: str) -> dict[str, str]:
+    return {
+        path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob(pattern))
+    }
+
+
+def test_no_circle_among_c_files() -> None:
+    arrows = calls(texts("*.c"))
+    assert "file_tensors.c" in arrows["file.c"] and "kernels_scalar.c" in arrows["cpu.c"]  # the parser sees them
+    assert circle(arrows) == []
+
+
+def test_no_circle_among_headers() -> None:
+    arrows = includes(texts("*.h"))
+    assert "kernels.h" in arrows["file.h"]
+    assert circle(arrows) == []
+
+
+def test_a_circle_is_found() -> None:
+    files = {
+        "a.c": 'int bn_a(int x) {\n    return bn_b(x); /* bn_c */\n}\nconst char *t = "bn_c";\n',
+        "b.c": "#define D(x) \\\n    bn_a(x)\nbn_status\nbn_b(const bn_x *x,\n     int n) {\n    return bn_c();\n}\n",
+        "c.c": "static int bn_d(void) {\n    return bn_b(1);\n}\nint bn_a(int x);\nvoid bn_c(void) {}\n",
+    }
+    assert functions(files["b.c"]) == {"bn_b"} and functions(files["c.c"]) == {"bn_c"}
+    assert calls(files) == {"a.c": {"b.c"}, "b.c": {"c.c"}, "c.c": {"b.c", "a.c"}}
+    assert circle({"a.c": {"b.c"}, "b.c": {"c.c"}, "c.c": set()}) == []
+    assert circle({"a.c": {"b.c"}, "b.c": {"c.c"}, "c.c": {"b.c"}}) == ["b.c", "c.c"]
+    headers = {"a.h": '#include "x/b.h"\n', "x/b.h": '#include "c.h"\n#include <a.h>\n', "c.h": "", "x/c.h": ""}
+    assert includes(headers) == {"a.h": {"x/b.h"}, "x/b.h": {"x/c.h"}, "c.h": set(), "x/c.h": set()}
+    assert circle(includes(headers | {"x/c.h": '#include "a.h"\n'})) == ["a.h", "x/b.h", "x/c.h"]
