@@ -16,8 +16,8 @@ PARSERS := hf gguf packed tokens readers convert export
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 C_FILES = $(shell find runtime_c -name '*.[ch]')
-SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet export python_bindings \
-             -name '*.[ch]' -o -name '*.py')
+SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \
+             python_bindings -name '*.[ch]' -o -name '*.py')
 
 .PHONY: help demo test lint format sanitize coverage bench clean
 

@@ -1,4 +1,4 @@
-"""`bitnet report`: one page about a run, as HTML that needs no other file, or as a PNG.
+"""One page about a run, as HTML that needs no other file, or as a PNG.
 
 It only reads, so it may be asked while the run goes on. What is not there yet, or is damaged, the
 page says in the place where it would be.
@@ -6,7 +6,6 @@ page says in the place where it would be.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import errno
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import process, runlog
 from bitnet.figures import PANELS, Panel, Records, series
-from bitnet_runtime.terminal import show
 
 if TYPE_CHECKING:
     from bitnet.checkpoint import Checkpoint
@@ -36,14 +34,15 @@ class ReportError(ValueError):
     """There is nothing to report, or nowhere to write it."""
 
 
-def command(args: argparse.Namespace) -> int:
-    """`bitnet report`."""
-    run = Path(args.run)
-    out = Path(args.out or run / "report.html")
+def write(run: Path, out: Path, prompt: str = "", tokens: int = 100) -> None:
+    """The page about a run, with a sample of so many tokens that begins with the prompt.
+
+    Raises ReportError.
+    """
     if out.suffix not in (".html", ".png"):
         raise ReportError(f"--out is {out}, expected a name that ends in .html or .png")
-    if not 0 <= args.tokens <= 4096:
-        raise ReportError(f"--tokens is {args.tokens}, expected 0 to 4096")
+    if not 0 <= tokens <= 4096:
+        raise ReportError(f"--tokens is {tokens}, expected 0 to 4096")
     if not (run / "log.jsonl").is_file():
         raise ReportError(f"{run} has no log.jsonl, expected a run folder of `bitnet train`")
     if not out.parent.is_dir():
@@ -59,7 +58,7 @@ def command(args: argparse.Namespace) -> int:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         checkpoint, problem = _newest(run)
         facts = summary(run, records) | _of_checkpoint(checkpoint, problem)
-        title, text = f"bitnet report: {run.resolve().name}", sample(checkpoint, problem, args)
+        title, text = f"bitnet report: {run.resolve().name}", sample(checkpoint, problem, prompt, tokens)
         page = as_html(title, facts, text, records) if out.suffix == ".html" else as_png(title, facts, text, records)
         with _writing(out):
             partial.write_bytes(page)
@@ -67,8 +66,6 @@ def command(args: argparse.Namespace) -> int:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
-    show(f"{out}\n")
-    return 0
 
 
 @contextlib.contextmanager
@@ -126,11 +123,11 @@ def _of_checkpoint(checkpoint: Checkpoint | None, problem: str) -> Facts:
     }
 
 
-def sample(checkpoint: Checkpoint | None, problem: str, args: argparse.Namespace) -> str:
-    """Text that the checkpoint makes of args.prompt, or the reason why there is none, in brackets."""
+def sample(checkpoint: Checkpoint | None, problem: str, prompt: str, n: int) -> str:
+    """Up to n tokens that the checkpoint makes of a prompt, or the reason why there is none, in brackets."""
     from bitnet import tokenizer
 
-    if not args.tokens:
+    if not n:
         return "[not asked for: --tokens 0]"
     if checkpoint is None:
         return f"[no sample: {problem}]"
@@ -139,8 +136,8 @@ def sample(checkpoint: Checkpoint | None, problem: str, args: argparse.Namespace
         if config.ternary_weights > LARGEST:
             return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"
         words = checkpoint.words
-        ids = [tokenizer.END_ID, *words.encode(args.prompt, add_special_tokens=False).ids]
-        made = _generate(checkpoint.model, ids, args.tokens)
+        ids = [tokenizer.END_ID, *words.encode(prompt, add_special_tokens=False).ids]
+        made = _generate(checkpoint.model, ids, n)
     except (ValueError, TypeError, OSError) as error:
         return f"[no sample: {error}]"
     return str(words.decode([token for token in made if token != tokenizer.END_ID]))

@@ -11,11 +11,12 @@ A run that is resumed has its own settings in place of a preset. bitnet/OPTIONS.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import glob
 import os
 import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,30 @@ KEPT = ("preset", "tokenizer", "source")
 """Options that a run keeps: model, vocabulary and first weights follow from them."""
 
 
-def run_folder(given: argparse.Namespace) -> Path:
-    """Where the run is that parsed flags mean. Raises ValueError: they do not say it."""
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a person says of a run."""
+
+    options: Mapping[str, Any]  # of training, by name; None: not given
+    config: str | None = None  # a TOML file with more of them
+    model: Sequence[str] = ()  # options of the model, NAME=VALUE each
+
+
+def run_folder(given: Given) -> Path:
+    """Where the run is that is meant. Raises ValueError: nothing says it."""
     train = _given(given)[0]
-    if not train.get("out") and hasattr(given, "source") and not given.source:
+    if not train.get("out") and "source" in given.options and not given.options["source"]:
         raise ValueError("--resume without SRC needs the run: name its folder with --out")
     source = {"source": train["source"], "quantize_warmup": 0.0} if "source" in train else {}
     return Settings.from_dict({name: train[name] for name in ("out", "preset") if name in train} | source).run_folder
 
 
 def resolve(
-    given: argparse.Namespace,
+    given: Given,
     saved: dict[str, Any] | None = None,
     base: tuple[dict[str, Any], ModelConfig] | None = None,
 ) -> tuple[Settings, ModelConfig]:
-    """Settings and model of a run from parsed flags.
+    """Settings and model of a run from what a person says of it.
 
     saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of one.
     """
@@ -78,11 +88,10 @@ def _checked(settings: Settings) -> Settings:
     return settings
 
 
-def _given(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of training and of the model that the user gave, by file and by flag; flags win."""
     file = _read(given.config) if given.config else {}
-    names = [f.name for f in dataclasses.fields(Settings)]
-    flags = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
+    flags = {name: value for name, value in given.options.items() if value is not None}
     in_file = {k: v for k, v in file.items() if k == "preset"} | file.get("train", {})
     train = _over(_over({}, in_file), flags)
     for name in PATHS:
@@ -91,7 +100,7 @@ def _given(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
             train[name] = absolute(value, made=name == "tensorboard")
         elif isinstance(value, list):
             train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
-    return train, _known(file.get("model", {}) | dict(_assignment(text) for text in given.set or []))
+    return train, _known(file.get("model", {}) | dict(_assignment(text) for text in given.model))
 
 
 def _known(model: dict[str, Any]) -> dict[str, Any]:

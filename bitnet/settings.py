@@ -3,7 +3,6 @@
 # ruff: noqa: RUF009  (`option` is `field`)
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import difflib
 from dataclasses import dataclass, field
@@ -211,27 +210,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "" if value in ("", []) else str(value)
-
-
-def add_flags(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
-    """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
-    parser.add_argument("--config", metavar="FILE.toml", help="options in tables [train] and [model]; flags win")
-    parser.add_argument(
-        "--set", metavar="NAME=VALUE", action="append",
-        help="an option of the model, such as dim=256; repeatable; bitnet/OPTIONS.md lists them",
-    )  # fmt: skip
-    for f in dataclasses.fields(Settings):
-        if f.name in without:
-            continue
-        plain, shown = getattr(Settings(), f.name), default_of(f.name, finetune)
-        text = f.metadata["help"] + (f" [{shown}]" if shown else "")
-        if isinstance(plain, bool):
-            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=text)
-            continue
-        kind: dict[str, Any] = {"nargs": "+"} if isinstance(plain, list) else {"type": type(plain)}
-        if f.name in CHOICES:
-            kind["choices"] = CHOICES[f.name]
-        parser.add_argument(flag_of(f.name), default=None, help=text, metavar=None if f.name in CHOICES else "", **kind)
 
 
 def flag_of(name: str) -> str:

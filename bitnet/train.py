@@ -8,16 +8,15 @@ budget of --minutes cannot promise that, since its schedule follows the clock.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import math
 import re
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,11 +25,11 @@ from torch.nn import functional as F
 
 from bitnet import checkpoint, data, distill, finetune, memory, parallel, process, runlog, saving, schedule, telemetry
 from bitnet.checkpoint import Checkpoint
+from bitnet.evaluate import Result
 from bitnet.prepare import prepare
 from bitnet.progress import Progress, say
-from bitnet.resolve import resolve, run_folder
+from bitnet.resolve import Given, resolve, run_folder
 from bitnet.run import Run, TrainingError, describe
-from bitnet_runtime.terminal import show
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
@@ -38,15 +37,26 @@ WRITTEN = r"\..*|lock|log\.jsonl|log\.partial|loss\.png|report\.html|step-.*|(tr
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
 
-def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None = None) -> int:
-    """`bitnet train`, and with `read`, which opens a source, `bitnet finetune`.
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended, as far as this process is to say it."""
 
-    Returns 0, or 130 / 143 after saving on Ctrl-C / SIGTERM.
-    """
+    signal: int = 0  # that stopped it, after saving; 0: its budget is spent
+    checkpoint: Path | None = None  # the last one, when the budget is spent; of several processes the first knows it
+    reached: dict[str, Any] = dataclasses.field(default_factory=dict)  # step, tokens, seconds
+    validation: Result | None = None
+
+
+Read = Callable[[str], finetune.Start]
+"""Opens a source, a model to begin with."""
+
+
+def train(given: Given, read: Read | None = None, resume: bool = False) -> Outcome:
+    """A run from its beginning, or from its newest checkpoint; with `read` it begins with a source."""
     process.keep_freed_memory()
     try:
         with parallel.joined():
-            return _resume(args, read) if args.resume else _begin(args, read)
+            return _resume(given, read) if resume else _begin(given, read)
     except (MemoryError, RuntimeError) as error:
         if not memory.ran_out(error) or parallel.launched():
             raise
@@ -54,11 +64,11 @@ def command(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
         raise TrainingError(f"memory ran out; lower --batch or --context, or take a smaller model ({said})") from error
 
 
-def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
-    start = read(args.source) if read else None
-    settings, config = resolve(args, base=start.defaults() if start else None)
+def _begin(given: Given, read: Read | None) -> Outcome:
+    start = read(given.options["source"]) if read else None
+    settings, config = resolve(given, base=start.defaults() if start else None)
     folder = settings.run_folder
-    _check_free(folder, args.config)
+    _check_free(folder, given.config)
     with _claimed(folder) as claim:
         if saved := checkpoint.all_of(folder):
             raise TrainingError(
@@ -67,7 +77,7 @@ def _begin(args: argparse.Namespace, read: Callable[[str], finetune.Start] | Non
         teacher = read(settings.teacher) if read and settings.teacher else start
         run = prepare(settings, config, None, start, teacher)
         claim.begun = True
-        return carry_out(run, args.json)
+        return carry_out(run)
 
 
 def _check_free(folder: Path, config: str | None) -> None:
@@ -82,8 +92,8 @@ def _check_free(folder: Path, config: str | None) -> None:
         )
 
 
-def _resume(args: argparse.Namespace, read: Callable[[str], finetune.Start] | None) -> int:
-    folder = run_folder(args)
+def _resume(given: Given, read: Read | None) -> Outcome:
+    folder = run_folder(given)
     if not checkpoint.all_of(folder) and not list(folder.glob(f".step-*{saving.REPLACED}")):
         found = "has no step-* folder in it" if folder.is_dir() else "does not exist"
         raise TrainingError(
@@ -92,12 +102,12 @@ def _resume(args: argparse.Namespace, read: Callable[[str], finetune.Start] | No
         )
     with _claimed(folder) as claim:
         newest = parallel.from_first(lambda: _newest(folder))
-        settings, config = resolve(args, newest.state)
+        settings, config = resolve(given, newest.state)
         settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
         teacher = read(settings.teacher or settings.source) if read and settings.distilled else None
         run = prepare(settings, config, newest, teacher=teacher)
         claim.begun = True
-        return carry_out(run, args.json)
+        return carry_out(run)
 
 
 def _claimed(folder: Path) -> contextlib.AbstractContextManager[process.Claim]:
@@ -112,33 +122,27 @@ def _newest(folder: Path) -> Checkpoint:
     return newest
 
 
-def carry_out(run: Run, as_json: bool = False) -> int:
-    """Train to the end of the budget, or to a signal. Returns the exit code."""
+def carry_out(run: Run) -> Outcome:
+    """Train to the end of the budget, or to a signal."""
     try:
-        return _carry_out(run, as_json)
+        return _carry_out(run)
     except BrokenPipeError:
         raise
     except (OSError, SafetensorError) as error:
         raise run.failure(error) from error
 
 
-def _carry_out(run: Run, as_json: bool) -> int:
+def _carry_out(run: Run) -> Outcome:
     with contextlib.closing(run.open_log()) as log:
         stopped_by = loop(run, log)
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
-            return 128 + stopped_by
+            return Outcome(stopped_by)
         result = run.evaluate(log)
     if not parallel.is_first():
-        return 0
+        return Outcome()
     runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {describe(result)}")
-    folder = checkpoint.all_of(run.folder)[-1]
-    if as_json:
-        print(json.dumps({"checkpoint": str(folder)} | run.now() | {"validation": dataclasses.asdict(result)}))
-    else:
-        spent = f"{run.state['tokens']:,} tokens, {run.state['seconds']:.0f} s"
-        show(f"{folder}: validation {describe(result)} after {spent}\n")
-    return 0
+    return Outcome(0, checkpoint.all_of(run.folder)[-1], run.now(), result)
 
 
 def loop(run: Run, log: runlog.Log) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bitnet import cli
+import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet_runtime import machine
 
@@ -113,7 +113,7 @@ def test_training(
     def here(*words: str) -> Any:
         calls.append(words[0])
         capsys.readouterr()  # of the benchmark itself
-        assert cli.main(words) == 0
+        assert bitnet_cli.main(words) == 0
         return json.loads(capsys.readouterr().out)
 
     class InTurn:

@@ -257,5 +257,5 @@ def test_runtime_needs_no_torch() -> None:
     run(
         sys.executable,
         "-c",
-        block + "sys.argv = ['bitnet', 'generate', '--help']; import bitnet.cli; bitnet.cli.main()",
+        block + "sys.argv = ['bitnet', 'generate', '--help']; import bitnet_cli; bitnet_cli.main()",
     )

@@ -15,6 +15,7 @@ import pytest
 import runtime_models
 from bitnet_runtime import CancelledError, ClosedError, Model, Result, Session
 from bitnet_runtime._native import lib
+from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.generation import IN_FLIGHT, generate_batch
 from bitnet_runtime.session import all_sessions
 from runtime_models import small_model
@@ -281,15 +282,15 @@ def test_a_dropped_stream_frees_its_cache_at_once(model: Model, start: str) -> N
 
 
 def test_a_long_list_of_prompts_holds_few_sessions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, open_session = 0, Model.session
+    most, new_session = 0, Session._new
 
-    def counted(self: Model, n_ctx: int | None = None) -> Session:
+    def counted(of: ModelFacts, n_ctx: int | None = None) -> Session:
         nonlocal most
-        session = open_session(self, n_ctx)
+        session = new_session(of, n_ctx)
         most = max(most, len(model._open._family.members) - 1)
         return session
 
-    monkeypatch.setattr(Model, "session", counted)
+    monkeypatch.setattr(Session, "_new", counted)
     prompts = [[1 + i % 7] * (1 + i % 5) for i in range(4 * IN_FLIGHT)]
     sampling: dict[str, Any] = {"max_tokens": 12, "seed": 2, "logit_bias": {5: 6.0}, "stop": "\x05\x05"}
     together = model.generate(prompts, **sampling)

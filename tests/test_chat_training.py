@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet import chat, cli, data, tokenizer
+import bitnet_cli
+from bitnet import chat, data, tokenizer
 from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.masks import positions
@@ -206,9 +207,9 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     options = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
     options += ["--steps", "40", "--batch", "4", "--threads", "1", "--lr", "0.01", "--tokenizer", "byte"]
     folder = tmp_path / "run"
-    assert cli.main(["train", *options, "--chat", str(file), "--out", str(folder)]) == 0
+    assert bitnet_cli.main(["train", *options, "--chat", str(file), "--out", str(folder)]) == 0
     capsys.readouterr()
-    assert cli.main(["eval", str(folder), "--json"]) == 0
+    assert bitnet_cli.main(["eval", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nats_per_token"] < 0.5
     assert Checkpoint.open(folder).template == chat.CHATML
     export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)

@@ -6,10 +6,13 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from bitnet import cli
+import bitnet_cli
+from bitnet_cli import command, verbs
+from bitnet_cli.table import VERBS
 
 
 def bitnet(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -17,11 +20,17 @@ def bitnet(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
+    assert bitnet_cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for verb in ("train", "eval", "report", "export", "inspect", "generate", "chat", "bench"):
-        assert f"\n    {verb} " in text
-        assert cli.main([verb, "--help"]) == 0
+    for verb in VERBS:
+        assert f"\n    {verb.name} " in text
+        assert bitnet_cli.main([verb.name, "--help"]) == 0
+
+
+def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
+    files = {path.stem for path in Path(verbs.__path__[0]).glob("*.py")} - {"__init__"}
+    assert files == {verb.name for verb in VERBS}
+    assert all(" 'torch>=" in command._install(verb.extra) for verb in VERBS)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +48,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(argv) == 2
+    assert bitnet_cli.main(argv) == 2
     out, errors = capsys.readouterr()
     assert not out and message in errors and errors.count("\n") == 2
 
@@ -57,7 +66,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(("verb", "extra"), [("train", "train"), ("eval", "train"), ("export", "export")])
 def test_a_missing_extra_is_named(verb: str, extra: str) -> None:
     arguments = {"train": [], "eval": ["."], "export": ["x", "y"]}[verb]
-    code = f"import sys; sys.modules['torch'] = None; from bitnet.cli import main; sys.exit(main({[verb, *arguments]}))"
+    code = f"import sys; sys.modules['torch'] = None; from bitnet_cli import main; sys.exit(main({[verb, *arguments]}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
     command = result.stderr.removeprefix(f"bitnet: error: `bitnet {verb}` needs torch: ")
@@ -81,6 +90,5 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_every_library_that_may_be_missing_is_in_the_command_for_it() -> None:
-    for library, extra in cli.EXTRAS.items():
-        if library not in ("export", "convert"):  # verbs
-            assert f" '{library.replace('_', '-')}>=" in cli._install(extra)
+    for library, extra in command.EXTRAS.items():
+        assert f" '{library.replace('_', '-')}>=" in command._install(extra)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from bitnet import cli, compiler, runlog
+import bitnet_cli
+from bitnet import compiler, runlog
 from bitnet.compiler import compile_layers
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
@@ -118,10 +119,10 @@ def test_a_run_with_both_is_the_run_without(tmp_path: Path, monkeypatch: pytest.
     options = [f"--set={name}={value}" for name, value in SMALL.to_dict().items() if name in MODEL]
     options += ["--data", str(tmp_path / "a.txt"), "--tokenizer", "byte", "--threads", "1", "--batch", "2"]
     options += ["--steps", "6", "--layers-every", "3", "--eval-every", "3", "--accumulate", "2"]
-    assert cli.main(["train", *options, "--out", str(tmp_path / "plain")]) == 0
+    assert bitnet_cli.main(["train", *options, "--out", str(tmp_path / "plain")]) == 0
     monkeypatch.setattr(compiler, "compile_layers", lambda model: compile_layers(model, "aot_eager"))
     counters.clear()
-    assert cli.main(["train", *options, "--out", str(tmp_path / "fast"), "--compile", "--recompute"]) == 0
+    assert bitnet_cli.main(["train", *options, "--out", str(tmp_path / "fast"), "--compile", "--recompute"]) == 0
     assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]  # the trial; layers at λ < 1, at 1
     assert losses(tmp_path / "fast") == losses(tmp_path / "plain") and len(losses(tmp_path / "plain")) == 9
     plain, fast = (load_file(tmp_path / run / "step-000006" / "model.safetensors") for run in ("plain", "fast"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -12,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bitnet import cli, reference
+import bitnet_cli
+from bitnet import reference
 from bitnet.config import PRESETS, ModelConfig
-from bitnet.resolve import resolve
+from bitnet.resolve import Given, resolve
 from bitnet.settings import Settings, default_of, of_source
 
 SMALL = {
@@ -99,7 +99,7 @@ def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
     assert "|  |\n" not in written.partition("## Model")[2]  # each option of the model has its sentence
     sample = "\n".join(line[4:] for line in written.splitlines() if line.startswith("    "))
     (tmp_path / "my.toml").write_text(sample)
-    given = argparse.Namespace(config=str(tmp_path / "my.toml"), set=None, lr=0.006)
+    given = Given(config=str(tmp_path / "my.toml"), options={"lr": 0.006})
     settings, model = resolve(given)
     assert (settings.lr, settings.steps, settings.batch, model.dim, model.head_dim) == (0.006, 3000, 8, 256, 64)
 
@@ -107,7 +107,7 @@ def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:
 def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture[str]) -> None:
     helps = {}
     for verb in ("train", "finetune"):
-        assert cli.main([verb, "--help"]) == 0
+        assert bitnet_cli.main([verb, "--help"]) == 0
         helps[verb] = " ".join(capsys.readouterr().out.split())
     assert "peak learning rate [tiny, gguf, mini-gpt: 0.008; bitnet-2b4t: 0.0012]" in helps["train"]
     assert "[tiny, gguf, mini-gpt: 1500; bitnet-2b4t: 100000]" in helps["train"]
@@ -131,6 +131,6 @@ def test_missing_option() -> None:
 
 
 def test_command_line_imports_neither_torch_nor_numpy() -> None:
-    code = "import sys, bitnet.cli, bitnet.config, bitnet.settings; print(*({'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, bitnet_cli, bitnet.config, bitnet.settings; print(*({'torch', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""

@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from bitnet import chat
-from bitnet.cli import main
 from bitnet.config import PRESETS
+from bitnet_cli import main
 from bitnet_export import random_model
 from bitnet_runtime.session import Session
 from command import Terminal, bitnet

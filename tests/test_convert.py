@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet.cli import main
 from bitnet.config import ModelConfig
+from bitnet_cli import main
 from bitnet_export import PackedFile, VerificationError, encodings, random_model
 from bitnet_export.content import Content
 from bitnet_export.convert import open_source, pack_source
@@ -347,7 +347,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import bitnet.model, bitnet_export.hf.write  # once, before the forks
-from bitnet.cli import main
+from bitnet_cli import main
 
 source, out = Path(sys.argv[1]), Path(sys.argv[2])
 for step in range(40):

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitnet import cli, compiler, distill, finetune, runlog, tokenizer, train
+import bitnet_cli
+from bitnet import compiler, distill, finetune, runlog, tokenizer, train
 from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
@@ -257,12 +258,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (folder / "text.txt").write_text(" ".join(words[i * i % 7 % 5] for i in range(3000)))
     shape = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value!r}")]
     data = ["--data", str(folder / "text.txt"), "--tokenizer", "byte"]
-    assert cli.main(["train", *shape, *data, *FAST, "--out", str(folder / "run")]) == 0
+    assert bitnet_cli.main(["train", *shape, *data, *FAST, "--out", str(folder / "run")]) == 0
     return folder / "run", folder / "text.txt"
 
 
 def convert(source: tuple[Path, Path], out: Path, *more: str) -> int:
-    return cli.main(["finetune", str(source[0]), "--data", str(source[1]), *FAST, "--out", str(out), *more])
+    return bitnet_cli.main(["finetune", str(source[0]), "--data", str(source[1]), *FAST, "--out", str(out), *more])
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
@@ -287,7 +288,7 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
         patch.setattr(train, "update", kill)
         assert convert(source, tmp_path / "killed", *options) == 130
     assert Checkpoint.open(tmp_path / "killed").state["step"] == 4
-    assert cli.main(["finetune", str(source[0]), "--out", str(tmp_path / "killed"), "--resume"]) == 0
+    assert bitnet_cli.main(["finetune", str(source[0]), "--out", str(tmp_path / "killed"), "--resume"]) == 0
     for name in ("model.safetensors", "optimizer.safetensors"):
         whole, killed = (tmp_path / run / "step-000008" / name for run in ("whole", "killed"))
         assert whole.read_bytes() == killed.read_bytes()
@@ -326,7 +327,7 @@ def test_conversations(source: tuple[Path, Path], tmp_path: Path) -> None:
     lines = [{"messages": [*talk, {"role": "user", "content": f"{i}?"}, talk[1]]} for i in range(40)]
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["--chat", str(tmp_path / "talks.jsonl"), *FAST, "--context", "64", *RELATIONS]
-    assert cli.main(["finetune", str(source[0]), *words, "--out", str(tmp_path / "run")]) == 0
+    assert bitnet_cli.main(["finetune", str(source[0]), *words, "--out", str(tmp_path / "run")]) == 0
     found = steps(tmp_path / "run")
     assert all(0 < r["relations"] < 5 for r in found[1:])
 

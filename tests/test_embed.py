@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from bitnet.checkpoint import Checkpoint
-from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
+from bitnet_cli import main
 from bitnet_export import VerificationError, export_checkpoint
 from bitnet_export.pack import pack_checkpoint
 from bitnet_runtime import (

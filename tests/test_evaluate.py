@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet import cli, data
+import bitnet_cli
+from bitnet import data
 from bitnet.checkpoint import Checkpoint
 from bitnet.evaluate import Overlapping, evaluate, evaluate_packed, log_probabilities
 from bitnet.model import Transformer
@@ -35,7 +36,7 @@ def tokens_of(ids: list[int]) -> data.Tokens:
 
 
 def bitnet(*argv: str | Path) -> int:
-    return cli.main([str(word) for word in argv])
+    return bitnet_cli.main([str(word) for word in argv])
 
 
 # ---- windows ----
@@ -157,7 +158,7 @@ def test_without_torch(trained: tuple[Path, Path, Path]) -> None:
     _, packed, text = trained
     argv = ["eval", str(packed), "--data", str(text), "--tokens", "64", "--samples", "1"]
     code = "import sys\nfor name in ('torch', 'safetensors', 'lm_eval'): sys.modules[name] = None\n"
-    code += f"from bitnet.cli import main; sys.exit(main({argv}))"
+    code += f"from bitnet_cli import main; sys.exit(main({argv}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "bits/byte" in done.stdout and "sample 0" in done.stdout, done.stderr
     code = code.replace("--data", "--tasks")

@@ -25,10 +25,10 @@ import packed_files
 from bitnet import checkpoint, corpus, data, quant, saving, tokenizer
 from bitnet.bitlinear import project
 from bitnet.checkpoint import Checkpoint
-from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.layers import ACTIVATIONS
 from bitnet.model import Transformer, rope_frequencies, rope_tables
+from bitnet_cli import main
 from bitnet_export import (
     PackedFile,
     VerificationError,

@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+import bitnet_cli
 import hf_models
-from bitnet import checkpoint, cli, finetune, quant, runlog, schedule, tokenizer, train
+from bitnet import checkpoint, finetune, quant, runlog, schedule, tokenizer, train
 from bitnet.checkpoint import Checkpoint
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model import Transformer
@@ -61,7 +62,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(*argv: object) -> int:
-    return cli.main([str(word) for word in argv])
+    return bitnet_cli.main([str(word) for word in argv])
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from bitnet import cli
+import bitnet_cli
 from bitnet import tokenizer as built_in
 from bitnet.config import PRESETS, ModelConfig
 from bitnet_export import PackedFile, encodings, random_model, records
@@ -492,9 +492,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (folder / "text.txt").write_text(text)
     run, model, out = (str(folder / name) for name in ("run", "m.bitnet", "m.gguf"))
     few = ["--steps", "3", "--batch", "2", "--context", "64", "--threads", "1"]
-    assert cli.main(["train", "--preset", "gguf", "--data", str(folder / "text.txt"), "--out", run, *few]) == 0
-    assert cli.main(["export", run, model, "--tokens", "512"]) == 0
-    assert cli.main(["convert", model, out, "--to", "gguf"]) == 0
+    assert bitnet_cli.main(["train", "--preset", "gguf", "--data", str(folder / "text.txt"), "--out", run, *few]) == 0
+    assert bitnet_cli.main(["export", run, model, "--tokens", "512"]) == 0
+    assert bitnet_cli.main(["convert", model, out, "--to", "gguf"]) == 0
     return Path(model), Path(out)
 
 

@@ -25,7 +25,7 @@ from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from bitnet import cli
+import bitnet_cli
 from bitnet.harness import EngineLM, check_names
 from bitnet_export.convert import convert
 from bitnet_runtime import Model
@@ -226,7 +226,7 @@ def test_tasks_give_the_figures_of_transformers(
     manager = TaskManager(include_defaults=False)
     expected = simple_evaluate(theirs, tasks=names, num_fewshot=1, task_manager=manager)
     source = str(ours.model.path)
-    assert cli.main(["eval", source, "--tasks", ",".join(names), "--fewshot", "1", "--json"]) == 0
+    assert bitnet_cli.main(["eval", source, "--tasks", ",".join(names), "--fewshot", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["source"] == source and found["n-samples"]["local_choices"]["effective"] == len(SENTENCES)
     for name, metric in (("local_choices", "acc,none"), ("local_answers", "exact_match,none")):
@@ -237,9 +237,9 @@ def test_tasks_give_the_figures_of_transformers(
 def test_the_table_and_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     choices, _ = write_tasks(tmp_path)
     model = small_model(tmp_path)
-    assert cli.main(["eval", str(model), "--tasks", str(choices), "--limit", "2", "--json"]) == 0
+    assert bitnet_cli.main(["eval", str(model), "--tasks", str(choices), "--limit", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["n-samples"]["local_choices"] == {"original": 7, "effective": 2}
-    assert cli.main(["eval", str(model), "--tasks", str(choices)]) == 0
+    assert bitnet_cli.main(["eval", str(model), "--tasks", str(choices)]) == 0
     out, errors = capsys.readouterr()
     assert out.startswith("|") and "local_choices" in out and "<Model" in errors
 
@@ -248,7 +248,7 @@ def test_right_answers_count(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """A model that says one thing, through its chat template, is right exactly where that is asked for."""
     _, answers = write_tasks(tmp_path)
     model = scripted_model(tmp_path / "model.bitnet", [b"y"], template=TEMPLATE)
-    assert cli.main(["eval", str(model), "--tasks", str(answers), "--chat", "--json"]) == 0
+    assert bitnet_cli.main(["eval", str(model), "--tasks", str(answers), "--chat", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"]["local_answers"]["exact_match,none"] == pytest.approx(2 / 7)
 
 
@@ -279,7 +279,7 @@ def test_wrong_words(argv: list[str], message: str, tmp_path: Path, capsys: pyte
     (tmp_path / "half.yaml").write_text("task: half")
     (tmp_path / "torn.yaml").write_text('{"task": 1')
     given = [word.format(choices=choices, broken=broken, folder=tmp_path) for word in argv]
-    assert cli.main(["eval", str(small_model(tmp_path)), *given]) == 1
+    assert bitnet_cli.main(["eval", str(small_model(tmp_path)), *given]) == 1
     out, errors = capsys.readouterr()
     assert not out and message in errors.splitlines()[-1] and "Traceback" not in errors
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from bitnet import checkpoint, cli, runlog, saving
+import bitnet_cli
+from bitnet import checkpoint, runlog, saving
 from bitnet.checkpoint import Checkpoint
 
 STEPS, KILLS = 24, int(os.environ.get("BITNET_KILLS", "8"))
@@ -34,7 +35,7 @@ def start(text: Path, run: Path, *more: str) -> multiprocessing.process.BaseProc
     words += [w for option in (*MODEL, "max_context=32") for w in ("--set", option)]
     words += ["--batch", "4", "--save-every", "1", "--eval-every", "10", "--layers-every", "7"]
     words += ["--tokenizer", "byte", *more]
-    process = processes.Process(target=cli.main, args=(words,))
+    process = processes.Process(target=bitnet_cli.main, args=(words,))
     process.start()
     return process
 
@@ -115,11 +116,11 @@ def test_a_second_run_waits_for_the_first_to_die(
         while not checkpoint.all_of(run):
             assert process.is_alive() and time.monotonic() < deadline
             time.sleep(0.02)
-        assert cli.main(["train", "--out", str(run), "--data", str(text), "--resume"]) == 1
+        assert bitnet_cli.main(["train", "--out", str(run), "--data", str(text), "--resume"]) == 1
         assert f"another run is writing to {run}" in capsys.readouterr().err
     finally:
         process.kill()
         process.join()
     step = Checkpoint.open(run).state["step"]
-    assert cli.main(["train", "--out", str(run), "--data", str(text), "--resume", "--steps", str(step + 1)]) == 0
+    assert bitnet_cli.main(["train", "--out", str(run), "--data", str(text), "--resume", "--steps", str(step + 1)]) == 0
     assert Checkpoint.open(run).state["step"] == step + 1

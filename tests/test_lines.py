@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import packed_files
 from bitnet import saving, tokenizer
-from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.model import Transformer
+from bitnet_cli import main
 from bitnet_export import PackedFile, PackedFormatError, encodings, layout, random_model, records, repack, sparsity
 from bitnet_export.convert import pack_source
 from bitnet_export.outgoing import value_rows

@@ -27,7 +27,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bitnet import cli, manifest, optimizers, parallel, runlog, saving, train
+import bitnet_cli
+from bitnet import manifest, optimizers, parallel, runlog, saving, train
 from bitnet.checkpoint import Checkpoint
 from bitnet.model import Transformer
 from bitnet.settings import Settings
@@ -101,7 +102,7 @@ def finish(pair: list[Process]) -> list[int | None]:
             each.kill()
 
 
-def run_pair(run: Path, *argv: str, work: Callable[[list[str]], int] = cli.main) -> tuple[list[int | None], str]:
+def run_pair(run: Path, *argv: str, work: Callable[[list[str]], int] = bitnet_cli.main) -> tuple[list[int | None], str]:
     """Exit codes and stderr of `bitnet train` in two processes."""
     codes = finish(start(run, work, ["train", "--out", str(run), *argv]))
     return codes, (run / ".errors").read_text()
@@ -129,7 +130,7 @@ def runs(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
     """The same training by one process, and by two in both ways."""
     folder = tmp_path_factory.mktemp("runs")
     for kind, more in (("", []), (" of floats", FLOAT)):
-        assert cli.main(["train", *TINY, *more, "--data", text, "--out", str(folder / f"one{kind}")]) == 0
+        assert bitnet_cli.main(["train", *TINY, *more, "--data", text, "--out", str(folder / f"one{kind}")]) == 0
         for way in ("ddp", "fsdp") if not kind else ("fsdp",):
             codes, errors = run_pair(folder / f"{way}{kind}", *TINY, *more, "--data", text, "--parallel", way)
             assert codes == [0, 0], errors
@@ -166,7 +167,7 @@ def test_a_checkpoint_does_not_say_who_wrote_it(runs: dict[str, Path], capsys: p
             found, expected = (load_file(Checkpoint.open(runs[name]).folder / file) for name in (way, "one"))
             assert {k: t.numel() for k, t in found.items()} == {k: t.numel() for k, t in expected.items()}
         assert Checkpoint.open(runs[way]).state["settings"]["parallel"] == way
-    assert cli.main(["eval", str(runs["fsdp"]), "--json"]) == 0
+    assert bitnet_cli.main(["eval", str(runs["fsdp"]), "--json"]) == 0
     nats = json.loads(capsys.readouterr().out)["nats_per_token"]
     final = runlog.read(runs["fsdp"] / "log.jsonl")[-1]["validation"]["nats_per_token"]
     assert nats == pytest.approx(final, rel=1e-12)  # the same sums of windows, added in another order, in fp64
@@ -196,7 +197,7 @@ def test_two_processes_go_on_from_any_checkpoint(
 
 def test_one_process_goes_on_from_two(runs: dict[str, Path], text: str, tmp_path: Path) -> None:
     run = begun(runs["fsdp of floats"], tmp_path / "run")
-    assert cli.main(["train", "--out", str(run), "--data", text, "--resume"]) == 0
+    assert bitnet_cli.main(["train", "--out", str(run), "--data", text, "--resume"]) == 0
     assert_same_curve(run, runs["one of floats"], FLOAT_TOLERANCE)
 
 
@@ -241,7 +242,7 @@ def test_the_loss_counts_every_answer_once(tmp_path: Path) -> None:
     file.write_text("\n".join(lines))
     argv = [*TINY, *FLOAT, "--set", "max_context=96", "--set", "vocab_size=270", "--batch-tokens", "384"]
     argv += ["--chat", str(file), "--steps", "4"]
-    assert cli.main(["train", *argv, "--out", str(tmp_path / "one")]) == 0
+    assert bitnet_cli.main(["train", *argv, "--out", str(tmp_path / "one")]) == 0
     codes, errors = run_pair(tmp_path / "two", *argv)
     assert codes == [0, 0], errors
     assert_same_curve(tmp_path / "two", tmp_path / "one", FLOAT_TOLERANCE)
@@ -272,7 +273,7 @@ def wait_for_steps(run: Path, n: int, alive: Callable[[], bool]) -> None:
 def endless(text: str, tmp_path: Path) -> Iterator[tuple[list[Process], Path]]:
     run = tmp_path / "run"
     argv = ["train", "--out", str(run), *TINY, "--data", text, "--steps", "1000000", "--save-every", "1000000"]
-    pair = start(run, cli.main, argv)
+    pair = start(run, bitnet_cli.main, argv)
     try:
         wait_for_steps(run, 3, lambda: all(each.is_alive() for each in pair))
         yield pair, run
@@ -306,7 +307,7 @@ def poisoned(argv: list[str]) -> int:
         return {name: term * (float("nan") if bad else 1) for name, term in loss_terms(run, *batch).items()}
 
     train.loss_terms = poison
-    return cli.main(argv)
+    return bitnet_cli.main(argv)
 
 
 def on_a_full_disk(argv: list[str]) -> int:
@@ -320,7 +321,7 @@ def on_a_full_disk(argv: list[str]) -> int:
         return save(run, model, words, optimizer, state, *more)
 
     saving.save = full
-    return cli.main(argv)
+    return bitnet_cli.main(argv)
 
 
 def test_a_full_disk_stops_both(text: str, tmp_path: Path) -> None:
@@ -364,7 +365,9 @@ def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_pat
 
 
 def test_tokens_of_a_step_are_whole_sequences(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", *TINY, "--data", text, "--batch-tokens", "100", "--out", str(tmp_path / "run")]) == 1
+    assert (
+        bitnet_cli.main(["train", *TINY, "--data", text, "--batch-tokens", "100", "--out", str(tmp_path / "run")]) == 1
+    )
     assert "an optimizer step has 100 tokens, expected a multiple of 32" in capsys.readouterr().err
 
 

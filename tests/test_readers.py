@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import packed_files
-from bitnet.cli import main
+from bitnet_cli import main
 from bitnet_export import PackedFile, PackedFormatError, records
 from bitnet_runtime import Model, ModelFormatError, NumericError
 from bitnet_runtime._native import ffi, lib

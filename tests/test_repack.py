@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import packed_files
-from bitnet.cli import main
 from bitnet.config import ModelConfig
+from bitnet_cli import main
 from bitnet_export import (
     PackedFile,
     PackedFormatError,

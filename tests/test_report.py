@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from bitnet import checkpoint, cli, process, runlog
+import bitnet_cli
+from bitnet import checkpoint, process, runlog
 from bitnet.figures import PANELS, of_layers, series, smooth
 from bitnet.report import summary
 
@@ -26,7 +27,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def report(*argv: object) -> int:
-    return cli.main(["report", *map(str, argv)])
+    return bitnet_cli.main(["report", *map(str, argv)])
 
 
 def page(run: Path, *more: object) -> str:

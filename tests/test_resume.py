@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -104,7 +103,7 @@ def test_options_that_a_run_cannot_follow(
 
 def resolved(flags: dict[str, Any], file: str, tmp_path: Path, **more: Any) -> settings.Settings:
     (tmp_path / "c.toml").write_text(file)
-    return resolve.resolve(argparse.Namespace(config=str(tmp_path / "c.toml"), set=[], **flags), **more)[0]
+    return resolve.resolve(resolve.Given(config=str(tmp_path / "c.toml"), options=flags), **more)[0]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bitnet import checkpoint, cli, runlog, train
+import bitnet_cli
+from bitnet import checkpoint, runlog, train
 from bitnet.checkpoint import Checkpoint
 from bitnet.config import PRESETS, ModelConfig
 from bitnet.model import Transformer
@@ -53,7 +54,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def learn(text: str, out: Path, *more: str) -> int:
-    return cli.main(["train", *TINY, "--data", text, "--out", str(out), *more])
+    return bitnet_cli.main(["train", *TINY, "--data", text, "--out", str(out), *more])
 
 
 def bits(run: Path) -> list[bytes]:

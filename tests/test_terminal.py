@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.cli import main
+from bitnet_cli import main
 from bitnet_runtime.terminal import escape
 from command import Terminal
 from runtime_models import scripted_model

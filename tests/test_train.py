@@ -308,7 +308,7 @@ def test_a_folder_with_runs_in_it_is_read_again(
 def test_a_little_text_that_is_seen_often(
     sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "carry_out", lambda *_: 0)
+    monkeypatch.setattr(train, "carry_out", lambda *_: train.Outcome())
     for steps, often in ((20, False), (10_000, True)):
         assert run("train", *TINY[:-2], "--steps", steps, "--data", sentences, "--out", tmp_path / str(steps)) == 0
         found = re.search(r"each of the ([\d,]+) training tokens is seen about (\d+) times", capsys.readouterr().err)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bitnet import cli, manifest, runlog, train
+import bitnet_cli
+from bitnet import manifest, runlog, train
 
 MODEL = ("vocab_size=300", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
 TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
@@ -17,7 +18,7 @@ TINY += ["--steps", "20"]  # the last, to be left out where --minutes is given
 
 def bitnet(*argv: object) -> int:
     """The exit code of a command."""
-    return cli.main([str(word) for word in argv])
+    return bitnet_cli.main([str(word) for word in argv])
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.facts import ModelFacts
+from bitnet_runtime.session import Session
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet_runtime.model import Model
-    from bitnet_runtime.session import Session
-
 MOST_TOKENS, MOST_TEXTS = 256, 64  # of texts that are computed together
 
 
-def embed(model: Model, texts: Sequence[list[int]], pooling: str | None) -> NDArray[np.float32]:
+def embed(model: ModelFacts, texts: Sequence[list[int]], pooling: str | None) -> NDArray[np.float32]:
     """`Model.embed` of token ids."""
     import numpy as np
 
@@ -32,7 +31,7 @@ def embed(model: Model, texts: Sequence[list[int]], pooling: str | None) -> NDAr
         for group in _together(texts):
             while len(sessions) < len(group):  # only the first ever holds a long text
                 room = min(MOST_TOKENS, model.n_ctx) if sessions else max(map(len, texts))
-                sessions.append(stack.enter_context(model.session(n_ctx=room)))
+                sessions.append(stack.enter_context(Session._new(model, room)))
             for session in sessions:
                 session.reset()
             if len(group) == 1:  # in pieces, so that Ctrl-C is obeyed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from bitnet_runtime.errors import (
 )
 from bitnet_runtime.handles import Handle, Unique
 from bitnet_runtime.once import once
-from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from bitnet_runtime.chat import ChatTemplate
@@ -183,6 +183,11 @@ class ModelFacts(Unique):
             raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
         return int(POOLING[name])
 
+    def _session_options(self, n_ctx: int | None = None) -> Any:
+        """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number."""
+        room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
+        return ffi.new("bn_session_options *", {"n_ctx": room, "kv_type": KV_TYPES[self._kv_type]})
+
     def _section(self, kind: int) -> bytes:
         """A copy of an opaque section; empty when the file has none."""
         data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
@@ -207,6 +212,10 @@ class ModelFacts(Unique):
         if not all(type(token) is int and 0 <= token < self.vocab_size for token in ids):
             raise ModelFormatError(f"{self.path}: {key} is {shown(value)}, expected token ids below {self.vocab_size}")
         return ids
+
+    def _detokenizer(self, prompt: Sequence[int]) -> Detokenizer | None:
+        """Text token by token, continuing `prompt`; None when the file has no tokenizer."""
+        return self._tokenizer.detokenizer(prompt) if self.has_tokenizer else None
 
     @once
     def _tokenizer(self) -> Tokenizer:

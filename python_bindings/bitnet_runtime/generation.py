@@ -8,19 +8,16 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from bitnet_runtime.answer import Answer, Lookup
 from bitnet_runtime.batch import append_batch
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import CancelledError, ClosedError, StateError
+from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Unique
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
-
-if TYPE_CHECKING:
-    from bitnet_runtime.model import Model
-
 
 Finish = Literal["stop", "length", "cancelled"]
 """Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
@@ -68,11 +65,13 @@ class Stream(Unique):
     Threads that read one stream take turns. A stream that is dropped frees its cache at once.
     """
 
-    def __init__(self, model: Model, prompt: Sequence[int], options: Sampling, session: Session | None = None) -> None:
+    def __init__(
+        self, model: ModelFacts, prompt: Sequence[int], options: Sampling, session: Session | None = None
+    ) -> None:
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._sampler = Sampler(options, model.vocab_size)
         self._answer = Answer(model._detokenizer(prompt), options.stop)
-        self._session = session or model.session(n_ctx=needed)
+        self._session = session or Session._new(model, needed)
         self._owned = session is None
         self._prompt = prompt
         self._end_tokens = model.end_tokens

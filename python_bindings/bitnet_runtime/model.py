@@ -11,13 +11,12 @@ from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
 from bitnet_runtime.embedding import embed
-from bitnet_runtime.errors import ContextLengthError, InvalidParameterError, check, check_open, check_session, shown
+from bitnet_runtime.errors import ContextLengthError, InvalidParameterError, check, check_open, shown
 from bitnet_runtime.facts import KV_TYPES, ModelFacts
 from bitnet_runtime.generation import Result, Stream, finish, generate_batch
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several, token_ids
 from bitnet_runtime.session import Session, all_sessions
-from bitnet_runtime.text import Detokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -213,10 +212,6 @@ class Model(ModelFacts):
         """
         return self._template.render(messages, self._special_tokens, add_generation_prompt=add_generation_prompt)
 
-    def _detokenizer(self, prompt: Sequence[int]) -> Detokenizer | None:
-        """Text token by token, continuing `prompt`; None when the file has no tokenizer."""
-        return self._tokenizer.detokenizer(prompt) if self.has_tokenizer else None
-
     def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
         """Token ids to continue, of which there is one at least."""
         self.require_head()
@@ -243,30 +238,18 @@ class Model(ModelFacts):
         Raises ModelTooLargeError, before any work, if all of it would not fit in memory; the largest
         n_ctx that fits is in the message.
         """
-        room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
-        fields = {"n_ctx": room, "kv_type": KV_TYPES[self._kv_type]}
-        options, out = ffi.new("bn_session_options *", fields), ffi.new("bn_session **")
-        handle = self._open
-        check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
-        return self._adopt(Handle(out[0], handle))
+        return Session._new(self, n_ctx)
 
-    def _shrink(self) -> bool:
+    def shrink(self) -> bool:
         """Make `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
 
         False: not even one token fits.
         """
-        fields = {"n_ctx": self.n_ctx, "kv_type": KV_TYPES[self._kv_type]}
         memory, handle = ffi.new("bn_session_memory *"), self._open
-        check(lib.bn_session_plan(handle.pointer, ffi.new("bn_session_options *", fields), memory))
+        check(lib.bn_session_plan(handle.pointer, self._session_options(), memory))
         most = int(memory.largest_n_ctx)
         self._n_ctx = min(self._n_ctx, most - most // 8) or self._n_ctx
         return most > 0
-
-    def _adopt(self, handle: Handle) -> Session:
-        """The Session of a new `bn_session *`."""
-        session = Session(self, handle)
-        self._open  # noqa: B018  raises if close() came before it could see the session
-        return session
 
     def close(self) -> None:
         """Close the model and all its sessions. Closing twice is fine.

@@ -17,8 +17,10 @@ from bitnet_runtime.errors import (
     InvalidParameterError,
     StateError,
     check,
+    check_session,
     shown,
 )
+from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle, Unique
 from bitnet_runtime.ids import token_ids
 from bitnet_runtime.sampler import Sampler
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet_runtime.ids import Ids
-    from bitnet_runtime.model import Model
 
 BLOCK = 128  # tokens of a prompt between two chances for Ctrl-C
 
@@ -44,7 +45,7 @@ class Session(Unique):
     then it is closed in the child.
     """
 
-    def __init__(self, model: Model, handle: Handle) -> None:
+    def __init__(self, model: ModelFacts, handle: Handle) -> None:
         self._model = model
         self._handle: Handle | None = handle  # None when closed
         self._cancelled = False
@@ -54,6 +55,15 @@ class Session(Unique):
         self._ending = threading.RLock()  # of a Stream that ends or is closed; held for a moment only
         self._token = ffi.new("int32_t *")
         _sessions[id(self)] = self
+        model._open  # noqa: B018  raises if close() came before it could see this session
+
+    @classmethod
+    def _new(cls, model: ModelFacts, n_ctx: int | None = None) -> Session:
+        """`Model.session`."""
+        options, out = model._session_options(n_ctx), ffi.new("bn_session **")
+        handle = model._open
+        check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
+        return cls(model, Handle(out[0], handle))
 
     @overload
     def append(self, tokens: Ids, logits: Literal["last", "all"] = "last") -> NDArray[np.float32]: ...
@@ -194,7 +204,7 @@ class Session(Unique):
         with self._lock:
             handle = self._open
             check(lib.bn_session_fork(handle.pointer, out))
-            return self._model._adopt(Handle(out[0], handle))
+            return Session(self._model, Handle(out[0], handle))
 
     # ---- cancel, forget ----
 

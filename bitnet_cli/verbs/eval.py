@@ -1,8 +1,4 @@
-"""The verb `bitnet eval`: a checkpoint or a packed file, measured on text or on tasks.
-
-Nothing heavy is imported before it runs. Only here may training reach bitnet_export, for the
-temporary file of a checkpoint that the engine is to run.
-"""
+"""`bitnet eval`: a checkpoint or a packed file, measured on text or on tasks."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
@@ -26,19 +23,16 @@ FOR_TEXT = ("data", "tokens", "context", "stride", "samples")
 FOR_TASKS = ("fewshot", "limit", "chat")
 
 
-def register(verbs: Any) -> None:
-    """Add the verb to the subparsers of the `bitnet` command."""
-    evaluate = verbs.add_parser(
-        "eval",
-        help="measure a model on text or on tasks",
-        description="Loss of a model on text, or its answers to tasks of lm-evaluation-harness. A checkpoint is "
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Loss of a model on text, or its answers to tasks of lm-evaluation-harness. A checkpoint is "
         "measured in PyTorch, a packed file in the engine, with the same result. bitnet/EVALUATION.md says how to "
-        "read the figures.",
+        "read the figures."
     )
-    evaluate.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
-    evaluate.add_argument("--kv-type", choices=("f32", "f16", "int8"), help="numbers in the engine's cache [f32]")
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
-    text = evaluate.add_argument_group("text")
+    parser.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
+    parser.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's cache [f32]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    text = parser.add_argument_group("text")
     text.add_argument("--data", nargs="+", metavar="", help="what to measure; none: the validation text of the run")
     text.add_argument("--tokens", type=int, default=0, metavar="", help="at most this many; 0: all [0]")
     text.add_argument("--context", type=int, default=0, metavar="", help="tokens of a window; 0: as trained [0]")
@@ -47,16 +41,14 @@ def register(verbs: Any) -> None:
     )
     text.add_argument("--samples", type=int, default=0, metavar="", help="texts of the model to print [0]")
     text.add_argument("--prompt", metavar="", help="what the samples begin with; none: a document's beginning")
-    tasks = evaluate.add_argument_group("tasks", "need lm-evaluation-harness, the extra [eval]")
+    tasks = parser.add_argument_group("tasks", "need lm-evaluation-harness, the extra [eval]")
     tasks.add_argument("--tasks", metavar="", help="names of the harness, or .yaml and .yml files, with commas between")
     tasks.add_argument("--fewshot", type=int, metavar="", help="solved examples before each question; none: by task")
     tasks.add_argument("--limit", type=int, default=0, metavar="", help="questions of each task, the first; 0: all [0]")
     tasks.add_argument("--chat", action="store_true", help="ask through the chat template")
-    evaluate.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """`bitnet eval`."""
     source = Path(args.source)
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist, expected a checkpoint or a run folder, or a packed file")

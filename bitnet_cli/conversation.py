@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bitnet_cli.keyboard import Lines
+from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.model import Message, Model
 from bitnet_runtime.session import Session
-from bitnet_runtime.terminal import Lines, cut_off, end_line, escape, larger_context, say, show, too_long
+from bitnet_runtime.terminal import escape, say, show
 
 HELP = '''/clear         begin a new conversation
 /retry         answer the last message again, with another seed

@@ -1,7 +1,7 @@
-"""The `bitnet` command: one parser, a function for each verb.
+"""The `bitnet` command: one parser, which imports the module of the verb that is typed.
 
 Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
-130 Ctrl-C. Nothing heavy is imported before a verb is known.
+130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
-from bitnet import settings
+from bitnet_cli.table import VERBS
 
 EXTRAS = {
-    "export": "export", "convert": "export", "onnx": "export", "onnxruntime": "export",
-    "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets",
+    "onnx": "export", "onnxruntime": "export", "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets",
 }  # fmt: skip
-"""Of a verb or a package that has another than [train]."""
+"""Of a package that is in another than the verb's."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
-            message += settings.did_you_mean(wrong[1], re.findall(r"[\w.-]+", wrong[2]))
+            message += _did_you_mean(wrong[1], re.findall(r"[\w.-]+", wrong[2]))
         self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
     def refuse_unknown(self, words: list[str]) -> NoReturn:
@@ -41,49 +41,33 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {words[0]!r}" + "; a prompt follows -p" * takes_text)
         options = [name for name in self._option_string_actions if name.startswith("--")]
         word = words[0].partition("=")[0]
-        self.error(f"unknown option {word!r}" + settings.did_you_mean(word, options))
+        self.error(f"unknown option {word!r}" + _did_you_mean(word, options))
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
+class VerbParser(Parser):
+    """That of one verb: it knows the arguments when it is to parse some."""
+
+    def __init__(self, verb: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._verb = verb
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        _module(self._verb).arguments(self)
+        return super().parse_known_args(args, namespace)
+
+
+def _module(verb: str) -> Any:
+    return import_module(f"bitnet_cli.verbs.{verb}")
+
+
+def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
     """The parser, and that of each verb."""
-    import bitnet_export.commands as export_commands
-    import bitnet_runtime.commands as runtime_commands
-    from bitnet import eval_verb
-
     parser = Parser(prog="bitnet", description="Train a ternary transformer, pack it into one file, run it fast.")
-    parser.add_argument("--version", action="version", version=f"bitnet-edge {_version()}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    register(verbs)
-    eval_verb.register(verbs)
-    export_commands.register(verbs)
-    runtime_commands.register(verbs)
+    parser.add_argument("--version", action=_Version, help="show program's version number and exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
+    for verb in VERBS:
+        verbs.add_parser(verb.name, help=verb.help, verb=verb.name)
     return parser, verbs.choices
-
-
-def register(verbs: Any) -> None:
-    """The verbs of training."""
-    train = verbs.add_parser(
-        "train",
-        help="train a model on text",
-        description="Train a model. Options come from the preset, then --config, then flags. "
-        "Without --data it learns from the source of Python's standard library.",
-    )
-    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
-    train.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    settings.add_flags(train, without=settings.CONVERSION)
-    train.set_defaults(func=_train)
-
-    report = verbs.add_parser(
-        "report",
-        help="one page of figures about a training run",
-        description="Draw a run, finished or not: losses, ternary codes, scales and activations, layer by layer, "
-        "and text of the newest checkpoint. bitnet/TRAINING.md says how to read it.",
-    )
-    report.add_argument("run", help="a run folder of `bitnet train`")
-    report.add_argument("--out", metavar="", help="the page, .html or .png; none: report.html in the run folder")
-    report.add_argument("--prompt", default="", metavar="", help="what the sample of text begins with")
-    report.add_argument("--tokens", type=int, default=100, metavar="", help="of the sample; 0: no sample [100]")
-    report.set_defaults(func=_report)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +93,7 @@ def _run(argv: Sequence[str] | None) -> int:
         verb = args.verb
         if unknown:
             verbs[verb].refuse_unknown(unknown)
-        code: int = args.func(args)
+        code: int = _module(verb).run(args)
         return code
     except SystemExit as stop:  # argparse: --help, --version, wrong usage
         return stop.code if isinstance(stop.code, int) else 1
@@ -118,8 +102,10 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
+        if not verb:
+            raise  # the module of a verb imports what is always there
         missing = (error.name or "").partition(".")[0]
-        extra = EXTRAS.get(missing) or EXTRAS.get(verb, "train")
+        extra = EXTRAS.get(missing) or next(row.extra for row in VERBS if row.name == verb)
         return _fail(f"`bitnet {verb}` needs {missing}: {_install(extra)}")
     except OSError as error:
         return _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error))
@@ -151,25 +137,24 @@ def _install(extra: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *packages(extra)])
 
 
-def _version() -> str:
-    from importlib import metadata
+class _Version(argparse.Action):
+    """--version, which looks for the version when it is asked for."""
 
-    try:
-        return metadata.version("bitnet-edge")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("bitnet-edge")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"bitnet-edge {version}")
+        parser.exit()
 
 
-def _train(args: argparse.Namespace) -> int:
-    # Read when torch is loaded. By default its threads spin for milliseconds between operations,
-    # which on a machine that is busy with something else makes a step ten times slower.
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    from bitnet.train import command
+def _did_you_mean(word: str, words: list[str]) -> str:
+    from bitnet.settings import did_you_mean
 
-    return command(args)
-
-
-def _report(args: argparse.Namespace) -> int:
-    from bitnet.report import command
-
-    return command(args)
+    return did_you_mean(word, words)

@@ -1,0 +1,50 @@
+"""What a person types, or a pipe brings, line by line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+class Lines:
+    """Lines of standard input, with editing and history when a person types them."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.typed = sys.stdin is not None and sys.stdin.isatty()
+        """By a person at a terminal."""
+        self.pastes = False
+        """A paste comes as one line with line breaks in it."""
+        self._prompts = not quiet
+        self._readline: Any = None
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="surrogateescape")  # one wrong byte ends a message, not the program
+        if self.typed and sys.stdout.isatty():
+            self._edit()
+
+    def _edit(self) -> None:
+        try:
+            import readline
+        except ImportError:
+            return
+        self._readline = readline
+        if "GNU" in (readline.__doc__ or "") and os.environ.get("TERM") != "dumb":
+            readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
+            self.pastes = True
+
+    def read(self, prompt: str) -> str:
+        """The next line, without its end. Raises EOFError, and KeyboardInterrupt for Ctrl-C."""
+        if sys.stdin is None:
+            raise EOFError
+        if self.typed and sys.stdout.isatty():
+            return input(prompt)
+        if self.typed and self._prompts:
+            print(prompt, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n")
+
+    def discarded(self) -> bool:
+        """After Ctrl-C: whether there was something on the line."""
+        return bool(self._readline and self._readline.get_line_buffer())

@@ -1,0 +1,144 @@
+"""What verbs that run a model take alike: the file, how it is loaded, and how tokens are sampled.
+
+Flags of sampling come from the table in bitnet_runtime/defaults.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bitnet_cli.arguments import at_least
+from bitnet_cli.notes import fitting
+from bitnet_runtime.defaults import FIELDS, help_of, resolve
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.facts import KV_TYPES
+from bitnet_runtime.terminal import say
+
+if TYPE_CHECKING:
+    from bitnet_runtime.model import Model
+
+T = TypeVar("T")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL", help="a packed model file")
+    parser.add_argument("-m", "--model", dest="model_flag", type=Path, metavar="MODEL", help="the same")
+    group = parser.add_argument_group("engine")
+    group.add_argument("-t", "--threads", type=at_least(1), metavar="N", help="threads (default: physical cores)")
+    group.add_argument(
+        "-c",
+        "--ctx",
+        type=at_least(1),
+        metavar="N",
+        help="tokens of context (default: the model's, as far as memory allows)",
+    )
+    group.add_argument("--isa", metavar="TIER", help="instruction set tier, such as avx2 or scalar (default: the best)")
+    group.add_argument("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache (default: f16)")
+    group.add_argument("--no-verify", action="store_true", help="do not check the bytes of the weights")
+    group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """One flag for each row of the table; only flags that are given override the model's defaults."""
+    group = parser.add_argument_group("sampling", "defaults of the model file come before those named here")
+    for name, field in FIELDS.items():
+        row = field.metadata
+        flags = row["flags"] or ("--" + name.replace("_", "-"),)
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_of(name)}
+        if name == "stop":
+            options |= {"action": "append", "metavar": "TEXT", "type": _stop}
+        elif name == "logit_bias":
+            options |= {"action": "append", "metavar": "ID=X", "type": _bias}
+        else:
+            options |= {
+                "metavar": "N" if isinstance(field.default, int) or name == "seed" else "X",
+                "type": _option(name),
+            }
+        group.add_argument(*flags, **options)
+
+
+def _option(name: str) -> Callable[[str], Any]:
+    """A parser of one option that checks its range, so that argparse reports it as wrong usage."""
+    integer = isinstance(FIELDS[name].default, int) or name == "seed"
+
+    def parse(text: str) -> Any:
+        try:
+            value = None if text == "none" else int(text) if integer else float(text)
+        except ValueError:
+            value = text  # type: ignore[assignment]  # refused in the next line, with the range
+        try:
+            return getattr(resolve({name: value}), name)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("'', expected at least one character")
+    return text
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        resolve({"logit_bias": {int(token): float(value)}})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a token id, =, and a number or -inf") from None
+    return int(token), float(value)
+
+
+def model_path(args: argparse.Namespace) -> Path | None:
+    if args.model_flag and args.model:
+        raise ValueError(f"two models, {args.model} and {args.model_flag}; expected one")
+    path: Path | None = args.model_flag or args.model
+    return path
+
+
+@contextmanager
+def opened(args: argparse.Namespace, path: Path) -> Iterator[Model]:
+    """The model. Its errors of a context too small name the option that sets it."""
+    from bitnet_runtime.model import Model
+
+    try:
+        with Model.load(path, **load_options(args)) as model:
+            yield model
+    except InvalidParameterError as error:
+        if error.param != "n_ctx":
+            raise
+        raise InvalidParameterError(str(error).replace("n_ctx", "--ctx", 1), "ctx") from None
+
+
+def load_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of Model.load."""
+    return {
+        "threads": args.threads,
+        "n_ctx": args.ctx,
+        "isa": args.isa,
+        "kv_type": args.kv_type,
+        "verify": not args.no_verify,
+        "mmap": not args.no_mmap,
+    }
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling options that were given."""
+    given = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return given
+
+
+def note(args: argparse.Namespace, text: str) -> None:
+    if text and not args.quiet:
+        say(text)
+
+
+def fitting_session(args: argparse.Namespace, model: Model, make: Callable[[], T]) -> T:
+    """`fitting`, unless the context was asked for."""
+    return make() if args.ctx else fitting(model, make, lambda text: note(args, text))

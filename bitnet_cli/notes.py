@@ -1,0 +1,58 @@
+"""What `bitnet generate` and `bitnet chat` say beside an answer: why it ended, what it took, what allows more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from bitnet_runtime import Model, Result
+
+T = TypeVar("T")
+
+
+def cut_off(result: Result, model: Model) -> str:
+    """Why an answer is not complete and what allows more, in one line; "" for a complete one."""
+    if result.finish_reason != "length":
+        return ""
+    if result.usage.total_tokens >= model.n_ctx:
+        return f"[stopped: the context of {model.n_ctx:,} tokens is full{larger_context(model)}]"
+    return f"[stopped after {result.usage.completion_tokens:,} tokens; -n N allows more]"
+
+
+def too_long(what: str, tokens: int, model: Model) -> str:
+    """Of a text that does not fit the context, for an error."""
+    return f"the {what} has {tokens:,} tokens, the context holds {model.n_ctx:,}; shorten it{larger_context(model)}"
+
+
+def larger_context(model: Model) -> str:
+    """How to get one, as the end of a sentence; "" when the model has no larger one."""
+    return f"; -c N allows up to {model.info.max_context:,}" if model.n_ctx < model.info.max_context else ""
+
+
+def fitting(model: Model, make: Callable[[], T], note: Callable[[str], None]) -> T:
+    """What `make` makes with a session of its own. One that does not fit in memory gets less context, and a note."""
+    from bitnet_runtime.errors import ModelTooLargeError
+
+    try:
+        return make()
+    except ModelTooLargeError:
+        if not model.shrink():
+            raise
+        note(
+            f"[a context of {model.n_ctx:,} tokens, as the model's {model.info.max_context:,} do not fit in memory; "
+            "-c N sets another]"
+        )
+        return make()
+
+
+def end_line(result: Result) -> str:
+    """Speed, memory and seed of a result in one line."""
+    from bitnet_runtime.machine import peak_memory
+
+    usage, timings = result.usage, result.timings
+    return (
+        f"Prompt: {usage.prompt_tokens} tokens, {timings.prompt_tokens_per_second:.1f} tok/s · "
+        f"Generation: {usage.completion_tokens} tokens, {timings.generation_tokens_per_second:.1f} tok/s · "
+        f"Peak memory: {peak_memory() / 1e9:.2f} GB · Seed: {result.seed}"
+    )

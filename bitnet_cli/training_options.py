@@ -1,0 +1,70 @@
+"""What `bitnet train` and `bitnet finetune` share: a flag for each option, and what is said of a run that ended."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from bitnet.settings import CHOICES, Settings, default_of, flag_of
+from bitnet_runtime.terminal import show
+
+if TYPE_CHECKING:
+    from bitnet.resolve import Given
+    from bitnet.train import Outcome
+
+
+def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
+    """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
+    parser.add_argument("--config", metavar="FILE.toml", help="options in tables [train] and [model]; flags win")
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append",
+        help="an option of the model, such as dim=256; repeatable; bitnet/OPTIONS.md lists them",
+    )  # fmt: skip
+    for f in dataclasses.fields(Settings):
+        if f.name in without:
+            continue
+        plain, shown = getattr(Settings(), f.name), default_of(f.name, finetune)
+        text = f.metadata["help"] + (f" [{shown}]" if shown else "")
+        if isinstance(plain, bool):
+            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=text)
+            continue
+        kind: dict[str, Any] = {"nargs": "+"} if isinstance(plain, list) else {"type": type(plain)}
+        if f.name in CHOICES:
+            kind["choices"] = CHOICES[f.name]
+        parser.add_argument(flag_of(f.name), default=None, help=text, metavar=None if f.name in CHOICES else "", **kind)
+
+
+def before_torch() -> None:
+    """Set what is read when torch is loaded.
+
+    By default its threads spin for milliseconds between operations, which on a machine that is busy with something
+    else makes a step ten times slower.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
+def given(args: argparse.Namespace) -> Given:
+    """What the flags say."""
+    from bitnet.resolve import Given
+
+    options = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}
+    return Given(options=options, config=args.config, model=args.set or [])
+
+
+def conclude(outcome: Outcome, as_json: bool) -> int:
+    """Say where the checkpoint is and how good the model. Returns the exit code: 130 / 143 on Ctrl-C / SIGTERM."""
+    from bitnet.run import describe
+
+    if outcome.signal:
+        return 128 + outcome.signal
+    if outcome.checkpoint and outcome.validation:
+        figures = {"checkpoint": str(outcome.checkpoint)} | outcome.reached
+        if as_json:
+            print(json.dumps(figures | {"validation": dataclasses.asdict(outcome.validation)}))
+        else:
+            spent = f"{outcome.reached['tokens']:,} tokens, {outcome.reached['seconds']:.0f} s"
+            show(f"{outcome.checkpoint}: validation {describe(outcome.validation)} after {spent}\n")
+    return 0

@@ -1,0 +1,72 @@
+"""`bitnet bench`: speed and memory of a model on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from bitnet_cli.arguments import at_least, encodings, refuse
+from bitnet_cli.model_options import add_model, load_options, model_path
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measure a packed file, or random weights of a given shape written to a temporary file."
+    add_model(parser)
+    parser.add_argument(
+        "--shape", metavar="NAME", help="random weights of a preset, such as bitnet-2b4t, tiny, gguf, mini-gpt"
+    )
+    parser.add_argument(
+        "--encoding",
+        choices=encodings(),
+        help="with --shape: bits a ternary weight (default: 2.0)",
+    )
+    parser.add_argument("--prompt", type=at_least(1), default=128, metavar="N", help="tokens of prefill (default: 128)")
+    parser.add_argument("--gen", type=at_least(1), default=128, metavar="N", help="tokens to decode (default: 128)")
+    parser.add_argument(
+        "--depth", type=at_least(0), default=0, metavar="N", help="tokens in the cache before (default: 0)"
+    )
+    parser.add_argument(
+        "--repeat", type=at_least(1), default=3, metavar="N", help="runs to take the median of (default: 3)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from bitnet_runtime.bench import bench, table
+
+    path = model_path(args)
+    if (path is None) == (args.shape is None):
+        return refuse("give either a packed file or --shape NAME")
+    if path is not None and args.encoding:
+        return refuse("--encoding goes with --shape; a file has its own, which `bitnet export` can change")
+    with nullcontext(path) if path else _random_file(args.shape, args.encoding or "2.0") as file:
+        figures = bench(
+            file, prompt=args.prompt, gen=args.gen, depth=args.depth, repeat=args.repeat, **load_options(args)
+        )
+    made = {"shape": args.shape, "encoding": None if path else args.encoding or "2.0"}
+    print(json.dumps(made | figures) if args.json else table(figures))
+    return 0
+
+
+@contextmanager
+def _random_file(shape: str, encoding: str) -> Iterator[Path]:
+    """A temporary packed file with random weights of a preset's shape."""
+    from bitnet.config import PRESETS
+    from bitnet_export import random_model
+
+    if shape not in PRESETS:
+        raise ValueError(f"shape is {shape!r}, expected one of {', '.join(PRESETS)}")
+    with tempfile.TemporaryDirectory(prefix="bitnet-bench-") as folder:
+        path = Path(folder) / f"{shape}.bitnet"
+        print(f"writing random weights of shape {shape} …", file=sys.stderr)
+        try:
+            random_model(PRESETS[shape], path, 0, encoding=encoding)
+        except MemoryError as error:
+            said = f" ({error})" if str(error) else ""
+            raise MemoryError(f"memory ran out while shape {shape} was written{said}; take a smaller one") from None
+        yield path

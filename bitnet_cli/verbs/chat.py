@@ -1,0 +1,34 @@
+"""`bitnet chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+
+from bitnet_cli.arguments import refuse
+from bitnet_cli.model_options import add_model, add_sampling, fitting_session, model_path, note, opened, sampling
+from bitnet_runtime.terminal import escape
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Talk to a model in the terminal; /help there lists the commands. Each line, typed or from a "
+        'pipe, is a message; """ begins and ends one of several lines. A paste of several lines is one message where '
+        "Python has GNU readline."
+    )
+    add_model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    add_sampling(parser)
+    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    path = model_path(args)
+    if path is None:
+        return refuse("no model; give a packed file, as in `bitnet chat model.bitnet`")
+    from bitnet_cli.conversation import Conversation
+
+    with opened(args, path) as model:
+        model.require_head()
+        note(args, escape(str(model)))
+        conversation = Conversation(model, args.system, sampling(args), quiet=args.quiet)
+        return conversation.run(fitting_session(args, model, model.session))

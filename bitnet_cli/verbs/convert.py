@@ -1,0 +1,125 @@
+"""`bitnet convert`: a published model to a packed file, or a packed file to the formats of others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from bitnet_cli.arguments import encodings, positive, refuse
+from bitnet_runtime.terminal import escape, say
+
+if TYPE_CHECKING:
+    from bitnet_export.convert import Conversion
+    from bitnet_export.outgoing import Written
+    from bitnet_export.to_onnx.check import OnnxReport
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Convert a published ternary model, a Hugging Face folder or a GGUF file, to a packed file. The format and the "
+        "kind of model are told from the content; the file is compared with its source before it appears. With --to, "
+        "convert a packed file to the format of others."
+    )
+    parser.add_argument("source", help="a Hugging Face folder, a GGUF file, or with --to a packed file")
+    parser.add_argument(
+        "out",
+        help="the file to write, or with --to hf and onnx the folder, new or empty; in a folder that exists",
+    )
+    parser.add_argument(
+        "--to",
+        choices=("hf", "gguf", "onnx"),
+        help="write a Hugging Face folder, whose logits are those of the engine with --kv-type f32; a GGUF file, which "
+        "takes text where llama.cpp has model and tokenizer, as of `bitnet train --preset gguf`; or a folder with an "
+        "ONNX graph [a packed file]",
+    )
+    parser.add_argument("--tokens", type=positive, metavar="N", help="tokens to compare [512]")
+    parser.add_argument("--encoding", choices=encodings(), help="bits a ternary weight of the packed file [2.0]")
+    parser.add_argument(
+        "--sparse",
+        choices=("on", "off"),
+        help="store up and down so that the engine reads only rows and columns that are not multiplied with 0; for "
+        "models with relu² [off]",
+    )
+    parser.add_argument(
+        "--head",
+        choices=("int8", "f16", "f32"),
+        help="how embedding and head are stored, with --to gguf int8 is Q8_0; the report says what it costs [int8]",
+    )
+    kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
+    parser.add_argument("--type", choices=kinds, help="with --to gguf: of the ternary weights [TQ2_0]")
+    parser.add_argument("--no-tokenizer", action="store_true", help="with --to gguf: leave the tokenizer out")
+    parser.add_argument(
+        "--form", choices=("int8", "float", "2bit"), help="with --to onnx: of the ternary weights [int8]"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+
+
+_GOES_WITH = {
+    "tokens": (None,), "encoding": (None,), "sparse": (None,), "head": (None, "gguf"),
+    "type": ("gguf",), "no_tokenizer": ("gguf",), "form": ("onnx",),
+}  # fmt: skip
+"""For which --to an option of `bitnet convert` says something; None: a packed file is written."""
+
+
+def _target(to: str | None) -> str:
+    return f"--to {to}" if to else "packed files"
+
+
+def run(args: argparse.Namespace) -> int:
+    given = {name: getattr(args, name) for name in _GOES_WITH if getattr(args, name)}
+    for name in given:
+        if args.to not in _GOES_WITH[name]:
+            targets = " and ".join(map(_target, _GOES_WITH[name]))
+            return refuse(f"--{name.replace('_', '-')} is for {targets}, not for {_target(args.to)}")
+    report: Conversion | Written | OnnxReport
+    with _progress_line() as progress:
+
+        def count(done: int, total: int) -> None:
+            progress(f"writing tensor {done} of {total}")
+
+        if args.to == "hf":
+            from bitnet_export.hf.write import write_folder
+
+            report = write_folder(args.source, args.out, progress=count)
+        elif args.to == "gguf":
+            from bitnet_export.gguf.write import write_gguf
+
+            body, head = args.type or "TQ2_0", {"f16": "F16", "f32": "F32"}.get(args.head, "Q8_0")
+            report = write_gguf(
+                args.source, args.out, body=body, head=head, vocabulary=not args.no_tokenizer, progress=count
+            )
+        elif args.to == "onnx":
+            from bitnet_export.to_onnx.write import write_onnx
+
+            progress("writing the graph and comparing it with the engine")
+            report = write_onnx(args.source, args.out, **given)
+        else:
+            from bitnet_export.convert import convert
+
+            given["sparse"] = args.sparse == "on"
+            report = convert(args.source, args.out, progress=progress, **given)
+    say(f"converted  {args.source} to {args.out}\n{report}")
+    if args.json:
+        print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
+    return 0
+
+
+@contextmanager
+def _progress_line() -> Iterator[Callable[[str], None]]:
+    """What is being done, on one line of a terminal that is cleared in the end."""
+    shown = sys.stderr.isatty()
+
+    def show(what: str) -> None:
+        if shown:
+            width = shutil.get_terminal_size().columns - 1  # more would wrap, and a wrapped line is not cleared
+            print(f"\r\x1b[K{escape(what)[:width]}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        show("")

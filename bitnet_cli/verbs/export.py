@@ -1,0 +1,69 @@
+"""`bitnet export`: a checkpoint to a packed file, or a packed file with its weights in another encoding."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet_cli.arguments import encodings, positive, refuse
+from bitnet_runtime.terminal import say
+
+if TYPE_CHECKING:
+    from bitnet_export.repack import Repacked
+    from bitnet_export.report import Report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a checkpoint as one packed file. The file is then opened in the engine, compared with "
+        "the checkpoint weight by weight and on real text, and kept only if it agrees. A packed file can be given "
+        "too: then only the encoding of its ternary weights changes, and its logits do not."
+    )
+    parser.add_argument("checkpoint", help="a checkpoint, or a run folder (its newest), or a packed file")
+    parser.add_argument("out", help="the packed file to write, by habit something.bitnet, in a folder that exists")
+    parser.add_argument("--tokens", type=positive, default=50_000, metavar="N", help="tokens to compare [50000]")
+    parser.add_argument(
+        "--encoding",
+        choices=encodings(),
+        default="2.0",
+        help="bits a ternary weight; 1.6 reads a fifth less memory and computes more [2.0]",
+    )
+    parser.add_argument(
+        "--head",
+        choices=("int8", "f16", "f32"),
+        help="how embedding and head are stored; the report says what it costs [as trained]",
+    )
+    parser.add_argument(
+        "--sparse",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="store up and down so that the engine reads only rows and columns that are not multiplied with 0: "
+        "where relu² makes enough zeros, or as a packed file has it [auto]",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from bitnet_export.pack import export_checkpoint
+    from bitnet_export.repack import repack
+
+    if args.head and Path(args.checkpoint).is_file():
+        return refuse("--head goes with a checkpoint; a packed file no longer has what was trained")
+    if sys.stderr.isatty():
+        print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
+    report: Report | Repacked
+    sparse = {"auto": None, "on": True, "off": False}[args.sparse]
+    if Path(args.checkpoint).is_file():
+        report, source = repack(args.checkpoint, args.out, encoding=args.encoding, sparse=sparse), args.checkpoint
+    else:
+        report = export_checkpoint(
+            args.checkpoint, args.out, tokens=args.tokens, encoding=args.encoding, head=args.head, sparse=sparse
+        )
+        source = report.checkpoint
+    say(f"exported   {source} to {args.out}\n{report}")
+    if args.json:
+        print(json.dumps({"file": args.out} | report.to_dict(), indent=2))
+    return 0

@@ -1,0 +1,79 @@
+"""`bitnet generate`: continue a text."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bitnet_cli.arguments import refuse
+from bitnet_cli.model_options import add_model, add_sampling, fitting_session, model_path, note, opened, sampling
+from bitnet_cli.notes import cut_off, end_line, too_long
+from bitnet_runtime.errors import ContextLengthError
+from bitnet_runtime.terminal import escape, show
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Continue a text. The prompt comes from -p, from -f, or from standard input."
+    add_model(parser)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue")
+    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with the text to continue")
+    add_sampling(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
+    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    path = model_path(args)
+    if path is None:
+        return refuse("no model; give a packed file, as in `bitnet generate model.bitnet -p TEXT`")
+    prompt = _prompt(args)
+    if prompt is None:
+        return refuse("no prompt; give -p TEXT or -f FILE, or pipe text in")
+    with opened(args, path) as model:
+        note(args, escape(str(model)))
+        try:
+            stream = fitting_session(args, model, lambda: model.stream(prompt, **sampling(args)))
+        except ContextLengthError as error:
+            raise ValueError(too_long("prompt", error.n_prompt, model)) from None
+        try:
+            for piece in stream:
+                if not args.json and piece.text:
+                    show(piece.text)
+        finally:
+            stream.close()
+            result = stream.result
+            assert result is not None  # the stream is closed
+            if args.json:
+                print(json.dumps(_as_json(result), ensure_ascii=sys.stdout.isatty()))
+            else:
+                print(flush=True)
+            if result.usage.completion_tokens != getattr(args, "max_tokens", None):  # as many as were asked for
+                note(args, cut_off(result, model))
+            note(args, end_line(result))
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> str | None:
+    """The text to continue; None when there is none."""
+    if args.prompt is not None:
+        return str(args.prompt)
+    if args.file is None and (sys.stdin is None or sys.stdin.isatty()):
+        return None
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="strict")  # in the C locale it is not
+    try:
+        return sys.stdin.read() if args.file is None else str(args.file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start} is {error.object[error.start]:#04x}"
+        raise ValueError(f"{args.file or 'standard input'}: {found}, expected UTF-8 text") from None
+
+
+def _as_json(result: Any) -> dict[str, Any]:
+    """A Result as plain dictionaries."""
+    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return values | {"usage": result.usage._asdict(), "timings": result.timings._asdict()}

@@ -1,0 +1,25 @@
+"""`bitnet train`: from text to a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+
+from bitnet.settings import CONVERSION
+from bitnet_cli.training_options import add_settings, before_torch, conclude, given
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Train a model. Options come from the preset, then --config, then flags. "
+        "Without --data it learns from the source of Python's standard library."
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    add_settings(parser, without=CONVERSION)
+
+
+def run(args: argparse.Namespace) -> int:
+    before_torch()
+    from bitnet.train import train
+
+    return conclude(train(given(args), resume=args.resume), args.json)
