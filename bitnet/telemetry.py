@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from bitnet import compiler, parallel
 from bitnet.bitlinear import BitLinear
+from bitnet.block import Block
 from bitnet.config import TERNARY_LINEARS
-from bitnet.model import Block, Transformer
+from bitnet.model import Transformer
 from bitnet.quant import expand_scale, ternary_codes
 
 Layers = dict[str, dict[str, list[float]]]  # quantity -> role -> value of each layer

@@ -27,7 +27,8 @@ from bitnet.bitlinear import project
 from bitnet.cli import main
 from bitnet.config import ModelConfig
 from bitnet.layers import ACTIVATIONS
-from bitnet.model import Transformer, rope_frequencies, rope_tables
+from bitnet.model import Transformer
+from bitnet.positions import rope_frequencies, rope_tables
 from bitnet_export import (
     PackedFile,
     VerificationError,

@@ -68,7 +68,7 @@ def pack_checkpoint(
     import torch
 
     from bitnet.checkpoint import CheckpointError, load_config, load_template
-    from bitnet.model import frequency_tables
+    from bitnet.positions import frequency_tables
 
     from .hf.shards import SINGLE, tensors_of
 

@@ -126,7 +126,7 @@ def _stored(
     file: PackedFile, record: packed.Record, weights: dict[str, Any], config: Any
 ) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
     """(what, in the file, from the checkpoint) for everything a record stores."""
-    from bitnet.model import frequency_tables
+    from bitnet.positions import frequency_tables
     from bitnet.quant import row_codes, ternary_codes
 
     name = record.key.name
