@@ -16,7 +16,7 @@ from torch import nn
 from bitnet import chat, checkpoint, compiler, corpus, data, distill, finetune, memory, optimizers, parallel, tokenizer
 from bitnet.config import ModelConfig
 from bitnet.evaluate import check_vocabulary
-from bitnet.model import Transformer
+from bitnet.model import Transformer, unsupported
 from bitnet.progress import say
 from bitnet.run import Run, TrainingError
 from bitnet.settings import Settings
@@ -96,6 +96,8 @@ def prepare(
 
 def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
     """Raises, before the text is read, what would only be found afterwards."""
+    if problems := unsupported(config):
+        raise TrainingError("this model could not be exported: " + "; ".join(problems))
     if settings.context > config.max_context:
         raise TrainingError(
             f"--context is {settings.context:,}, the model has at most {config.max_context:,}; "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bitnet import finetune, tokenizer
+from bitnet.model import unsupported
 
 from . import packed
 from .foreign import PROBE, recognise
@@ -37,6 +38,8 @@ def read_start(path: str) -> finetune.Start:
     if finetune.is_checkpoint(path):
         return finetune.read_checkpoint(path)
     with open_folder(Path(path), floats=True) as source:
+        if problems := unsupported(source.config):
+            raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
         if not source.config.has_head:
             raise SourceError(f"{path} is an embedding model, without a head; finetuning learns the next token")
         if source.tokenizer is None:
