@@ -27,6 +27,7 @@ from bitnet.masks import attention_mask, positions
 from bitnet.positions import rope_tables, sinusoids
 from bitnet.quant import embedding_rows, output_logits
 
+
 def unsupported(config: ModelConfig) -> list[str]:
     """What the packed file or the engine cannot take of a configuration yet, by name: `bitnet train` refuses it.
 
