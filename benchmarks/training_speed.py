@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from bitnet import compiler, optimizers, process
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer, rope_tables
+from bitnet.model import Transformer
+from bitnet.positions import rope_tables
 from bitnet.settings import Settings
 
 KINDS = ("full precision", "ternary", "coming in")

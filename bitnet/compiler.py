@@ -30,7 +30,7 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
         )
     probe = torch.compile(torch.neg, backend=backend)
     try:
-        probe(torch.zeros(2, device=model.embedding.weight.device))
+        probe(torch.zeros(2, device=model.device))
     except Exception as error:  # as many kinds as there are ways for a compiler to be missing or broken
         reason = str(error).strip().splitlines()[0]
         raise CompilerError(

@@ -1,7 +1,7 @@
 """Every hyperparameter of every model family, in one flat record.
 
-`ModelConfig` can say more than this version builds: `model.py` (training) and the C engine
-each refuse by name what they cannot run. The packed file stores the same fields
+`ModelConfig` can say more than this version runs: `bitnet train` and the C engine each refuse by
+name what the engine cannot run; `bitnet.model` builds all of it. The packed file stores the same fields
 (export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
 """
 
@@ -21,7 +21,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "mask": ("causal", "bidirectional", "prefix"),
     "norm": ("rms", "layer"),
     "ffn": ("gated", "plain"),
-    "activation": ("relu2", "silu", "gelu", "relu"),
+    "activation": ("relu2", "silu", "gelu", "relu", "gelu_erf"),
     "position": ("rope", "learned", "sinusoidal", "none"),
     "rope_scaling": ("none", "linear", "llama3", "yarn"),
     "pooling": ("none", "last", "mean", "first"),
@@ -65,16 +65,20 @@ class ModelConfig:
     norm_eps: float = 1e-5  # added below the root
     pre_norm: bool = True  # before attention and before the FFN
     post_norm: bool = False  # after each, before the residual addition
+    residual_norm: bool = False  # after each residual addition, of the sum: the transformer of 2017
     sub_norm: bool = True  # before o and before down
     linear_norm: bool = False  # one before every projection
+    embedding_norm: bool = False  # of what enters the first layer
+    final_norm: bool = True  # of what leaves the last
     norm_bias: bool = False  # norms have a bias
     qk_norm: bool = False  # norms of queries and keys, head by head
 
     # FFN
     ffn: str = "gated"  # down(act(gate) · up), or down(act(up))
-    activation: str = "relu2"  # relu2: relu(x)²
+    activation: str = "relu2"  # relu2: relu(x)²; gelu: with tanh, as most models have it; gelu_erf: exact
     n_experts: int = 0  # FFNs of which a token takes some; 0: one for all
     experts_per_token: int = 0  # how many it takes
+    normalize_routing: bool = True  # the shares of those it takes add up to 1
 
     # positions
     position: str = "rope"  # how a token knows its place
@@ -99,7 +103,8 @@ class ModelConfig:
     # numbers
     ternary: tuple[str, ...] = TERNARY_LINEARS  # which linears are ternary; the rest stay float
     weight_scale: str = "tensor"  # scope of the ternary scale γ
-    head_format: str = "int8"  # embedding and head: int8 rows (trained so), f16, f32, or ternary (published models)
+    head_format: str = "int8"  # embedding and head: int8 rows, f16, f32, or ternary
+    dropout: float = 0.0  # share of values dropped in training: of sublayers' outputs, attention, FFN and what enters
 
     def __post_init__(self) -> None:
         if isinstance(self.ternary, list):
@@ -137,6 +142,10 @@ class ModelConfig:
             value = getattr(self, field)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
                 raise ValueError(f"{field} is {value!r}, expected a finite number above 0")
+        if not (isinstance(self.dropout, (int, float)) and 0 <= self.dropout < 1):
+            raise ValueError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
+        if self.residual_norm and self.post_norm:
+            raise ValueError("residual_norm and post_norm are both set, expected at most one")
         for field in ("logit_softcap", "attention_softcap", "rope_local_theta"):
             value = getattr(self, field)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bitnet.finetune import SourceModelError, Start, build
-from bitnet.masks import attention_mask, window_mask
+from bitnet.masks import visible
 from bitnet.model import Transformer
 from bitnet.settings import Settings
 
@@ -140,17 +140,15 @@ def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, *docu
     ours, theirs: queries, keys or values, (B, T, W) of any two widths, cut into `heads` parts.
     """
     with torch.autocast(ours.device.type, enabled=False):  # cosines rounded to bf16 would differ by more than is learnt
-        n_tokens = ours.shape[1]
-        mask = attention_mask(n_tokens, 0, documents[0] if documents else None, ours)
-        visible = window_mask(n_tokens, n_tokens, ours) if mask is None else mask
-        student, teacher = (log_relations(x, heads, visible) for x in (ours, theirs))
+        seen = visible("causal", ours.shape[1], 0, documents[0] if documents else None, None, ours)
+        student, teacher = (log_relations(x, heads, seen) for x in (ours, theirs))
         missed = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-        known = (teacher.exp() * teacher).sum(-1) + visible.sum(-1).log()
+        known = (teacher.exp() * teacher).sum(-1) + seen.sum(-1).log()
         counts = counts_BT[:, None]
         return (missed * counts).sum() / (known * counts).sum().clamp(min=1e-5)  # less is rounding
 
 
-def log_relations(x_BTW: Tensor, heads: int, visible: Tensor) -> Tensor:
+def log_relations(x_BTW: Tensor, heads: int, seen: Tensor) -> Tensor:
     """Logarithms of the relations, (B, heads, T, T)."""
     x_BRTE = F.normalize(x_BTW.float().unflatten(-1, (heads, -1)).transpose(1, 2), dim=-1)
-    return (x_BRTE @ x_BRTE.mT).masked_fill(~visible, HIDDEN).log_softmax(-1)
+    return (x_BRTE @ x_BRTE.mT).masked_fill(~seen, HIDDEN).log_softmax(-1)

@@ -119,7 +119,7 @@ def evaluate(
 
     from bitnet import parallel
 
-    device = model.embedding.weight.device
+    device = model.device
     n = tokens.windows(context)
     if n < 1:
         raise _too_short(tokens.n_tokens, context)

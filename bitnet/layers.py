@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bitnet.config import ModelConfig
+
 
 class _Normalized(torch.autograd.Function):
     """x·r·w with r = 1/sqrt(mean(x²) + eps). Backward, per token: r·(g·w − x̂·mean(g·w·x̂)), x̂ = x·r."""
@@ -82,6 +84,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "gelu_erf": F.gelu,
 }
 
 
@@ -96,15 +99,33 @@ def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """y = x / sqrt(mean(x²) + eps) · weight, over the last dimension."""
+    """y = x / sqrt(mean(x²) + eps) · weight (+ bias), over the last dimension."""
 
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, eps: float, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)  # on a GPU attention gives bf16 under autocast
         if x.device.type == "cpu":
-            return _normalized(x, self.weight, self.eps)
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel
+            y = _normalized(x, self.weight, self.eps)
+        else:
+            y = F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel
+        return y if self.bias is None else y + self.bias
+
+
+class LayerNorm(RMSNorm):
+    """y = (x − mean) / sqrt(variance + eps) · weight (+ bias), over the last dimension. Source: arXiv 1607.06450."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
+
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm}
+
+
+def norm_of(config: ModelConfig, dim: int) -> nn.Module:
+    """The kind of norm that a model has, of `dim` values."""
+    return NORMS[config.norm](dim, config.norm_eps, config.norm_bias)

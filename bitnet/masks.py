@@ -1,24 +1,45 @@
-"""Which tokens of a row see which others, and at what position each stands."""
+"""Which tokens of a row see which others, and at what position each stands.
+
+One rule: token i sees token j when the mask of the model says so, when both are of one document, and when
+fewer than `window` positions lie between them. What only fills a row up is a document of its own.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-
-def window_mask(n_tokens: int, window: int, like: Tensor) -> Tensor:
-    """(T, T), true where a token (row) sees another: itself and the window - 1 before it."""
-    distance = torch.arange(n_tokens, device=like.device)
-    distance = distance[:, None] - distance
-    return (distance >= 0) & (distance < window)
+from bitnet.config import ModelConfig
 
 
-def attention_mask(n_tokens: int, window: int, documents_BT: Tensor | None, like: Tensor) -> Tensor | None:
-    """`window_mask` within each document: (T, T), or (B, 1, T, T) with documents. None: causal, nothing else."""
-    if documents_BT is None:
-        return window_mask(n_tokens, window, like) if 0 < window < n_tokens else None
-    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
-    return (same_BTT & window_mask(n_tokens, window or n_tokens, like))[:, None]
+def attention_mask(
+    config: ModelConfig, n_tokens: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
+) -> Tensor | None:
+    """`visible` of a model's layer; None where a causal or a bidirectional mask says it all."""
+    window = config.sliding_window if config.sliding_window < n_tokens else 0
+    prefix_B = prefix_B if config.mask == "prefix" else None
+    if documents_BT is None and prefix_B is None and not window:
+        return None
+    return visible(config.mask, n_tokens, window, documents_BT, prefix_B, like)
+
+
+def visible(
+    mask: str, n_tokens: int, window: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
+) -> Tensor:
+    """True where a token (row) sees another: (T, T), or (B, 1, T, T) where rows of the batch differ.
+
+    window: 0 for none. prefix_B: how many tokens at the beginning of each row all others see.
+    """
+    index = torch.arange(n_tokens, device=like.device)
+    distance = index[:, None] - index
+    sees = torch.ones_like(distance, dtype=torch.bool) if mask == "bidirectional" else distance >= 0
+    if prefix_B is not None:
+        sees = sees | (index < prefix_B[:, None])[:, None, None]
+    if window:
+        sees = sees & (distance.abs() < window)
+    if documents_BT is not None:
+        sees = sees & (documents_BT[:, :, None] == documents_BT[:, None, :])[:, None]
+    return sees
 
 
 def positions(documents_BT: Tensor) -> Tensor:

@@ -11,82 +11,49 @@ Parameter names are the roles of export/FORMAT.md: `layers.{i}.q.weight` is role
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bitnet.bitlinear import BitLinear, project
-from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet.layers import ACTIVATIONS, RMSNorm, gated, rotate
+from bitnet.bitlinear import BitLinear
+from bitnet.block import Block
+from bitnet.config import ModelConfig
+from bitnet.layers import norm_of
 from bitnet.masks import attention_mask, positions
+from bitnet.positions import rope_tables, sinusoids
 from bitnet.quant import embedding_rows, output_logits
 
 
 def unsupported(config: ModelConfig) -> list[str]:
-    """What `Transformer` cannot build of a configuration, by name; empty when it can build all."""
+    """What the packed file or the engine cannot take of a configuration yet, by name: `bitnet train` refuses it.
+
+    `Transformer` builds all of them.
+    """
     limits: dict[str, tuple[object, ...]] = {
         "input": ("tokens",),
         "mask": ("causal",),
         "attention_softcap": (0.0,),
         "norm": ("rms",),
         "norm_bias": (False,),
+        "residual_norm": (False,),
+        "embedding_norm": (False,),
+        "final_norm": (True,),
+        "activation": ("relu2", "silu", "gelu", "relu"),
         "n_experts": (0,),
         "position": ("rope",),
         "head_bias": (False,),
         "head_format": ("int8", "f16", "f32"),
+        "dropout": (0.0,),
     }
     return [
         f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
         for field, allowed in limits.items()
         if getattr(config, field) not in allowed
     ]
-
-
-def rope_frequencies(config: ModelConfig) -> Tensor:
-    """Radians that pair i of a head turns per position: fp32 (rope_dim/2,), scaling included.
-
-    Computed in fp64 and rounded once. Sources: arXiv 2104.09864; position interpolation
-    arXiv 2306.15595; Llama 3.1; YaRN arXiv 2309.00071 eq. 16-23.
-    """
-    dim, base, factor = config.rope_dim, config.rope_theta, config.rope_factor
-    frequency = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    turns = config.rope_original_context * frequency / (2 * math.pi)  # over the context it was trained on
-    if config.rope_scaling == "linear":
-        frequency = frequency / factor
-    elif config.rope_scaling == "llama3":  # slow pairs are interpolated, fast ones kept, smooth between
-        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
-        keep = ((turns - low) / (high - low)).clamp(0, 1)
-        frequency = frequency * keep + frequency / factor * (1 - keep)
-    elif config.rope_scaling == "yarn":  # the same, linear in the index of the pair instead of its turns
-
-        def pair_that_turns(times: float) -> float:
-            return dim * math.log(config.rope_original_context / (times * 2 * math.pi)) / (2 * math.log(base))
-
-        first = max(math.floor(pair_that_turns(config.rope_beta_fast)), 0)
-        last = min(math.ceil(pair_that_turns(config.rope_beta_slow)), dim - 1)
-        keep = 1 - ((torch.arange(dim // 2, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
-        frequency = frequency * keep + frequency / factor * (1 - keep)
-    return frequency.float()
-
-
-def frequency_tables(config: ModelConfig) -> dict[str, Tensor]:
-    """Every table of `rope_frequencies` that the packed file stores, by role (export/FORMAT.md §3)."""
-    tables = {"rope_frequencies": rope_frequencies(config)}
-    if config.global_every:
-        tables["rope_local_frequencies"] = rope_frequencies(config.of_layer(0))
-    return tables
-
-
-def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (T, rope_dim/2). The angle is an fp32 product, position · frequency."""
-    position = torch.arange(n_tokens, dtype=torch.float32)
-    angle = torch.outer(position, rope_frequencies(config)).double()
-    cos, sin = angle.cos() * config.rope_attention_factor, angle.sin() * config.rope_attention_factor
-    return cos.to(like), sin.to(like)
 
 
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -99,102 +66,36 @@ def pooled(hidden_BTD: Tensor, pooling: str) -> Tensor:
     return F.normalize(POOLS[pooling](hidden_BTD), dim=-1)
 
 
-class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)).
+def places(
+    config: ModelConfig, x_BTD: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Where the tokens of x stand and what they see, for layers with this configuration: cos, sin and mask."""
+    n_tokens = x_BTD.shape[1]
+    mask = attention_mask(config, n_tokens, documents_BT, prefix_B, x_BTD)
+    if config.position != "rope":
+        return None, None, mask
+    cos, sin = rope_tables(config, n_tokens, like=x_BTD)
+    if documents_BT is not None:
+        at = positions(documents_BT)[:, None]  # the same for all heads
+        cos, sin = cos[at], sin[at]
+    return cos, sin, mask
 
-    config: what the model's says of this layer, `ModelConfig.of_layer`.
-    """
 
-    def __init__(self, config: ModelConfig) -> None:
+class Bias(nn.Module):
+    """All that a head has for itself when its matrix is the embedding."""
+
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.config = config
-        d, f, e = config.dim, config.ffn_dim, config.head_dim
-        queries, keys = config.n_heads * e, config.n_kv_heads * e
-
-        def norm(dim: int, wanted: bool = True) -> nn.Module:
-            return RMSNorm(dim, config.norm_eps) if wanted else nn.Identity()
-
-        def linear(role: str, inputs: int, outputs: int, bias: bool) -> nn.Linear:
-            if role in config.ternary:
-                return BitLinear(inputs, outputs, bias, config.weight_scale)
-            return nn.Linear(inputs, outputs, bias)
-
-        self.attn_norm = norm(d, config.pre_norm)
-        self.q = linear("q", d, queries, config.qkv_bias)
-        self.k = linear("k", d, keys, config.qkv_bias)
-        self.v = linear("v", d, keys, config.qkv_bias)
-        self.qkv = nn.Identity()  # the three of them pass here, for whoever watches (`bitnet.distill`)
-        self.q_norm = norm(e, config.qk_norm)
-        self.k_norm = norm(e, config.qk_norm)
-        self.attn_sub_norm = norm(queries, config.sub_norm)
-        self.o = linear("o", queries, d, config.o_bias)
-        self.attn_post_norm = norm(d, config.post_norm)
-
-        self.ffn_norm = norm(d, config.pre_norm)
-        if config.ffn == "gated":
-            self.gate = linear("gate", d, f, config.ffn_bias)
-        self.up = linear("up", d, f, config.ffn_bias)
-        self.ffn_sub_norm = norm(f, config.sub_norm)
-        self.down = linear("down", f, d, config.ffn_bias)
-        self.ffn_post_norm = norm(d, config.post_norm)
-
-        for role in TERNARY_LINEARS if config.linear_norm else ():
-            if hasattr(self, role):
-                setattr(self, f"{role}_linear_norm", norm(getattr(self, role).in_features))
-
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        scale = self.config.residual_scale
-        y_BTD = self.attn_post_norm(self.attention(self.attn_norm(x_BTD), cos, sin, documents_BT))
-        x_BTD = torch.add(x_BTD, y_BTD, alpha=scale)
-        return torch.add(x_BTD, self.ffn_post_norm(self.feed_forward(self.ffn_norm(x_BTD))), alpha=scale)
-
-    def own_norm(self, role: str, x: Tensor) -> Tensor:
-        """The norm that linear layer `role` has for itself, with `linear_norm`."""
-        y: Tensor = getattr(self, f"{role}_linear_norm")(x) if self.config.linear_norm else x
-        return y
-
-    def project(self, x: Tensor, *roles: str) -> tuple[Tensor, ...]:
-        """Linear layers of one input, each behind its own norm."""
-        layers = [getattr(self, role) for role in roles]
-        if self.config.linear_norm:
-            return tuple(layer(self.own_norm(role, x)) for role, layer in zip(roles, layers, strict=True))
-        return project(x, *layers)
-
-    def attention(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        e, window, n_tokens = self.config.head_dim, self.config.sliding_window, x_BTD.shape[1]
-        qkv = self.qkv(self.project(x_BTD, "q", "k", "v"))
-        q, k, v = (y.unflatten(-1, (-1, e)).transpose(1, 2) for y in qkv)
-        q_BHTE = rotate(self.q_norm(q), cos, sin)
-        k_BGTE = rotate(self.k_norm(k), cos, sin)
-        mask = attention_mask(n_tokens, window, documents_BT, q_BHTE)
-        scale, causal = self.config.attention_scale, mask is None
-        with torch.autocast("cpu", enabled=False):  # fp32 is faster on CPUs up to 512 tokens, and needs no casts
-            y_BHTE = F.scaled_dot_product_attention(
-                q_BHTE, k_BGTE, v.to(q_BHTE), mask, is_causal=causal, scale=scale, enable_gqa=True
-            )
-        y_BTHE = self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2))
-        out_BTD: Tensor = self.o(self.own_norm("o", y_BTHE))
-        return out_BTD
-
-    def feed_forward(self, x_BTD: Tensor) -> Tensor:
-        if self.config.ffn == "gated":
-            gate_BTF, up_BTF = self.project(x_BTD, "gate", "up")
-            h_BTF = gated(self.config.activation, gate_BTF, up_BTF)
-        else:
-            (up_BTF,) = self.project(x_BTD, "up")
-            h_BTF = ACTIVATIONS[self.config.activation](up_BTF)
-        out_BTD: Tensor = self.down(self.own_norm("down", self.ffn_sub_norm(h_BTF)))
-        return out_BTD
+        self.bias = nn.Parameter(torch.zeros(dim))
 
 
 class Transformer(nn.Module):
-    """A causal decoder; without a head, a model that turns a text into one vector (`embed`).
-
-    Raises ValueError naming every option of `config` it cannot build.
+    """A stack of layers, with a head a model of tokens; without one, of vectors of texts (`embed`).
 
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     documents: int (B, T), when a row holds several texts: equal numbers in a row for the tokens of one. A
-    token sees its own text only, at the positions it would have alone.
+    token sees its own text only, at the positions it would have alone. Filling is a document of its own.
+    prefix: int (B,), with the mask "prefix" how many tokens of each row all others see.
     recompute: keep only the input of each layer for the backward pass, and compute the layer there again.
     """
 
@@ -203,16 +104,25 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        problems = unsupported(config)
-        if problems:
-            raise ValueError("this model cannot be built for training: " + "; ".join(problems))
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config.of_layer(i)) for i in range(config.n_layers))
-        self.final_norm = RMSNorm(config.dim, config.norm_eps)
         own_head = config.has_head and not config.tie_embeddings
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if own_head else None
+        has_table = config.input == "tokens" or (config.has_head and config.tie_embeddings)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_table else None
+        self.layers = nn.ModuleList(Block(config.of_layer(i)) for i in range(config.n_layers))
+        if config.position == "learned":
+            self.position = nn.Embedding(config.max_context, config.dim)
+        self.embedding_norm = norm_of(config, config.dim) if config.embedding_norm else nn.Identity()
+        self.final_norm = norm_of(config, config.dim) if config.final_norm else nn.Identity()
+        self.head: nn.Module | None = None
+        if own_head:
+            self.head = nn.Linear(config.dim, config.vocab_size, config.head_bias)
+        elif config.has_head and config.head_bias:
+            self.head = Bias(config.vocab_size)
         self.init_weights()
+
+    @property
+    def blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.layers))
 
     def init_weights(self) -> None:
         """Normal weights, gains 1, biases 0.
@@ -226,7 +136,8 @@ class Transformer(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 role = name.split(".")[-2]
-                std = {"embedding": self.config.dim**-0.5, "o": small, "down": small}.get(role, 0.02)
+                row = self.config.dim**-0.5
+                std = {"embedding": row, "position": row, "o": small, "down": small}.get(role, 0.02)
                 nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -237,7 +148,7 @@ class Transformer(nn.Module):
 
         With `recompute` the backward pass has to be inside, too.
         """
-        value = 1.0 if amount == 1 else torch.tensor(amount, device=self.embedding.weight.device)
+        value = 1.0 if amount == 1 else torch.tensor(amount, device=self.device)
         parts: list[Transformer | BitLinear] = [self]
         parts += [module for module in self.modules() if isinstance(module, BitLinear)]
         try:
@@ -248,27 +159,62 @@ class Transformer(nn.Module):
             for part in parts:
                 part.amount = 1.0
 
-    def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """Hidden states after the final norm, (B, T, D)."""
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None) -> Tensor:
+        """Hidden states after the final norm, (B, T, D). tokens: ids (B, T), or vectors (B, T, D) in their place."""
         config = self.config
         n_tokens = tokens_BT.shape[1]
         if n_tokens > config.max_context:
             raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
-        rows_BTD = embedding_rows(tokens_BT, self.embedding.weight, config.head_format, self.amount)
-        x_BTD = config.embedding_scale * rows_BTD
+        x_BTD = self.entering(tokens_BT, documents_BT)
         of_layers = [config.of_layer(i) for i in range(config.n_layers)]
-        tables = {of_layer: rope_tables(of_layer, n_tokens, like=x_BTD) for of_layer in set(of_layers)}
-        if documents_BT is not None:
-            places = positions(documents_BT)[:, None]  # the same for all heads
-            tables = {of_layer: (cos[places], sin[places]) for of_layer, (cos, sin) in tables.items()}
+        at = {of_layer: places(of_layer, x_BTD, documents_BT, prefix_B) for of_layer in set(of_layers)}
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
-            inputs = x_BTD, *tables[of_layer], documents_BT
+            inputs = x_BTD, *at[of_layer]
             if self.recompute and torch.is_grad_enabled():
-                x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+                keep = config.dropout > 0  # the same values are to be dropped again
+                x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=keep)
             else:
                 x_BTD = layer(*inputs)
         normed_BTD: Tensor = self.final_norm(x_BTD)
         return normed_BTD
+
+    def entering(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """What enters the first layer, (B, T, D): rows of the embedding, scaled, or the vectors given; positions."""
+        config = self.config
+        if tokens_BT.is_floating_point():
+            x_BTD = tokens_BT
+        elif self.embedding is None:
+            raise ValueError("this model takes vectors (B, T, D), no tokens: it has no embedding")
+        else:
+            rows_BTD = embedding_rows(
+                tokens_BT, self.embedding.weight, config.head_format, self.amount, config.weight_scale
+            )
+            x_BTD = config.embedding_scale * rows_BTD
+        if config.position in ("learned", "sinusoidal"):
+            n_tokens = tokens_BT.shape[1]
+            learned = config.position == "learned"
+            table = self.position.weight if learned else sinusoids(n_tokens, config.dim).to(x_BTD)
+            x_BTD = x_BTD + (table[:n_tokens] if documents_BT is None else table[positions(documents_BT)])
+        x_BTD = self.embedding_norm(x_BTD)
+        return F.dropout(x_BTD, config.dropout) if self.training and config.dropout else x_BTD
+
+    def attention_weights(
+        self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
+    ) -> list[Tensor]:
+        """What each token takes of each, of every layer (B, H, T, T): rows add up to 1."""
+        try:
+            for block in self.blocks:
+                block.keep_weights = True
+            with torch.no_grad():
+                self.hidden(tokens_BT, documents_BT, prefix_B)
+            return [cast(Tensor, block.attention_weights) for block in self.blocks]
+        finally:
+            for block in self.blocks:
+                block.keep_weights, block.attention_weights = False, None
 
     def embed(self, tokens_BT: Tensor, pooling: str = "") -> Tensor:
         """One vector of length 1 for each text, (B, D). pooling: "last", "mean" or "first"; "": the model's own."""
@@ -277,13 +223,16 @@ class Transformer(nn.Module):
             raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLS)}")
         return pooled(self.hidden(tokens_BT), pooling)
 
-    def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the token after each position. Raises ValueError without a head."""
         config = self.config
         if not config.has_head:
             raise ValueError("this model has no head and so no logits; use embed or hidden")
-        head = self.embedding if self.head is None else self.head
-        logits_BTV = output_logits(self.hidden(tokens_BT, documents_BT), head.weight, config.head_format, self.amount)
+        weight = cast(nn.Linear, self.embedding if config.tie_embeddings else self.head).weight
+        hidden_BTD = self.hidden(tokens_BT, documents_BT, prefix_B)
+        logits_BTV = output_logits(hidden_BTD, weight, config.head_format, self.amount, config.weight_scale)
+        if config.head_bias:
+            logits_BTV = logits_BTV + cast(nn.Linear, self.head).bias
         if config.logit_softcap:
             logits_BTV = config.logit_softcap * torch.tanh(logits_BTV / config.logit_softcap)
         return logits_BTV

@@ -17,7 +17,7 @@ from bitnet import chat, compiler, corpus, data, distill, finetune, memory, opti
 from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.evaluate import check_vocabulary
-from bitnet.model import Transformer
+from bitnet.model import Transformer, unsupported
 from bitnet.progress import say
 from bitnet.run import Run, TrainingError
 from bitnet.settings import Settings
@@ -99,6 +99,8 @@ def prepare(
 
 def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
     """Raises, before the text is read, what would only be found afterwards."""
+    if problems := unsupported(config):
+        raise TrainingError("this model could not be exported: " + "; ".join(problems))
     if settings.context > config.max_context:
         raise TrainingError(
             f"--context is {settings.context:,}, the model has at most {config.max_context:,}; "

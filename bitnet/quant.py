@@ -181,14 +181,26 @@ def ternary_linear(
     return _quantized_linear(x, functools.partial(ternary_codes, scope=scope), *weights, amount=amount)
 
 
-def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0) -> Tensor:
-    """The head: x · Wᵀ with W as stored; with "int8" rows the activations are int8 too. x: (..., K), w: (N, K)."""
+def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor") -> Tensor:
+    """The head: x · Wᵀ with W as stored; where codes are stored the activations are int8 too.
+
+    x: (..., K), w: (N, K). scope: of γ, when the storage is "ternary".
+    """
+    if storage == "ternary":
+        return ternary_linear(x, w, scope=scope, amount=amount)[0]
     if storage == "int8":
         return _quantized_linear(x, row_codes, w, amount=amount)[0]
     return F.linear(x, _partly(w, stored_rows(w, storage), amount))
 
 
-def embedding_rows(tokens: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0) -> Tensor:
-    """The embedding rows of token ids, as stored. tokens: (...), w: (N, K). Returns (..., K)."""
+def embedding_rows(
+    tokens: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor"
+) -> Tensor:
+    """The embedding rows of token ids, as stored. tokens: (...), w: (N, K), scope: as above. Returns (..., K)."""
     rows = F.embedding(tokens.flatten(), w)
-    return _partly(rows, stored_rows(rows, storage), amount).reshape(*tokens.shape, -1)
+    if storage == "ternary":
+        codes, gamma = ternary_codes(w, scope)
+        stored = F.embedding(tokens.flatten(), codes * expand_scale(gamma, *codes.shape))
+    else:
+        stored = stored_rows(rows, storage)
+    return _partly(rows, stored, amount).reshape(*tokens.shape, -1)

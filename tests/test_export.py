@@ -27,7 +27,8 @@ from bitnet.bitlinear import project
 from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
 from bitnet.layers import ACTIVATIONS
-from bitnet.model import Transformer, rope_frequencies, rope_tables
+from bitnet.model import Transformer
+from bitnet.positions import rope_frequencies, rope_tables
 from bitnet_cli import main
 from bitnet_export import (
     PackedFile,

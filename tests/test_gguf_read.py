@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gguf_models as models
-from bitnet.model import rope_frequencies
+from bitnet.positions import rope_frequencies
 from bitnet_export import PackedFile
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.encodings import SCOPE_NAMES

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models
 
 import hf_models
-from bitnet.model import rope_frequencies
+from bitnet.positions import rope_frequencies
 from bitnet_export import encodings, records
 from bitnet_export.convert import open_source, pack_source
 from bitnet_export.hf.write import write_folder

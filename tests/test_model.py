@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from bitnet.config import PRESETS, ModelConfig
 from bitnet.layers import rotate
-from bitnet.model import Transformer, rope_frequencies, unsupported
+from bitnet.model import Transformer
+from bitnet.positions import rope_frequencies
 
 Array = NDArray[np.float64]
 
@@ -43,6 +44,18 @@ GEMMA: dict[str, Any] = {  # what the Gemma family adds up to
 }  # fmt: skip
 
 
+ORIGINAL: dict[str, Any] = {  # the transformer of 2017
+    "norm": "layer", "norm_bias": True, "pre_norm": False, "residual_norm": True, "sub_norm": False,
+    "final_norm": False, "ffn": "plain", "activation": "relu", "position": "sinusoidal", "embedding_scale": 6.9,
+    "n_kv_heads": 4, "qkv_bias": True, "o_bias": True, "ffn_bias": True, "head_bias": True, "tie_embeddings": False,
+}  # fmt: skip
+GPT2 = ORIGINAL | {"pre_norm": True, "residual_norm": False, "final_norm": True, "activation": "gelu",
+                   "position": "learned", "tie_embeddings": True, "head_bias": False}  # fmt: skip
+BERT = ORIGINAL | {"mask": "bidirectional", "embedding_norm": True, "activation": "gelu_erf", "position": "learned",
+                   "tie_embeddings": True}  # fmt: skip
+EXPERTS: dict[str, Any] = {"n_experts": 5, "experts_per_token": 2, "activation": "silu"}
+
+
 # ---- the same decoder, written again without torch ----
 
 
@@ -64,23 +77,55 @@ def int8_tokens(x: Array) -> Array:
     return np.asarray(np.clip(np.rint(x * s), -127, 127) / s.astype(np.float64))
 
 
+TABLES = {"int8": int8_rows, "ternary": ternary}
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu2": lambda x: np.maximum(x, 0) ** 2,
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "relu": lambda x: np.maximum(x, 0),
+    "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
 }
 
 
-def numpy_hidden(config: ModelConfig, weights: dict[str, Array], tokens: list[int]) -> Array:
+def numpy_hidden(config: ModelConfig, weights: dict[str, Array], tokens: list[int], prefix: int = 0) -> Array:
     """(T, D) in fp64, one head at a time."""
     T, E, group = len(tokens), config.head_dim, config.n_heads // config.n_kv_heads
 
     def norm(x: Array, name: str, there: bool = True) -> Array:
         if not there:
             return x
-        gain = weights[f"{name}.weight"]
-        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * gain)
+        x = x - x.mean(-1, keepdims=True) if config.norm == "layer" else x
+        y = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * weights[f"{name}.weight"]
+        return np.asarray(y + weights.get(f"{name}.bias", np.zeros(1)))
+
+    def added(x: Array, y: Array, name: str) -> Array:
+        """What follows a sublayer."""
+        if config.residual_norm:
+            return norm(x + config.residual_scale * y, name)
+        return x + config.residual_scale * norm(y, name, config.post_norm)
+
+    def network(y: Array, at: str) -> Array:
+        act, up = ACTIVATIONS[config.activation], linear(y, f"{at}.up")
+        h = act(linear(y, f"{at}.gate")) * up if config.ffn == "gated" else act(up)
+        return linear(norm(h, f"{at}.ffn_sub_norm", config.sub_norm), f"{at}.down")
+
+    def experts(y: Array, at: str) -> Array:
+        """Token by token, expert by expert."""
+        out = np.zeros_like(y)
+        for t in range(T):
+            z = weights[f"{at}.router.weight"] @ y[t]
+            p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+            chosen = sorted(range(len(p)), key=lambda e: (-p[e], e))[: config.experts_per_token]
+            total = sum(p[e] for e in chosen) if config.normalize_routing else 1.0
+            for e in chosen:
+                out[t] += p[e] / total * network(y[t : t + 1], f"{at}.experts.{e}")[0]
+        return out
+
+    def hidden_from(i: int, j: int, window: int) -> bool:
+        """Whether token i does not see token j."""
+        seen = {"causal": j <= i, "bidirectional": True, "prefix": j <= i or j < prefix}[config.mask]
+        return not seen or abs(i - j) >= window
 
     def linear(x: Array, name: str) -> Array:
         x = norm(x, f"{name}_linear_norm", config.linear_norm)
@@ -94,7 +139,14 @@ def numpy_hidden(config: ModelConfig, weights: dict[str, Array], tokens: list[in
             y[t, i], y[t, i + E // 2] = pair.real, pair.imag
         return y
 
-    x = int8_rows(weights["embedding.weight"])[tokens] * config.embedding_scale
+    x = TABLES[config.head_format](weights["embedding.weight"])[tokens] * config.embedding_scale
+    if config.position == "learned":
+        x = x + weights["position.weight"][:T]
+    if config.position == "sinusoidal":
+        for t, i in itertools.product(range(T), range(config.dim)):
+            angle = t / 10_000 ** ((i - i % 2) / config.dim)
+            x[t, i] += np.float32(math.cos(angle) if i % 2 else math.sin(angle))
+    x = norm(x, "embedding_norm", config.embedding_norm)
     for layer in range(config.n_layers):
         at = f"layers.{layer}"
         is_global = config.global_every and layer % config.global_every == config.global_every - 1
@@ -108,26 +160,26 @@ def numpy_hidden(config: ModelConfig, weights: dict[str, Array], tokens: list[in
             qh, kh, vh = (z[:, i * E : (i + 1) * E] for z, i in ((q, h), (k, h // group), (v, h // group)))
             if config.qk_norm:
                 qh, kh = norm(qh, f"{at}.q_norm"), norm(kh, f"{at}.k_norm")
-            scores = turn(qh, theta) @ turn(kh, theta).T * config.attention_scale
-            scores[np.triu_indices(T, 1)] = -np.inf
-            scores[np.tril_indices(T, -window)] = -np.inf
+            if config.position == "rope":
+                qh, kh = turn(qh, theta), turn(kh, theta)
+            scores, cap = qh @ kh.T * config.attention_scale, config.attention_softcap
+            scores = cap * np.tanh(scores / cap) if cap else scores
+            scores[[[hidden_from(i, j, window) for j in range(T)] for i in range(T)]] = -np.inf
             p = np.exp(scores - scores.max(-1, keepdims=True))
             heads.append(p / p.sum(-1, keepdims=True) @ vh)
         y = np.concatenate(heads, axis=-1)
         y = linear(norm(y, f"{at}.attn_sub_norm", config.sub_norm), f"{at}.o")
-        x = x + config.residual_scale * norm(y, f"{at}.attn_post_norm", config.post_norm)
-        y, act = norm(x, f"{at}.ffn_norm", config.pre_norm), ACTIVATIONS[config.activation]
-        up = linear(y, f"{at}.up")
-        h = act(linear(y, f"{at}.gate")) * up if config.ffn == "gated" else act(up)
-        y = linear(norm(h, f"{at}.ffn_sub_norm", config.sub_norm), f"{at}.down")
-        x = x + config.residual_scale * norm(y, f"{at}.ffn_post_norm", config.post_norm)
-    return norm(x, "final_norm")
+        x = added(x, y, f"{at}.attn_post_norm")
+        y = norm(x, f"{at}.ffn_norm", config.pre_norm)
+        x = added(x, experts(y, at) if config.n_experts else network(y, at), f"{at}.ffn_post_norm")
+    return norm(x, "final_norm", config.final_norm)
 
 
-def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[int]) -> Array:
+def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[int], prefix: int = 0) -> Array:
     """(T, V) in fp64."""
     head = weights["embedding.weight" if config.tie_embeddings else "head.weight"]
-    logits = int8_tokens(numpy_hidden(config, weights, tokens)) @ int8_rows(head).T
+    hidden = numpy_hidden(config, weights, tokens, prefix)
+    logits = int8_tokens(hidden) @ TABLES[config.head_format](head).T + weights.get("head.bias", np.zeros(1))
     cap = config.logit_softcap
     return cap * np.tanh(logits / cap) if cap else logits
 
@@ -146,19 +198,30 @@ def numpy_logits(config: ModelConfig, weights: dict[str, Array], tokens: list[in
         {"sliding_window": 3, "activation": "relu"},
         GEMMA,
         {"ffn": "plain", "activation": "gelu"},
+        ORIGINAL,
+        GPT2,
+        BERT,
+        {"norm": "layer", "sub_norm": True, "linear_norm": True, "qk_norm": True, "position": "none"},
+        {"norm_bias": True, "attention_softcap": 0.7, "head_bias": True, "final_norm": False},
+        {"mask": "prefix", "sliding_window": 4, "n_layers": 3, "global_every": 3},
+        {"mask": "bidirectional", "sliding_window": 2, "head_format": "ternary"},
+        EXPERTS,
+        EXPERTS | {"normalize_routing": False, "linear_norm": True, "ffn": "plain", "ffn_bias": True},
     ],
     ids=["default", "silu", "qk-norm", "biases", "scales", "linear-norm", "no-pre-norm", "post-norm", "window",
-         "gemma", "plain"],
+         "gemma", "plain", "original", "gpt2", "bert", "layer-norms", "softcap", "prefix", "local-encoder",
+         "experts", "plain-experts"],
 )  # fmt: skip
 def test_agrees_with_numpy(changes: dict[str, Any]) -> None:
     config = SMALL.replace(**changes)
     model = seeded(config)
     weights = {name: t.double().numpy() for name, t in model.state_dict().items()}
-    prompts = torch.randint(0, 61, (8, 5))
-    expected = np.stack([numpy_logits(config, weights, prompt) for prompt in prompts.tolist()])
+    prompts, prefixes = torch.randint(0, 61, (8, 5)), torch.arange(8) % 6
+    pairs = zip(prompts.tolist(), prefixes.tolist(), strict=True)
+    expected = np.stack([numpy_logits(config, weights, prompt, prefix) for prompt, prefix in pairs])
     with torch.no_grad():
-        in_fp32 = model(prompts).double().numpy()
-        in_fp64 = model.double()(prompts).numpy()
+        in_fp32 = model(prompts, prefix_B=prefixes).double().numpy()
+        in_fp64 = model.double()(prompts, prefix_B=prefixes).numpy()
     size = np.abs(expected).max()
     for found, rounding in ((in_fp64, 1e-6), (in_fp32, 1e-5)):  # fp64 keeps the fp32 rounding of each product
         worst = np.abs(found - expected).max(axis=(1, 2)) / size
@@ -252,31 +315,21 @@ def test_yarn_scaling_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
     assert (ratio.diff() >= -1e-6).all()
 
 
-def test_refuses_by_name_what_it_cannot_build() -> None:
-    only_published = [config for config in PRESETS.values() if config.head_format == "ternary"]
-    assert all(unsupported(c) == ["head_format = 'ternary' (only 'int8' or 'f16' or 'f32')"] for c in only_published)
-    assert not any(unsupported(config) for config in PRESETS.values() if config not in only_published)
-    config = SMALL.replace(n_experts=8, experts_per_token=2, norm="layer", mask="bidirectional", position="learned")
-    message = "; ".join(unsupported(config))
-    for word in ("n_experts", "norm = 'layer'", "mask = 'bidirectional'", "position = 'learned'"):
-        assert word in message
-    with pytest.raises(ValueError, match="n_experts = 8"):
-        Transformer(config)
-
-
-def test_every_option_is_used_or_refused() -> None:
-    """Changing any field changes the model, or is refused: nothing is ignored in silence."""
-    elsewhere = {"name", "max_context", "rope_scaling"}  # a label, a limit, and a kind tested with its numbers
+def test_every_option_is_used() -> None:
+    """Changing any field changes the model: nothing is ignored in silence."""
+    # a label, a limit, what the caller gives or not, a kind tested with its numbers, and what is only in training
+    elsewhere = {"name", "max_context", "input", "rope_scaling", "dropout"}
     needs: dict[str, dict[str, Any]] = {
         "global_every": {"sliding_window": 5, "rope_local_theta": 100.0},
         "rope_local_theta": {"sliding_window": 5, "global_every": 2},
         "pooling": {"has_head": False, "pooling": "last"},
+        "normalize_routing": {"n_experts": 4, "experts_per_token": 2},
     }
     needs_scaling = {"rope_factor": "linear", "rope_original_context": "llama3", "rope_low_freq_factor": "llama3",
                      "rope_high_freq_factor": "llama3", "rope_beta_fast": "yarn", "rope_beta_slow": "yarn"}  # fmt: skip
     other: dict[str, Any] = {
-        "ternary": ["q"], "weight_scale": "row", "head_format": "f16", "activation": "silu", "input": "embeddings",
-        "mask": "prefix", "norm": "layer", "ffn": "plain", "position": "none", "pooling": "mean",
+        "ternary": ["q"], "weight_scale": "row", "head_format": "f16", "activation": "silu", "mask": "bidirectional",
+        "norm": "layer", "ffn": "plain", "position": "none", "pooling": "mean",
         "experts_per_token": None,
     }  # fmt: skip
     tokens = torch.arange(40).reshape(1, 40)
@@ -295,8 +348,6 @@ def test_every_option_is_used_or_refused() -> None:
         changes |= {"experts_per_token": 1} if field.name == "n_experts" else {}
         changes |= {"rope_dim": 8} if field.name == "rope_dim" else {}
         changed = base.replace(**changes)
-        if unsupported(changed):
-            continue
         with torch.no_grad():
             models = seeded(base), seeded(changed)
             before, after = (
@@ -313,8 +364,10 @@ def test_context_overflow() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"head_format": "f16", "tie_embeddings": False, "weight_scale": "group"}, GEMMA]
-)
+    "changes",
+    [{}, {"head_format": "f16", "tie_embeddings": False, "weight_scale": "group"}, GEMMA, ORIGINAL, GPT2, EXPERTS,
+     {"head_format": "ternary", "attention_softcap": 5.0}],
+)  # fmt: skip
 def test_learns_one_batch_by_heart(precision: str, changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Transformer(SMALL.replace(**changes))

@@ -116,7 +116,7 @@ def pack_source(
     progress: Progress = lambda _: None,
 ) -> None:
     """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
-    from bitnet.model import frequency_tables
+    from bitnet.positions import frequency_tables
 
     body = encodings.ternary_encoding(encoding)
     config = source.config if source.config.head_format == "ternary" else source.config.replace(head_format=head)

@@ -73,7 +73,7 @@ def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig,
 
     Raises PackedFormatError, or ValueError: there are several stacks.
     """
-    from bitnet.model import frequency_tables
+    from bitnet.positions import frequency_tables
 
     file = PackedFile.open(path)
     if len(file.configs) != 1:

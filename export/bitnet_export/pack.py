@@ -68,7 +68,7 @@ def pack_checkpoint(
 ) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
     from bitnet.checkpoint import CheckpointError
-    from bitnet.model import frequency_tables
+    from bitnet.positions import frequency_tables
 
     folder, config, body = checkpoint.folder, checkpoint.config, encodings.ternary_encoding(encoding)
     if head is not None:

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bitnet.block import Block
 from bitnet.layers import RMSNorm
-from bitnet.model import Block, rope_tables
+from bitnet.model import places
 from bitnet.quant import activation_codes, embedding_rows, integer_product, row_codes, stored_rows
 
 from . import layout, records
@@ -62,7 +63,7 @@ def hidden_states(source: Source, passes: Sequence[Pass], seen: Seen | None = No
         for each, state in zip(passes, states, strict=True):
             block.to(each.dtype)
             for i, x in enumerate(state):
-                state[i] = block(x, *rope_tables(block.config, x.shape[1], like=x))
+                state[i] = block(x, *places(block.config, x))
     norm = RMSNorm(config.dim, config.norm_eps)
     norm.load_state_dict({"weight": _vector(source, Key(0, NONE, ROLE["final_norm"], NONE, 0), seen)})
     return [[norm.to(each.dtype)(x) for x in state] for each, state in zip(passes, states, strict=True)]

@@ -18,6 +18,10 @@ _FLAGS = {"norm_flags": _NORM_FLAGS, "bias_flags": _BIAS_FLAGS}
 _BOOLEANS = ("tie_embeddings", "has_head")
 _POSITIVE = ("norm_eps", "rope_attention_factor", "embedding_scale", "residual_scale", "attention_scale")
 
+# What no word says yet: each has this value, or one of these.
+_UNSAID = {"residual_norm": False, "embedding_norm": False, "final_norm": True, "normalize_routing": True}
+_CHOICES = CHOICES | {"activation": ("relu2", "silu", "gelu", "relu")}
+
 # The words of the record in order.
 _WORDS = (
     "input", "mask", "vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context",
@@ -29,15 +33,19 @@ _WORDS = (
 
 def pack_stack(config: ModelConfig) -> bytes:
     """The record of a configuration. Raises ValueError for what a record cannot say."""
-    words: list[int | float] = []
+    unsaid = [field for field, value in _UNSAID.items() if getattr(config, field) != value]
+    unsaid += [field for field, words in _CHOICES.items() if field in _WORDS and getattr(config, field) not in words]
+    if unsaid:
+        raise ValueError(f"{unsaid[0]} is {getattr(config, unsaid[0])}, which the packed file cannot say")
+    numbers: list[int | float] = []
     for field in _WORDS:
         if field in _FLAGS:
-            words.append(sum(1 << bit for bit, flag in enumerate(_FLAGS[field]) if getattr(config, flag)))
-        elif field in CHOICES:
-            words.append(CHOICES[field].index(getattr(config, field)))
+            numbers.append(sum(1 << bit for bit, flag in enumerate(_FLAGS[field]) if getattr(config, flag)))
+        elif field in _CHOICES:
+            numbers.append(_CHOICES[field].index(getattr(config, field)))
         else:
-            words.append(getattr(config, field))
-    record = STACK.pack(*words, bytes(68), config.name.encode())
+            numbers.append(getattr(config, field))
+    record = STACK.pack(*numbers, bytes(68), config.name.encode())
     unpack_stack(record)
     return record
 
@@ -58,9 +66,9 @@ def unpack_stack(record: bytes) -> ModelConfig:
         if field in _FLAGS:
             _check_below(field, word, 1 << len(_FLAGS[field]))
             fields |= {flag: bool(word >> bit & 1) for bit, flag in enumerate(_FLAGS[field])}
-        elif field in CHOICES:
-            _check_below(field, word, len(CHOICES[field]))
-            fields[field] = CHOICES[field][word]
+        elif field in _CHOICES:
+            _check_below(field, word, len(_CHOICES[field]))
+            fields[field] = _CHOICES[field][word]
         elif field in _BOOLEANS:
             _check_below(field, word, 2)
             fields[field] = bool(word)

@@ -130,7 +130,7 @@ def _stored(
     file: PackedFile, record: records.Record, weights: dict[str, Any], config: Any
 ) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
     """(what, in the file, from the checkpoint) for everything a record stores."""
-    from bitnet.model import frequency_tables
+    from bitnet.positions import frequency_tables
 
     name = record.key.name
     weight = weights[name] if name in weights else frequency_tables(config)[name]

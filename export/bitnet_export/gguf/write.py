@@ -279,7 +279,7 @@ class _Writer:
 
     def _rope_factors(self) -> NDArray[np.float32]:
         """What Llama 3's scaling divides the frequencies of plain RoPE by."""
-        from bitnet.model import rope_frequencies
+        from bitnet.positions import rope_frequencies
 
         plain = rope_frequencies(self.config.replace(rope_scaling="none")).double()
         return (plain / rope_frequencies(self.config).double()).float().numpy()

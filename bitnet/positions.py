@@ -1,0 +1,67 @@
+"""How a token knows its place: angles that turn queries and keys, or a vector added to its embedding."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bitnet.config import ModelConfig
+
+
+def rope_frequencies(config: ModelConfig) -> Tensor:
+    """Radians that pair i of a head turns per position: fp32 (rope_dim/2,), scaling included.
+
+    Computed in fp64 and rounded once. Sources: arXiv 2104.09864; position interpolation
+    arXiv 2306.15595; Llama 3.1; YaRN arXiv 2309.00071 eq. 16-23.
+    """
+    dim, base, factor = config.rope_dim, config.rope_theta, config.rope_factor
+    frequency = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    turns = config.rope_original_context * frequency / (2 * math.pi)  # over the context it was trained on
+    if config.rope_scaling == "linear":
+        frequency = frequency / factor
+    elif config.rope_scaling == "llama3":  # slow pairs are interpolated, fast ones kept, smooth between
+        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+        keep = ((turns - low) / (high - low)).clamp(0, 1)
+        frequency = frequency * keep + frequency / factor * (1 - keep)
+    elif config.rope_scaling == "yarn":  # the same, linear in the index of the pair instead of its turns
+
+        def pair_that_turns(times: float) -> float:
+            return dim * math.log(config.rope_original_context / (times * 2 * math.pi)) / (2 * math.log(base))
+
+        first = max(math.floor(pair_that_turns(config.rope_beta_fast)), 0)
+        last = min(math.ceil(pair_that_turns(config.rope_beta_slow)), dim - 1)
+        keep = 1 - ((torch.arange(dim // 2, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
+        frequency = frequency * keep + frequency / factor * (1 - keep)
+    return frequency.float()
+
+
+def frequency_tables(config: ModelConfig) -> dict[str, Tensor]:
+    """Every table of `rope_frequencies` that the packed file stores, by role (export/FORMAT.md §3)."""
+    if config.position != "rope":
+        return {}
+    tables = {"rope_frequencies": rope_frequencies(config)}
+    if config.global_every:
+        tables["rope_local_frequencies"] = rope_frequencies(config.of_layer(0))
+    return tables
+
+
+def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, each (T, rope_dim/2). The angle is an fp32 product, position · frequency."""
+    position = torch.arange(n_tokens, dtype=torch.float32)
+    angle = torch.outer(position, rope_frequencies(config)).double()
+    cos, sin = angle.cos() * config.rope_attention_factor, angle.sin() * config.rope_attention_factor
+    return cos.to(like), sin.to(like)
+
+
+def sinusoids(n_positions: int, dim: int) -> Tensor:
+    """sin at 2i and cos at 2i + 1 of position / 10000^(2i/dim), fp32 (positions, dim); computed in fp64, rounded once.
+
+    Source: arXiv 1706.03762 §3.5. Of an odd dim the last is a sine.
+    """
+    position = torch.arange(n_positions, dtype=torch.float64)[:, None]
+    angle = position * 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    table = torch.empty(n_positions, dim, dtype=torch.float64)
+    table[:, 0::2], table[:, 1::2] = angle.sin(), angle.cos()[:, : dim // 2]
+    return table.float()

@@ -1,0 +1,47 @@
+"""Masked language modelling: what is hidden, how often, and that it is the same each time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bitnet.data import IGNORED, Tokens
+from bitnet.masked import MaskedBatches, MaskedTokens, Masking
+
+MASK, WORDS = 300, 300
+TEXT = Tokens(np.random.default_rng(0).integers(0, WORDS, 40_000).astype(np.uint16), 90_000, "digest")
+
+
+def test_shares() -> None:
+    """Of 15 in 100 that count 80 are hidden, 10 exchanged, 10 kept: within 4 standard deviations."""
+    rows = TEXT.window(range(100), 384)[0]
+    inputs, targets = Masking(MASK, WORDS, 1)(rows, range(100))
+    counts = targets != IGNORED
+    assert targets[counts].equal(rows[counts]) and inputs[~counts].equal(rows[~counts])
+    n, m = rows.numel(), int(counts.sum())
+    assert m == pytest.approx(0.15 * n, abs=4 * (n * 0.15 * 0.85) ** 0.5)
+    hidden, kept = (inputs[counts] == MASK).sum().item(), (inputs[counts] == rows[counts]).sum().item()
+    assert hidden == pytest.approx(0.8 * m, abs=4 * (m * 0.8 * 0.2) ** 0.5)
+    # A token drawn at random is now and then the one that was there.
+    kept_share = 0.1 + 0.1 / WORDS
+    assert kept == pytest.approx(kept_share * m, abs=4 * (m * kept_share * (1 - kept_share)) ** 0.5)
+    assert int(inputs.max()) <= MASK
+
+
+def test_a_sequence_is_a_function_of_its_number_and_the_seed() -> None:
+    batches = MaskedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 5))
+    whole, parts = batches.sequences(0, 8), [batches.sequences(i, i + 1) for i in range(8)]
+    for i, tensor in enumerate(whole):
+        assert tensor.equal(torch.cat([part[i] for part in parts]))
+    other = MaskedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 6)).sequences(0, 8)
+    assert not whole[0].equal(other[0])
+    held_out = MaskedTokens(TEXT, Masking(MASK, WORDS, 0))
+    assert held_out.window([3], 64)[0].equal(held_out.window([3], 64)[0])
+    assert held_out.windows(64) == TEXT.windows(64) and held_out.n_tokens == TEXT.n_tokens
+
+
+def test_every_row_has_a_target() -> None:
+    for number in range(200):
+        _, targets = Masking(MASK, WORDS, 0)(torch.zeros(1, 3, dtype=torch.long), [number])
+        assert (targets != IGNORED).any()
