@@ -136,7 +136,7 @@ class Block(Linears):
         self.ffn_post_norm = self.norm(d, after)
         self.add_linear_norms()
 
-    def forward(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None) -> Tensor:
         """cos, sin: (T, rope_dim/2), or (B, 1, T, ...); None without RoPE. mask: of `bitnet.masks`."""
         x_BTD = self.added(x_BTD, self.attention(self.attn_norm(x_BTD), cos, sin, mask), self.attn_post_norm)
         network = self.mixture if self.config.n_experts else self.feed_forward
@@ -150,7 +150,7 @@ class Block(Linears):
             return out
         return torch.add(x_BTD, after(y_BTD), alpha=scale)
 
-    def attention(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
+    def attention(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None) -> Tensor:
         qkv = self.qkv(self.project(x_BTD, "q", "k", "v"))
         q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in qkv)
         q_BHTE, k_BGTE = self.q_norm(q), self.k_norm(k)

@@ -21,8 +21,8 @@ ARROWS = """
 |---|---|---|
 | `bitnet_cli` | the verbs of the `bitnet` command | `bitnet_export`, `bitnet`, `bitnet_runtime` |
 | `bitnet_export` | the packed file and the formats of others | `bitnet_runtime`; the numbers: `bitnet.config`, \
-`bitnet.quant`, `bitnet.layers`, `bitnet.positions`, `bitnet.block`, `bitnet.model`; checkpoints: `bitnet.checkpoint`, `bitnet.tokenizer`, \
-`bitnet.finetune`; text to compare on: `bitnet.corpus`, `bitnet.data`, `bitnet.chat`; files on disk: `bitnet.process` |
+`bitnet.quant`, `bitnet.layers`, `bitnet.positions`, `bitnet.block`, `bitnet.model`; checkpoints: `bitnet.checkpoint`, \
+`bitnet.tokenizer`, `bitnet.finetune`; text to compare on: `bitnet.corpus`, `bitnet.data`, `bitnet.chat`; files on disk: `bitnet.process` |
 | `bitnet` | training | `bitnet_runtime` |
 | `bitnet_runtime` | the engine from Python | none of these, and never torch |
 """.strip()

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, NumericError, Sampling, StateError, commands
+from bitnet_cli import model_options
+from bitnet_cli.verbs import generate
+from bitnet_runtime import InvalidParameterError, Model, ModelFormatError, NumericError, Sampling, StateError
 from bitnet_runtime.defaults import ALIASES, DEFAULTS, FIELDS, model_defaults, resolve
 from bitnet_runtime.sampler import Sampler
 from runtime_models import scripted_model, small_model
@@ -34,9 +36,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The whole parser and that of `generate`."""
     whole = argparse.ArgumentParser(allow_abbrev=False)
-    verbs = whole.add_subparsers(dest="verb")
-    commands.register(verbs)
-    return whole, verbs.choices["generate"]
+    verb = whole.add_subparsers(dest="verb").add_parser("generate")
+    generate.arguments(verb)
+    return whole, verb
 
 
 def test_the_documented_defaults() -> None:
@@ -55,7 +57,7 @@ def test_help_names_the_defaults_of_the_table() -> None:
 
 def test_no_flag_means_the_table_and_so_does_no_argument(model: Model) -> None:
     whole, _ = parser()
-    assert commands._sampling(whole.parse_args(["generate", "x.bitnet"])) == {}
+    assert model_options.sampling(whole.parse_args(["generate", "x.bitnet"])) == {}
     explicit = {name: value for name, value in DOCUMENTED.items() if name != "seed"}
     assert model.generate("abc", seed=7).tokens == model.generate("abc", **explicit, seed=7).tokens
 
@@ -65,7 +67,7 @@ def test_every_flag_reaches_the_option_of_its_name() -> None:
         "generate x -n 3 --temp 0.5 --top-k 2 --top-p 0.5 --min-p 0.25 --repeat-penalty 1.5 --repeat-last-n -1 "
         "--presence-penalty 0.5 --frequency-penalty -0.5 -s 9 --stop A --stop B --draft 4 --logit-bias 5=-inf"
     )
-    given = commands._sampling(parser()[0].parse_args(line.split()))
+    given = model_options.sampling(parser()[0].parse_args(line.split()))
     assert set(given) == set(FIELDS)
     assert resolve(given) == Sampling(
         max_tokens=3, temperature=0.5, top_k=2, top_p=0.5, min_p=0.25, repeat_penalty=1.5, repeat_last_n=-1,
