@@ -5,6 +5,8 @@
  */
 #include "elementary.h"
 
+#include "system/floats.h" /* refuses flags that would change results */
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
