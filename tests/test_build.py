@@ -23,8 +23,9 @@ from packed_files import SMALL, packed_bytes
 ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "runtime_c"
 HEADER = RUNTIME / "include" / "bitnet_runtime.h"
+INCLUDES = [f"-I{HEADER.parent}", f"-I{RUNTIME / 'src'}"]  # what docs/c.md gives the compiler
 CC = os.environ.get("CC", "cc")
-SOURCES = [*RUNTIME.glob("src/*.c"), *RUNTIME.glob("src/kernels/*/*.c")]  # those of other machines compile to nothing
+SOURCES = [*RUNTIME.glob("src/**/*.c")]  # those of other machines compile to nothing
 
 
 def run(*command: str | Path, **options: str) -> str:
@@ -43,7 +44,7 @@ def declared_functions() -> set[str]:
 def plain_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine as docs/c.md promises it builds without CMake: one command, no ISA flags."""
     library = tmp_path_factory.mktemp("plain") / "libbitnet_runtime.so"
-    flags = ["-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{RUNTIME / 'include'}"]
+    flags = ["-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", *INCLUDES]
     run(CC, *flags, *SOURCES, "-lm", "-lpthread", "-o", library)
     return library
 
@@ -95,7 +96,7 @@ def test_headers_inside_compile_alone(folder: str, compiler: str, flags: list[st
     strict = ["-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-fsyntax-only", *flags]
     for header in headers:
         twice = f'#include "{header}"\n' * 2
-        run(compiler, *strict, f"-I{HEADER.parent}", f"-I{RUNTIME / 'src'}", "-x", "c", "-", stdin=twice)
+        run(compiler, *strict, *INCLUDES, "-x", "c", "-", stdin=twice)
 
 
 TEMPLATES = sorted(RUNTIME.glob("src/**/*_template.h"))
@@ -111,7 +112,7 @@ def test_templates_name_their_parameters(path: Path) -> None:
     assert parameters
     assert parameters <= set(re.findall(r"^#undef (\w+)", code, re.MULTILINE))
     assert parameters == {name for names in asked for name in names if name}
-    command = [CC, f"-I{HEADER.parent}", "-fsyntax-only", "-x", "c", str(path)]
+    command = [CC, *INCLUDES, "-fsyntax-only", "-x", "c", str(path)]
     assert '#error "a parameter is missing"' in subprocess.run(command, capture_output=True, text=True).stderr
 
 
@@ -132,7 +133,8 @@ def test_the_module_is_hardened() -> None:
 def test_flags_that_change_results_are_refused(flag: str) -> None:
     if flag == "-mfpmath=387" and os.uname().machine != "x86_64":
         pytest.skip("of x86")
-    command = [CC, "-O2", flag, f"-I{HEADER.parent}", "-fsyntax-only", str(RUNTIME / "src" / "elementary.c")]
+    elementary = RUNTIME / "src" / "kernels" / "elementary.c"
+    command = [CC, "-O2", flag, *INCLUDES, "-fsyntax-only", str(elementary)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "#error" in done.stderr or "unknown argument" in done.stderr or "not supported" in done.stderr, done.stderr
@@ -146,7 +148,7 @@ def test_a_build_that_fuses_products_and_sums_is_refused(tmp_path: Path) -> None
     library, model = tmp_path / "fused.so", tmp_path / "model.bitnet"
     model.write_bytes(packed_bytes())
     fma = ["-mfma"] if machine == "x86_64" else []
-    command = [CC, "-O2", *fma, "-ffp-contract=fast", "-fPIC", "-shared", f"-I{HEADER.parent}"]
+    command = [CC, "-O2", *fma, "-ffp-contract=fast", "-fPIC", "-shared", *INCLUDES]
     run(*command, *SOURCES, "-lm", "-lpthread", "-o", library)
     handle, detail = ctypes.c_void_p(), ctypes.create_string_buffer(256)
     status = ctypes.CDLL(str(library)).bn_model_open(bytes(model), None, ctypes.byref(handle), detail)

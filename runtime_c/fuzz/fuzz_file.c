@@ -10,7 +10,7 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include "bitnet_runtime.h"
-#include "file.h"
+#include "file/file.h"
 #include "tiny_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -78,7 +78,7 @@ static size_t count_rows(const bn_pass *p, size_t row) {
 /* Where query i of KV head g goes. */
 static float *output(const bn_pass *p, size_t row, size_t g, size_t i) {
     const bn_config *c = &p->stack->config;
-    return p->w->h + row * p->w->wide + (g * group_size(c) + i) * c->head_dim;
+    return p->w->in.h + row * p->w->in.wide + (g * group_size(c) + i) * c->head_dim;
 }
 
 /* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */

@@ -5,7 +5,7 @@
 #ifndef BITNET_ATTENTION_H
 #define BITNET_ATTENTION_H
 
-#include "file.h"
+#include "file/file.h"
 #include "stack.h"
 
 struct bn_pass;

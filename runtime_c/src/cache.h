@@ -5,7 +5,7 @@
 #ifndef BITNET_CACHE_H
 #define BITNET_CACHE_H
 
-#include "file.h"
+#include "file/file.h"
 #include "stack.h"
 
 struct bn_pass;

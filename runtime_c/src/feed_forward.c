@@ -40,7 +40,7 @@ static void gated_rows(void *context, int32_t thread, size_t first, size_t end) 
     const size_t F = a->p->stack->config.ffn_dim;
     (void)thread;
     for (size_t row = first; row < end; row++) {
-        float *h = w->h + row * w->wide;
+        float *h = w->in.h + row * w->in.wide;
         a->ffn->act(h, w->gate + row * F, w->up + row * F, F);
         bn_quantize_row(a->p, row, &a->ffn->sub_norm, h, F, &a->ffn->down);
     }
@@ -57,7 +57,7 @@ static void plain_rows(void *context, int32_t thread, size_t first, size_t end) 
     for (size_t i = 0; i < PIECE; i++)
         ones[i] = 1;
     for (size_t row = first; row < end; row++) {
-        float *h = w->h + row * w->wide;
+        float *h = w->in.h + row * w->in.wide;
         for (size_t i = 0; i < F; i += PIECE)
             a->ffn->act(h + i, w->up + row * F + i, ones, F - i < PIECE ? F - i : PIECE);
         bn_quantize_row(a->p, row, &a->ffn->sub_norm, h, F, &a->ffn->down);

@@ -8,7 +8,7 @@
 #ifndef BITNET_FEED_FORWARD_H
 #define BITNET_FEED_FORWARD_H
 
-#include "file.h"
+#include "file/file.h"
 #include "kernels/kernels.h"
 #include "norm.h"
 

@@ -24,6 +24,15 @@
 #include "feed_forward.h"
 #include "pass.h"
 
+void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x) {
+    const bn_tensor *t = &stack->embedding;
+    const float scale = stack->config.embedding_scale;
+    t->encoding->row(&m->kernels, t, (size_t)token, x);
+    if (scale != 1.0f)
+        for (size_t k = 0; k < t->cols; k++)
+            x[k] *= scale;
+}
+
 /* x = embedding[token], or the row's vector; cos and sin of its position, for all layers. */
 static void embed_row(const bn_pass *p, size_t row) {
     const bn_stack *s = p->stack;

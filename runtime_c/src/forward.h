@@ -13,4 +13,7 @@
  * the rows' keys and values. Returns BN_ERR_NUMERIC when a row is not finite. */
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows);
 
+/* x[0..D) = row `token` of the embedding, times the embedding scale. */
+void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x);
+
 #endif

@@ -19,11 +19,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "elementary.h"
-#include "file_sketch.h"
-#include "linear.h"
+#include "kernels/elementary.h"
+#include "linear/linear.h"
+#include "linear/rows.h"
+#include "linear/sketch.h"
 #include "pass.h"
-#include "rows.h"
 
 bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
                         size_t rows) {
@@ -40,7 +40,7 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
     const bn_product logits = {.w = &stack->head, .y = out, .y_stride = V};
     if (status)
         return status;
-    bn_linear(m, w, first, rows, &logits, 1);
+    bn_linear(&w->in, first, rows, &logits, 1);
     if (cap > 0)
         for (size_t i = 0; i < rows * V; i++)
             out[i] = cap * (1 - 2 / (bn_exp(out[i] / cap * 2) + 1));
@@ -96,7 +96,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
     const size_t first = panel * BN_PANEL;
     const size_t stop = end * BN_PANEL < t->rows ? end * BN_PANEL : t->rows;
-    int32_t *acc = w->acc + (size_t)thread * w->acc_stride;
+    int32_t *acc = w->in.acc + (size_t)thread * w->in.acc_stride;
     c->m->kernels.products.sketch_matmul(
         &(bn_matmul){.acc = acc,
                      .acc_stride = BN_CHUNK_ROWS,
@@ -104,14 +104,14 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
                      .panel_stride = k_tiles * BN_TILE_BYTES,
                      .panels = end - panel,
                      .k_tiles = k_tiles,
-                     .q = w->q + c->first * w->q_stride,
-                     .q_stride = w->q_stride,
+                     .q = w->in.q + c->first * w->in.q_stride,
+                     .q_stride = w->in.q_stride,
                      .tokens = c->rows});
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
-        const float mean = 1.5f * (float)w->q_sum[c->first + b];
+        const float mean = 1.5f * (float)w->in.q_sum[c->first + b];
         for (size_t r = first; r < stop; r++)
-            c->logits[b * t->rows + r] =
-                ((float)acc[r - first] - mean) * c->step[r] * (t->scales[r] / w->s[c->first + b]);
+            c->logits[b * t->rows + r] = ((float)acc[r - first] - mean) * c->step[r] *
+                                         (t->scales[r] / w->in.s[c->first + b]);
     }
 }
 
@@ -134,7 +134,7 @@ static float deviation(const screen *c, size_t row) {
 }
 
 static void complete(const screen *c, size_t row) {
-    bn_linear_int8_row(c->of.m, c->of.w, &c->product, row);
+    bn_linear_int8_row(&c->of.w->in, &c->product, row);
     c->done[row] = 1;
 }
 
@@ -220,11 +220,11 @@ void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w
     const bn_tensor *head = &stack->head;
     int32_t squares = 0;
     for (size_t i = 0; i < stack->config.dim; i++)
-        squares += w->q[i] * w->q[i];
+        squares += w->in.q[i] * w->in.q[i];
     screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
                 .product = {.w = head, .y = logits, .y_stride = head->rows},
                 .done = memset(done, 0, head->rows),
-                .noise = sqrtf((float)squares) / w->s[0]};
+                .noise = sqrtf((float)squares) / w->in.s[0]};
     take_sample(&c, k + n);
     for (size_t i = 0; i < n; i++)
         if (!done[more[i]])

@@ -6,7 +6,7 @@
 
 #include "cache.h"
 #include "model.h"
-#include "status.h"
+#include "system/status.h"
 
 /* The one place that knows which stack of a file does what: here the first is the model. */
 static bn_status open_stacks(bn_model *m, char *detail) {

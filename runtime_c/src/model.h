@@ -8,10 +8,10 @@
 #include <stdatomic.h>
 
 #include "bitnet_runtime.h"
-#include "file.h"
+#include "file/file.h"
 #include "kernels/kernels.h"
 #include "stack.h"
-#include "threads.h"
+#include "system/threads.h"
 
 struct bn_model {
     bn_mapping mapping;

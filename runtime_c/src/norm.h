@@ -5,7 +5,7 @@
 #ifndef BITNET_NORM_H
 #define BITNET_NORM_H
 
-#include "file.h"
+#include "file/file.h"
 #include "kernels/kernels.h"
 
 typedef struct bn_norm {

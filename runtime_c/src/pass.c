@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "tiles.h"
+#include "linear/tiles.h"
 
 void bn_each_row(const bn_pass *p, bn_task task, void *context) {
     if (p->rows == 1)
@@ -29,19 +29,19 @@ void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *f
                      const bn_tensor *linear) {
     const bn_workspace *w = p->w;
     const bn_norm own = bn_norm_before(linear, &p->stack->config);
-    float *h = w->h + row * w->wide;
+    float *h = w->in.h + row * w->in.wide;
     if (norm->gain)
         norm_row(p, norm, h, from, width);
     else if (h != from)
         memcpy(h, from, width * sizeof *h);
     if (own.gain)
         norm_row(p, &own, h, h, width);
-    w->s[row] = p->m->kernels.vectors.quantize(w->q + row * w->q_stride, &w->q_sum[row], h, width,
-                                               bn_q_row(width));
-    if (!(w->s[row] > 0))
+    w->in.s[row] = p->m->kernels.vectors.quantize(w->in.q + row * w->in.q_stride, &w->in.q_sum[row],
+                                                  h, width, bn_q_row(width));
+    if (!(w->in.s[row] > 0))
         fail(p);
     if (p->stack->grouped)
-        bn_sum_groups(w, row, width);
+        bn_sum_groups(&w->in, row, width);
 }
 
 typedef struct quantize {
@@ -65,14 +65,14 @@ void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear) {
 }
 
 void bn_quantize_h(bn_pass *p, const bn_norm *norm, size_t width, const bn_tensor *linear) {
-    bn_each_row(p, quantize_rows, &(quantize){p, norm, p->w->h, p->w->wide, width, linear});
+    bn_each_row(p, quantize_rows, &(quantize){p, norm, p->w->in.h, p->w->in.wide, width, linear});
 }
 
 void bn_project(bn_pass *p, const bn_norm *norm, const bn_product *products, int n) {
     const int together = products->w->norm ? 1 : n;
     for (int i = 0; i < n; i += together) {
         bn_quantize_x(p, norm, products[i].w);
-        bn_linear(p->m, p->w, p->first, p->rows, products + i, together);
+        bn_linear(&p->w->in, p->first, p->rows, products + i, together);
     }
 }
 
@@ -103,7 +103,7 @@ void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *post_norm) {
                                 .y_stride = c->dim,
                                 .accumulate = direct,
                                 .scale = c->residual_scale};
-    bn_linear(p->m, p->w, p->first, p->rows, &product, 1);
+    bn_linear(&p->w->in, p->first, p->rows, &product, 1);
     if (!direct)
         bn_each_row(p, add_rows, &(addition){p, post_norm});
 }

@@ -9,11 +9,11 @@
 
 #include <stdatomic.h>
 
-#include "linear.h"
+#include "linear/linear.h"
 #include "model.h"
 #include "norm.h"
 #include "stack.h"
-#include "threads.h"
+#include "system/threads.h"
 #include "workspace.h"
 
 typedef struct bn_pass {

@@ -4,7 +4,7 @@
  */
 #include "positions.h"
 
-#include "elementary.h"
+#include "kernels/elementary.h"
 
 static const float *frequencies(const bn_file *file, uint32_t stack, uint32_t role) {
     const bn_tensor t = bn_file_tensor(file, stack, BN_NO_LAYER, role, BN_NO_EXPERT);

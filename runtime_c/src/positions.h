@@ -6,7 +6,7 @@
 #ifndef BITNET_POSITIONS_H
 #define BITNET_POSITIONS_H
 
-#include "file.h"
+#include "file/file.h"
 
 enum { BN_POSITION_TABLES = 2 }; /* of all layers, or global and local */
 

@@ -6,9 +6,9 @@
 
 #include <stdlib.h>
 
-#include "file_sketch.h"
 #include "head.h"
-#include "status.h"
+#include "linear/sketch.h"
+#include "system/status.h"
 
 /* What a file may say and this engine does not do yet, each by name. */
 static bn_status check_supported(const bn_config *c, char *detail) {

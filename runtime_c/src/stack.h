@@ -10,7 +10,7 @@
 #define BITNET_STACK_H
 
 #include "feed_forward.h"
-#include "file.h"
+#include "file/file.h"
 #include "mask.h"
 #include "norm.h"
 #include "positions.h"

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "attention.h"
-#include "linear.h"
-#include "lookup.h"
+#include "linear/linear.h"
+#include "linear/lookup.h"
 #include "model.h"
-#include "pages.h"
+#include "system/pages.h"
 
 enum { ALIGN = 64, SCORE_FLOATS = 1 << 20 };
 
@@ -43,35 +43,35 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
     /* rows that go through a linear together; of the head, as many at a time */
     const size_t rows =
         (most(most((H + 2 * c->n_kv_heads) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
-    w->lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
+    w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
     const int tables = m->kernels.products.lookup_tokens > 0 &&
                        B >= m->kernels.products.lookup_tokens * 3 / 4 &&
-                       w->lookup_rows >= BN_LOOKUP_LEAST_ROWS;
-    w->wide = most(most(D, H * E), F);
-    w->q_stride = bn_q_row(w->wide);
+                       w->in.lookup_rows >= BN_LOOKUP_LEAST_ROWS;
+    w->in.wide = most(most(D, H * E), F);
+    w->in.q_stride = bn_q_row(w->in.wide);
     w->attend_stride = (bn_attend_floats(c) + BN_LANES - 1) / BN_LANES * BN_LANES;
     w->rows = take(a, B, sizeof *w->rows);
     w->x = take(a, B * D, sizeof(float));
-    w->h = take(a, B * w->wide, sizeof(float));
-    w->q = take(a, B * w->q_stride, 1);
-    w->s = take(a, B, sizeof(float));
-    w->q_sum = take(a, B, sizeof(int32_t));
-    w->group_sums_stride =
-        m->stack.grouped ? (w->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
-    w->group_sums = take(a, B * w->group_sums_stride, sizeof(int32_t));
+    w->in.h = take(a, B * w->in.wide, sizeof(float));
+    w->in.q = take(a, B * w->in.q_stride, 1);
+    w->in.s = take(a, B, sizeof(float));
+    w->in.q_sum = take(a, B, sizeof(int32_t));
+    w->in.group_sums_stride =
+        m->stack.grouped ? (w->in.wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
+    w->in.group_sums = take(a, B * w->in.group_sums_stride, sizeof(int32_t));
     w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
     w->gate = take(a, B * F, sizeof(float));
     w->up = take(a, B * F, sizeof(float));
     w->y = take(a, B * D, sizeof(float));
     w->angle = take(a, 2 * B * c->rope_dim, sizeof(float));
-    w->acc_stride =
-        most(B * BN_CHUNK_ROWS, tables ? m->kernels.products.lookup_tokens * w->lookup_rows : 0);
-    w->acc = take(a, threads * w->acc_stride, sizeof(int32_t));
-    w->lookup_stride = (bn_lookup_bytes(w->lookup_rows) + ALIGN - 1) / ALIGN * ALIGN;
-    w->lookup = tables ? take(a, threads * w->lookup_stride, 1) : NULL;
+    w->in.acc_stride =
+        most(B * BN_CHUNK_ROWS, tables ? m->kernels.products.lookup_tokens * w->in.lookup_rows : 0);
+    w->in.acc = take(a, threads * w->in.acc_stride, sizeof(int32_t));
+    w->in.lookup_stride = (bn_lookup_bytes(w->in.lookup_rows) + ALIGN - 1) / ALIGN * ALIGN;
+    w->in.lookup = tables ? take(a, threads * w->in.lookup_stride, 1) : NULL;
     w->attend = take(a, threads * w->attend_stride, sizeof(float));
     w->partial = take(a, bn_partial_floats(c, w->n_ctx), sizeof(float));
-    w->skipped = take(a, threads, sizeof *w->skipped);
+    w->in.skipped = take(a, threads, sizeof *w->in.skipped);
     w->chunks_done = take(a, c->n_kv_heads, sizeof *w->chunks_done);
     w->score_rows = bn_score_rows(&m->stack, B);
     w->scores = take(a, w->score_rows * c->vocab_size, sizeof(float));
@@ -92,9 +92,12 @@ bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx) {
     if (!a.base)
         return NULL;
     bn_workspace *w = take(&a, 1, sizeof *w);
-    *w = (bn_workspace){.batch = batch, .n_ctx = n_ctx, .size = size};
+    *w = (bn_workspace){.batch = batch,
+                        .n_ctx = n_ctx,
+                        .in = {.kernels = &m->kernels, .pool = m->pool},
+                        .size = size};
     lay_out(m, w, &a);
-    if (w->lookup)
-        memset(w->lookup, 0, (size_t)bn_pool_threads(m->pool) * w->lookup_stride);
+    if (w->in.lookup)
+        memset(w->in.lookup, 0, (size_t)bn_pool_threads(m->pool) * w->in.lookup_stride);
     return w;
 }

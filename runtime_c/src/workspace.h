@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "batch.h"
-#include "bitnet_runtime.h"
+#include "linear/operands.h"
+#include "row.h"
 
 /* FORMAT.md §2 bounds every factor of a cache or a workspace so that no product reaches 2^62. */
 #if SIZE_MAX < UINT64_MAX
@@ -20,30 +20,17 @@
 
 /* Scratch memory for up to `batch` rows. */
 typedef struct bn_workspace {
-    bn_row *rows;        /* [B] the batch */
-    size_t batch;        /* B */
-    size_t n_ctx;        /* tokens that `partial` has room for */
-    size_t q_stride;     /* bytes of a row of q */
-    size_t wide;         /* max(D, H·E, F) */
-    float *x;            /* [B][D] the residual stream */
-    float *h;            /* [B][wide] input of a linear, before quantization */
-    int8_t *q;           /* [B][q_stride] and after */
-    float *s;            /* [B] scale of q: q = round(h·s) */
-    int32_t *q_sum;      /* [B] Σq */
-    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, if the model has such scales */
-    size_t group_sums_stride;
+    bn_row *rows;     /* [B] the batch */
+    size_t batch;     /* B */
+    size_t n_ctx;     /* tokens that `partial` has room for */
+    bn_operands in;   /* of the linears */
+    float *x;         /* [B][D] the residual stream */
     float *qkv;       /* [B][(H + 2G)·E] */
     float *gate, *up; /* [B][F] */
     float *y;         /* [B][D] a sublayer's output, when a norm comes before the addition */
     float *angle;     /* [2][B][rope_dim] cos and sin of each row's position, by table */
-    int32_t *acc;     /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or of a block of lookup.c */
-    size_t acc_stride;
-    uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
-    size_t lookup_stride;
-    size_t lookup_rows;         /* most of a block, in whole panels */
-    float *attend;              /* [threads][attend_stride] */
-    float *partial;             /* bn_partial_floats: results of chunks, when a context is split */
-    uint64_t *skipped;          /* [threads] bytes of lines that were left out of this batch */
+    float *attend;    /* [threads][attend_stride] */
+    float *partial;   /* bn_partial_floats: results of chunks, when a context is split */
     atomic_size_t *chunks_done; /* [G] how many are there */
     size_t attend_stride;
     float *scores;     /* [score_rows][V] logits, or estimates of them */

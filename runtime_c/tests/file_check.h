@@ -7,7 +7,7 @@
 #define BITNET_FILE_CHECK_H
 
 #include "check.h"
-#include "file.h"
+#include "file/file.h"
 #include "tiny_file.h"
 
 /* Parse and verify a copy in memory of exactly this size, with the scalar kernels. */

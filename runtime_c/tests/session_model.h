@@ -6,7 +6,7 @@
 #ifndef BITNET_SESSION_MODEL_H
 #define BITNET_SESSION_MODEL_H
 
-#include "session.h"
+#include "session/session.h"
 #include "tiny_file.h"
 
 enum { DIM = 48, HEAD = 16, HEADS = 3, KV_HEADS = 1, FFN = 80, VOCAB = 9001, LAYERS = 2 };

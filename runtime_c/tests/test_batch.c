@@ -5,11 +5,11 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "batch.h"
+#include "forward.h"
 #include "head.h"
-#include "linear.h"
-#include "session.h"
-#include "turn.h"
+#include "session/batch.h"
+#include "session/session.h"
+#include "session/turn.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -158,9 +158,9 @@ static void test_fork_in_a_turn(void) {
     if (child == 0) {
         alarm(60);
         memset(w->x, 0x55, w->batch * DIM * sizeof *w->x);
-        memset(w->q, 0x55, w->batch * w->q_stride);
+        memset(w->in.q, 0x55, w->batch * w->in.q_stride);
         memset(w->partial, 0x55, DIM * sizeof *w->partial);
-        w->chunks_done[0] = w->skipped[0] = w->skipped[1] = 1;
+        w->chunks_done[0] = w->in.skipped[0] = w->in.skipped[1] = 1;
         ok(bn_session_append(t, prompt, PROMPT, BN_LOGITS_LAST, NULL));
         same(bn_session_logits(t), bn_session_logits(s), VOCAB);
         CHECK_EQ(bn_session_skipped(t), 0);

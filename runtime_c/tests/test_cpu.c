@@ -6,9 +6,9 @@
 #define _GNU_SOURCE /* sched_setaffinity, mkdtemp */
 
 #include "bitnet_runtime.h"
-#include "cores.h"
 #include "fake_root.h"
 #include "kernels/kernels.h"
+#include "system/cores.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

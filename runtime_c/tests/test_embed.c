@@ -4,7 +4,7 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "session.h"
+#include "session/session.h"
 
 #include <math.h>
 

@@ -6,7 +6,7 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include "file_check.h"
-#include "file_sketch.h"
+#include "linear/sketch.h"
 
 static bn_kernels kernels;
 

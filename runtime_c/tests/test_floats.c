@@ -5,7 +5,7 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "session.h"
+#include "session/session.h"
 
 #include <fenv.h>
 

@@ -4,7 +4,7 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
-#include "file.h"
+#include "file/file.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -6,9 +6,9 @@
 #define _XOPEN_SOURCE 700 /* mkdtemp, setrlimit */
 
 #include "fake_root.h"
-#include "memory.h"
-#include "pages.h"
-#include "session.h"
+#include "session/session.h"
+#include "system/memory.h"
+#include "system/pages.h"
 #include "tiny_file.h"
 #include "workspace.h"
 

@@ -8,8 +8,8 @@
 
 #include "attention.h"
 #include "head.h"
-#include "session.h"
-#include "turn.h"
+#include "session/session.h"
+#include "session/turn.h"
 
 #include <math.h>
 #include <sys/wait.h>

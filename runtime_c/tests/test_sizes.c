@@ -5,8 +5,8 @@
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
-#include "pages.h"
-#include "session.h"
+#include "session/session.h"
+#include "system/pages.h"
 
 #include "session_model.h"
 

@@ -7,7 +7,7 @@
 #define _GNU_SOURCE /* fork, setrlimit */
 
 #include "check.h"
-#include "threads.h"
+#include "system/threads.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -16,7 +16,7 @@
 #ifndef BITNET_KERNELS_H
 #define BITNET_KERNELS_H
 
-#include "../floats.h"
+#include "../system/floats.h"
 #include "attention.h"
 #include "bytes.h"
 #include "products.h"

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * file.h: the packed file as typed views into its bytes (export/FORMAT.md), but for its tables,
+ * which are copied.
+ */
+#ifndef BITNET_FILE_H
+#define BITNET_FILE_H
+
+#include "bitnet_runtime.h"
+#include "kernels/kernels.h"
+#include "linear/tensor.h"
+#include "system/status.h"
+#include "system/threads.h"
+
+enum {
+    BN_FORMAT_VERSION = 2,
+    BN_ALIGN = 64,         /* of sections, tensors and scales */
+    BN_NO_LAYER = 0xFFFF,  /* layer of a tensor outside the layers */
+    BN_NO_EXPERT = 0xFFFF, /* expert of a tensor that has none */
+    BN_SECTION_STACKS = 1, /* the other kinds are in bitnet_runtime.h */
+    BN_SECTION_TENSORS = 2,
+    BN_SECTION_DATA = 6
+};
+/* Bits of norm_flags and bias_flags, FORMAT.md §2. */
+enum {
+    BN_PRE_NORM = 1,
+    BN_POST_NORM = 2,
+    BN_SUB_NORM = 4,
+    BN_LINEAR_NORMS = 8,
+    BN_NORM_BIAS = 16,
+    BN_QK_NORM = 32,
+    BN_BIAS_QKV = 1,
+    BN_BIAS_O = 2,
+    BN_BIAS_FFN = 4,
+    BN_BIAS_HEAD = 8
+};
+enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
+enum { BN_POSITION_ROPE = 0, BN_POSITION_LEARNED = 1 };
+enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
+enum { BN_ACT_RELU2 = 0, BN_ACT_SILU = 1, BN_ACT_GELU = 2, BN_ACT_RELU = 3 };
+
+/* One record of STACKS, word for word (FORMAT.md §2). */
+typedef struct bn_config {
+    uint32_t input, mask, vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim;
+    uint32_t max_context, sliding_window, norm, norm_flags;
+    float norm_eps;
+    uint32_t ffn, activation, n_experts, experts_per_token, position;
+    float rope_attention_factor;
+    uint32_t bias_flags, tie_embeddings;
+    float embedding_scale, residual_scale, attention_scale, attention_softcap, logit_softcap;
+    uint32_t pooling, has_head, rope_dim, global_every;
+    uint32_t reserved[17];
+    char name[64];
+} bn_config;
+
+/* One record of TENSORS, word for word (FORMAT.md §3). */
+typedef struct bn_record {
+    uint16_t stack, layer, role, expert;
+    uint8_t part, encoding, scale_scope, reserved8;
+    uint32_t reserved32;
+    uint32_t rows, cols;
+    uint64_t offset, size, scale_offset, scale_size, reserved64;
+} bn_record;
+
+typedef struct bn_file {
+    const uint8_t *bytes;
+    size_t size;
+    const bn_config *stacks; /* [n_stacks] */
+    size_t n_stacks;
+    const bn_record *tensors; /* [n_tensors] */
+    size_t n_tensors;
+    void *tables;        /* memory of the two arrays */
+    const uint8_t *data; /* the DATA section */
+    size_t data_size;
+    uint32_t data_crc;         /* as stored; bn_file_verify compares */
+    const uint8_t *section[8]; /* by kind; NULL when absent */
+    size_t section_size[8];
+} bn_file;
+
+/* Check the structure of a packed file and fill *file with views into `bytes` (64-byte aligned):
+ * header, section table, padding, checksums of all sections but DATA, the stack records, and the
+ * tensor table against exactly what the stacks call for. Tables are copied before they are looked
+ * at: should the bytes change later, only values in DATA and the text of opaque sections change
+ * with them, no size and no place. On failure *file holds nothing and `detail` (BN_DETAIL_SIZE
+ * bytes or NULL) says what was found and what was expected. */
+bn_status bn_file_parse(const uint8_t *bytes, size_t size, const bn_kernels *kernels, bn_file *file,
+                        char *detail);
+void bn_file_close(bn_file *file); /* the copies, not the bytes; {0} is allowed */
+
+/* BN_ERR_MAGIC, and what the file is instead, unless it begins as packed files do. */
+bn_status bn_file_begins(const uint8_t *bytes, size_t size, char *detail);
+
+/* Check what parse left: the checksum of DATA, zero padding, every float finite, every scale
+ * normal and > 0, every code one that FORMAT.md §4 allows; then frequencies of RoPE against the
+ * context, and sketches against their codes. One pass over DATA, at the speed of the checksum, and
+ * one more over matrices with a sketch, shared among the threads of `pool`, or by the caller alone
+ * when it is NULL. */
+bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
+                         char *detail);
+
+/* The tensor with bias and norm, or one with data == NULL. layer is BN_NO_LAYER for roles >= 64,
+ * expert BN_NO_EXPERT for most. */
+bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
+                         uint32_t expert);
+
+/* --- The parts of the reader, in the order bn_file_parse calls them --- */
+
+bn_status bn_check_stacks(const bn_file *file, char *detail);  /* stacks.c */
+bn_status bn_check_tensors(const bn_file *file, char *detail); /* tensors.c */
+
+/* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with
+ * "stacks.1." in front for all but the first stack. */
+enum { BN_NAME_SIZE = 80 };
+void bn_record_name(const bn_record *record, char name[BN_NAME_SIZE]);
+
+/* x rounded up to BN_ALIGN; x is a place inside a file that is in memory, so nothing overflows. */
+static inline uint64_t bn_align(uint64_t x) {
+    return (x + BN_ALIGN - 1) / BN_ALIGN * BN_ALIGN;
+}
+
+static inline int bn_all_zero(const uint8_t *p, size_t n) {
+    uint8_t any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= p[i];
+    return any == 0;
+}
+
+/* --- mapping.c: the bytes of a file on disk --- */
+
+typedef struct bn_mapping {
+    const uint8_t *bytes; /* 64-byte aligned */
+    size_t size;
+    int mapped; /* 1: mmap, 0: anonymous memory, -1: not ours */
+} bn_mapping;
+
+/* Open a regular file and map it, or read it into 2 MiB-aligned memory when no_mmap. */
+bn_status bn_mapping_open(const char *path, int no_mmap, bn_mapping *mapping, char *detail);
+void bn_mapping_close(bn_mapping *mapping);
+
+#endif

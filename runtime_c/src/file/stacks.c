@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * stacks.c: the stack records of a packed file (export/FORMAT.md §2). Any configuration
+ * that the format allows passes here; what the engine cannot run is refused in stack.c.
+ */
+#include "file.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+_Static_assert(sizeof(bn_config) == 256, "a stack record has 64 words");
+
+enum { MAX_STACKS = 16, MAX_ATTENTION_DIM = 262144 };
+
+static bn_status check_ranges(const bn_config *c, uint32_t stack, char *detail) {
+    const uint32_t rope = c->position == BN_POSITION_ROPE;
+    const uint32_t needs_vocab = c->input == BN_INPUT_TOKENS || c->has_head;
+    const struct {
+        const char *name;
+        uint32_t value, low, high;
+    } ranges[] = {
+        {"input", c->input, 0, 1},
+        {"mask", c->mask, 0, 2},
+        {"has_head", c->has_head, 0, 1},
+        {"vocab_size", c->vocab_size, needs_vocab, 1u << 21},
+        {"dim", c->dim, 1, 65536},
+        {"n_layers", c->n_layers, 1, 1024},
+        {"n_heads", c->n_heads, 1, 1024},
+        {"n_kv_heads", c->n_kv_heads, 1, c->n_heads},
+        {"head_dim", c->head_dim, 1, 1024},
+        {"ffn_dim", c->ffn_dim, 1, 262144},
+        {"max_context", c->max_context, 1, 1u << 24},
+        {"sliding_window", c->sliding_window, 0, 1u << 24},
+        {"norm", c->norm, 0, 1},
+        {"norm_flags", c->norm_flags, 0, 63},
+        {"ffn", c->ffn, 0, 1},
+        {"activation", c->activation, 0, BN_ACT_RELU},
+        {"n_experts", c->n_experts, 0, 65534},
+        {"experts_per_token", c->experts_per_token, c->n_experts > 0, c->n_experts},
+        {"position", c->position, 0, 3},
+        {"rope_dim", c->rope_dim, rope ? 2 : 0, rope ? c->head_dim : 0},
+        {"bias_flags", c->bias_flags, 0, 15},
+        {"tie_embeddings", c->tie_embeddings, 0, 1},
+        {"pooling", c->pooling, 0, 3},
+        {"global_every", c->global_every, 0, 1024},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
+            return bn_fail(detail, BN_ERR_CONFIG,
+                           "stack %" PRIu32 ": %s is %" PRIu32 ", expected %" PRIu32 " to %" PRIu32,
+                           stack, ranges[i].name, ranges[i].value, ranges[i].low, ranges[i].high);
+    return BN_OK;
+}
+
+static bn_status check_relations(const bn_config *c, uint32_t stack, char *detail) {
+    if (c->n_heads % c->n_kv_heads != 0)
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "stack %" PRIu32 ": n_heads is %" PRIu32
+                       ", expected a multiple of n_kv_heads = %" PRIu32,
+                       stack, c->n_heads, c->n_kv_heads);
+    if (c->n_heads * c->head_dim > MAX_ATTENTION_DIM) /* at most 2^20, no overflow */
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "stack %" PRIu32 ": n_heads * head_dim is %" PRIu32 ", expected at most %d",
+                       stack, c->n_heads * c->head_dim, MAX_ATTENTION_DIM);
+    if (c->rope_dim % 2 != 0)
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "stack %" PRIu32 ": rope_dim is %" PRIu32 ", expected an even number", stack,
+                       c->rope_dim);
+    if (c->global_every == 1 || (c->global_every > 0 && c->sliding_window == 0))
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "stack %" PRIu32 ": global_every is %" PRIu32
+                       " with sliding_window = %" PRIu32 ", expected 0, or >= 2 and a window",
+                       stack, c->global_every, c->sliding_window);
+    return BN_OK;
+}
+
+static bn_status check_floats(const bn_config *c, uint32_t stack, char *detail) {
+    const struct {
+        const char *name;
+        float value;
+        int zero_allowed;
+    } floats[] = {
+        {"norm_eps", c->norm_eps, 0},
+        {"rope_attention_factor", c->rope_attention_factor, 0},
+        {"embedding_scale", c->embedding_scale, 0},
+        {"residual_scale", c->residual_scale, 0},
+        {"attention_scale", c->attention_scale, 0},
+        {"attention_softcap", c->attention_softcap, 1},
+        {"logit_softcap", c->logit_softcap, 1},
+    };
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        const float value = floats[i].value;
+        if (!isfinite(value) || !(floats[i].zero_allowed ? value >= 0.0f : value > 0.0f))
+            return bn_fail(detail, BN_ERR_CONFIG,
+                           "stack %" PRIu32 ": %s is %g, expected a finite number %s 0", stack,
+                           floats[i].name, (double)value, floats[i].zero_allowed ? ">=" : ">");
+    }
+    return BN_OK;
+}
+
+static bn_status check_unused(const bn_config *c, uint32_t stack, char *detail) {
+    const uint32_t words = sizeof c->reserved / sizeof *c->reserved;
+    for (uint32_t i = 0; i < words; i++)
+        if (c->reserved[i] != 0)
+            return bn_fail(detail, BN_ERR_CONFIG,
+                           "stack %" PRIu32 ": unused word %" PRIu32 " is %" PRIu32 ", expected 0",
+                           stack, 31 + i, c->reserved[i]);
+    int ended = 0;
+    for (size_t i = 0; i < sizeof c->name; i++) {
+        if (ended && c->name[i] != 0)
+            return bn_fail(detail, BN_ERR_CONFIG,
+                           "stack %" PRIu32 ": name goes on after its end, expected zeros", stack);
+        ended |= c->name[i] == 0;
+    }
+    if (!ended)
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "stack %" PRIu32 ": name has 64 bytes, expected at most 63", stack);
+    return BN_OK;
+}
+
+bn_status bn_check_stacks(const bn_file *file, char *detail) {
+    if (file->n_stacks > MAX_STACKS)
+        return bn_fail(detail, BN_ERR_CONFIG, "the file has %zu stacks, expected 1 to %d",
+                       file->n_stacks, MAX_STACKS);
+    for (uint32_t i = 0; i < file->n_stacks; i++) {
+        const bn_config *config = &file->stacks[i];
+        bn_status status = check_ranges(config, i, detail);
+        if (status == BN_OK)
+            status = check_relations(config, i, detail);
+        if (status == BN_OK)
+            status = check_floats(config, i, detail);
+        if (status == BN_OK)
+            status = check_unused(config, i, detail);
+        if (status != BN_OK)
+            return status;
+    }
+    return BN_OK;
+}

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tensors.c: the tensor table of a packed file against exactly what its stacks call for
+ * (export/FORMAT.md §3).
+ */
+#include "file.h"
+
+#include <inttypes.h>
+
+_Static_assert(sizeof(bn_record) == 64, "a tensor record has 64 bytes");
+
+/* --- what a configuration calls for --- */
+
+/* One line of FORMAT.md's table "Which tensors". */
+typedef struct bn_call {
+    bn_form form;
+    uint32_t rows, cols; /* of the weight */
+    int weight, bias;    /* which parts there are */
+    uint32_t experts;    /* 0: one tensor that belongs to no expert */
+} bn_call;
+
+static bn_call norm(const bn_config *c, int present, uint32_t cols) {
+    return (bn_call){BN_VECTOR, 1, cols, present, present && (c->norm_flags & BN_NORM_BIAS), 0};
+}
+
+static bn_call linear(uint32_t rows, uint32_t cols, int bias) {
+    return (bn_call){BN_LINEAR, rows, cols, 1, bias, 0};
+}
+
+static bn_call each_expert(const bn_config *c, bn_call call) {
+    call.experts = c->n_experts;
+    return call;
+}
+
+static bn_call call_for(const bn_config *c, uint32_t role) {
+    const uint32_t norms = c->norm_flags, biases = c->bias_flags;
+    const uint32_t attention = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    switch (role) {
+    case BN_ATTN_NORM:
+    case BN_FFN_NORM:
+        return norm(c, norms & BN_PRE_NORM, c->dim);
+    case BN_Q:
+        return linear(attention, c->dim, biases & BN_BIAS_QKV);
+    case BN_K:
+    case BN_V:
+        return linear(kv, c->dim, biases & BN_BIAS_QKV);
+    case BN_Q_NORM:
+    case BN_K_NORM:
+        return norm(c, norms & BN_QK_NORM, c->head_dim);
+    case BN_ATTN_SUB_NORM:
+        return norm(c, norms & BN_SUB_NORM, attention);
+    case BN_O:
+        return linear(c->dim, attention, biases & BN_BIAS_O);
+    case BN_ATTN_POST_NORM:
+    case BN_FFN_POST_NORM:
+        return norm(c, norms & BN_POST_NORM, c->dim);
+    case BN_ROUTER:
+        return (bn_call){BN_DENSE, c->n_experts, c->dim, c->n_experts > 0, 0, 0};
+    case BN_GATE:
+        if (c->ffn != BN_FFN_GATED)
+            return (bn_call){0};
+        return each_expert(c, linear(c->ffn_dim, c->dim, biases & BN_BIAS_FFN));
+    case BN_UP:
+        return each_expert(c, linear(c->ffn_dim, c->dim, biases & BN_BIAS_FFN));
+    case BN_FFN_SUB_NORM:
+        return each_expert(c, norm(c, norms & BN_SUB_NORM, c->ffn_dim));
+    case BN_DOWN:
+        return each_expert(c, linear(c->dim, c->ffn_dim, biases & BN_BIAS_FFN));
+    case BN_EMBEDDING:
+        return (bn_call){
+            BN_TABLE, c->vocab_size,
+            c->dim,   c->input == BN_INPUT_TOKENS || (c->has_head && c->tie_embeddings),
+            0,        0};
+    case BN_POSITION:
+        return (bn_call){BN_DENSE, c->max_context, c->dim, c->position == BN_POSITION_LEARNED, 0,
+                         0};
+    case BN_FINAL_NORM:
+        return norm(c, 1, c->dim);
+    case BN_HEAD:
+        return (bn_call){BN_TABLE,
+                         c->vocab_size,
+                         c->dim,
+                         c->has_head && !c->tie_embeddings,
+                         c->has_head && (biases & BN_BIAS_HEAD),
+                         0};
+    case BN_ROPE_FREQUENCIES:
+        return (bn_call){BN_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE, 0, 0};
+    case BN_ROPE_LOCAL_FREQUENCIES:
+        return (bn_call){
+            BN_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE && c->global_every > 0,
+            0,         0};
+    default:
+        break;
+    }
+    if ((norms & BN_LINEAR_NORMS) && role > BN_LINEAR_NORM && role < BN_EMBEDDING) {
+        const bn_call of = call_for(c, role - BN_LINEAR_NORM);
+        bn_call call = norm(c, of.form == BN_LINEAR && of.weight, of.cols);
+        call.experts = of.experts;
+        return call;
+    }
+    return (bn_call){0};
+}
+
+static int allowed(const bn_encoding *e, bn_form form, uint32_t role, uint32_t cols,
+                   uint32_t scope) {
+    return (e->forms >> form & 1) && scope <= BN_SCALE_GROUP && (e->scopes >> scope & 1) &&
+           (!e->only_role || role == e->only_role) && (!e->most_cols || cols <= e->most_cols);
+}
+
+/* --- the table --- */
+
+/* Where the walk stands: the next record, and the first byte of DATA nobody has claimed. */
+typedef struct bn_walk {
+    const bn_file *file;
+    size_t index;
+    uint64_t end;
+    char *detail;
+} bn_walk;
+
+/* Claim `size` bytes of DATA at the next multiple of BN_ALIGN. */
+static int claim(bn_walk *w, uint64_t size, uint64_t *offset) {
+    *offset = bn_align(w->end);
+    return !__builtin_add_overflow(*offset, size, &w->end) && w->end <= w->file->data_size;
+}
+
+static int same_key(const bn_record *a, const bn_record *b) {
+    return a->stack == b->stack && a->layer == b->layer && a->role == b->role &&
+           a->expert == b->expert && a->part == b->part;
+}
+
+/* The record at the walk's place must be `want` (its key, rows and cols) and follow in DATA. */
+static bn_status take(bn_walk *w, bn_record want, bn_form form) {
+    char name[BN_NAME_SIZE], other[BN_NAME_SIZE];
+    bn_record_name(&want, name);
+    if (w->index >= w->file->n_tensors)
+        return bn_fail(w->detail, BN_ERR_TENSOR, "%s is missing, the table ends after %zu tensors",
+                       name, w->index);
+    const bn_record found = w->file->tensors[w->index];
+    if (!same_key(&found, &want)) {
+        bn_record_name(&found, other);
+        return bn_fail(w->detail, BN_ERR_TENSOR, "tensor %zu is %s, expected %s", w->index, other,
+                       name);
+    }
+    const bn_encoding *encoding = bn_encoding_of(found.encoding);
+    if (!encoding || !allowed(encoding, form, want.role, want.cols, found.scale_scope))
+        return bn_fail(w->detail, BN_ERR_TENSOR,
+                       "%s: encoding %u with scale scope %u is not allowed here (%s)", name,
+                       found.encoding, found.scale_scope,
+                       encoding ? encoding->name : "no encoding has this number");
+    if (!bn_tensor_data_size(found.encoding, want.rows, want.cols, &want.size) ||
+        !bn_tensor_scale_size(found.scale_scope, want.rows, want.cols, &want.scale_size) ||
+        !claim(w, want.size, &want.offset) ||
+        (want.scale_size > 0 && !claim(w, want.scale_size, &want.scale_offset)))
+        return bn_fail(w->detail, BN_ERR_TENSOR,
+                       "%s: a %" PRIu32 " x %" PRIu32 " tensor ends past DATA, which has %zu bytes",
+                       name, want.rows, want.cols, w->file->data_size);
+    const struct {
+        const char *field;
+        uint64_t found, expected;
+    } fields[] = {
+        {"rows", found.rows, want.rows},
+        {"cols", found.cols, want.cols},
+        {"offset", found.offset, want.offset},
+        {"size", found.size, want.size},
+        {"scale_offset", found.scale_offset, want.scale_offset},
+        {"scale_size", found.scale_size, want.scale_size},
+        {"a reserved field", found.reserved8 | found.reserved32 | found.reserved64, 0},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].found != fields[i].expected)
+            return bn_fail(w->detail, BN_ERR_TENSOR, "%s: %s is %" PRIu64 ", expected %" PRIu64,
+                           name, fields[i].field, fields[i].found, fields[i].expected);
+    w->index++;
+    return BN_OK;
+}
+
+/* Every part of every expert of one role. Stops at the first difference, so that the work is in
+ * proportion to the table and not to the numbers in a hostile configuration. */
+static bn_status take_role(bn_walk *w, const bn_call *call, bn_record want) {
+    const uint32_t outputs = call->form == BN_VECTOR ? call->cols : call->rows;
+    const uint32_t count = call->experts > 0 ? call->experts : 1;
+    bn_status status = BN_OK;
+    for (uint32_t e = 0; e < count && status == BN_OK; e++) {
+        want.expert = call->experts > 0 ? (uint16_t)e : (uint16_t)BN_NO_EXPERT;
+        if (call->weight) {
+            want.part = 0;
+            want.rows = call->rows;
+            want.cols = call->cols;
+            status = take(w, want, call->form);
+        }
+        if (call->bias && status == BN_OK) {
+            want.part = 1;
+            want.rows = 1;
+            want.cols = outputs;
+            status = take(w, want, BN_VECTOR);
+        }
+    }
+    return status;
+}
+
+static bn_status take_stack(bn_walk *w, uint32_t stack) {
+    const bn_config config = w->file->stacks[stack];
+    bn_status status = BN_OK;
+    for (uint32_t layer = 0; layer <= config.n_layers && status == BN_OK; layer++) {
+        const int last = layer == config.n_layers; /* the tensors outside the layers */
+        const bn_record want = {.stack = (uint16_t)stack,
+                                .layer = last ? (uint16_t)BN_NO_LAYER : (uint16_t)layer};
+        const uint32_t first_role = last ? BN_EMBEDDING : 1;
+        const uint32_t end_role = last ? BN_ROPE_LOCAL_FREQUENCIES + 1 : BN_EMBEDDING;
+        for (uint32_t role = first_role; role < end_role && status == BN_OK; role++) {
+            const bn_call call = call_for(&config, role);
+            bn_record record = want;
+            record.role = (uint16_t)role;
+            if (call.weight || call.bias)
+                status = take_role(w, &call, record);
+        }
+    }
+    return status;
+}
+
+bn_status bn_check_tensors(const bn_file *file, char *detail) {
+    bn_walk walk = {.file = file, .detail = detail};
+    for (uint32_t stack = 0; stack < file->n_stacks; stack++) {
+        const bn_status status = take_stack(&walk, stack);
+        if (status != BN_OK)
+            return status;
+    }
+    if (walk.index != file->n_tensors) {
+        const bn_record extra = file->tensors[walk.index];
+        char name[BN_NAME_SIZE];
+        bn_record_name(&extra, name);
+        return bn_fail(detail, BN_ERR_TENSOR, "tensor %zu is %s, expected the end of the table",
+                       walk.index, name);
+    }
+    if (walk.end != file->data_size)
+        return bn_fail(detail, BN_ERR_TENSOR,
+                       "the last tensor ends at %" PRIu64 ", expected at the end of DATA = %zu",
+                       walk.end, file->data_size);
+    return BN_OK;
+}
+
+/* --- looking up --- */
+
+/* Position of a record in the order of the table. */
+static uint64_t order(const bn_record *r) {
+    return (uint64_t)r->stack << 56 | (uint64_t)r->layer << 40 | (uint64_t)r->role << 24 |
+           (uint64_t)r->expert << 8 | r->part;
+}
+
+/* Returns 1 and fills *record when the table has this key. */
+static int find(const bn_file *file, const bn_record *key, bn_record *record) {
+    size_t low = 0, high = file->n_tensors;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        *record = file->tensors[middle];
+        if (same_key(record, key))
+            return 1;
+        if (order(record) < order(key))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return 0;
+}
+
+bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
+                         uint32_t expert) {
+    bn_record key = {.stack = (uint16_t)stack,
+                     .layer = (uint16_t)layer,
+                     .role = (uint16_t)role,
+                     .expert = (uint16_t)expert};
+    bn_record r;
+    bn_tensor tensor = {0};
+    if (find(file, &key, &r)) {
+        tensor = (bn_tensor){.data = file->data + r.offset,
+                             .bytes = r.size,
+                             .rows = r.rows,
+                             .cols = r.cols,
+                             .encoding = bn_encoding_of(r.encoding),
+                             .scale_scope = r.scale_scope};
+        const void *scales = file->data + r.scale_offset;
+        if (r.scale_scope == BN_SCALE_GROUP)
+            tensor.group_scales = scales;
+        else if (r.scale_scope != BN_SCALE_NONE)
+            tensor.scales = scales;
+    }
+    key.part = 1;
+    if (find(file, &key, &r))
+        tensor.bias = (const float *)(const void *)(file->data + r.offset);
+    key.part = 0;
+    key.role = (uint16_t)(BN_LINEAR_NORM + role);
+    if (layer != BN_NO_LAYER && find(file, &key, &r))
+        tensor.norm = (const float *)(const void *)(file->data + r.offset);
+    return tensor;
+}

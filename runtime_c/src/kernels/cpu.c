@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cpu.c: which instruction sets this CPU and its operating system offer, and the table of kernels
+ * that follows. A tier is a name, a question to the CPU, and a filler (kernels.h); the tiers of an
+ * architecture stand in one list, lowest first, and each lies on top of those below it.
+ */
+#include "bitnet_runtime.h"
+#include "kernels.h"
+
+#include <string.h>
+
+typedef struct tier {
+    const char *name;
+    int (*runs)(void);
+    int (*fill)(bn_kernels *table); /* 0: not in this build */
+} tier;
+
+static int always(void) {
+    return 1;
+}
+
+static int fill_scalar(bn_kernels *table) {
+    bn_kernels_scalar(table);
+    return 1;
+}
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+enum { EAX, EBX, ECX, EDX };
+
+/* Register `reg` of a CPUID leaf; 0 when the CPU has no such leaf. */
+static uint32_t cpuid(uint32_t leaf, uint32_t subleaf, int reg) {
+    uint32_t r[4] = {0};
+    if (!__get_cpuid_count(leaf, subleaf, &r[EAX], &r[EBX], &r[ECX], &r[EDX]))
+        return 0;
+    return r[reg];
+}
+
+/* Does the operating system save these register states (bits of XCR0) for each thread? */
+static int os_saves(uint32_t states) {
+    if (!(cpuid(1, 0, ECX) & bit_OSXSAVE))
+        return 0;
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & states) == states;
+}
+
+static int has(uint32_t found, uint32_t wanted) {
+    return (found & wanted) == wanted;
+}
+
+static int runs_avx2(void) {
+    const uint32_t xmm_ymm = 0x06;
+    return has(cpuid(1, 0, ECX), bit_AVX | bit_FMA | bit_F16C | bit_PCLMUL) &&
+           has(cpuid(7, 0, EBX), bit_AVX2) && os_saves(xmm_ymm);
+}
+
+static int runs_avx512vnni(void) {
+    const uint32_t xmm_ymm_zmm_masks = 0xe6;
+    return runs_avx2() &&
+           has(cpuid(7, 0, EBX), bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) &&
+           has(cpuid(7, 0, ECX), bit_AVX512VNNI) && os_saves(xmm_ymm_zmm_masks);
+}
+
+static int runs_avxvnni(void) {
+#ifdef BITNET_AVXVNNI_AS_EVEX
+    return runs_avx512vnni();
+#else
+    const uint32_t avx_vnni = 1u << 4; /* no name in the headers of older compilers */
+    return runs_avx2() && has(cpuid(7, 1, EAX), avx_vnni);
+#endif
+}
+
+static const tier tiers[] = {{"scalar", always, fill_scalar},
+                             {"avx2", runs_avx2, bn_kernels_avx2},
+                             {"avxvnni", runs_avxvnni, bn_kernels_avxvnni},
+                             {"avx512vnni", runs_avx512vnni, bn_kernels_avx512vnni}};
+
+#elif defined(__aarch64__)
+
+/* CRC32 is not part of Armv8.0, but all but its very first CPUs have it. */
+#if defined(__linux__)
+#include <sys/auxv.h>
+enum { CRC32 = 1 << 7, ASIMDDP = 1 << 20, I8MM = 1 << 13 }; /* HWCAP_*, HWCAP2_* */
+static int runs_neon(void) {
+    return (getauxval(AT_HWCAP) & CRC32) != 0;
+}
+static int runs_dotprod(void) {
+    return runs_neon() && (getauxval(AT_HWCAP) & ASIMDDP) != 0;
+}
+static int runs_i8mm(void) {
+    return runs_dotprod() && (getauxval(AT_HWCAP2) & I8MM) != 0;
+}
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+static int feature(const char *name) {
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname(name, &found, &size, NULL, 0) == 0 && found;
+}
+static int runs_neon(void) {
+    return 1;
+}
+static int runs_dotprod(void) {
+    return feature("hw.optional.arm.FEAT_DotProd");
+}
+static int runs_i8mm(void) {
+    return runs_dotprod() && feature("hw.optional.arm.FEAT_I8MM");
+}
+#else
+static int runs_neon(void) {
+    return 1;
+}
+static int runs_dotprod(void) {
+    return 0;
+}
+static int runs_i8mm(void) {
+    return 0;
+}
+#endif
+
+static const tier tiers[] = {{"scalar", always, fill_scalar},
+                             {"neon", runs_neon, bn_kernels_neon},
+                             {"dotprod", runs_dotprod, bn_kernels_dotprod},
+                             {"i8mm", runs_i8mm, bn_kernels_i8mm}};
+
+#else
+
+static const tier tiers[] = {{"scalar", always, fill_scalar}};
+
+#endif
+
+enum { N_TIERS = sizeof tiers / sizeof tiers[0] };
+
+int bn_kernels_select(bn_kernels *table, const char *isa) {
+    bn_kernels built;
+    for (int i = 0; i < N_TIERS; i++) {
+        if (!tiers[i].runs() || !tiers[i].fill(&built))
+            continue;
+        built.isa = tiers[i].name;
+        if (isa != NULL && strcmp(isa, tiers[i].name) == 0)
+            break;
+    }
+    if (isa != NULL && strcmp(isa, built.isa) != 0)
+        return 0;
+    *table = built;
+    return 1;
+}
+
+const char *bn_isa_name(int32_t i) {
+    bn_kernels built;
+    const char *names[N_TIERS];
+    int32_t n = 0;
+    for (int t = 0; t < N_TIERS; t++)
+        if (tiers[t].runs() && tiers[t].fill(&built))
+            names[n++] = tiers[t].name;
+    return i >= 0 && i < n ? names[n - 1 - i] : NULL;
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * lines.c: y = W·x for matrices stored as lines, without reading the lines that do not matter.
+ *
+ * Behind relu² most activations of the feed-forward network are 0, and more are after they were
+ * quantized. Where the gate is not positive, a row of `up` (TERNARY_2BIT_ROWS) is multiplied with
+ * 0; where an input of `down` is 0, so is a column of it (TERNARY_2BIT_COLUMNS). Integer sums are
+ * exact in any order, so leaving these lines out changes no bit of the result. (It would if a scale
+ * were so large that `up` overflows where the gate is not positive, and only there.)
+ *
+ * Tokens take turns: each has lines of its own, and together they need fewer multiplications than
+ * the whole matrix, from a cache that the one before has filled.
+ */
+#include "lines.h"
+
+#include <string.h>
+
+#include "scale.h"
+
+enum { BLOCK = 4 * BN_TILE_BYTES, BLOCKS_MOST = 16 }; /* outputs in 64 bytes of a column */
+
+typedef struct job {
+    const bn_input *in;
+    const bn_product *p;
+} job;
+
+static const int8_t *input(const bn_input *in, size_t b) {
+    return in->o->q + (in->first + b) * in->o->q_stride;
+}
+
+/* Which of [r0, end) are asked for; no branch, because none could be predicted. */
+static size_t list_rows(uint32_t *list, const float *where, size_t r0, size_t end) {
+    size_t n = 0;
+    for (size_t r = r0; r < end; r++) {
+        list[n] = (uint32_t)r;
+        n += !where || where[r] > 0;
+    }
+    return n;
+}
+
+/* Rows [r0, end) of product row b, at most BN_LIST_MOST. Returns the bytes that were left out. */
+static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t b, size_t r0,
+                              size_t end) {
+    const bn_tensor *t = p->w;
+    const float *where = p->where ? p->where + b * p->y_stride : NULL;
+    uint32_t list[BN_LIST_MOST];
+    int32_t sum[BN_LIST_MOST], acc[BN_CHUNK_ROWS];
+    const bn_lines lines = {.acc = sum,
+                            .lines = t->data,
+                            .line_bytes = t->bytes / t->rows,
+                            .codes = t->cols,
+                            .list = list,
+                            .n = list_rows(list, where, r0, end),
+                            .q = input(in, b)};
+    if (lines.n > 0)
+        in->o->kernels->products.ternary_rows(&lines);
+    const uint64_t left_out = (end - r0 - lines.n) * lines.line_bytes;
+    for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
+        const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
+        for (size_t r = 0; r < n; r++)
+            acc[r] = in->o->q_sum[in->first + b]; /* stands for 0, see offset */
+        for (; i < lines.n && list[i] < r0 + n; i++)
+            acc[list[i] - r0] = sum[i];
+        bn_scale_sums(in->o, in->first + b, p, b, acc, 1, r0, n);
+    }
+    return left_out;
+}
+
+static void run_rows(void *context, int32_t thread, size_t first, size_t end) {
+    const job *j = context;
+    for (size_t b = 0; b < j->in->rows; b++)
+        j->in->o->skipped[thread] += multiply_rows(j->in, j->p, b, first, end);
+}
+
+/* Columns [k0, end) that are not multiplied with 0, and with what. Filled up to whole fours. */
+static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_t k0, size_t end) {
+    size_t n = 0;
+    for (size_t k = k0; k < end; k++) {
+        list[n] = (uint32_t)k;
+        value[n] = q[k];
+        n += q[k] != 0;
+    }
+    for (size_t i = n; i % 4 != 0; i++) {
+        list[i] = list[i - 1];
+        value[i] = 0;
+    }
+    return n;
+}
+
+/* Blocks [block, end) of product row b, at most BLOCKS_MOST. Returns the bytes that were left out.
+ */
+static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t b, size_t block,
+                                 size_t end) {
+    const bn_tensor *t = p->w;
+    uint32_t list[BN_LIST_MOST];
+    int8_t value[BN_LIST_MOST];
+    int32_t acc[BLOCKS_MOST * BLOCK];
+    uint64_t lines_read = 0;
+    memset(acc, 0, (end - block) * BLOCK * sizeof *acc);
+    for (size_t k = 0; k < t->cols; k += BN_LIST_MOST) {
+        const size_t stop = t->cols - k < BN_LIST_MOST ? t->cols : k + BN_LIST_MOST;
+        const size_t n = list_columns(list, value, input(in, b), k, stop);
+        const bn_lines lines = {.acc = acc,
+                                .lines = t->data + block * BN_TILE_BYTES,
+                                .line_bytes = t->bytes / t->cols,
+                                .codes = (end - block) * BLOCK,
+                                .list = list,
+                                .n = (n + 3) / 4 * 4,
+                                .q = value};
+        if (lines.n > 0)
+            in->o->kernels->products.ternary_columns(&lines);
+        lines_read += n;
+    }
+    const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;
+    for (size_t r = r0; r < stop; r += BN_CHUNK_ROWS)
+        bn_scale_sums(in->o, in->first + b, p, b, acc + (r - r0), 1, r,
+                      stop - r < BN_CHUNK_ROWS ? stop - r : BN_CHUNK_ROWS);
+    return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
+}
+
+/* Items are shares, one for each thread, because narrower parts of a column are slow to read. */
+static void run_columns(void *context, int32_t thread, size_t share, size_t last_share) {
+    const job *j = context;
+    const bn_input *in = j->in;
+    const size_t blocks = (j->p->w->rows + BLOCK - 1) / BLOCK;
+    for (; share < last_share; share++) {
+        size_t first, end;
+        bn_share(blocks, (int32_t)share, bn_pool_threads(in->o->pool), &first, &end);
+        for (size_t b = 0; b < in->rows; b++)
+            for (size_t i = first; i < end; i += BLOCKS_MOST)
+                in->o->skipped[thread] +=
+                    multiply_columns(in, j->p, b, i, end - i < BLOCKS_MOST ? end : i + BLOCKS_MOST);
+    }
+}
+
+void bn_multiply_rows(const bn_input *in, const bn_product *p) {
+    bn_pool_run(in->o->pool, p->w->rows, BN_LIST_MOST, run_rows, &(job){in, p});
+}
+
+void bn_multiply_columns(const bn_input *in, const bn_product *p) {
+    bn_pool_run(in->o->pool, (size_t)bn_pool_threads(in->o->pool), 1, run_columns, &(job){in, p});
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * operands.h: what products are given, and where their results go.
+ */
+#ifndef BITNET_OPERANDS_H
+#define BITNET_OPERANDS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "system/threads.h"
+#include "tensor.h"
+
+enum { BN_CHUNK_ROWS = 128 }; /* output rows a thread computes at a time: the sums stay in cache */
+
+/* Inputs of linears for B rows, and scratch to multiply them with. */
+typedef struct bn_operands {
+    const bn_kernels *kernels;
+    bn_pool *pool;
+    size_t wide;         /* floats of a row of h */
+    size_t q_stride;     /* bytes of a row of q */
+    float *h;            /* [B][wide] inputs before quantization */
+    int8_t *q;           /* [B][q_stride] and after */
+    float *s;            /* [B] scale of q: q = round(h·s) */
+    int32_t *q_sum;      /* [B] Σq */
+    int32_t *group_sums; /* [B][group_sums_stride] Σq of each 128, if the model has such scales */
+    size_t group_sums_stride;
+    int32_t *acc; /* [threads][acc_stride]: [B][BN_CHUNK_ROWS], or of a block of lookup.c */
+    size_t acc_stride;
+    uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
+    size_t lookup_stride;
+    size_t lookup_rows; /* most of a block, in whole panels */
+    uint64_t *skipped;  /* [threads] bytes of lines that were left out */
+} bn_operands;
+
+/* Rows [first, first + rows) of them. */
+typedef struct bn_input {
+    const bn_operands *o;
+    size_t first, rows;
+} bn_input;
+
+/* One product of a group that shares its input: y[b][r] = W·input, or x[b][r] += scale·(W·input).
+ */
+typedef struct bn_product {
+    const bn_tensor *w;
+    float *y;
+    size_t y_stride;
+    const float *where; /* NULL, or as y: of what is not > 0 here, y is not asked and may be 0 */
+    int32_t accumulate; /* add to what y holds */
+    float scale;        /* multiplies the product when accumulating */
+} bn_product;
+
+/* The panels of a group of products form one list. Of [*first, end) in it, which is not empty, this
+ * is what lies in one product: panels [*panel, *panel + *n) of it. *first goes on behind it. */
+static inline const bn_product *bn_next_part(const bn_product *p, size_t *first, size_t end,
+                                             size_t *panel, size_t *n) {
+    for (*panel = *first; *panel >= bn_panels(p->w); p++)
+        *panel -= bn_panels(p->w);
+    const size_t left = bn_panels(p->w) - *panel;
+    *n = end - *first < left ? end - *first : left;
+    *first += *n;
+    return p;
+}
+
+#endif

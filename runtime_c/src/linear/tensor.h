@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tensor.h: a tensor of a model: what it is for, and where it lies in the file.
+ */
+#ifndef BITNET_TENSOR_H
+#define BITNET_TENSOR_H
+
+#include "encodings.h"
+
+/* FORMAT.md §3. Roles 1..63 belong to a layer. */
+enum {
+    BN_ATTN_NORM = 1,
+    BN_Q,
+    BN_K,
+    BN_V,
+    BN_Q_NORM,
+    BN_K_NORM,
+    BN_ATTN_SUB_NORM,
+    BN_O,
+    BN_ATTN_POST_NORM,
+    BN_FFN_NORM,
+    BN_ROUTER,
+    BN_GATE,
+    BN_UP,
+    BN_FFN_SUB_NORM,
+    BN_DOWN,
+    BN_FFN_POST_NORM,
+    BN_LAYER_ROLES,      /* one more than the last */
+    BN_LINEAR_NORM = 32, /* + role of the linear */
+    BN_EMBEDDING = 64,
+    BN_POSITION,
+    BN_FINAL_NORM,
+    BN_HEAD,
+    BN_ROPE_FREQUENCIES = 69,
+    BN_ROPE_LOCAL_FREQUENCIES
+};
+
+typedef struct bn_tensor {
+    const uint8_t *data;          /* NULL: the configuration has no such tensor */
+    const float *scales;          /* 1 or rows by scale_scope; NULL for none */
+    const uint16_t *group_scales; /* of scope group: f16 [panels][ceil(cols/128)][16 rows] */
+    const float *bias;            /* one per output (of a norm: per column), or NULL */
+    const float *norm;   /* of a linear: gain of the norm on its input (linear_norm), or NULL */
+    uint64_t bytes;      /* of data */
+    uint32_t rows, cols; /* N outputs, K inputs */
+    const bn_encoding *encoding; /* NULL without data */
+    uint8_t scale_scope;
+} bn_tensor;
+
+static inline size_t bn_panels(const bn_tensor *t) {
+    return ((size_t)t->rows + BN_PANEL - 1) / BN_PANEL;
+}
+
+#endif

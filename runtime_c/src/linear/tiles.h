@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tiles.h: matrices stored as tiles of 16 rows, TERNARY_2BIT and TERNARY_5TRIT; see encodings.h.
+ */
+#ifndef BITNET_TILES_H
+#define BITNET_TILES_H
+
+#include "operands.h"
+
+void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, size_t n,
+                         int32_t *acc);
+void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, size_t n,
+                       int32_t *acc);
+void bn_row_two_bit(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x);
+
+/* group_sums of a row from its first `width` of q, for scales of scope group. */
+void bn_sum_groups(const bn_operands *o, size_t row, size_t width);
+
+#endif

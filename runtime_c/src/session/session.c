@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * session.c: one text: its tokens, cache, logits and random state.
+ */
+#include "session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sampler.h"
+#include "system/memory.h"
+#include "turn.h"
+
+enum { ALIGN = 64, DEFAULT_BATCH = 128, MAX_BATCH = 4096 };
+
+static size_t align(size_t n) {
+    return (n + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+/* Sets the pointers into s->memory; with base NULL only the size. Factors are bounded by
+ * FORMAT.md §2, but their product is not: returns 0 on overflow. */
+static int lay_out(bn_session *s, uint8_t *base) {
+    const bn_config *c = &s->stack->config;
+    const size_t slots = ((size_t)s->n_ctx + BN_LANES - 1) / BN_LANES * BN_LANES;
+    const size_t heads = (size_t)c->n_layers * c->n_kv_heads;
+    const size_t hidden = align(c->dim * sizeof(float));
+    const size_t logits = align((size_t)c->vocab_size * sizeof(float));
+    const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
+    const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
+    const size_t scales = heads * bn_cache_scale_bytes(s->cache.type, slots); /* <= kv */
+    size_t kv;
+    s->cache.slots = slots;
+    s->cache.head_stride = align(bn_cache_bytes(c, s->cache.type, slots));
+    if (__builtin_mul_overflow(s->cache.head_stride, heads, &kv) || kv > SIZE_MAX / 8)
+        return 0;
+    s->memory_size = 2 * (kv + scales + hidden) + logits + tokens + sampler;
+    if (base) {
+        s->cache.k = base;
+        s->cache.v = base + kv;
+        if (scales) {
+            s->cache.k_scale = (float *)(void *)(base + 2 * kv);
+            s->cache.v_scale = s->cache.k_scale + heads * slots;
+        }
+        base += 2 * (kv + scales);
+        s->hidden = (float *)(void *)base;
+        s->pool = (float *)(void *)(base + hidden);
+        base += 2 * hidden;
+        s->logits = (float *)(void *)base;
+        s->tokens = (int32_t *)(void *)(base + logits);
+        s->sampler_scratch = base + logits + tokens;
+    }
+    return 1;
+}
+
+/* Everything about a session but its memory. */
+static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *s) {
+    if (!model || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->stack.config.max_context ||
+        o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < 0 || o->kv_type >= BN_KV_TYPES)
+        return BN_ERR_ARGUMENT;
+    *s = (bn_session){.model = model, .stack = &model->stack, .cache.type = o->kv_type};
+    s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)s->stack->config.max_context;
+    s->batch = o->batch ? o->batch : DEFAULT_BATCH;
+    s->batch = s->batch < s->n_ctx ? s->batch : s->n_ctx;
+    return lay_out(s, NULL) ? BN_OK : BN_ERR_MEMORY;
+}
+
+static bn_room room_for(const bn_session *s) {
+    return (bn_room){.batch = (size_t)s->batch, .n_ctx = (size_t)s->n_ctx};
+}
+
+/* Its own memory, and what the workspace of its model, with this much room, has to grow by. */
+static uint64_t needed(const bn_session *s, bn_room have) {
+    return bn_session_bytes(s) + bn_turn_growth(s->model, have, room_for(s));
+}
+
+bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
+                          bn_session_memory *memory) {
+    bn_session_options o = options ? *options : (bn_session_options){0};
+    bn_model *m = (bn_model *)(uintptr_t)model; /* which is not changed */
+    bn_session s;
+    bn_status status = memory ? plan(m, &o, &s) : BN_ERR_ARGUMENT;
+    if (status == BN_ERR_ARGUMENT)
+        return status;
+    const bn_room have = bn_turn_room(m);
+    const bn_memory left = bn_memory_left("", BN_MEMORY_OWN, UINT64_MAX);
+    *memory = (bn_session_memory){.needed = status ? UINT64_MAX : needed(&s, have),
+                                  .available = left.bytes,
+                                  .limited_by = left.limit};
+    int32_t most = (int32_t)s.stack->config.max_context;
+    while (memory->largest_n_ctx < most) { /* lies in [largest_n_ctx, most] */
+        o.n_ctx = most - (most - memory->largest_n_ctx) / 2;
+        if (plan(m, &o, &s) == BN_OK && needed(&s, have) <= left.bytes)
+            memory->largest_n_ctx = o.n_ctx;
+        else
+            most = o.n_ctx - 1;
+    }
+    return BN_OK;
+}
+
+bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_session **session) {
+    const bn_session_options defaults = {0};
+    bn_session planned;
+    const bn_status status =
+        session ? plan(model, options ? options : &defaults, &planned) : BN_ERR_ARGUMENT;
+    if (status)
+        return status;
+    const uint64_t bytes = needed(&planned, bn_turn_room(model));
+    if (bn_memory_left("", BN_MEMORY_OWN, bytes).bytes < bytes)
+        return BN_ERR_MEMORY;
+    bn_session *s = malloc(sizeof *s);
+    if (!s)
+        return BN_ERR_MEMORY;
+    *s = planned;
+    /* calloc: memory of tokens that never come is never touched */
+    s->memory = calloc(1, s->memory_size + ALIGN);
+    if (!s->memory || bn_turn_join(model, room_for(s)) != BN_OK) {
+        free(s->memory);
+        free(s);
+        return BN_ERR_MEMORY;
+    }
+    lay_out(s, (uint8_t *)s->memory + (ALIGN - (uintptr_t)s->memory % ALIGN) % ALIGN);
+    *session = s;
+    return BN_OK;
+}
+
+void bn_session_free(bn_session *s) {
+    if (!s)
+        return;
+    bn_turn_leave(s->model);
+    free(s->memory);
+    free(s);
+}
+
+/* Keys lie in tiles of 16 positions and values in rows: both have the first n positions of a
+ * head in front, if n is rounded up to a tile. */
+static void copy_cache(const bn_session *from, bn_session *to) {
+    const bn_config *c = &from->stack->config;
+    const bn_cache *a = &from->cache, *b = &to->cache;
+    const size_t slots = ((size_t)from->position + BN_LANES - 1) / BN_LANES * BN_LANES;
+    const size_t bytes = bn_cache_bytes(c, a->type, slots);
+    const size_t scales = bn_cache_scale_bytes(a->type, slots);
+    for (size_t head = 0; head < (size_t)c->n_layers * c->n_kv_heads; head++) {
+        const size_t at = head * a->head_stride, scale = head * a->slots;
+        memcpy(b->k + at, a->k + at, bytes);
+        memcpy(b->v + at, a->v + at, bytes);
+        if (scales) {
+            memcpy(b->k_scale + scale, a->k_scale + scale, scales);
+            memcpy(b->v_scale + scale, a->v_scale + scale, scales);
+        }
+    }
+}
+
+bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
+    if (!session || !copy)
+        return BN_ERR_ARGUMENT;
+    const bn_session_options o = {
+        .n_ctx = session->n_ctx, .kv_type = session->cache.type, .batch = session->batch};
+    bn_session *s;
+    const bn_status status = bn_session_new(session->model, &o, &s);
+    if (status)
+        return status;
+    s->position = session->position;
+    s->ready = session->ready;
+    s->rng = session->rng;
+    memcpy(s->tokens, session->tokens, (size_t)s->position * sizeof *s->tokens);
+    s->pooled = session->pooled;
+    s->pooling = session->pooling;
+    memcpy(s->hidden, session->hidden, s->stack->config.dim * sizeof *s->hidden);
+    memcpy(s->pool, session->pool, s->stack->config.dim * sizeof *s->pool);
+    memcpy(s->logits, session->logits, s->stack->config.vocab_size * sizeof *s->logits);
+    copy_cache(session, s);
+    *copy = s;
+    return BN_OK;
+}
+
+bn_status bn_session_rewind(bn_session *s, int32_t n) {
+    if (!s || n < 0 || n > s->position)
+        return BN_ERR_ARGUMENT;
+    if (n < s->position) {
+        s->position = n;
+        s->pooled = 0;
+        s->ready = BN_READY_NOTHING;
+    }
+    atomic_store(&s->cancelled, 0);
+    return BN_OK;
+}
+
+int32_t bn_session_position(const bn_session *s) {
+    return s ? s->position : 0;
+}
+
+int32_t bn_session_context(const bn_session *s) {
+    return s ? s->n_ctx : 0;
+}
+
+uint64_t bn_session_bytes(const bn_session *s) {
+    return s ? s->memory_size + sizeof *s : 0;
+}
+
+uint64_t bn_session_skipped(const bn_session *s) {
+    return s ? s->skipped : 0;
+}
+
+const int32_t *bn_session_tokens(const bn_session *s) {
+    return s ? s->tokens : NULL;
+}
+
+void bn_session_seed(bn_session *s, uint64_t seed) {
+    if (s)
+        s->rng = seed;
+}
+
+void bn_session_cancel(bn_session *s) {
+    if (s)
+        atomic_store(&s->cancelled, 1);
+}
+
+int32_t bn_session_cancelled(const bn_session *s) {
+    return s ? atomic_load(&s->cancelled) : 0;
+}
+
+bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
+    if (!s || !tokens || n < 1)
+        return BN_ERR_ARGUMENT;
+    if (bn_session_cancelled(s))
+        return BN_ERR_CANCELLED;
+    if (n > s->n_ctx - s->position)
+        return BN_ERR_CONTEXT;
+    for (int32_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= s->stack->config.vocab_size)
+            return BN_ERR_TOKEN;
+    return BN_OK;
+}
