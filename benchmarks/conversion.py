@@ -20,8 +20,8 @@ import report
 import training_runs
 from training_runs import Outcome
 
-from bitnet import checkpoint
-from bitnet.checkpoint import Checkpoint
+from bitnet.train import checkpoint
+from bitnet.train.checkpoint import Checkpoint
 
 Words = dict[str, Any]  # options of a verb, by name
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import report
 
-from bitnet import checkpoint, runlog
 from bitnet.config import ModelConfig
+from bitnet.train import checkpoint, runlog
 
 Options = Mapping[str, Any]  # of `bitnet train`, by flag
 

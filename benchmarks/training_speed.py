@@ -24,11 +24,13 @@ import report
 import torch
 from torch import Tensor, nn
 
-from bitnet import compiler, optimizers, process
+from bitnet import process
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer
-from bitnet.positions import rope_tables
+from bitnet.model import compiler
+from bitnet.model.positions import rope_tables
+from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
+from bitnet.train import optimizers
 
 KINDS = ("full precision", "ternary", "coming in")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

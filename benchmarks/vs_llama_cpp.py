@@ -28,7 +28,7 @@ from shapes import SHAPES
 
 from bitnet.config import ModelConfig
 from bitnet_export import random_model
-from bitnet_export.gguf.write import HEADS, architecture, write_gguf
+from bitnet_export.foreign.gguf.write import HEADS, architecture, write_gguf
 from bitnet_runtime import Model
 from bitnet_runtime.bench import bench
 

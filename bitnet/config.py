@@ -1,7 +1,7 @@
 """Every hyperparameter of every model family, in one flat record.
 
 `ModelConfig` can say more than this version runs: `bitnet train` and the C engine each refuse by
-name what the engine cannot run; `bitnet.model` builds all of it. The packed file stores the same fields
+name what the engine cannot run; `bitnet.model.transformer` builds all of it. The packed file stores the same fields
 (export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
 """
 

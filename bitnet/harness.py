@@ -26,7 +26,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
 from tqdm import tqdm
 
-from bitnet.evaluate import log_probabilities
+from bitnet.evaluate.loss import log_probabilities
 from bitnet_runtime import Model, Session
 from bitnet_runtime.generation import extend, generate_batch
 

@@ -30,6 +30,6 @@ def positive(text: str) -> int:
 
 def encodings() -> tuple[str, ...]:
     """Encodings of ternary weights, by the names that are typed."""
-    from bitnet_export.encodings import TERNARY
+    from bitnet_export.packed.encodings import TERNARY
 
     return tuple(TERNARY)

@@ -12,8 +12,8 @@ from bitnet.settings import CHOICES, Settings, default_of, flag_of
 from bitnet_runtime.terminal import show
 
 if TYPE_CHECKING:
-    from bitnet.resolve import Given
-    from bitnet.train import Outcome
+    from bitnet.train.loop import Outcome
+    from bitnet.train.resolve import Given
 
 
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
@@ -48,7 +48,7 @@ def before_torch() -> None:
 
 def given(args: argparse.Namespace) -> Given:
     """What the flags say."""
-    from bitnet.resolve import Given
+    from bitnet.train.resolve import Given
 
     options = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}
     return Given(options=options, config=args.config, model=args.set or [])
@@ -56,7 +56,7 @@ def given(args: argparse.Namespace) -> Given:
 
 def conclude(outcome: Outcome, as_json: bool) -> int:
     """Say where the checkpoint is and how good the model. Returns the exit code: 130 / 143 on Ctrl-C / SIGTERM."""
-    from bitnet.run import describe
+    from bitnet.train.run import describe
 
     if outcome.signal:
         return 128 + outcome.signal

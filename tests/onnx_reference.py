@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Key, PackedFile, encodings, records
+from bitnet_export import Key, PackedFile
+from bitnet_export.packed import encodings, records
 
 Array = NDArray[np.float64]
 

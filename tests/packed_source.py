@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bitnet_export import PackedFile, encodings, records
-from bitnet_export.records import Key
-from bitnet_export.source import Floats, Source, Tensor, Ternary
+from bitnet_export import PackedFile
+from bitnet_export.foreign.source import Floats, Source, Tensor, Ternary
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.records import Key
 
 
 def source_of(path: Path) -> Source:

@@ -17,8 +17,9 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bitnet.config import PRESETS, ModelConfig
-from bitnet_export import Encoded, encodings, random_model, records, write_packed
-from bitnet_export.layout import pack_ternary
+from bitnet_export import Encoded, random_model, write_packed
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.layout import pack_ternary
 from bitnet_runtime.text import byte_level_alphabet
 
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")

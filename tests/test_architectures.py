@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer
-from bitnet_export.pack import pack_checkpoint
+from bitnet.model.transformer import Transformer
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import Model
 
 transformers = pytest.importorskip("transformers")

@@ -20,9 +20,10 @@ ARROWS = """
 | package | what it is | may import |
 |---|---|---|
 | `bitnet_cli` | the verbs of the `bitnet` command | `bitnet_export`, `bitnet`, `bitnet_runtime` |
-| `bitnet_export` | the packed file and the formats of others | `bitnet_runtime`; the numbers: `bitnet.config`, \
-`bitnet.quant`, `bitnet.layers`, `bitnet.positions`, `bitnet.block`, `bitnet.model`; checkpoints: `bitnet.checkpoint`, \
-`bitnet.tokenizer`, `bitnet.finetune`; text to compare on: `bitnet.corpus`, `bitnet.data`, `bitnet.chat`; files on disk: `bitnet.process` |
+| `bitnet_export` | the packed file and the formats of others | \
+`bitnet_runtime`; the numbers: `bitnet.config`, `bitnet.quant`, `bitnet.model`; \
+text: `bitnet.data`; checkpoints: `bitnet.train.checkpoint`, `bitnet.train.source_model`; \
+files on disk: `bitnet.process` |
 | `bitnet` | training | `bitnet_runtime` |
 | `bitnet_runtime` | the engine from Python | none of these, and never torch |
 """.strip()
@@ -230,7 +231,7 @@ def test_the_verbs_import_without_libraries() -> None:
 
 
 def test_export_and_the_options_of_training_import_without_torch() -> None:
-    run("import bitnet_export, bitnet.config, bitnet.settings, bitnet.resolve", "torch", "safetensors")
+    run("import bitnet_export, bitnet.config, bitnet.settings, bitnet.train.resolve", "torch", "safetensors")
 
 
 def test_import_loads_nothing_heavy() -> None:
@@ -300,3 +301,33 @@ def test_bench_imports_nothing_from_the_working_directory(tmp_path: Path) -> Non
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert '"decode"' in done.stdout
+
+
+# ---- rooms ----
+
+ROOMS = {
+    "bitnet": ("", "model", "data", "evaluate", "train", "report"),
+    "bitnet_export": ("packed", "checkpoint", "foreign", "convert", ""),
+}
+"""The folders of a package, lowest first; "" is its own. A module imports from its folder and from those before it."""
+
+COMMANDS = {"bitnet.harness"}
+"""Modules that are run, as `python -m` says in docs, and stand above all folders of their package."""
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 2 or (len(parts) == 2 and MODULES[module].name == "__init__.py") else ""
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_arrows_between_rooms_point_down(package: str) -> None:
+    order = ROOMS[package]
+    assert {room_of(module) for module in MODULES if package_of(module) == package} == set(order)
+    wrong = [
+        f"{each.source} imports {each.target}"
+        for each in IMPORTS
+        if package_of(each.source) == package == package_of(each.target) and each.target in MODULES
+        if each.source not in COMMANDS and order.index(room_of(each.target)) > order.index(room_of(each.source))
+    ]
+    assert not wrong

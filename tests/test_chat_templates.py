@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 import foreign_tokenizers as foreign
-from bitnet_export.hf.folder import Folder
-from bitnet_export.hf.tokenizer import tokenizer_of
+from bitnet_export.foreign.hf.folder import Folder
+from bitnet_export.foreign.hf.tokenizer import tokenizer_of
 from bitnet_runtime import TemplateError
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.text import Tokenizer

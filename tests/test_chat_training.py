@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import bitnet_cli
-from bitnet import chat, data, tokenizer
-from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
-from bitnet.masks import positions
-from bitnet.model import Transformer
+from bitnet.data import conversations, dataset, tokenizer
+from bitnet.model.masks import positions
+from bitnet.model.transformer import Transformer
+from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_runtime import Model
 
@@ -33,22 +33,24 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def encoder(template: str | None = None) -> tuple[chat.Encoder, Any]:
+def encoder(template: str | None = None) -> tuple[conversations.Encoder, Any]:
     words = tokenizer.build("byte", [], 300)
-    template, generation = chat.with_template(words, template, {})
-    return chat.Encoder(words, template, generation), words
+    template, generation = conversations.with_template(words, template, {})
+    return conversations.Encoder(words, template, generation), words
 
 
-def learnt(dialogue: chat.Dialogue, words: Any) -> str:
+def learnt(dialogue: conversations.Dialogue, words: Any) -> str:
     """The text of what counts."""
     return str(words.decode(dialogue.ids[dialogue.counts].tolist(), skip_special_tokens=False))
 
 
-def dialogues(n: int) -> tuple[chat.Dialogues, Any]:
+def dialogues(n: int) -> tuple[conversations.Dialogues, Any]:
     encode, words = encoder()
     talks = [[{"role": "user", "content": "q" * (1 + i % 5)}, {"role": "assistant", "content": "a" * (1 + i % 7) + "b"}]
              for i in range(n)]  # fmt: skip
-    return chat.Dialogues([chat.Conversation(talk, str(i)) for i, talk in enumerate(talks)], encode, words), words
+    return conversations.Dialogues(
+        [conversations.Conversation(talk, str(i)) for i, talk in enumerate(talks)], encode, words
+    ), words
 
 
 # ---- labels ----
@@ -56,9 +58,9 @@ def dialogues(n: int) -> tuple[chat.Dialogues, Any]:
 
 def test_only_answers_and_their_end_are_learnt() -> None:
     encode, words = encoder()
-    (found,) = encode.encode(chat.Conversation(TALK, "here"))
+    (found,) = encode.encode(conversations.Conversation(TALK, "here"))
     assert learnt(found, words) == "Good day<|im_end|>So long<|im_end|>"
-    end, start = (words.token_to_id(text) for text in (chat.END, chat.START))
+    end, start = (words.token_to_id(text) for text in (conversations.END, conversations.START))
     assert found.ids[0] == tokenizer.END_ID and found.ids.tolist().count(start) == 4
     assert found.ids.tolist().count(end) == 4  # what the user typed is text
     assert found.ids[-1] == end and found.counts[-1]
@@ -66,21 +68,21 @@ def test_only_answers_and_their_end_are_learnt() -> None:
 
 def test_a_template_that_rewrites_earlier_answers_gives_one_sequence_for_each() -> None:
     encode, words = encoder(FORGETS)
-    first, second = encode.encode(chat.Conversation(TALK, "here"))
+    first, second = encode.encode(conversations.Conversation(TALK, "here"))
     assert learnt(first, words) == "Good day!|" and learnt(second, words) == "So long!|"
     assert words.decode(second.ids.tolist()).startswith("user:hi|assistant:Good day|user:")
 
 
 def test_a_template_that_does_not_continue_its_prompt() -> None:
     encode, _ = encoder("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}#{% endif %}")
-    with pytest.raises(data.DataError, match="here: the chat template does not write answer 2 after the prompt"):
-        encode.encode(chat.Conversation(TALK, "here"))
+    with pytest.raises(dataset.DataError, match="here: the chat template does not write answer 2 after the prompt"):
+        encode.encode(conversations.Conversation(TALK, "here"))
 
 
 def test_repetitions_are_counted() -> None:
-    talks = [chat.Conversation([{"role": "user", "content": str(i % 9)}], str(i)) for i in range(400)]
+    talks = [conversations.Conversation([{"role": "user", "content": str(i % 9)}], str(i)) for i in range(400)]
     said: list[str] = []
-    chat.split(talks, 0.3, said.append)
+    conversations.split(talks, 0.3, said.append)
     assert said == ["391 of 400 conversations are repetitions and were left out"]
 
 
@@ -98,10 +100,10 @@ def test_packing_keeps_every_token_once() -> None:
             ids, aims = inputs[row][mine].tolist(), targets[row][mine].tolist()
             seen.append((*ids, aims[-1]))
             pairs = zip(aims[:-1], ids[1:], strict=True)
-            assert all(aim in (data.IGNORED, following) for aim, following in pairs)
-        assert (targets[row][documents[row] == -1] == data.IGNORED).all()
+            assert all(aim in (dataset.IGNORED, following) for aim, following in pairs)
+        assert (targets[row][documents[row] == -1] == dataset.IGNORED).all()
     assert sorted(seen) == every
-    assert int((targets != data.IGNORED).sum()) == sum(int(d.counts.sum()) for d in found._all)
+    assert int((targets != dataset.IGNORED).sum()) == sum(int(d.counts.sum()) for d in found._all)
     assert len(inputs) < 23 / 1.5  # several share a row
 
 
@@ -130,19 +132,19 @@ def test_positions_begin_anew() -> None:
 
 def test_batches_visit_every_row_once_an_epoch_and_do_not_depend_on_the_past() -> None:
     found, _ = dialogues(23)
-    batches = chat.Batches(found, 4, 60, seed=1)
+    batches = conversations.Batches(found, 4, 60, seed=1)
     rows = [row for i in range(batches.rows) for row in batches[i][0].tolist()]  # four epochs
     assert all(rows.count(row) % 4 == 0 for row in rows)
     later = [t.tolist() for t in batches[7]]
-    assert [t.tolist() for t in chat.Batches(found, 4, 60, seed=1)[7]] == later
+    assert [t.tolist() for t in conversations.Batches(found, 4, 60, seed=1)[7]] == later
 
 
 def test_long_conversations_lose_their_end() -> None:
     found, _ = dialogues(5)
     longest = max(len(d.ids) for d in found._all)
     assert found.too_long(longest - 1) == 0 and found.too_long(longest - 2) == 1
-    with pytest.raises(data.DataError, match="no answer lies within the first 3 tokens"):
-        chat.Batches(found, 1, 3, seed=0)
+    with pytest.raises(dataset.DataError, match="no answer lies within the first 3 tokens"):
+        conversations.Batches(found, 1, 3, seed=0)
 
 
 # ---- files ----
@@ -166,35 +168,35 @@ def test_long_conversations_lose_their_end() -> None:
 def test_bad_lines_are_named(line: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     file.write_bytes(json.dumps({"messages": TALK}).encode() + b"\n\n" + line + b"\n")
-    with pytest.raises(data.DataError, match="line 3") as error:
-        list(chat.read([file]))
+    with pytest.raises(dataset.DataError, match="line 3") as error:
+        list(conversations.read([file]))
     assert message in str(error.value)
 
 
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(data.DataError, match=r"is no \.jsonl file"):
-        list(chat.read([tmp_path / "a.txt"]))
+    with pytest.raises(dataset.DataError, match=r"is no \.jsonl file"):
+        list(conversations.read([tmp_path / "a.txt"]))
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
-    with pytest.raises(data.DataError, match="1 different conversations, expected at least 2"):
-        chat.split([*chat.read([tmp_path / "c.jsonl"])] * 2, 0.1)
-    monkeypatch.setattr(chat, "MAX_LINE", 50)
-    with pytest.raises(data.DataError, match="line 1 is longer than 50 bytes"):
-        list(chat.read([tmp_path / "c.jsonl"]))
+    with pytest.raises(dataset.DataError, match="1 different conversations, expected at least 2"):
+        conversations.split([*conversations.read([tmp_path / "c.jsonl"])] * 2, 0.1)
+    monkeypatch.setattr(conversations, "MAX_LINE", 50)
+    with pytest.raises(dataset.DataError, match="line 1 is longer than 50 bytes"):
+        list(conversations.read([tmp_path / "c.jsonl"]))
 
 
 def test_half_a_character_in_a_message() -> None:
     encode, _ = encoder()
     talk = [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "x"}]
-    with pytest.raises(data.DataError, match=r"here: .*not valid Unicode"):
-        encode.encode(chat.Conversation(talk, "here"))
+    with pytest.raises(dataset.DataError, match=r"here: .*not valid Unicode"):
+        encode.encode(conversations.Conversation(talk, "here"))
 
 
 def test_split_is_by_content() -> None:
-    talks = [chat.Conversation([{"role": "user", "content": str(i)}], str(i)) for i in range(40)]
-    train, held_out = chat.split(talks, 0.3)
+    talks = [conversations.Conversation([{"role": "user", "content": str(i)}], str(i)) for i in range(40)]
+    train, held_out = conversations.split(talks, 0.3)
     assert len(train) + len(held_out) == 40 and 0 < len(held_out) < 25
-    assert chat.split(talks[::-1], 0.3)[1] == held_out
-    assert [len(side) for side in chat.split(talks[:2], 1e-6)] == [1, 1]
+    assert conversations.split(talks[::-1], 0.3)[1] == held_out
+    assert [len(side) for side in conversations.split(talks[:2], 1e-6)] == [1, 1]
 
 
 # ---- from conversations to an engine that answers ----
@@ -211,7 +213,7 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert bitnet_cli.main(["eval", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nats_per_token"] < 0.5
-    assert Checkpoint.open(folder).template == chat.CHATML
+    assert Checkpoint.open(folder).template == conversations.CHATML
     export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)
     with Model.load(tmp_path / "m.bitnet") as model:
         result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)

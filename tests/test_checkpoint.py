@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bitnet import checkpoint, runlog, saving
-from bitnet.checkpoint import Checkpoint
+from bitnet.train import checkpoint, runlog, saving
+from bitnet.train.checkpoint import Checkpoint
 from training import TINY, bitnet, bits, edited, losses
 
 torch.set_num_threads(1)

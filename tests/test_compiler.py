@@ -15,10 +15,11 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import bitnet_cli
-from bitnet import compiler, runlog
-from bitnet.compiler import compile_layers
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer
+from bitnet.model import compiler
+from bitnet.model.compiler import compile_layers
+from bitnet.model.transformer import Transformer
+from bitnet.train import runlog
 
 torch.set_num_threads(1)
 

@@ -14,8 +14,8 @@ import pytest
 import bitnet_cli
 from bitnet import reference
 from bitnet.config import PRESETS, ModelConfig
-from bitnet.resolve import Given, resolve
 from bitnet.settings import Settings, default_of, of_source
+from bitnet.train.resolve import Given, resolve
 
 SMALL = {
     "vocab_size": 10, "dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "ffn_dim": 16,

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from bitnet import chat
 from bitnet.config import PRESETS
+from bitnet.data import conversations
 from bitnet_cli import main
 from bitnet_export import random_model
 from bitnet_runtime.session import Session
@@ -198,13 +198,13 @@ def test_save_writes_what_training_reads(models: Path, tmp_path: Path) -> None:
         [{"role": "user", "content": text} for text in ("é", "a\nb")],
         {"role": "assistant", "content": ANSWER},
     )
-    first, second = (found.messages for found in chat.read([file]))
+    first, second = (found.messages for found in conversations.read([file]))
     assert first == [user[0], answer, user[1], answer]
     assert second == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}, answer]
 
     file.write_text(file.read_text().removesuffix("\n"))  # as some editors leave it
     piped(models / "chat", "x", f"/save {file}")
-    assert len(list(chat.read([file]))) == 3
+    assert len(list(conversations.read([file]))) == 3
 
 
 def test_save_harms_nothing(models: Path, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_save_harms_nothing(models: Path, tmp_path: Path) -> None:
 
 def test_save_has_what_the_model_no_longer_sees(models: Path, tmp_path: Path) -> None:
     piped(models / "chat", *["x" * 30] * 12, f"/save {tmp_path}/all.jsonl", args=("-c", 128))
-    (saved,) = chat.read([tmp_path / "all.jsonl"])
+    (saved,) = conversations.read([tmp_path / "all.jsonl"])
     assert len(saved.messages) == 24
 
 
@@ -323,5 +323,5 @@ def test_a_message_without_an_answer_is_forgotten(
     printed = capsys.readouterr()
     assert printed.out == f"{ANSWER}\n"
     assert printed.err.count("forgotten]") == 2, printed.err and "no message to answer again" in printed.err
-    (saved,) = chat.read([tmp_path / "t.jsonl"])
+    (saved,) = conversations.read([tmp_path / "t.jsonl"])
     assert [message["content"] for message in saved.messages] == ["bye", ANSWER]

@@ -15,14 +15,15 @@ import pytest
 
 from bitnet.config import ModelConfig
 from bitnet_cli import main
-from bitnet_export import PackedFile, VerificationError, encodings, random_model
-from bitnet_export.content import Content
-from bitnet_export.convert import open_source, pack_source
-from bitnet_export.gguf.write import write_gguf
-from bitnet_export.hf.write import write_folder
-from bitnet_export.outgoing import replacing_folder
-from bitnet_export.source import SourceError
-from bitnet_export.verify_source import verify_source
+from bitnet_export import PackedFile, VerificationError, random_model
+from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.convert.verify_source import verify_source
+from bitnet_export.foreign.gguf.write import write_gguf
+from bitnet_export.foreign.hf.write import write_folder
+from bitnet_export.foreign.outgoing import replacing_folder
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.packed import encodings
+from bitnet_export.packed.content import Content
 from packed_source import flipped, source_of
 from runtime_models import byte_tokenizer
 
@@ -346,7 +347,7 @@ def test_a_folder_is_on_disk_before_it_has_its_name(own: Path, monkeypatch: pyte
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import bitnet.model, bitnet_export.hf.write  # once, before the forks
+import bitnet.model.transformer, bitnet_export.foreign.hf.write  # once, before the forks
 from bitnet_cli import main
 
 source, out = Path(sys.argv[1]), Path(sys.argv[2])

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from bitnet import corpus, data, tokenizer
-from bitnet_export.records import MAGIC
+from bitnet.data import corpus, dataset, tokenizer
+from bitnet_export.packed.records import MAGIC
 
 TEXTS = ["def main(argv):\n    return 0  # nothing\n" * 20, "Grüße, 世界 🌍\r\n\tpassé 1234567\n" * 20]
 MADE = {kind: tokenizer.build(kind, TEXTS, 300) for kind in tokenizer.KINDS}
@@ -330,14 +330,14 @@ def test_no_text() -> None:
 
 
 def test_tokenize_writes_once_and_maps(tmp_path: Path) -> None:
-    tokens = data.tokenize(TEXTS, MADE["bpe"], tmp_path, "train")
+    tokens = dataset.tokenize(TEXTS, MADE["bpe"], tmp_path, "train")
     assert tokens.ids.dtype == np.uint16 and tokens.n_bytes == sum(len(t.encode()) for t in TEXTS)
     assert tokens.ids.tolist() == [0, *encode(MADE["bpe"], TEXTS[0]), 0, *encode(MADE["bpe"], TEXTS[1])]
     (file,) = tmp_path.iterdir()
     before = file.stat().st_mtime_ns
-    assert data.tokenize(TEXTS, MADE["bpe"], tmp_path, "train").digest == tokens.digest
+    assert dataset.tokenize(TEXTS, MADE["bpe"], tmp_path, "train").digest == tokens.digest
     assert file.stat().st_mtime_ns == before
-    assert data.tokenize(TEXTS, MADE["byte"], tmp_path, "train").digest != tokens.digest
+    assert dataset.tokenize(TEXTS, MADE["byte"], tmp_path, "train").digest != tokens.digest
     sent = pickle.dumps(tokens)
     assert len(sent) < 500 and pickle.loads(sent).ids.tolist() == tokens.ids.tolist()
 
@@ -346,16 +346,16 @@ def test_sides_have_the_digest_of_their_texts(tmp_path: Path) -> None:
     """So a run that was begun when texts were kept in lists goes on."""
     for validation in (0.5, 1e-6):
         for side in corpus.split([f"{i} {text}" for i in range(9) for text in TEXTS], validation):
-            digest = data.tokenize(side, MADE["bpe"], tmp_path, "a").digest
-            assert digest == data.tokenize(list(side), MADE["bpe"], tmp_path, "b").digest
+            digest = dataset.tokenize(side, MADE["bpe"], tmp_path, "a").digest
+            assert digest == dataset.tokenize(list(side), MADE["bpe"], tmp_path, "b").digest
 
 
-def counting(n: int) -> data.Tokens:
-    return data.Tokens(np.arange(n, dtype=np.uint32), n, "")
+def counting(n: int) -> dataset.Tokens:
+    return dataset.Tokens(np.arange(n, dtype=np.uint32), n, "")
 
 
 def test_batches_visit_every_window_once_an_epoch() -> None:
-    batches = data.Batches(counting(1000), batch=4, context=10, seed=1)
+    batches = dataset.Batches(counting(1000), batch=4, context=10, seed=1)
     assert batches.per_epoch == 98
     starts = []
     for i in range(49):
@@ -369,24 +369,24 @@ def test_batches_visit_every_window_once_an_epoch() -> None:
 
 @given(cuts=st.lists(st.integers(0, 300), max_size=8))
 def test_sequences_do_not_depend_on_how_they_are_cut(cuts: list[int]) -> None:
-    batches, edges = data.Batches(counting(1000), 4, 10, seed=1), sorted({0, 300, *cuts})
+    batches, edges = dataset.Batches(counting(1000), 4, 10, seed=1), sorted({0, 300, *cuts})
     pieces = [batches.sequences(first, last) for first, last in itertools.pairwise(edges)]
     for part, whole in zip(zip(*pieces, strict=True), batches.sequences(0, 300), strict=True):
         assert torch.cat(part).equal(whole)
 
 
 def test_a_batch_is_a_function_of_seed_and_index() -> None:
-    one, two = (data.Batches(counting(1000), 4, 10, seed=1) for _ in range(2))
+    one, two = (dataset.Batches(counting(1000), 4, 10, seed=1) for _ in range(2))
     in_order = [one[i][0] for i in range(60)]
     assert two[50][0].equal(in_order[50]) and two[7][0].equal(in_order[7])
-    other = data.Batches(counting(1000), 4, 10, seed=2)
+    other = dataset.Batches(counting(1000), 4, 10, seed=2)
     assert not all(other[i][0].equal(in_order[i]) for i in range(5))
 
 
 def test_too_little_text_for_a_batch() -> None:
-    assert data.Batches(counting(51), 4, 10, 0).per_epoch == 4
+    assert dataset.Batches(counting(51), 4, 10, 0).per_epoch == 4
     with pytest.raises(corpus.DataError, match="has 50 tokens, one batch of 4 × 10 needs 51"):
-        data.Batches(counting(50), 4, 10, 0)
+        dataset.Batches(counting(50), 4, 10, 0)
 
 
 def test_jsonl_lines_are_documents(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 import bitnet_cli
-from bitnet import compiler, distill, finetune, runlog, tokenizer, train
-from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer
+from bitnet.data import tokenizer
+from bitnet.model import compiler
+from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
+from bitnet.train import distill, loop, runlog, source_model
+from bitnet.train.checkpoint import Checkpoint
 
 torch.set_num_threads(1)
 
@@ -26,18 +28,18 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def start(seed: int = 0, **changes: Any) -> finetune.Start:
+def start(seed: int = 0, **changes: Any) -> source_model.Start:
     """A full-precision model with random weights."""
     torch.manual_seed(seed)
     config = ModelConfig.from_dict(SHAPE | changes)
-    return finetune.Start("a model", config, Transformer(config).state_dict(), tokenizer.build("byte", [], 257))
+    return source_model.Start("a model", config, Transformer(config).state_dict(), tokenizer.build("byte", [], 257))
 
 
-def student(source: finetune.Start) -> Transformer:
-    return finetune.build(source, source.defaults()[1])[0]
+def student(source: source_model.Start) -> Transformer:
+    return source_model.build(source, source.defaults()[1])[0]
 
 
-def distillation(source: finetune.Start, model: Transformer, **options: Any) -> distill.Distillation:
+def distillation(source: source_model.Start, model: Transformer, **options: Any) -> distill.Distillation:
     settings = Settings(device="cpu", source="x", quantize_warmup=0.5, **options)
     return distill.Distillation(source, settings, model, source.words)
 
@@ -52,12 +54,12 @@ def tokens(rows: int = 4, length: int = 24) -> Tensor:
 def test_a_teacher_with_another_tokenizer() -> None:
     source = start()
     other = tokenizer.build("char", ["xyz"], 300)
-    with pytest.raises(finetune.SourceModelError, match="expected a teacher with the same tokenizer"):
+    with pytest.raises(source_model.SourceModelError, match="expected a teacher with the same tokenizer"):
         distill.Distillation(source, Settings(device="cpu", source="x", quantize_warmup=0.5), student(source), other)
 
 
 def test_a_teacher_with_a_shorter_context() -> None:
-    with pytest.raises(finetune.SourceModelError, match="takes 32 tokens, a sequence has 64; lower --context"):
+    with pytest.raises(source_model.SourceModelError, match="takes 32 tokens, a sequence has 64; lower --context"):
         distillation(start(max_context=32), student(start()), distill=0.5)
     distillation(start(max_context=32), student(start()), distill=0.5, context=32)
 
@@ -202,7 +204,7 @@ def test_layer_is_counted_from_the_end() -> None:
         assert seen[0].shape == (4, 24, 32) and seen[1].shape == seen[2].shape == (4, 24, 16)
         assert model.layers[2 - place].qkv is student_ and teacher_.seen == ()
     with pytest.raises(
-        finetune.SourceModelError, match="student and teacher have 2 and 4 layers; expected 1, the last"
+        source_model.SourceModelError, match="student and teacher have 2 and 4 layers; expected 1, the last"
     ):
         distillation(teacher, model, distill_relations=0.1, distill_layer=3)
 
@@ -277,7 +279,7 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
 ) -> None:
     options = [*RELATIONS, "--precision", precision, "--lr", "0.002", "--accumulate", "2"]
     assert convert(source, tmp_path / "whole", *options) == 0
-    update = train.update
+    update = loop.update
 
     def kill(run: Any) -> Any:
         if run.state["step"] == 6:
@@ -285,7 +287,7 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
         return update(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "update", kill)
+        patch.setattr(loop, "update", kill)
         assert convert(source, tmp_path / "killed", *options) == 130
     assert Checkpoint.open(tmp_path / "killed").state["step"] == 4
     assert bitnet_cli.main(["finetune", str(source[0]), "--out", str(tmp_path / "killed"), "--resume"]) == 0

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer
+from bitnet.model.transformer import Transformer
+from bitnet.train.checkpoint import Checkpoint
 from bitnet_cli import main
 from bitnet_export import VerificationError, export_checkpoint
-from bitnet_export.pack import pack_checkpoint
+from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import (
     ContextLengthError,
     InvalidParameterError,

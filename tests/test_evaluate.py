@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bitnet_cli
-from bitnet import data
-from bitnet.checkpoint import Checkpoint
-from bitnet.evaluate import Overlapping, evaluate, evaluate_packed, log_probabilities
-from bitnet.model import Transformer
-from bitnet_export.pack import pack_checkpoint
+from bitnet.data import dataset
+from bitnet.evaluate.loss import Overlapping, evaluate, evaluate_packed, log_probabilities
+from bitnet.model.transformer import Transformer
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import Model
 from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
 
@@ -31,8 +31,8 @@ TINY = ["vocab_size=300", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "
 TINY = [word for option in [*TINY, f"max_context={CONTEXT}"] for word in ("--set", option)]
 
 
-def tokens_of(ids: list[int]) -> data.Tokens:
-    return data.Tokens(np.array(ids, np.uint16), 3 * len(ids), "")
+def tokens_of(ids: list[int]) -> dataset.Tokens:
+    return dataset.Tokens(np.array(ids, np.uint16), 3 * len(ids), "")
 
 
 def bitnet(*argv: str | Path) -> int:
@@ -50,11 +50,11 @@ def test_every_token_counts_once_with_enough_before_it(n: int, context: int, dra
     for i in range(text.windows(context)):
         (inputs,), (targets,) = text.window([i], context)
         for place, target in enumerate(targets.tolist()):
-            if target != data.IGNORED:
+            if target != dataset.IGNORED:
                 assert target == inputs[place] + 1
                 assert not counted or place >= context - stride or len(counted) < context
                 counted.append(target)
-        assert int((targets != data.IGNORED).sum()) == text.new(i, context)
+        assert int((targets != dataset.IGNORED).sum()) == text.new(i, context)
     assert counted == list(range(1, len(counted) + 1))
     left = n - 1 - len(counted)
     assert left < (stride if counted else context)  # too few for another window

@@ -22,28 +22,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import packed_files
-from bitnet import checkpoint, corpus, data, quant, saving, tokenizer
+from bitnet import quant
 from bitnet.bitlinear import project
-from bitnet.checkpoint import Checkpoint
 from bitnet.config import ModelConfig
-from bitnet.layers import ACTIVATIONS
-from bitnet.model import Transformer
-from bitnet.positions import rope_frequencies, rope_tables
+from bitnet.data import corpus, dataset, tokenizer
+from bitnet.model.layers import ACTIVATIONS
+from bitnet.model.positions import rope_frequencies, rope_tables
+from bitnet.model.transformer import Transformer
+from bitnet.train import checkpoint, saving
+from bitnet.train.checkpoint import Checkpoint
 from bitnet_cli import main
-from bitnet_export import (
-    PackedFile,
-    VerificationError,
-    encodings,
-    export_checkpoint,
-    pack,
-    records,
-    repack,
-    verify,
-    write_packed,
-)
-from bitnet_export.pack import pack_checkpoint
-from bitnet_export.real_text import real_tokens
-from bitnet_export.writer import Encoded
+from bitnet_export import PackedFile, VerificationError, export_checkpoint, repack, verify, write_packed
+from bitnet_export.checkpoint import pack
+from bitnet_export.checkpoint.pack import pack_checkpoint
+from bitnet_export.checkpoint.real_text import real_tokens
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.writer import Encoded
 from bitnet_runtime import Model
 
 SMALL = ModelConfig(
@@ -75,8 +69,8 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     if steps:
         run.mkdir(parents=True, exist_ok=True)
-        tokens = data.tokenize(list(corpus.documents(corpus.files_of(TEXT))), words, run, "text")
-        batches = data.Batches(tokens, 16, 64, seed)
+        tokens = dataset.tokenize(list(corpus.documents(corpus.files_of(TEXT))), words, run, "text")
+        batches = dataset.Batches(tokens, 16, 64, seed)
         for step in range(steps):
             model.loss(*batches[step]).backward()
             optimizer.step()
@@ -329,7 +323,7 @@ def test_one_wrong_number_is_found(
 def test_an_engine_that_computes_something_else_is_found(
     untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = __import__("bitnet_export.verify", fromlist=["verify"])
+    module = __import__("bitnet_export.checkpoint.verify", fromlist=["verify"])
     right = module.engine_scores
     for error, message in (
         (lambda s: s - 3e-5, "median difference in short prompts"),

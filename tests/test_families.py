@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet.block import Block, routes
 from bitnet.config import ModelConfig
-from bitnet.masks import positions, visible
-from bitnet.model import Transformer
-from bitnet.positions import sinusoids
+from bitnet.model.block import Block, routes
+from bitnet.model.masks import positions, visible
+from bitnet.model.positions import sinusoids
+from bitnet.model.transformer import Transformer
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 

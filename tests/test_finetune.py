@@ -13,14 +13,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 import bitnet_cli
 import hf_models
-from bitnet import checkpoint, finetune, quant, runlog, schedule, tokenizer, train
-from bitnet.checkpoint import Checkpoint
+from bitnet import quant
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet.model import Transformer
+from bitnet.data import tokenizer
+from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet_export import PackedFile, export_checkpoint, records
-from bitnet_export.masters import read_start
-from bitnet_export.source import SourceError
+from bitnet.train import checkpoint, loop, runlog, schedule, source_model
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export import PackedFile, export_checkpoint
+from bitnet_export.convert.masters import read_start
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.packed import records
 from bitnet_runtime import Model
 
 torch.set_num_threads(1)
@@ -78,7 +81,7 @@ def test_without_quantizers_the_model_is_the_source(source: tuple[torch.nn.Modul
     assert start.config.ternary == () and "full-precision" in start.what
     config = start.defaults()[1]
     assert config.ternary == TERNARY_LINEARS and config.head_format == "int8"
-    model, inserted = finetune.build(start, config)
+    model, inserted = source_model.build(start, config)
     tokens = torch.randint(0, 300, (3, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = theirs(tokens).logits
@@ -167,15 +170,15 @@ def test_from_a_folder_to_the_engine(source: tuple[torch.nn.Module, Path], text:
     options = ("finetune", source[1], "--data", text, *FAST, "--distill", "0.5", "--lr", "0.002")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run(*options, "--out", whole) == 0
-    update = train.update
+    update = loop.update
 
-    def kill(self: train.Run) -> Any:
+    def kill(self: loop.Run) -> Any:
         if self.state["step"] == 6:
             raise KeyboardInterrupt
         return update(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "update", kill)
+        patch.setattr(loop, "update", kill)
         assert run(*options, "--out", killed) == 130
     assert run("finetune", tmp_path, "--out", killed, "--resume") == 1  # not the source that it began with
     assert run("finetune", "--out", killed, "--resume") == 0
@@ -208,18 +211,18 @@ def test_sub_norms_are_added_and_calibrated(source: tuple[torch.nn.Module, Path]
     start = read_start(str(source[1]))
     config = start.defaults()[1].replace(sub_norm=True)
     tokens = torch.randint(0, 300, (4, 24), generator=torch.Generator().manual_seed(0))
-    model, inserted = finetune.build(start, config)
+    model, inserted = source_model.build(start, config)
     assert sorted(inserted) == sorted(
         f"layers.{i}.{kind}_sub_norm.weight" for i in range(2) for kind in ("attn", "ffn")
     )
-    plain = finetune.build(start, start.config)[0]
+    plain = source_model.build(start, start.config)[0]
 
     def distance() -> float:
         with torch.no_grad(), model.partly_quantized(0.0):
             return float((torch.log_softmax(model(tokens), -1) - torch.log_softmax(plain(tokens), -1)).abs().mean())
 
     before = distance()
-    finetune.calibrate(model, inserted, tokens)
+    source_model.calibrate(model, inserted, tokens)
     assert distance() < 0.7 * before
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert run("finetune", source[1], "--data", text, *FAST, "--set", "sub_norm=true", "--out", tmp_path / "run") == 0
@@ -233,7 +236,7 @@ def test_from_our_own_full_precision_run(text: str, tmp_path: Path) -> None:
     assert run(*before) == 0
     assert run("finetune", tmp_path / "float", *FAST, "--data", text, "--out", tmp_path / "ternary") == 0
     assert Checkpoint.open(tmp_path / "ternary").config.ternary == TERNARY_LINEARS
-    start = finetune.read_checkpoint(tmp_path / "ternary")
+    start = source_model.read_checkpoint(tmp_path / "ternary")
     assert start.defaults()[0]["quantize_warmup"] == 0.0
 
 
@@ -273,7 +276,7 @@ def test_amount_comes_back_after_an_error() -> None:
 
 def test_new_tokens_are_the_mean_of_the_others(source: tuple[torch.nn.Module, Path]) -> None:
     start = read_start(str(source[1]))
-    model = finetune.build(start, start.config.replace(vocab_size=302))[0]
+    model = source_model.build(start, start.config.replace(vocab_size=302))[0]
     table = start.weights["embedding.weight"]
     assert torch.equal(model.embedding.weight[:300], table)
     assert torch.equal(model.embedding.weight[300:], table.mean(0).expand(2, -1))

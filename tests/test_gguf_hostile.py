@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import gguf_models as models
-from bitnet_export.convert import open_source, pack_source
-from bitnet_export.gguf.container import MAX_ELEMENTS, Gguf
-from bitnet_export.gguf.read import open_gguf
-from bitnet_export.source import SourceError
+from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.gguf.container import MAX_ELEMENTS, Gguf
+from bitnet_export.foreign.gguf.read import open_gguf
+from bitnet_export.foreign.source import SourceError
 from gguf_models import F16, F32, I2_S, IQ2_BN_R4, Q2_0, TQ2_0, container
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import gguf_models as models
-from bitnet.positions import rope_frequencies
+from bitnet.model.positions import rope_frequencies
 from bitnet_export import PackedFile
-from bitnet_export.convert import open_source, pack_source
-from bitnet_export.encodings import SCOPE_NAMES
-from bitnet_export.gguf.container import Gguf
-from bitnet_export.gguf.types import TYPES
-from bitnet_export.records import NONE, ROLE, Key
-from bitnet_export.source import SourceError
+from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.gguf.container import Gguf
+from bitnet_export.foreign.gguf.types import TYPES
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.packed.encodings import SCOPE_NAMES
+from bitnet_export.packed.records import NONE, ROLE, Key
 from bitnet_runtime import Model
 from bitnet_runtime.text import byte_level_alphabet
 from gguf_models import (

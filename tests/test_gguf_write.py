@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import bitnet_cli
-from bitnet import tokenizer as built_in
 from bitnet.config import PRESETS, ModelConfig
-from bitnet_export import PackedFile, encodings, random_model, records
-from bitnet_export.convert import open_source, pack_source
-from bitnet_export.gguf import blocks
-from bitnet_export.gguf.tokenizer import tokenizer_of
-from bitnet_export.gguf.tokens import vocabulary
-from bitnet_export.gguf.write import BODIES, architecture, write_gguf
-from bitnet_export.records import ROLES, Key
-from bitnet_export.source import Tensor, Ternary
+from bitnet.data import tokenizer as built_in
+from bitnet_export import PackedFile, random_model
+from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.gguf import blocks
+from bitnet_export.foreign.gguf.tokenizer import tokenizer_of
+from bitnet_export.foreign.gguf.tokens import vocabulary
+from bitnet_export.foreign.gguf.write import BODIES, architecture, write_gguf
+from bitnet_export.foreign.source import Tensor, Ternary
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.records import ROLES, Key
 from bitnet_runtime import Model
 from packed_source import source_of
 from runtime_models import byte_tokenizer

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 import bitnet_cli
 from bitnet.harness import EngineLM, check_names
-from bitnet_export.convert import convert
+from bitnet_export.convert.incoming import convert
 from bitnet_runtime import Model
 from hf_models import falcon_masters
 from runtime_models import TEMPLATE, scripted_model, small_model

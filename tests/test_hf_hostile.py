@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hf_models
-from bitnet_export.convert import open_source, pack_source
-from bitnet_export.hf.weights import Quantization
-from bitnet_export.records import NONE, ROLE, Key
-from bitnet_export.source import SourceError
+from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.hf.weights import Quantization
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.packed.records import NONE, ROLE, Key
 
 Q = "model.layers.1.self_attn.q_proj"
 

@@ -10,12 +10,12 @@ import torch
 from tokenizers import Tokenizer, models
 
 import hf_models
-from bitnet.positions import rope_frequencies
-from bitnet_export import encodings, records
-from bitnet_export.convert import open_source, pack_source
-from bitnet_export.hf.write import write_folder
-from bitnet_export.reader import PackedFile
-from bitnet_export.records import NONE, ROLE, Key
+from bitnet.model.positions import rope_frequencies
+from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.hf.write import write_folder
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.records import NONE, ROLE, Key
 from bitnet_runtime import Model
 
 FAMILIES = {

@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import packed_files
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, encodings, random_model, records
-from bitnet_export.convert import open_source, pack_source
-from bitnet_export.gguf.write import write_gguf
-from bitnet_export.hf.write import write_folder
-from bitnet_export.records import ROLES
-from bitnet_export.repack import repack
+from bitnet_export import PackedFile, random_model
+from bitnet_export.checkpoint.repack import repack
+from bitnet_export.convert.incoming import open_source, pack_source
+from bitnet_export.foreign.gguf.write import write_gguf
+from bitnet_export.foreign.hf.write import write_folder
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.records import ROLES
 from bitnet_runtime import Model
 from packed_source import source_of
 from runtime_models import TEMPLATE, byte_tokenizer

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import PackedFile, encodings, int8_rows, pack, random_model, records
-from bitnet_export.outgoing import value_rows
-from bitnet_export.source import Floats, encode
+from bitnet_export import PackedFile, random_model
+from bitnet_export.checkpoint import pack
+from bitnet_export.foreign.outgoing import value_rows
+from bitnet_export.foreign.source import Floats, encode
+from bitnet_export.packed import encodings, int8_rows, records
 from packed_files import SMALL
 
 sizes = st.integers(1, 70)

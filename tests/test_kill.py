@@ -17,15 +17,15 @@ import pytest
 from safetensors.torch import load_file
 
 import bitnet_cli
-from bitnet import checkpoint, runlog, saving
-from bitnet.checkpoint import Checkpoint
+from bitnet.train import checkpoint, runlog, saving
+from bitnet.train.checkpoint import Checkpoint
 
 STEPS, KILLS = 24, int(os.environ.get("BITNET_KILLS", "8"))
 MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
 
 # A server with torch loaded, from which every run is forked: a process of its own that starts in milliseconds.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["bitnet.train", "torch._dynamo", "matplotlib.pyplot"])
+processes.set_forkserver_preload(["bitnet.train.loop", "torch._dynamo", "matplotlib.pyplot"])
 
 
 def start(text: Path, run: Path, *more: str) -> multiprocessing.process.BaseProcess:

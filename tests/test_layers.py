@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bitnet.layers import ACTIVATIONS, RMSNorm, gated, rotate
+from bitnet.model.layers import ACTIVATIONS, RMSNorm, gated, rotate
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bitnet_export import layout
+from bitnet_export.packed import layout
 
 sizes = st.integers(1, 70)
 seeds = st.integers(0, 2**32 - 1)

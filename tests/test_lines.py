@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packed_files
-from bitnet import saving, tokenizer
 from bitnet.config import ModelConfig
-from bitnet.model import Transformer
+from bitnet.data import tokenizer
+from bitnet.model.transformer import Transformer
+from bitnet.train import saving
 from bitnet_cli import main
-from bitnet_export import PackedFile, PackedFormatError, encodings, layout, random_model, records, repack, sparsity
-from bitnet_export.convert import pack_source
-from bitnet_export.outgoing import value_rows
-from bitnet_export.report import ZeroInputs
-from bitnet_export.verify_source import verify_source
+from bitnet_export import PackedFile, PackedFormatError, random_model, repack
+from bitnet_export.checkpoint import sparsity
+from bitnet_export.checkpoint.findings import ZeroInputs
+from bitnet_export.convert.incoming import pack_source
+from bitnet_export.convert.verify_source import verify_source
+from bitnet_export.foreign.outgoing import value_rows
+from bitnet_export.packed import encodings, layout, records
 from bitnet_runtime import Model, ModelFormatError, available_isas
 from packed_source import source_of
 
@@ -115,8 +118,8 @@ def test_families(tmp_path: Path, changes: dict[str, object]) -> None:
 
 def test_dead_rows_and_columns_do_not_count(tmp_path: Path) -> None:
     """A gate that is never positive: the FFN adds exactly 0, as from tiles, and no line is read."""
-    from bitnet_export.random_model import _draw
-    from bitnet_export.writer import Encoded, write_packed
+    from bitnet_export.packed.random_model import _draw
+    from bitnet_export.packed.writer import Encoded, write_packed
 
     config = MODEL.replace(ffn_bias=True)
 

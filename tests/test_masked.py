@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bitnet.data import IGNORED, Tokens
-from bitnet.masked import MaskedBatches, MaskedTokens, Masking
+from bitnet.data.dataset import IGNORED, Tokens
+from bitnet.data.masked import MaskedBatches, MaskedTokens, Masking
 
 MASK, WORDS = 300, 300
 TEXT = Tokens(np.random.default_rng(0).integers(0, WORDS, 40_000).astype(np.uint16), 90_000, "digest")

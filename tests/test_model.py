@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from bitnet.config import PRESETS, ModelConfig
-from bitnet.layers import rotate
-from bitnet.model import Transformer
-from bitnet.positions import rope_frequencies
+from bitnet.model.layers import rotate
+from bitnet.model.positions import rope_frequencies
+from bitnet.model.transformer import Transformer
 
 Array = NDArray[np.float64]
 

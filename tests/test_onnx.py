@@ -16,22 +16,14 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet_export import (
-    Encoded,
-    PackedFile,
-    PackedFormatError,
-    VerificationError,
-    encodings,
-    records,
-    repack,
-    write_packed,
-)
-from bitnet_export.layout import pack_ternary
-from bitnet_export.random_model import _draw
-from bitnet_export.to_onnx import FORMS, OnnxReport, write_onnx
-from bitnet_export.to_onnx import graph as graph_module
-from bitnet_export.to_onnx import write as write_module
-from bitnet_export.to_onnx.check import OnnxDecoder
+from bitnet_export import Encoded, PackedFile, PackedFormatError, VerificationError, repack, write_packed
+from bitnet_export.foreign.onnx import FORMS, OnnxReport, write_onnx
+from bitnet_export.foreign.onnx import graph as graph_module
+from bitnet_export.foreign.onnx import write as write_module
+from bitnet_export.foreign.onnx.check import OnnxDecoder
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.layout import pack_ternary
+from bitnet_export.packed.random_model import _draw
 from onnx_reference import Reference
 from runtime_models import TEMPLATE, byte_tokenizer
 

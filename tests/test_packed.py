@@ -20,9 +20,10 @@ import pytest
 
 import packed_files
 from bitnet.config import CHOICES, PRESETS, ModelConfig
-from bitnet_export import Encoded, PackedFile, encodings, random_model, records, write_packed, writer
-from bitnet_export.records import Spec, expected_tensors
-from bitnet_export.stacks import pack_stack, unpack_stack
+from bitnet_export import Encoded, PackedFile, random_model, write_packed
+from bitnet_export.packed import encodings, records, writer
+from bitnet_export.packed.records import Spec, expected_tensors
+from bitnet_export.packed.stacks import pack_stack, unpack_stack
 from packed_files import SMALL, packed_bytes
 
 EVERYTHING = SMALL.replace(

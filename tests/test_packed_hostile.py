@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packed_files
-from bitnet_export import PackedFile, PackedFormatError, records
+from bitnet_export import PackedFile, PackedFormatError
+from bitnet_export.packed import records
 from packed_files import SMALL, Hostile, fix_checksums, foreign_files, hostile_files, packed_bytes
 
 

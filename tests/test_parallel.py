@@ -28,16 +28,23 @@ import torch
 from safetensors.torch import load_file
 
 import bitnet_cli
-from bitnet import manifest, optimizers, parallel, runlog, saving, train
-from bitnet.checkpoint import Checkpoint
-from bitnet.model import Transformer
+from bitnet.model import parallel
+from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
+from bitnet.train import loop, manifest, optimizers, runlog, saving
+from bitnet.train.checkpoint import Checkpoint
 
 torch.set_num_threads(1)
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
-    ["bitnet.train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "matplotlib.pyplot"]
+    [
+        "bitnet.train.loop",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.checkpoint",
+        "matplotlib.pyplot",
+    ]
 )
 
 MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
@@ -300,13 +307,13 @@ def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], 
 
 def poisoned(argv: list[str]) -> int:
     """A run whose second process finds a NaN in its part of the sixth step."""
-    loss_terms = train.loss_terms
+    loss_terms = loop.loss_terms
 
-    def poison(run: train.Run, *batch: Any) -> Any:
+    def poison(run: loop.Run, *batch: Any) -> Any:
         bad = parallel.rank() == 1 and run.state["step"] == 5
         return {name: term * (float("nan") if bad else 1) for name, term in loss_terms(run, *batch).items()}
 
-    train.loss_terms = poison
+    loop.loss_terms = poison
     return bitnet_cli.main(argv)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 import packed_files
 from bitnet_cli import main
-from bitnet_export import PackedFile, PackedFormatError, records
+from bitnet_export import PackedFile, PackedFormatError
+from bitnet_export.packed import records
 from bitnet_runtime import Model, ModelFormatError, NumericError
 from bitnet_runtime._native import ffi, lib
 from packed_files import SMALL, Hostile, fix_checksums, hostile_files, packed_bytes, sketched_bytes

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import bitnet_cli
-from bitnet import checkpoint, process, runlog
-from bitnet.figures import PANELS, of_layers, series, smooth
-from bitnet.report import summary
+from bitnet import process
+from bitnet.report.figures import PANELS, of_layers, series, smooth
+from bitnet.report.page import summary
+from bitnet.train import checkpoint, runlog
 
 torch.set_num_threads(1)
 
@@ -134,7 +135,7 @@ def test_what_cannot_be_written_is_not_drawn(
     (run / "page.html").mkdir()
     before = set(run.iterdir())
     with monkeypatch.context() as patch:
-        patch.setattr("bitnet.report.summary", lambda *_: pytest.fail("begun to draw"))
+        patch.setattr("bitnet.report.page.summary", lambda *_: pytest.fail("begun to draw"))
         for out, reason in (("/proc/r.html", "No such file or directory"), (run / "page.html", "Is a directory")):
             assert report(run, "--out", out) == 1
             assert capsys.readouterr().err == f"bitnet: error: {out} cannot be written: {reason}; name another --out\n"

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet import checkpoint, prepare, progress, resolve, settings, tokenizer
-from bitnet.checkpoint import Checkpoint
+from bitnet import settings
 from bitnet.config import PRESETS
-from bitnet_export.real_text import real_tokens
+from bitnet.data import tokenizer
+from bitnet.train import checkpoint, prepare, progress, resolve
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.checkpoint.real_text import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import foreign_tokenizers as foreign
-from bitnet_export.hf.sentencepiece import read_sentencepiece
-from bitnet_export.source import SourceError
-from bitnet_export.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN
+from bitnet_export.foreign.hf.sentencepiece import read_sentencepiece
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN
 
 
 def varint(value: int) -> bytes:

@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bitnet_cli
-from bitnet import checkpoint, runlog, train
-from bitnet.checkpoint import Checkpoint
 from bitnet.config import PRESETS, ModelConfig
-from bitnet.model import Transformer
+from bitnet.model.transformer import Transformer
 from bitnet.quant import embedding_rows
 from bitnet.settings import Settings
-from bitnet.telemetry import QUANTITIES, Probe
+from bitnet.train import checkpoint, loop, runlog
+from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.telemetry import QUANTITIES, Probe
 
 torch.set_num_threads(1)
 
@@ -234,13 +234,13 @@ def test_tensorboard_that_is_not_there(
 
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: range, how: float) -> None:
     """Losses of these steps (counted from 1) times `how`."""
-    inner, calls = train.loss_terms, iter(range(1, 10_000))
+    inner, calls = loop.loss_terms, iter(range(1, 10_000))
 
-    def spoiled(run: train.Run, *batch: Tensor) -> dict[str, Tensor]:
+    def spoiled(run: loop.Run, *batch: Tensor) -> dict[str, Tensor]:
         factor = how if next(calls) in steps else 1.0
         return {name: factor * term for name, term in inner(run, *batch).items()}
 
-    monkeypatch.setattr(train, "loss_terms", spoiled)
+    monkeypatch.setattr(loop, "loss_terms", spoiled)
 
 
 @pytest.mark.parametrize(("how", "spike"), [(float("nan"), "0"), (float("inf"), "0"), (10.0, "5")])
@@ -253,15 +253,15 @@ def test_a_bad_step_is_skipped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = []
-    inner = train.update
+    inner = loop.update
 
-    def update(run: train.Run) -> tuple[float, float]:
+    def update(run: loop.Run) -> tuple[float, float]:
         weights = [p.detach().clone() for p in run.model.parameters()]
         result = inner(run)
         before.append(all(map(torch.equal, weights, run.model.parameters())))
         return result
 
-    monkeypatch.setattr(train, "update", update)
+    monkeypatch.setattr(loop, "update", update)
     spoil(monkeypatch, range(25, 27), how)
     assert learn(text, tmp_path / "run", "--on-bad-step", "skip", "--spike", spike) == 0
     assert [i for i, unchanged in enumerate(before, start=1) if unchanged] == [25, 26]
@@ -293,16 +293,16 @@ def test_a_bad_step_stops(
 def test_nan_weights_are_never_saved(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inner = train.update
+    inner = loop.update
 
-    def update(run: train.Run) -> tuple[float, float]:
+    def update(run: loop.Run) -> tuple[float, float]:
         result = inner(run)
         if run.state["step"] == 39:  # after the last step, of which the loss was good
             with torch.no_grad():
                 run.model.final_norm.weight[3] = float("nan")
         return result
 
-    monkeypatch.setattr(train, "update", update)
+    monkeypatch.setattr(loop, "update", update)
     assert learn(text, tmp_path / "run", "--eval-every", "1000") == 1
     errors = capsys.readouterr().err
     assert "final_norm.weight holds NaN or infinity, not saved" in errors

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
-from bitnet_export import Encoded, PackedFile, encodings, random_model, records, write_packed
-from bitnet_export.records import Spec
+from bitnet_export import Encoded, PackedFile, random_model, write_packed
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.records import Spec
 from bitnet_runtime import Model
 from packed_files import as_stored
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bitnet_export.source import Floats, SourceError
-from bitnet_export.ternary_values import ternary_values, with_widest_scope
+from bitnet_export.foreign.source import Floats, SourceError
+from bitnet_export.foreign.ternary_values import ternary_values, with_widest_scope
 
 RNG = np.random.default_rng(0)
 

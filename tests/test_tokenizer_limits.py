@@ -14,11 +14,11 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import models, pre_tokenizers
 
 import foreign_tokenizers as foreign
-from bitnet import tokenizer as trained
-from bitnet_export import vocabulary
-from bitnet_export.gguf.tokenizer import PRE
-from bitnet_export.hf.folder import Folder
-from bitnet_export.hf.tokenizer import tokenizer_of
+from bitnet.data import tokenizer as trained
+from bitnet_export.foreign import vocabulary
+from bitnet_export.foreign.gguf.tokenizer import PRE
+from bitnet_export.foreign.hf.folder import Folder
+from bitnet_export.foreign.hf.tokenizer import tokenizer_of
 from bitnet_runtime import ContextLengthError, Model, TokenizerError
 from bitnet_runtime.costs import LINEAR, costly
 from bitnet_runtime.text import Tokenizer

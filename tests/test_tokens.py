@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import foreign_tokenizers as foreign
-from bitnet_export.gguf.tokenizer import PRE
-from bitnet_export.gguf.tokenizer import tokenizer_of as of_gguf
-from bitnet_export.gguf.tokens import vocabulary
-from bitnet_export.hf.folder import Folder
-from bitnet_export.hf.sentencepiece import read_sentencepiece
-from bitnet_export.hf.tokenizer import tokenizer_of
-from bitnet_export.source import SourceError
-from bitnet_export.vocabulary import NORMAL, Vocabulary, merges_of
+from bitnet_export.foreign.gguf.tokenizer import PRE
+from bitnet_export.foreign.gguf.tokenizer import tokenizer_of as of_gguf
+from bitnet_export.foreign.gguf.tokens import vocabulary
+from bitnet_export.foreign.hf.folder import Folder
+from bitnet_export.foreign.hf.sentencepiece import read_sentencepiece
+from bitnet_export.foreign.hf.tokenizer import tokenizer_of
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.foreign.vocabulary import NORMAL, Vocabulary, merges_of
 from bitnet_runtime.text import Tokenizer
 
 CODE = "def f(a: int) -> str:\n\tif a != 0:\n        return f'{a:04d}'  # don't\r\n\r\n\n   \n"
@@ -482,9 +482,9 @@ def test_vocabularies_that_are_too_much(monkeypatch: pytest.MonkeyPatch) -> None
     pieces = ["x" * length for length in range(1, 301)]
     words, scores = Vocabulary(pieces, [NORMAL] * len(pieces)), [-float(i) for i in range(len(pieces))]
     assert len(merges_of(words, scores)) == 299 * 300 // 2
-    monkeypatch.setattr("bitnet_export.vocabulary.MAX_MERGES", 40_000)
+    monkeypatch.setattr("bitnet_export.foreign.vocabulary.MAX_MERGES", 40_000)
     with pytest.raises(SourceError, match="make each other in more than 40000 ways"):
         merges_of(words, scores)
-    monkeypatch.setattr("bitnet_export.vocabulary.MAX_CHARACTERS", 45_000)
+    monkeypatch.setattr("bitnet_export.foreign.vocabulary.MAX_CHARACTERS", 45_000)
     with pytest.raises(SourceError, match="has 45150 characters, expected at most 45000"):
         merges_of(words, scores)

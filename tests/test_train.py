@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bitnet import checkpoint, schedule, train
-from bitnet.checkpoint import Checkpoint
 from bitnet.settings import Settings
+from bitnet.train import checkpoint, loop, schedule
+from bitnet.train.checkpoint import Checkpoint
 from training import MODEL, TINY, edited, killed_before, losses
 from training import bitnet as run
 
@@ -146,15 +146,15 @@ def test_signals_save_and_stop(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    update = train.update
+    update = loop.update
 
-    def interrupted(self: train.Run) -> tuple[float, float]:
+    def interrupted(self: loop.Run) -> tuple[float, float]:
         if self.state["step"] == 3:
             os.kill(os.getpid(), number)
         return update(self)  # the step is finished
 
     before = signal.getsignal(number)
-    monkeypatch.setattr(train, "update", interrupted)
+    monkeypatch.setattr(loop, "update", interrupted)
     assert run("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == code
     assert "stopped and saved at step 4; --resume goes on from here" in capsys.readouterr().err
     assert Checkpoint.open(tmp_path / "run").state["step"] == 4 and signal.getsignal(number) == before
@@ -162,16 +162,16 @@ def test_signals_save_and_stop(
 
 
 def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, update = tmp_path / "run", train.update
+    folder, update = tmp_path / "run", loop.update
 
-    def poisoned(self: train.Run) -> tuple[float, float]:
+    def poisoned(self: loop.Run) -> tuple[float, float]:
         if self.state["step"] == 12:
             with torch.no_grad():
                 self.model.layers[0].q.weight[0, 0] = float("nan")  # type: ignore[union-attr, index]
         return update(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "update", poisoned)
+        patch.setattr(loop, "update", poisoned)
         assert run("train", *TINY, "--data", sentences, "--out", str(folder)) == 1
     errors = capsys.readouterr().err
     assert "at step 13" in errors and "lower --lr" in errors and "step-000010 is the last good checkpoint" in errors
@@ -309,7 +309,7 @@ def test_a_folder_with_runs_in_it_is_read_again(
 def test_a_little_text_that_is_seen_often(
     sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "carry_out", lambda *_: train.Outcome())
+    monkeypatch.setattr(loop, "carry_out", lambda *_: loop.Outcome())
     for steps, often in ((20, False), (10_000, True)):
         assert run("train", *TINY[:-2], "--steps", steps, "--data", sentences, "--out", tmp_path / str(steps)) == 0
         found = re.search(r"each of the ([\d,]+) training tokens is seen about (\d+) times", capsys.readouterr().err)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitnet.model import Transformer
+from bitnet.model.transformer import Transformer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 training_speed = importlib.import_module("training_speed")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import bitnet_cli
-from bitnet import manifest, runlog, train
+from bitnet.train import loop, manifest, runlog
 
 MODEL = ("vocab_size=300", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
 TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
@@ -32,15 +32,15 @@ def bits(checkpoint: Path) -> dict[str, bytes]:
 
 def killed_before(step: int, *argv: object) -> None:
     """A command that ends, as abruptly as by a kill, before it makes this step, counted from 0."""
-    update = train.update
+    update = loop.update
 
-    def kill(run: train.Run) -> Any:
+    def kill(run: loop.Run) -> Any:
         if run.state["step"] == step:
             raise KeyboardInterrupt
         return update(run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "update", kill)
+        patch.setattr(loop, "update", kill)
         assert bitnet(*argv) == 130
 
 

@@ -14,9 +14,9 @@ from bitnet_cli.arguments import encodings, positive, refuse
 from bitnet_runtime.terminal import escape, say
 
 if TYPE_CHECKING:
-    from bitnet_export.convert import Conversion
-    from bitnet_export.outgoing import Written
-    from bitnet_export.to_onnx.check import OnnxReport
+    from bitnet_export.convert.incoming import Conversion
+    from bitnet_export.foreign.onnx.check import OnnxReport
+    from bitnet_export.foreign.outgoing import Written
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,23 +83,23 @@ def run(args: argparse.Namespace) -> int:
             progress(f"writing tensor {done} of {total}")
 
         if args.to == "hf":
-            from bitnet_export.hf.write import write_folder
+            from bitnet_export.foreign.hf.write import write_folder
 
             report = write_folder(args.source, args.out, progress=count)
         elif args.to == "gguf":
-            from bitnet_export.gguf.write import write_gguf
+            from bitnet_export.foreign.gguf.write import write_gguf
 
             body, head = args.type or "TQ2_0", {"f16": "F16", "f32": "F32"}.get(args.head, "Q8_0")
             report = write_gguf(
                 args.source, args.out, body=body, head=head, vocabulary=not args.no_tokenizer, progress=count
             )
         elif args.to == "onnx":
-            from bitnet_export.to_onnx.write import write_onnx
+            from bitnet_export.foreign.onnx.write import write_onnx
 
             progress("writing the graph and comparing it with the engine")
             report = write_onnx(args.source, args.out, **given)
         else:
-            from bitnet_export.convert import convert
+            from bitnet_export.convert.incoming import convert
 
             given["sparse"] = args.sparse == "on"
             report = convert(args.source, args.out, progress=progress, **given)

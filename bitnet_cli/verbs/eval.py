@@ -15,8 +15,8 @@ from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
-    from bitnet import chat, corpus
-    from bitnet.evaluate import Overlapping
+    from bitnet.data import conversations, corpus
+    from bitnet.evaluate.loss import Overlapping
     from bitnet_runtime import Model
 
 FOR_TEXT = ("data", "tokens", "context", "stride", "samples")
@@ -97,8 +97,8 @@ def _in_engine(source: Path, kv_type: str) -> Iterator[Model]:
     with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:
         file = source
         if source.is_dir():
-            from bitnet.checkpoint import Checkpoint
-            from bitnet_export.pack import pack_checkpoint
+            from bitnet.train.checkpoint import Checkpoint
+            from bitnet_export.checkpoint.pack import pack_checkpoint
 
             file = Path(folder) / "model.bitnet"
             pack_checkpoint(Checkpoint.open(source), file)
@@ -114,8 +114,8 @@ def samples(model: Model, prompt: str, n: int) -> list[str]:
 
 def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a packed file."""
-    from bitnet import corpus, data, tokenizer
-    from bitnet.evaluate import Overlapping, evaluate_packed
+    from bitnet.data import corpus, dataset, tokenizer
+    from bitnet.evaluate.loss import Overlapping, evaluate_packed
 
     if not args.data:
         raise ValueError(f"{args.source} does not know what it was trained on; give the text with --data")
@@ -126,7 +126,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     context, stride = _window(args, model.n_ctx, model.n_ctx)
     with tempfile.TemporaryDirectory() as scratch:
         texts = corpus.Documents(args.data)
-        text = data.tokenize(texts, words, Path(scratch), "text", first)
+        text = dataset.tokenize(texts, words, Path(scratch), "text", first)
         _note(texts)
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
     return asdict(result) | {"context": context, "stride": stride}
@@ -134,10 +134,10 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 
 def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a checkpoint."""
-    from bitnet import chat, corpus, data, tokenizer
-    from bitnet.checkpoint import Checkpoint
-    from bitnet.evaluate import Overlapping, check_vocabulary, evaluate
+    from bitnet.data import conversations, corpus, dataset, tokenizer
+    from bitnet.evaluate.loss import Overlapping, check_vocabulary, evaluate
     from bitnet.settings import Settings
+    from bitnet.train.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(args.source)
     folder, model, words, state = checkpoint.folder, checkpoint.model, checkpoint.words, checkpoint.state
@@ -145,19 +145,19 @@ def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
     settings = Settings.from_dict(state["settings"])
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
-        tokens: Overlapping | chat.Dialogues
+        tokens: Overlapping | conversations.Dialogues
         if settings.chat and not args.data:
             if args.stride:
                 raise ValueError("--stride is for text; of conversations each is measured from its beginning")
-            encoder = chat.Encoder(words, checkpoint.template or chat.CHATML, checkpoint.generation)
-            held_out = chat.split(chat.read(corpus.files_of(settings.chat)), settings.validation)[1]
-            tokens = chat.Dialogues(held_out, encoder, words)
-        elif not args.data and (kept := data.recorded(state, "validation", folder.resolve().parent)):
+            encoder = conversations.Encoder(words, checkpoint.template or conversations.CHATML, checkpoint.generation)
+            held_out = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation)[1]
+            tokens = conversations.Dialogues(held_out, encoder, words)
+        elif not args.data and (kept := dataset.recorded(state, "validation", folder.resolve().parent)):
             tokens = Overlapping(kept, stride)
         else:
             texts = corpus.Documents(args.data or settings.data)
             first = tokenizer.separator(words, checkpoint.generation)
-            text = data.tokenize(
+            text = dataset.tokenize(
                 texts if args.data else corpus.split(texts, settings.validation)[1], words, Path(scratch), "text", first
             )
             _note(texts)

@@ -12,8 +12,8 @@ from bitnet_cli.arguments import encodings, positive, refuse
 from bitnet_runtime.terminal import say
 
 if TYPE_CHECKING:
-    from bitnet_export.repack import Repacked
-    from bitnet_export.report import Report
+    from bitnet_export.checkpoint.findings import Report
+    from bitnet_export.checkpoint.repack import Repacked
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_export.pack import export_checkpoint
-    from bitnet_export.repack import repack
+    from bitnet_export.checkpoint.pack import export_checkpoint
+    from bitnet_export.checkpoint.repack import repack
 
     if args.head and Path(args.checkpoint).is_file():
         return refuse("--head goes with a checkpoint; a packed file no longer has what was trained")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
-    from bitnet_export.reader import PackedFile
-    from bitnet_export.records import Record
+    from bitnet_export.packed.reader import PackedFile
+    from bitnet_export.packed.records import Record
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_export.reader import PackedFile
+    from bitnet_export.packed.reader import PackedFile
 
     file = PackedFile.open(args.file)
     if args.json:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(file: PackedFile) -> dict[str, Any]:
     """Everything `bitnet inspect` shows, ready for JSON."""
-    from bitnet_export.encodings import SCOPE_NAMES
+    from bitnet_export.packed.encodings import SCOPE_NAMES
 
     def tensor(record: Record) -> dict[str, Any]:
         scales = file.scales(record)

@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet.report import write
+    from bitnet.report.page import write
 
     run_folder = Path(args.run)
     out = Path(args.out or run_folder / "report.html")

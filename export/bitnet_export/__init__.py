@@ -4,14 +4,14 @@
 that read checkpoints.
 """
 
-from .pack import export_checkpoint
-from .random_model import random_model
-from .reader import PackedFile, PackedFormatError
-from .records import Key, Record, expected_tensors
-from .repack import Repacked, repack
-from .report import Report
-from .verify import VerificationError, verify
-from .writer import Encoded, write_packed
+from .checkpoint.findings import Report
+from .checkpoint.pack import export_checkpoint
+from .checkpoint.repack import Repacked, repack
+from .checkpoint.verify import VerificationError, verify
+from .packed.random_model import random_model
+from .packed.reader import PackedFile, PackedFormatError
+from .packed.records import Key, Record, expected_tensors
+from .packed.writer import Encoded, write_packed
 
 __all__ = [
     "Encoded",

@@ -1,0 +1,1 @@
+"""From text and conversations to token ids on disk, and to batches."""

@@ -1,0 +1,266 @@
+"""Conversations to token ids of which only the answers count, and rows that hold several of them.
+
+The tokens are those that the engine makes of the same messages (`bitnet_runtime.chat`, with the
+template that is exported): what is learnt is what will be asked. A row is filled with whole
+conversations. `Transformer` keeps them apart by their numbers: each sees itself alone, at the
+positions it would have alone, so that packing changes no logit.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bitnet.data.corpus import DataError, repetitions
+from bitnet.data.dataset import IGNORED
+from bitnet.data.tokenizer import separator
+from bitnet_runtime.chat import ChatTemplate
+from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
+from bitnet_runtime.text import Tokenizer as EngineTokenizer
+
+START, END = "<|im_start|>", "<|im_end|>"
+CHATML = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The template of a model that has none."""
+
+MAX_LINE = 16 << 20  # bytes of a conversation
+Messages = list[dict[str, Any]]
+
+
+class Conversation(NamedTuple):
+    messages: Messages
+    where: str  # file and line, for messages
+
+
+# ---- files ----
+
+
+def read(files: Iterable[Path]) -> Iterator[Conversation]:
+    """The lines of .jsonl files, each {"messages": [{"role": "user", "content": "…"}, …]}.
+
+    Raises DataError naming file and line.
+    """
+    for file in files:
+        if file.suffix != ".jsonl":
+            raise DataError(f"{file} is no .jsonl file, expected one conversation a line")
+        with file.open("rb") as lines:
+            number = 0
+            while line := lines.readline(MAX_LINE + 1):
+                number += 1
+                where = f"{file}, line {number}"
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{where} is longer than {MAX_LINE} bytes, expected one conversation")
+                if line.strip():
+                    yield Conversation(_messages(line, where), where)
+
+
+def _messages(line: bytes, where: str) -> Messages:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON: {error}") from None
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f'{where}: expected an object with "messages", a list that is not empty')
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
+            raise DataError(f'{where}: a message is {message!r:.80}, expected {{"role": "user", "content": "…"}}')
+    roles = [message["role"] for message in messages]
+    if roles[0] == "assistant" or "assistant" not in roles:
+        raise DataError(f"{where}: the roles are {', '.join(roles)[:80]}; expected an answer of assistant after others")
+    return messages
+
+
+def split(
+    conversations: Iterable[Conversation], validation: float, say: Callable[[str], object] = lambda _: None
+) -> tuple[list[Conversation], list[Conversation]]:
+    """For training and for validation, by the hash of the messages; at least one on each side.
+
+    Equal ones are dropped, which `say` is told.
+    """
+    unique, n = {}, 0
+    for each in conversations:
+        unique[_digest(each.messages)] = each
+        n += 1
+    if line := repetitions(n - len(unique), n, "conversations"):
+        say(line)
+    if len(unique) < 2:
+        raise DataError(f"{len(unique)} different conversations, expected at least 2: one is held out for validation")
+    order = sorted(unique)
+    held_out = [key for key in order if int.from_bytes(key[:8]) < validation * 2**64] or order[:1]
+    held_out = held_out[: len(order) - 1]
+    chosen = set(held_out)
+    return [each for key, each in unique.items() if key not in chosen], [unique[key] for key in held_out]
+
+
+def _digest(messages: Messages) -> bytes:
+    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).digest()
+
+
+# ---- token ids ----
+
+
+def with_template(words: Tokenizer, template: str | None, generation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Template and generation defaults to train with. Without a template `words` gets the two tokens of CHATML."""
+    first = separator(words, generation)
+    named = {"bos_token": words.id_to_token(first)} | dict(generation.get("special_tokens") or {})
+    ends = list(generation.get("eos_token_ids") or [])
+    if template is None:
+        template = CHATML
+        words.add_special_tokens([START, END])
+        ends = [words.token_to_id(END), *ends]
+        named["eos_token"] = END
+    return template, generation | {"eos_token_ids": ends, "special_tokens": named}
+
+
+class Dialogue(NamedTuple):
+    """Token ids, and which of them are learnt."""
+
+    ids: NDArray[np.int32]
+    counts: NDArray[np.bool_]
+
+
+class Encoder:
+    """Messages to token ids as the engine makes them. Raises DataError naming file and line."""
+
+    def __init__(self, words: Tokenizer, template: str, generation: dict[str, Any]) -> None:
+        self._words = EngineTokenizer(words.to_str().encode(), words.get_vocab_size())
+        self._template = ChatTemplate(template)
+        self._named = generation["special_tokens"]
+        self._ends = set(generation["eos_token_ids"])
+
+    def encode(self, conversation: Conversation) -> list[Dialogue]:
+        """One sequence, or where the template renders an answer differently once others follow, several.
+
+        (Some leave the reasoning of earlier answers out.) An answer counts up to its end token.
+        """
+        messages, where = conversation
+        found: list[tuple[list[int], list[tuple[int, int]]]] = []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self._tokens(messages[:i], where, ask=True)
+            ids = self._tokens(messages[: i + 1], where, ask=False)
+            if ids[: len(prompt)] != prompt:
+                raise DataError(f"{where}: the chat template does not write answer {i + 1} after the prompt for it")
+            end = next((at + 1 for at in range(len(prompt), len(ids)) if ids[at] in self._ends), len(ids))
+            if found and prompt[: len(found[-1][0])] == found[-1][0]:
+                spans = found.pop()[1]
+            else:
+                spans = []
+            found.append((ids[:end], [*spans, (len(prompt), end)]))
+        return [_dialogue(ids, spans) for ids, spans in found]
+
+    def _tokens(self, messages: Messages, where: str, ask: bool) -> list[int]:
+        try:
+            return self._template.encode(messages, self._words, self._named, add_generation_prompt=ask)
+        except (InvalidParameterError, TemplateError, TokenizerError) as error:
+            raise DataError(f"{where}: {error}") from None
+
+
+def _dialogue(ids: list[int], spans: list[tuple[int, int]]) -> Dialogue:
+    counts = np.zeros(len(ids), bool)
+    for first, last in spans:
+        counts[first:last] = True
+    return Dialogue(np.array(ids, np.int32), counts)
+
+
+# ---- rows and batches ----
+
+
+class Dialogues:
+    """Encoded conversations, packed into rows. The counterpart of `bitnet.data.dataset.Tokens`."""
+
+    def __init__(self, conversations: Sequence[Conversation], encoder: Encoder, words: Tokenizer) -> None:
+        self._all = [dialogue for each in conversations for dialogue in encoder.encode(each)]
+        recipe = hashlib.sha256(words.to_str().encode())
+        for dialogue in self._all:
+            recipe.update(len(dialogue.ids).to_bytes(8) + dialogue.ids.tobytes() + dialogue.counts.tobytes())
+        self.digest = recipe.hexdigest()[:16]
+        self.n_tokens = sum(len(dialogue.ids) for dialogue in self._all)
+        answers = (m["content"] for each in conversations for m in each.messages if m["role"] == "assistant")
+        self._answer_bytes = sum(len(answer.encode()) for answer in answers)
+        self._packed: tuple[int, list[list[int]]] = (0, [])
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the answers."""
+        return self._answer_bytes / sum(int(dialogue.counts.sum()) for dialogue in self._all)
+
+    def too_long(self, context: int) -> int:
+        """How many do not fit a row: they lose their end, or if no answer would be left, are left out."""
+        return sum(len(dialogue.ids) - 1 > context for dialogue in self._all)
+
+    def windows(self, context: int) -> int:
+        """The number of rows of `context` tokens."""
+        return len(self._rows(context))
+
+    def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
+        """Inputs, targets (IGNORED where nothing is learnt) and documents, int64 (len(indices), context) each."""
+        rows = self._rows(context)
+        inputs = torch.zeros(len(indices), context, dtype=torch.int64)
+        targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, -1)
+        for row, index in enumerate(indices):
+            first = 0
+            for number, i in enumerate(rows[index]):
+                ids, counts = (torch.from_numpy(part[: context + 1]) for part in self._all[i])
+                last = first + len(ids) - 1
+                inputs[row, first:last] = ids[:-1]
+                targets[row, first:last] = torch.where(counts[1:], ids[1:].long(), IGNORED)
+                documents[row, first:last] = number
+                first = last
+        return inputs, targets, documents
+
+    def _rows(self, context: int) -> list[list[int]]:
+        """Best fit: the longest first, each into the fullest row that takes it."""
+        if self._packed[0] != context:
+            lengths = [min(len(dialogue.ids) - 1, context) for dialogue in self._all]
+            learnt = [i for i, dialogue in enumerate(self._all) if dialogue.counts[1 : context + 1].any()]
+            rows: list[list[int]] = []
+            free: list[tuple[int, int]] = []  # room, row; sorted
+            for i in sorted(learnt, key=lambda i: -lengths[i]):
+                place = bisect.bisect_left(free, (lengths[i], -1))
+                room, row = free.pop(place) if place < len(free) else (context, len(rows))
+                if row == len(rows):
+                    rows.append([])
+                rows[row].append(i)
+                bisect.insort(free, (room - lengths[i], row))
+            self._packed = (context, rows)
+        return self._packed[1]
+
+
+class Batches:
+    """Sequence n, a pure function of the seed and n; an epoch visits every row once in random order."""
+
+    def __init__(self, dialogues: Dialogues, batch: int, context: int, seed: int) -> None:
+        self.tokens, self.batch, self.context, self.seed = dialogues, batch, context, seed
+        self.rows = dialogues.windows(context)
+        if not self.rows:
+            raise DataError(f"no answer lies within the first {context} tokens of its conversation; raise --context")
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        """Batch i."""
+        return self.sequences(i * self.batch, (i + 1) * self.batch)
+
+    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """Inputs, targets and documents of the sequences from `first` to before `last`."""
+        places = [divmod(n, self.rows) for n in range(first, last)]
+        orders = {epoch: self._order(epoch) for epoch in {epoch for epoch, _ in places}}
+        return self.tokens.window([int(orders[epoch][place]) for epoch, place in places], self.context)
+
+    def _order(self, epoch: int) -> Tensor:
+        return torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))

@@ -1,0 +1,188 @@
+"""Token ids on disk, and batches of them.
+
+Every document begins with the end token, which separates it from the last.
+torch is imported when a batch is made: a packed file is measured on text without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from bitnet.data import corpus
+from bitnet.data.corpus import DataError
+from bitnet.data.tokenizer import END_ID
+from bitnet.process import sha256
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IGNORED = -100
+"""A target that does not count: what `cross_entropy` leaves out."""
+
+
+# ---- token ids ----
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids in a memory-mapped file, and the bytes of text they stand for."""
+
+    ids: NDArray[Any]  # uint16 or uint32
+    n_bytes: int
+    digest: str  # of text and tokenizer
+
+    @classmethod
+    def map(cls, file: Path, dtype: str, n_bytes: int, digest: str) -> Self:
+        return cls(np.memmap(file, dtype, mode="r"), n_bytes, digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the file; token ids are not sent."""
+        assert isinstance(self.ids, np.memmap)
+        return self.map, (Path(str(self.ids.filename)), self.ids.dtype.name, self.n_bytes, self.digest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `recorded`, in a folder that may have been moved since."""
+        assert isinstance(self.ids, np.memmap)
+        file = Path(str(self.ids.filename)).name
+        known = {"dtype": self.ids.dtype.name, "n_bytes": self.n_bytes, "digest": self.digest}
+        return {"file": file, "sha256": sha256(Path(str(self.ids.filename)))} | known
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.n_bytes / len(self.ids)
+
+    def windows(self, context: int) -> int:
+        """How many windows of `context` inputs, each with its next token, fit without overlap."""
+        return (len(self.ids) - 1) // context
+
+    def window(self, indices: Sequence[int], context: int, shift: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, int64 (len(indices), context) each."""
+        import torch
+
+        rows = [self.ids[shift + i * context : shift + (i + 1) * context + 1].astype(np.int64) for i in indices]
+        block = torch.from_numpy(np.stack(rows))
+        return block[:, :-1], block[:, 1:]
+
+
+def recorded(state: dict[str, Any], side: str, folder: Path) -> Tokens | None:
+    """The token ids of "train" or "validation" that a run recorded in `state`; None unless they are in its folder.
+
+    Raises DataError: the file is not what it was.
+    """
+    try:
+        kept = state["texts"][side]
+        file, dtype, said = folder / Path(kept["file"]).name, kept["dtype"], kept["sha256"]
+        n_bytes, digest = int(kept["n_bytes"]), str(kept["digest"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not file.is_file() or dtype not in ("uint16", "uint32"):
+        return None
+    if sha256(file) != said:
+        raise DataError(f"{file} is damaged (SHA-256); remove it, so that it is made again from the text")
+    return Tokens.map(file, dtype, n_bytes, digest)
+
+
+PORTION = 64, 1 << 20
+"""Texts, and characters, that are encoded together: an encoding takes some 100 bytes a token."""
+
+
+def tokenize(texts: Iterable[str], tokenizer: Tokenizer, folder: Path, name: str, first: int = END_ID) -> Tokens:
+    """Encode to `folder/<name>-<hash>.bin`, or map that file when it is there already.
+
+    texts: gives the same texts each time it is iterated. first: the token before every document.
+    """
+    of = texts if isinstance(texts, corpus.Texts) else corpus.every(texts)
+    recipe = hashlib.sha256(tokenizer.to_str().encode())
+    if first != END_ID:
+        recipe.update(str(first).encode())
+    for digest_of_text in of.digests:
+        recipe.update(digest_of_text)
+    digest = recipe.hexdigest()[:16]
+    dtype = "uint16" if tokenizer.get_vocab_size() <= 1 << 16 else "uint32"
+    file = folder / f"{name}-{digest}.bin"
+    if not file.exists():
+        partial = file.with_suffix(".partial")
+        try:
+            with partial.open("wb") as out:
+                for portion in _portions(of):
+                    for encoding in tokenizer.encode_batch(portion, add_special_tokens=False):
+                        out.write(np.array([first, *encoding.ids], dtype).tobytes())
+                out.flush()
+                os.fsync(out.fileno())
+            partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    return Tokens.map(file, dtype, of.n_bytes, digest)
+
+
+def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
+    portion: list[str] = []
+    size = 0
+    for text in texts:
+        portion.append(text)
+        size += len(text)
+        if len(portion) == PORTION[0] or size >= PORTION[1]:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+# ---- batches ----
+
+
+class Batches:
+    """Sequence n, a pure function of the seed and n, so that a position is one integer.
+
+    An epoch visits every window once in random order; each epoch cuts the windows elsewhere.
+    """
+
+    def __init__(self, tokens: Tokens, batch: int, context: int, seed: int) -> None:
+        self.tokens, self.batch, self.context, self.seed = tokens, batch, context, seed
+        self.per_epoch = tokens.windows(context) - 1  # one window is left for the shift
+        if self.per_epoch < batch:
+            need = (batch + 1) * context + 1
+            raise DataError(
+                f"the training text has {len(tokens.ids):,} tokens, one batch of {batch} × {context} needs {need:,}; "
+                "add data, or lower --batch or --context"
+            )
+        self._epoch = -1
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        """Batch i."""
+        return self.sequences(i * self.batch, (i + 1) * self.batch)
+
+    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """Inputs and targets of the sequences from `first` to before `last`, int64 (last - first, context) each."""
+        import torch
+
+        parts = []
+        while first < last:
+            epoch, place = divmod(first, self.per_epoch)
+            self._begin(epoch)
+            chosen = self._order[place : place + last - first].tolist()
+            parts.append(self.tokens.window(chosen, self.context, self._shift))
+            first += len(chosen)
+        return parts[0] if len(parts) == 1 else tuple(torch.cat(pair) for pair in zip(*parts, strict=True))
+
+    def _begin(self, epoch: int) -> None:
+        import torch
+
+        if epoch != self._epoch:
+            random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._shift = int(torch.randint(self.context, (), generator=random))
+            self._order = torch.randperm(self.per_epoch, generator=random)
+            self._epoch = epoch

@@ -1,0 +1,184 @@
+"""Loss of a model on text: nats per token, bits per byte, perplexity.
+
+A checkpoint is measured in torch, a packed file in the engine, on the same windows of the same
+tokens. torch is imported for a checkpoint alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from bitnet.config import ModelConfig
+from bitnet.data import corpus, dataset
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bitnet.data import conversations
+    from bitnet.model.transformer import Transformer
+    from bitnet_runtime import Model, Session
+
+
+@dataclass(frozen=True)
+class Result:
+    nats_per_token: float
+    bits_per_byte: float  # does not depend on the tokenizer
+    perplexity: float  # per token
+    tokens: int  # predicted
+
+    @classmethod
+    def of(cls, total: float, counted: int, bytes_per_token: float) -> Result:
+        """total: nats of `counted` tokens."""
+        nats = total / counted
+        return cls(nats, nats / math.log(2) / bytes_per_token, math.exp(min(nats, 700.0)), counted)
+
+
+# ---- windows ----
+
+
+@dataclass(frozen=True)
+class Overlapping:
+    """Windows of text of which one begins every `stride` tokens, and of which only what is new counts.
+
+    So every token that counts, after the first window, has at least context − stride tokens before it.
+    With stride = context the windows of `data.Tokens`.
+    """
+
+    text: dataset.Tokens
+    stride: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.text.n_tokens
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.text.bytes_per_token
+
+    def windows(self, context: int) -> int:
+        """How many windows of `context` inputs, each with its next token, there are."""
+        return max(0, (self.n_tokens - 1 - context) // self.stride + 1)
+
+    def new(self, index: int, context: int) -> int:
+        """How many of the window's targets count, the last ones."""
+        return self.stride if index else context
+
+    def row(self, index: int, context: int) -> NDArray[np.int64]:
+        """The window's inputs and their next token: (context + 1,)."""
+        first = index * self.stride
+        return self.text.ids[first : first + context + 1].astype(np.int64)
+
+    def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (IGNORED where another window counts them), int64 (len(indices), context) each."""
+        import torch
+
+        block = torch.from_numpy(np.stack([self.row(i, context) for i in indices]))
+        targets = block[:, 1:].clone()
+        for target, i in zip(targets, indices, strict=True):
+            target[: context - self.new(i, context)] = dataset.IGNORED
+        return block[:, :-1], targets
+
+
+def chosen_windows(n: int, wanted: int) -> list[int]:
+    """`wanted` of n windows, evenly spaced; 0: all."""
+    wanted = min(n, wanted) or n
+    return [i * n // wanted for i in range(wanted)]
+
+
+def _too_short(n_tokens: int, context: int) -> corpus.DataError:
+    return corpus.DataError(
+        f"the text has {n_tokens:,} tokens, one window needs {context + 1:,}, or an answer within them"
+    )
+
+
+# ---- in torch ----
+
+
+def evaluate(
+    model: Transformer,
+    tokens: dataset.Tokens | conversations.Dialogues | Overlapping,
+    context: int,
+    batch: int = 16,
+    limit: int = 0,
+) -> Result:
+    """Mean loss of text, or of the answers in conversations, over windows of `context` tokens.
+
+    They are evenly spaced when `limit` > 0 tokens are too few for all.
+
+    Always in fp32 and outside autocast: the loss that the engine will have.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    from bitnet.model import parallel
+
+    device = model.device
+    n = tokens.windows(context)
+    if n < 1:
+        raise _too_short(tokens.n_tokens, context)
+    each = tokens.stride if isinstance(tokens, Overlapping) else context
+    chosen = chosen_windows(n, max(1, limit // each) if limit else 0)
+    total, counted = 0.0, 0
+    with torch.no_grad():
+        for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
+            rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)
+            inputs, targets, *documents = (t.to(device) for t in rows)
+            logits = model(inputs, *documents).flatten(0, 1)
+            if counts:
+                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
+                counted += int((targets != dataset.IGNORED).sum())
+    total, n_counted = parallel.total([total, counted])
+    return Result.of(total, int(n_counted), tokens.bytes_per_token)
+
+
+def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None:
+    """Raises ValueError when token ids would not fit the model."""
+    if tokens.get_vocab_size() > config.vocab_size:
+        raise ValueError(
+            f"{where}: the tokenizer has {tokens.get_vocab_size():,} tokens, the model {config.vocab_size:,}; "
+            "they do not belong together"
+        )
+
+
+# ---- in the engine ----
+
+
+def log_probabilities(logits: NDArray[np.float32], targets: Sequence[int]) -> NDArray[np.float64]:
+    """Natural log of the probability of targets[i] under row i of (n, vocab_size) logits, summed in fp64: (n,)."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(1, keepdims=True)
+    found: NDArray[np.float64] = rows[np.arange(len(rows)), np.asarray(targets)] - np.log(np.exp(rows).sum(1))
+    return found
+
+
+def evaluate_packed(model: Model, text: Overlapping, context: int, limit: int = 0) -> Result:
+    """`evaluate` of a packed file: the same windows, computed by the engine."""
+    model.require_head()
+    n = text.windows(context)
+    if n < 1:
+        raise _too_short(text.n_tokens, context)
+    total, counted = 0.0, 0
+    with model.session(n_ctx=context) as session:
+        for i in chosen_windows(n, max(1, limit // text.stride) if limit else 0):
+            new = text.new(i, context)
+            total -= _score(session, text.row(i, context).tolist(), new)
+            counted += new
+    return Result.of(total, counted, text.bytes_per_token)
+
+
+def _score(session: Session, row: list[int], new: int) -> float:
+    """Log-probability of the last `new` tokens of a row, of which the very last does not fit the session."""
+    before = len(row) - new
+    session.reset()
+    session.feed(row[:before])
+    middle = session.score(row[before:-1]) if new > 1 else []
+    logits = session.logits
+    assert logits is not None  # they follow from what was appended
+    return math.fsum(middle) + float(log_probabilities(logits[None], row[-1:])[0])

@@ -1,0 +1,1 @@
+"""The network: what it computes, on one device or several."""

@@ -1,0 +1,47 @@
+"""`--compile`: the layers of a model compiled by torch, one graph for all that are alike.
+
+Layer by layer and not the whole model: that takes a time which does not grow with depth, and was no slower.
+Compiled kernels sum in another order, so a norm or γ may differ in its last bit, and rarely an int8 code with it.
+Whatever is compared with the exported file is therefore computed `eagerly`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from bitnet.model.transformer import Transformer
+
+
+class CompilerError(ValueError):
+    """torch cannot compile on this machine."""
+
+
+def compile_layers(model: Transformer, backend: str = "inductor") -> None:
+    """In place: names of parameters and modules stay. Raises CompilerError where torch cannot compile.
+
+    backend: one of torch.compile's.
+    """
+    if backend == "inductor" and " " in torch.__path__[0]:  # it names its headers to the compiler without quotes
+        raise CompilerError(
+            f"--compile, but torch is installed in {torch.__path__[0]!r}, and cannot compile from a path with a space; "
+            "install into another, or leave --compile out"
+        )
+    probe = torch.compile(torch.neg, backend=backend)
+    try:
+        probe(torch.zeros(2, device=model.device))
+    except Exception as error:  # as many kinds as there are ways for a compiler to be missing or broken
+        reason = str(error).strip().splitlines()[0]
+        raise CompilerError(
+            f"--compile, but torch cannot compile here ({reason}); it needs a C++ compiler, g++ or the one that CXX "
+            "names, and Python's headers, on a GPU Triton too; or leave --compile out"
+        ) from None
+    for layer in model.layers:
+        layer.compile(backend=backend, dynamic=False)
+
+
+def eagerly() -> contextlib.AbstractContextManager[None]:
+    """Inside, compiled layers run as they are written, and hooks on their modules are called."""
+    stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -1,0 +1,273 @@
+"""One page about a run, as HTML that needs no other file, or as a PNG.
+
+It only reads, so it may be asked while the run goes on. What is not there yet, or is damaged, the
+page says in the place where it would be.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import html
+import io
+import os
+import statistics
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet import process
+from bitnet.report.figures import PANELS, Panel, Records, series
+from bitnet.train import runlog
+
+if TYPE_CHECKING:
+    from bitnet.train.checkpoint import Checkpoint
+
+LARGEST = 200_000_000  # ternary weights of a model that may generate a sample here, without the engine
+
+Facts = dict[str, str]
+
+
+class ReportError(ValueError):
+    """There is nothing to report, or nowhere to write it."""
+
+
+def write(run: Path, out: Path, prompt: str = "", tokens: int = 100) -> None:
+    """The page about a run, with a sample of so many tokens that begins with the prompt.
+
+    Raises ReportError.
+    """
+    if out.suffix not in (".html", ".png"):
+        raise ReportError(f"--out is {out}, expected a name that ends in .html or .png")
+    if not 0 <= tokens <= 4096:
+        raise ReportError(f"--tokens is {tokens}, expected 0 to 4096")
+    if not (run / "log.jsonl").is_file():
+        raise ReportError(f"{run} has no log.jsonl, expected a run folder of `bitnet train`")
+    if not out.parent.is_dir():
+        raise ReportError(f"--out is {out}, but the folder {out.parent} does not exist")
+    records = runlog.read(run / "log.jsonl")
+    if not records:
+        raise ReportError(f"{run}/log.jsonl holds no step yet; wait for the first")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        with _writing(out):  # before it is drawn, which takes a while
+            partial.touch()
+            if out.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        checkpoint, problem = _newest(run)
+        facts = summary(run, records) | _of_checkpoint(checkpoint, problem)
+        title, text = f"bitnet report: {run.resolve().name}", sample(checkpoint, problem, prompt, tokens)
+        page = as_html(title, facts, text, records) if out.suffix == ".html" else as_png(title, facts, text, records)
+        with _writing(out):
+            partial.write_bytes(page)
+            partial.rename(out)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{out} cannot be written: {error.strerror}; name another --out") from error
+
+
+def summary(run: Path, records: Records) -> Facts:
+    """What the top of the page says, by name."""
+    finished = any(r.get("final") for r in records)
+    state = "finished" if finished else "running" if process.is_locked(run) else "stopped before its end"
+    facts = {"state": state, "steps": f"{max(r['step'] for r in records):,}"}
+    tokens, seconds = series(records, "seconds")
+    if len(tokens) and seconds[-1] > 0:
+        facts["tokens"] = f"{tokens[-1]:,.0f} in {seconds[-1] / 60:,.1f} min, {tokens[-1] / seconds[-1]:,.0f} a second"
+    if len(losses := series(records, "loss")[1]):
+        facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/token (median of the last 20 steps)"
+    if len(nats := series(records, "validation", "nats_per_token")[1]):
+        bits = series(records, "validation", "bits_per_byte")[1]
+        facts["validation loss"] = f"{nats[-1]:.4f} nats/token" + (f", {bits[-1]:.4f} bits/byte" if len(bits) else "")
+    if skipped := sum("skipped" in r for r in records):
+        facts["skipped steps"] = f"{skipped:,}"
+    return facts
+
+
+def _newest(run: Path) -> tuple[Checkpoint | None, str]:
+    """The newest whole checkpoint, and what is wrong with newer ones; or why there is none."""
+    from bitnet.train.checkpoint import Checkpoint
+
+    damaged: list[str] = []
+    try:
+        return Checkpoint.open(run, damaged.append), "; ".join(damaged)
+    except (ValueError, OSError) as error:
+        return None, str(error)
+
+
+def _of_checkpoint(checkpoint: Checkpoint | None, problem: str) -> Facts:
+    """Model and settings."""
+    if checkpoint is None:
+        return {"checkpoint": problem}
+    try:
+        config, settings = checkpoint.config, checkpoint.state.get("settings")
+    except (ValueError, TypeError, OSError) as error:  # damaged, or removed by the run this very moment
+        return {"checkpoint": str(error)}
+    shown = ("lr", "schedule", "batch", "accumulate", "weight_decay", "precision", "seed")
+    said = settings if isinstance(settings, dict) else {}
+    return {
+        "checkpoint": "; ".join([checkpoint.folder.name, *([problem] if problem else [])]),
+        "model": f"{config.n_layers} layers of width {config.dim}, {config.ternary_weights:,} ternary weights, "
+        f"vocabulary {config.vocab_size:,}",
+        "settings": ", ".join(f"{name} {said[name]}" for name in shown if name in said),
+    }
+
+
+def sample(checkpoint: Checkpoint | None, problem: str, prompt: str, n: int) -> str:
+    """Up to n tokens that the checkpoint makes of a prompt, or the reason why there is none, in brackets."""
+    from bitnet.data import tokenizer
+
+    if not n:
+        return "[not asked for: --tokens 0]"
+    if checkpoint is None:
+        return f"[no sample: {problem}]"
+    try:
+        config = checkpoint.config
+        if config.ternary_weights > LARGEST:
+            return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"
+        words = checkpoint.words
+        ids = [tokenizer.END_ID, *words.encode(prompt, add_special_tokens=False).ids]
+        made = _generate(checkpoint.model, ids, n)
+    except (ValueError, TypeError, OSError) as error:
+        return f"[no sample: {error}]"
+    return str(words.decode([token for token in made if token != tokenizer.END_ID]))
+
+
+def _generate(model: Any, ids: list[int], n: int) -> list[int]:
+    """Up to n more tokens at temperature 0.8 among the 40 likeliest, seed 0, ending with the document."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for made in range(n):
+            logits = model(torch.tensor([ids[-model.config.max_context :]]))[0, -1]
+            likeliest, tokens = logits.topk(min(40, len(logits)))
+            chosen = torch.multinomial((likeliest / 0.8).softmax(-1), 1, generator=random)
+            ids = [*ids, int(tokens[chosen])]
+            if made and ids[-1] == 0:
+                break
+    return ids
+
+
+# ---- pages ----
+
+
+def as_html(title: str, facts: Facts, text: str, records: Records) -> bytes:
+    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts.items())
+    figures = "".join(
+        f"<figure><h2>{html.escape(panel.title)}</h2><p>{html.escape(panel.reading)}</p>"
+        f'<img alt="{html.escape(panel.title)}" src="data:image/png;base64,{_encoded(panel, records)}"></figure>'
+        for panel in PANELS
+    )
+    return _PAGE.format(
+        title=html.escape(printable(title)), rows=rows, figures=figures, text=html.escape(printable(text))
+    ).encode("utf-8", errors="replace")
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1280px; margin: 2rem auto; padding: 0 1rem }}
+h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1rem; margin: 0 }}
+th {{ text-align: left; padding-right: 1.5rem; font-weight: 600; vertical-align: top; white-space: nowrap }}
+main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr)); gap: 2rem }}
+figure {{ margin: 0; display: flex; flex-direction: column }}
+figure p {{ margin: .2rem 0 .5rem; color: #555; font-size: .9rem; flex: 1 }}
+img {{ width: 100% }}
+pre {{ background: #f5f5f2; padding: 1rem; white-space: pre-wrap; overflow-wrap: anywhere }}
+</style></head><body>
+<h1>{title}</h1><table>{rows}</table>
+<h2 style="margin-top: 1.5rem">Sample</h2><pre>{text}</pre>
+<main>{figures}</main>
+</body></html>
+"""
+
+
+def as_png(title: str, facts: Facts, text: str, records: Records) -> bytes:
+    plt = _pyplot()
+    lines = [part for line in printable(text).expandtabs(4).split("\n") for part in textwrap.wrap(
+        line, 150, drop_whitespace=False, replace_whitespace=False) or [""]][:40]  # fmt: skip
+    head = [f"{name:16}{value}" for name, value in facts.items()]
+    rows = (len(PANELS) + 1) // 2
+    tops = 0.21 * (len(head) + 1) + 0.3, 0.2 * (len(lines) + 1) + 0.5
+    figure = plt.figure(figsize=(15, 4.3 * rows + sum(tops)), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.14, w_pad=0.1)
+    grid = figure.add_gridspec(rows + 2, 2, height_ratios=[tops[0], *[4.3] * rows, tops[1]])
+    _words(figure.add_subplot(grid[0, :]), title, head)
+    for i, panel in enumerate(PANELS):
+        axes = figure.add_subplot(grid[1 + i // 2, i % 2])
+        reading = textwrap.fill(panel.reading, 105)
+        axes.set_title(reading, loc="left", fontsize=9, color="#555555")
+        above = 12 * (reading.count("\n") + 1) + 8
+        axes.annotate(panel.title, (0, 1), (0, above), xycoords="axes fraction", textcoords="offset points",
+                      weight="bold", fontsize=11)  # fmt: skip
+        _draw(panel, axes, records)
+    _words(figure.add_subplot(grid[-1, :]), "Sample", lines)
+    return _saved(figure)
+
+
+def printable(text: str) -> str:
+    """Control characters, which neither HTML nor a font can show, replaced."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def _words(axes: Any, title: str, lines: list[str]) -> None:
+    axes.set_axis_off()
+    axes.text(0, 1, title, weight="bold", fontsize=12, va="top", parse_math=False)
+    axes.annotate("\n".join(map(printable, lines)), (0, 1), (0, -20), xycoords="axes fraction",
+                  textcoords="offset points", va="top", family="monospace", fontsize=9, parse_math=False)  # fmt: skip
+
+
+def _encoded(panel: Panel, records: Records) -> str:
+    figure, axes = _pyplot().subplots(figsize=(8, 3.6), layout="constrained")
+    _draw(panel, axes, records)
+    return base64.b64encode(_saved(figure)).decode()
+
+
+def _draw(panel: Panel, axes: Any, records: Records) -> None:
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    drawn = panel.draw(axes, records)
+    if drawn and axes.get_xlabel() == "" and not axes.images:
+        axes.set_xlabel("tokens")
+        axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+    if not drawn:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "nothing recorded yet", ha="center", va="center", color="#888888")
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _saved(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter of a sample that the font lacks is shown as a box
+        figure.savefig(buffer, format="png", dpi=110)
+    _pyplot().close(figure)
+    return buffer.getvalue()
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -1,0 +1,1 @@
+"""A training run: its options, its parts, its steps, its checkpoints."""

@@ -1,0 +1,233 @@
+"""Checkpoints: folders of safetensors and JSON, never pickle.
+
+    runs/tiny/step-001200/
+        model.safetensors      fp32 master weights, named as in `bitnet.model.transformer`
+        config.json            ModelConfig
+        tokenizer.json         `tokenizers` library
+        optimizer.safetensors  AdamW moments, `{parameter}.exp_avg` and so on   (to resume)
+        state.json             step, tokens, seconds, losses, settings          (to resume)
+        chat_template.jinja    of a model that answers                          (if there is one)
+        generation.json        start and end tokens, sampling defaults          (if there are any)
+        manifest.json          size and SHA-256 of the others (`bitnet.train.manifest`)
+
+A checkpoint is written under another name, flushed to disk, and renamed: under its own name
+it is always whole. What happens to it later, the manifest tells: of a run the newest whole one counts.
+A run has one from before its first step, of step 0.
+
+It is the same whatever number of processes wrote it, and any number can read it. Of a sharded model
+(`bitnet.model.parallel`) each process writes its own rows, which the first then puts together, tensor by
+tensor; each reads tensor by tensor and keeps its rows. None ever holds the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bitnet.config import ModelConfig
+from bitnet.data import tokenizer
+from bitnet.model import parallel
+from bitnet.model.transformer import Transformer
+from bitnet.train import manifest, optimizers
+from bitnet_runtime import terminal
+
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+CONFIG, STATE, TOKENIZER = "config.json", "state.json", "tokenizer.json"
+TEMPLATE, GENERATION = "chat_template.jinja", "generation.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, damaged, or not what its configuration says."""
+
+
+class Checkpoint:
+    """A checkpoint that was found and checked; what is in it is read when it is first asked for, and kept.
+
+    Each property raises CheckpointError or an OSError that names the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Of a folder that is known to be whole; `open` is for any other."""
+        self.folder = folder
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], say: Callable[[str], object] = terminal.say) -> Self:
+        """The checkpoint that `path` means: itself, or the newest whole one of a run folder.
+
+        say: gets a line for each newer one that is damaged. Raises CheckpointError: there is none, or it is damaged;
+        OSError: one cannot be read now, and an older one in its place would lose what is in it.
+        """
+        folder = Path(path)
+        if (folder / WEIGHTS).is_file() or (folder / manifest.NAME).is_file():
+            if problem := manifest.damage(folder):
+                raise CheckpointError(
+                    f"{folder} is damaged: {problem}; name another checkpoint, or the run folder for its newest whole "
+                    f"one (if you changed it on purpose, remove {manifest.NAME})"
+                )
+            return cls(folder)
+        if not folder.exists():
+            raise CheckpointError(f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`")
+        steps = all_of(folder)
+        if not steps:
+            raise CheckpointError(f"{folder} has no {WEIGHTS} and no step-* folder, expected a checkpoint")
+        problems: list[str] = []
+        for step in reversed(steps):
+            problem = manifest.damage(step)
+            if not problem:
+                for line in problems:
+                    say(f"{line}; taking {step.name}")
+                return cls(step)
+            problems.append(f"{step} is damaged: {problem}")
+        raise CheckpointError(f"no checkpoint is whole: {'; '.join(problems)}")
+
+    @functools.cached_property
+    def config(self) -> ModelConfig:
+        values = read_json(self.folder / CONFIG)
+        if "architectures" in values:
+            raise CheckpointError(
+                f"{self.folder} is a Hugging Face folder, expected a checkpoint; "
+                "bitnet convert and bitnet finetune read those"
+            )
+        return ModelConfig.from_dict(values)
+
+    @functools.cached_property
+    def state(self) -> dict[str, Any]:
+        """state.json: at least `step`, `tokens`, `seconds` and `settings` of the run that wrote it."""
+        return read_json(self.folder / STATE)
+
+    @property
+    def state_if_any(self) -> dict[str, Any]:
+        """`state`; empty where there is none, as in a checkpoint from elsewhere."""
+        return self.state if (self.folder / STATE).is_file() else {}
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.folder / TOKENIZER).is_file()
+
+    @functools.cached_property
+    def words(self) -> Tokenizer:
+        return tokenizer.load(self.folder / TOKENIZER)
+
+    @functools.cached_property
+    def template(self) -> str | None:
+        """The chat template, None where there is none."""
+        file = self.folder / TEMPLATE
+        try:
+            return file.read_text(encoding="utf-8") if file.is_file() else None
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{file} is not UTF-8 (byte {error.start})") from None
+
+    @functools.cached_property
+    def generation(self) -> dict[str, Any]:
+        """`generation` of the packed file's METADATA (FORMAT.md §5), empty where nothing is known."""
+        file = self.folder / GENERATION
+        return read_json(file) if file.is_file() else {}
+
+    @functools.cached_property
+    def model(self) -> Transformer:
+        """The model in evaluation mode, fp32, after checking that file and configuration agree exactly."""
+        model = Transformer(self.config)
+        self.load_weights(model)
+        return model.eval()
+
+    def tensor_names(self) -> list[str]:
+        """Of the weights."""
+        with _opened(self.folder / WEIGHTS) as tensors:
+            return list(tensors.keys())
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight, as stored; nothing else is read."""
+        with _opened(self.folder / WEIGHTS) as tensors:
+            return cast(Tensor, tensors.get_tensor(name))
+
+    def load_weights(self, model: Transformer) -> None:
+        """Into a model that may be sharded."""
+        expected, seen = model.state_dict(), set()
+        for name, tensor in _read_tensors(self.folder / WEIGHTS):
+            if name not in expected:
+                raise CheckpointError(f"{self.folder}: tensor {name} is there, config.json does not call for it")
+            if tensor.shape != expected[name].shape:
+                raise CheckpointError(
+                    f"{self.folder}: tensor {name} is {_shape(tensor)}, config.json calls for {_shape(expected[name])}"
+                )
+            if not tensor.isfinite().all():
+                raise CheckpointError(f"{self.folder}: tensor {name} holds NaN or infinity")
+            expected[name].copy_(parallel.like(tensor, expected[name]))
+            seen.add(name)
+        for name in sorted(expected.keys() - seen):
+            raise CheckpointError(f"{self.folder}: tensor {name} is missing, config.json calls for it")
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, model: Transformer) -> None:
+        """Restore the moments of a model that may be sharded: all of them, or CheckpointError."""
+        parameters = dict(model.named_parameters())
+        updated = self.state["step"] > self.state.get("skipped", 0)  # none before a first step that was not skipped
+        names = {p: name for name, p in parameters.items()}
+        moments = ((names[p], key) for p, keys in optimizers.moments(optimizer) for key in keys)
+        missing = {f"{name}.{key}" for name, key in moments} if updated else set()
+        for name, tensor in _read_tensors(self.folder / OPTIMIZER):
+            owner, _, key = name.rpartition(".")
+            if owner not in parameters:
+                raise CheckpointError(f"{self.folder}: optimizer state for {owner}, which the model does not have")
+            parameter = parameters[owner]
+            if tensor.numel() == 1 and tensor.shape != parameter.shape:  # AdamW's count of steps
+                optimizer.state[parameter][key] = tensor.reshape(()).to(parameter.device)
+            elif tensor.shape == parameter.shape:
+                optimizer.state[parameter][key] = parallel.like(tensor, parameter)
+            else:
+                raise CheckpointError(f"{self.folder}: {name} is {_shape(tensor)}, its parameter {_shape(parameter)}")
+            missing.discard(name)
+        if missing:
+            raise CheckpointError(f"{self.folder}: {OPTIMIZER} lacks {min(missing)}; it cannot be gone on from")
+
+
+def all_of(run: Path) -> list[Path]:
+    """The checkpoints of a run folder, oldest first."""
+    found = [p for p in run.iterdir() if re.fullmatch(r"step-\d+", p.name)] if run.is_dir() else []
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+
+
+def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """One after the other."""
+    with _opened(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118  (it is no dict)
+            yield name, tensors.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file of tensors, mapped."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint. Raises CheckpointError: missing, damaged, or something else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds {type(value).__name__}, expected an object")
+    return value
+
+
+def _shape(tensor: Tensor) -> str:
+    return "×".join(map(str, tensor.shape))

@@ -1,0 +1,58 @@
+"""Whether a model can be trained in the memory there is: weights, gradients, and what the optimizer keeps, all fp32."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import torch
+
+from bitnet.config import ModelConfig
+from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+from bitnet.train import optimizers
+from bitnet.train.run import TrainingError
+
+
+def check(config: ModelConfig, settings: Settings) -> None:
+    """Raises TrainingError, before any work: not even what every step keeps would fit. Activations come on top."""
+    with torch.device("meta"):
+        matrices, others = optimizers.of_layers(Transformer(config))
+    n, n_others = (sum(p.numel() for p in parameters) for parameters in ([*matrices, *others], others))
+    kept = 2 * n if settings.optimizer == "adamw" else n + n_others  # Muon has one number for each weight
+    needed, (there, limit) = 4 * (2 * n + kept), available()
+    if needed > there:
+        raise TrainingError(
+            f"training {n:,} parameters takes at least {needed / 1e9:.1f} GB (4 bytes a weight, 4 a gradient, "
+            f"{4 * kept / 1e9:.1f} GB for {settings.optimizer}), {limit} leaves {there / 1e9:.1f} GB; "
+            "make the model smaller"
+        )
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether torch, numpy or Python says so."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    )
+
+
+def available() -> tuple[float, str]:
+    """Bytes that this process may still have, and what says so."""
+    limits = [(math.inf, "nothing known")]
+    if sys.platform != "linux":
+        return limits[0]
+    import resource
+
+    fields = {line.split(":")[0]: line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines()}
+    if "MemAvailable" in fields:
+        machine = 1024 * (int(fields["MemAvailable"]) + int(fields.get("SwapFree", "0")))
+        limits.append((machine, "the memory of this machine"))
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limits.append((max(0, most - used), "the limit on address space (ulimit -v)"))
+    group = Path("/sys/fs/cgroup/memory.max")
+    if group.is_file() and (said := group.read_text().strip()).isdecimal():
+        limits.append((int(said), "the memory limit of the control group (container)"))
+    return min(limits)

@@ -1,0 +1,60 @@
+"""The optimizer of a run: AdamW, or Muon for the matrices of the layers and AdamW for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+
+
+class Chained(torch.optim.Optimizer):
+    """Optimizers of different parameters, used as one: their groups, their state, one step of each."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+        super().__init__([p for part in parts for group in part.param_groups for p in group["params"]], {})
+        self.param_groups = [group for part in parts for group in part.param_groups]
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
+    """Groups with "decays": whether weight decay is for them.
+
+    Muon (arXiv 2502.16982) turns the momentum of a matrix into the nearest orthogonal one, scaled so that learning
+    rate and weight decay of AdamW serve both.
+    """
+    matrices, others = of_layers(model)
+    groups: list[dict[str, Any]] = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
+    if settings.optimizer == "adamw":
+        return adamw(groups)
+    return Chained(torch.optim.Muon(groups[:1], adjust_lr_fn="match_rms_adamw"), adamw(groups[1:]))
+
+
+def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+
+
+def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[str, ...]]]:
+    """Each parameter, and what is kept for it from its first update on."""
+    found: list[tuple[nn.Parameter, tuple[str, ...]]] = []
+    for part in optimizer.parts if isinstance(optimizer, Chained) else (optimizer,):
+        muon = isinstance(part, torch.optim.Muon)
+        keys: tuple[str, ...] = ("momentum_buffer",) if muon else ("step", "exp_avg", "exp_avg_sq")
+        found += [(p, keys) for group in part.param_groups for p in group["params"]]
+    return found
+
+
+def of_layers(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The matrices of the layers; gains, biases and embeddings."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.dim() == 2 and name.startswith("layers.")]
+    return matrices, [p for name, p in named if p.dim() != 2 or not name.startswith("layers.")]

@@ -1,0 +1,284 @@
+"""How a training run is put together from its settings: text, tokenizer, token ids, model and optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from bitnet.config import ModelConfig
+from bitnet.data import conversations, corpus, dataset, tokenizer
+from bitnet.evaluate.loss import check_vocabulary
+from bitnet.model import compiler, parallel
+from bitnet.model.transformer import Transformer, unsupported
+from bitnet.settings import Settings
+from bitnet.train import distill, memory, optimizers, source_model
+from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.progress import say
+from bitnet.train.run import Run, TrainingError
+
+MANY = 100  # times a token is seen, from which on a model mostly learns its text by heart
+
+
+def prepare(
+    settings: Settings,
+    config: ModelConfig,
+    newest: Checkpoint | None,
+    start: source_model.Start | None = None,
+    teacher: source_model.Start | None = None,
+) -> Run:
+    """A run at its next step, with a checkpoint of the one before.
+
+    newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from.
+    """
+    set_threads(settings.threads)
+    device = choose_device(settings.device)
+    if device == "cuda" and parallel.launched():
+        parallel.take_gpu()
+    settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
+    check_options(settings, config, new_words=not (newest or start))
+    if device == "cpu" and not parallel.launched():
+        known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
+        memory.check(config if known else config.replace(vocab_size=1), settings)
+    folder, before = settings.run_folder, newest.state if newest else {}
+    if newest and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
+        raise TrainingError(
+            f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
+        )
+    words, template, generation, batches, held_out = read_data(settings, config, newest, before, start)
+    if newest and before["data"] != batches.tokens.digest:
+        raise TrainingError(
+            f"{newest.folder} was trained on other text, or with another --validation; start another run with --out"
+        )
+    most = before.get("vocab_size", config.vocab_size)
+    if newest is None:
+        config = with_room(settings, config, words, start)
+    check_vocabulary(words, config, start.what if start else settings.tokenizer)
+
+    sequences = sequences_of_step(settings, batches.context)
+    model, forward = build_model(settings, config, None if newest else start, batches)
+    model.recompute = settings.recompute
+    if settings.compile:
+        compiler.compile_layers(model)
+        say("the layers will be compiled in the first steps, which takes about a minute")
+    optimizer = optimizers.build(model, settings)
+    state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
+    state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
+    state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
+    if newest is not None:
+        newest.load_weights(model)
+        newest.load_optimizer(optimizer, model)
+        state |= {name: before[name] for name in state.keys() & before.keys()}
+    state |= {"settings": settings.to_dict(), "model": config.to_dict()}
+    state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
+    if parallel.is_first() and isinstance(batches.tokens, dataset.Tokens) and isinstance(held_out, dataset.Tokens):
+        state["texts"] = {"train": batches.tokens.to_dict(), "validation": held_out.to_dict()}
+    n_tokens = batches.tokens.n_tokens
+    say(
+        f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
+        f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
+        f"{settings.precision} on {device}, from step {state['step']:,}"
+    )
+    if not settings.minutes and (times := settings.steps * sequences * batches.context / n_tokens) > MANY:
+        say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or lower --steps")
+    parts = words, batches, held_out, sequences, model, forward, optimizer
+    run = Run(settings, folder, *parts, state, template, generation)
+    if settings.distilled:
+        if teacher is None:
+            raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {folder}`")
+        run.distillation = distill.Distillation(teacher, settings, model, words)
+    if newest is None:
+        run.save()
+    return run
+
+
+def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
+    """Raises, before the text is read, what would only be found afterwards."""
+    if problems := unsupported(config):
+        raise TrainingError("this model could not be exported: " + "; ".join(problems))
+    if settings.context > config.max_context:
+        raise TrainingError(
+            f"--context is {settings.context:,}, the model has at most {config.max_context:,}; "
+            f"lower it, or add --set max_context={settings.context}"
+        )
+    if new_words and not Path(settings.tokenizer).is_file():
+        tokenizer.check_kind(settings.tokenizer)
+    if settings.tensorboard:
+        import torch.utils.tensorboard  # noqa: F401
+
+
+def with_room(
+    settings: Settings, config: ModelConfig, words: Tokenizer, start: source_model.Start | None
+) -> ModelConfig:
+    """The model with as many tokens as the tokenizer has, or more. Raises TrainingError: a file's has too many."""
+    size = words.get_vocab_size()
+    if not start and not Path(settings.tokenizer).is_file():
+        return config.replace(vocab_size=size)
+    if start or settings.chat:  # a template may have brought tokens
+        return config.replace(vocab_size=max(config.vocab_size, size))
+    if size > config.vocab_size:
+        raise TrainingError(
+            f"{settings.tokenizer} has {size:,} tokens, the model {config.vocab_size:,}; add --set vocab_size={size}"
+        )
+    return config
+
+
+def set_threads(wanted: int) -> None:
+    """As many as asked for; more than there are cores would wait for each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if wanted > cores:
+        say(f"--threads {wanted:,}: this machine has {cores} cores for us, so {cores} threads are taken")
+    if wanted:
+        torch.set_num_threads(min(wanted, cores))
+
+
+def read_data(
+    settings: Settings,
+    config: ModelConfig,
+    newest: Checkpoint | None,
+    before: dict[str, Any],
+    start: source_model.Start | None,
+) -> tuple[
+    Tokenizer,
+    str | None,
+    dict[str, Any],
+    dataset.Batches | conversations.Batches,
+    dataset.Tokens | conversations.Dialogues,
+]:
+    """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
+    template, generation = (start.template, start.generation) if start else (None, {})
+    if newest is not None:
+        template, generation = newest.template, newest.generation
+    elif not start and Path(settings.tokenizer).is_file():
+        generation = tokenizer.ends_beside(settings.tokenizer)
+    context = settings.context or config.max_context
+
+    def choose(texts: Iterable[str]) -> Tokenizer:
+        return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
+
+    if settings.chat:
+        talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
+        words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
+        words.encode_special_tokens = True  # which does not go from one process to another
+        template, generation = conversations.with_template(words, template, generation)
+        encoder = conversations.Encoder(words, template, generation)
+        dialogues, others = (conversations.Dialogues(side, encoder, words) for side in talks)
+        if cut := dialogues.too_long(context):
+            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
+        return (
+            words,
+            template,
+            generation,
+            conversations.Batches(dialogues, settings.batch, context, settings.seed),
+            others,
+        )
+
+    def read() -> tuple[Tokenizer, dataset.Tokens, dataset.Tokens]:
+        folder = settings.run_folder
+        if before and all(before["settings"].get(name) == getattr(settings, name) for name in ("data", "validation")):
+            kept = [dataset.recorded(before, side, folder) for side in ("train", "validation")]
+            if kept[0] and kept[1]:
+                return choose([]), kept[0], kept[1]
+        texts = corpus.Documents(settings.data)
+        say(f"{folder}: reading the text and making token ids of it")
+        sides = corpus.split(texts, settings.validation, say)
+        if texts.left_out:
+            say(texts.left_out)
+        words = choose(sides[0])
+        first = tokenizer.separator(words, generation)
+        train = dataset.tokenize(sides[0], words, folder, "train", first)
+        held_out = dataset.tokenize(sides[1], words, folder, "validation", first)
+        return words, train, held_out
+
+    words, tokens, held_out = parallel.from_first(read)  # the others map the files
+    words.encode_special_tokens = True
+    return words, template, generation, dataset.Batches(tokens, settings.batch, context, settings.seed), held_out
+
+
+def begin(
+    start: source_model.Start, config: ModelConfig, batches: dataset.Batches | conversations.Batches, device: str
+) -> Transformer:
+    """The model that a finetuning begins with; norms that were added are calibrated on the first batch."""
+    model, inserted = source_model.build(start, config)
+    model = model.to(device)
+    if inserted:
+        inputs, _, *documents = (t.to(device) for t in batches[0])
+        source_model.calibrate(model, inserted, inputs, *documents)
+    for line in (start.what, *start.assumptions, *[f"added {len(inserted)} norms, calibrated"][: len(inserted)]):
+        say(line)
+    return model
+
+
+def choose_tokenizer(
+    settings: Settings, config: ModelConfig, texts: Iterable[str], newest: Checkpoint | None
+) -> Tokenizer:
+    """That of the checkpoint, of the file named, or a new one."""
+    if newest is not None:
+        return newest.words
+    if Path(settings.tokenizer).is_file():
+        return tokenizer.load(settings.tokenizer)
+    return tokenizer.build(settings.tokenizer, texts, config.vocab_size)
+
+
+def choose_device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("--device cuda, but torch finds no CUDA device; use --device cpu")
+    return wanted
+
+
+def sequences_of_step(settings: Settings, context: int) -> int:
+    """How many an optimizer step has. Raises TrainingError when they cannot be dealt out to the processes."""
+    tokens, processes = settings.batch_tokens or settings.batch * settings.accumulate * context, parallel.size()
+    if tokens % (context * processes):
+        what = "--batch-tokens" if settings.batch_tokens else "--batch or --accumulate"
+        raise TrainingError(
+            f"an optimizer step has {tokens:,} tokens, expected a multiple of {context * processes:,}: "
+            f"sequences of {context:,} tokens, dealt out to {processes} processes; change {what}"
+        )
+    return tokens // context
+
+
+def build_model(
+    settings: Settings,
+    config: ModelConfig,
+    start: source_model.Start | None,
+    batches: dataset.Batches | conversations.Batches,
+) -> tuple[Transformer, nn.Module]:
+    """The model at the start of a run, and what a training step calls. The seed gives the same in every process."""
+    sharded = parallel.launched() and settings.parallel == "fsdp"
+    torch.manual_seed(settings.seed)
+    with torch.device("meta") if sharded and not parallel.is_first() else contextlib.nullcontext():
+        if start and (parallel.is_first() or not sharded):
+            model = begin(start, config, batches, "cpu" if sharded else settings.device)
+        else:
+            model = Transformer(config)
+    if sharded:
+        rows = min(len(weight) for weight in optimizers.of_layers(model)[0])
+        if settings.optimizer == "muon" and rows < parallel.size():
+            raise TrainingError(
+                f"--optimizer muon cannot share a matrix of {rows} rows among {parallel.size()} processes; "
+                "take fewer of them, --parallel ddp, or --optimizer adamw"
+            )
+        parallel.shard(model, settings.device)
+        return model, model
+    model = model.to(settings.device)
+    return model, parallel.replicated(model, settings.device) if parallel.launched() else model
+
+
+def choose_precision(wanted: str, device: str) -> str:
+    """bf16 where there are instructions for it; elsewhere it would be slower than fp32, not faster."""
+    if wanted != "auto":
+        return wanted
+    if device == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return "bf16" if probe is not None and probe() else "fp32"

@@ -1,0 +1,115 @@
+"""What a training run is made of. `bitnet.train.prepare` puts it together from its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from torch import nn
+
+from bitnet.bitlinear import BitLinear
+from bitnet.data import conversations, dataset
+from bitnet.evaluate.loss import Result, evaluate
+from bitnet.model import compiler, parallel
+from bitnet.model.transformer import Transformer
+from bitnet.quant import ternary_codes
+from bitnet.settings import Settings
+from bitnet.train import distill, runlog, saving, schedule
+from bitnet.train.checkpoint import Checkpoint, CheckpointError
+from bitnet.train.progress import say
+
+
+class TrainingError(ValueError):
+    """The run cannot begin or go on."""
+
+
+@dataclasses.dataclass
+class Run:
+    """What a run is made of. `state` is what a checkpoint records besides model and optimizer."""
+
+    settings: Settings
+    folder: Path
+    words: Tokenizer
+    batches: dataset.Batches | conversations.Batches
+    held_out: dataset.Tokens | conversations.Dialogues
+    sequences: int  # in an optimizer step, of all processes together
+    model: Transformer
+    forward: nn.Module  # what a step calls: the model, or DDP around it
+    optimizer: torch.optim.Optimizer
+    state: dict[str, Any]
+    template: str | None = None  # of a model that answers
+    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    distillation: distill.Distillation | None = None
+    terms: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the newest loss, and λ; for the log
+
+    @property
+    def progress(self) -> float:
+        """Below 1 while the budget of steps or minutes lasts."""
+        if self.settings.minutes:
+            return float(self.state["seconds"] / (60 * self.settings.minutes))
+        return float((self.state["step"] + 0.5) / self.settings.steps)
+
+    def now(self) -> dict[str, Any]:
+        return {name: self.state[name] for name in ("step", "tokens", "seconds")}
+
+    def save(self) -> None:
+        parameters = dict(self.model.named_parameters())
+        broken = parallel.largest([float(not parallel.kept(p).isfinite().all()) for p in parameters.values()])
+        if any(broken):
+            name = list(parameters)[broken.index(1)]
+            raise TrainingError(f"{name} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
+        self.state["quantized"] = schedule.quantization(self.settings, self.progress)
+        more = self.template, self.generation
+        try:
+            saving.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
+        except (OSError, SafetensorError) as error:
+            raise self.failure(error) from error
+        if parallel.is_first():
+            saving.keep_newest(self.folder, self.settings.keep)
+
+    def open_log(self) -> runlog.Log:
+        """Going on after the steps that were made."""
+        if not parallel.is_first():
+            return runlog.Silent()
+        return runlog.Log(self.folder / "log.jsonl", self.state["step"], self.settings.tensorboard)
+
+    def last_good(self) -> str:
+        try:
+            return f"{Checkpoint.open(self.folder, lambda _: None).folder} is the last good checkpoint"
+        except CheckpointError:
+            return "no checkpoint was saved"
+        except OSError as error:
+            return f"the checkpoints cannot be read now ({error.strerror})"
+
+    def failure(self, error: OSError | SafetensorError) -> TrainingError:
+        """What to say when a file of the run cannot be written, because the disk is full, for example."""
+        what = getattr(error, "strerror", None) or str(error)
+        where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
+        good = self.last_good()
+        advice = f"{good}, from which --resume goes on" if self.state["step"] else good
+        return TrainingError(f"{self.folder} cannot be written at step {self.state['step']:,}: {what}{where}; {advice}")
+
+    def evaluate(self, log: runlog.Log, limit: int = 0) -> Result:
+        """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""
+        if not limit and self.held_out.n_tokens > self.settings.eval_tokens:
+            say(f"evaluating on all {self.held_out.n_tokens:,} tokens of validation")
+        with compiler.eagerly():
+            result = evaluate(self.model, self.held_out, self.batches.context, self.settings.batch, limit)
+        record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
+        log.write(record if limit else record | {"final": True})
+        return result
+
+
+def zero_fraction(model: Transformer) -> float:
+    """Share of the ternary weights that are 0."""
+    layers = [m for m in model.modules() if isinstance(m, BitLinear)]
+    zeros = sum(int((ternary_codes(parallel.whole(m.weight), m.scope)[0] == 0).sum()) for m in layers)
+    return zeros / max(1, sum(m.weight.numel() for m in layers))
+
+
+def describe(result: Result) -> str:
+    return f"{result.nats_per_token:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte"

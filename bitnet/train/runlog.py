@@ -1,0 +1,112 @@
+"""What a run leaves to look at: log.jsonl, one object per step or evaluation, and loss.png.
+
+Every record has step, tokens and seconds. One of a step has loss, lr and gradient_norm, some have
+layers (`bitnet.train.telemetry`), or it says in skipped why the step was not made; one of an evaluation
+has validation and zeros.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bitnet_runtime.terminal import escape
+
+
+class Log:
+    """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n.
+
+    tensorboard: a folder for the same numbers in TensorBoard's format; "": none.
+    """
+
+    def __init__(self, file: Path, step: int, tensorboard: str = "") -> None:
+        self._board: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(tensorboard, purge_step=step + 1)
+        self.records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
+        partial = file.with_suffix(".partial")
+        try:
+            partial.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
+            partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
+        self._out = file.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        self._out.write(json.dumps(record) + "\n")
+        if self._board:
+            for name, value in scalars(record):
+                self._board.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._out.close()
+        if self._board:
+            self._board.close()
+
+
+class Silent(Log):
+    """That of the processes of a run which leave the log to the first one."""
+
+    def __init__(self) -> None:
+        self.records = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The records of a log. Lines that are none, such as a last one that was cut off, are left out."""
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
+    return [record for line in lines if (record := _record(line))]
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) and type(record.get("step")) is int else {}
+
+
+def scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in a record with their paths, such as ("layers/zeros/q/0", 0.31)."""
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from scalars(inner, f"{name}/{key}" if name else str(key))
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield name, float(value)
+
+
+def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:
+    """Loss of training and validation over the tokens seen, and the learning rate, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = [r for r in records if "loss" in r]
+    checks = [r for r in records if "validation" in r]
+    figure, loss_axis = plt.subplots(figsize=(8, 4.5), dpi=120)
+    loss_axis.plot([r["tokens"] for r in steps], [r["loss"] for r in steps], lw=0.6, color="#9db4c8", label="training")
+    loss_axis.plot(
+        [r["tokens"] for r in checks], [r["validation"]["nats_per_token"] for r in checks],
+        marker="o", ms=3, color="#12446b", label="validation",
+    )  # fmt: skip
+    loss_axis.set(xlabel="tokens", ylabel="nats per token")
+    loss_axis.set_title(escape(title), parse_math=False)
+    loss_axis.grid(alpha=0.2)
+    loss_axis.legend(frameon=False, loc="upper center")
+    rate_axis = loss_axis.twinx()
+    rate_axis.plot([r["tokens"] for r in steps], [r["lr"] for r in steps], lw=0.8, ls=":", color="#b0703c")
+    rate_axis.set_ylabel("learning rate", color="#b0703c")
+    figure.tight_layout()
+    figure.savefig(file)
+    plt.close(figure)

@@ -1,0 +1,147 @@
+"""How checkpoints come to be, are replaced, and go: whole at every moment, whatever ends the process.
+
+Each is written under another name, flushed to disk, and renamed (`bitnet.train.checkpoint` says what is in one).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bitnet.model import parallel
+from bitnet.model.transformer import Transformer
+from bitnet.process import flush
+from bitnet.train import manifest
+from bitnet.train.checkpoint import CONFIG, GENERATION, OPTIMIZER, STATE, TEMPLATE, TOKENIZER, WEIGHTS, all_of
+
+REPLACED = ".replaced"  # ending of a checkpoint while another of the same step takes its place
+
+
+def save(
+    run: Path,
+    model: Transformer,
+    tokenizer_json: str,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    template: str | None = None,
+    generation: dict[str, Any] | None = None,
+) -> Path:
+    """Write `run/step-<state["step"]>` in one atomic move; returns it. All processes of a run call it."""
+    final = run / f"step-{state['step']:06d}"
+    work = run / f".{final.name}.partial"
+    if parallel.is_first():
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+    try:
+        _write_tensors(model.state_dict(), work / WEIGHTS)
+        _write_tensors(_moments(optimizer, model), work / OPTIMIZER)
+        if not parallel.is_first():
+            return final
+        (work / CONFIG).write_text(model.config.to_json() + "\n", encoding="utf-8")
+        (work / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
+        (work / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        if template is not None:
+            (work / TEMPLATE).write_text(template, encoding="utf-8")
+        if generation:
+            (work / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+        manifest.write(work)
+        for file in work.iterdir():
+            flush(file)
+        flush(work)
+        _put(work, final)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return final
+
+
+def _put(work: Path, final: Path) -> None:
+    """Rename a checkpoint that is on disk. One of the same step is gone only when the new one has its name."""
+    before = final.with_name(f".{final.name}{REPLACED}")
+    if final.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        final.rename(before)
+    try:
+        work.rename(final)
+    except BaseException:
+        if before.exists():
+            before.rename(final)
+        raise
+    flush(final.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def recover(run: Path) -> None:
+    """Put back what a process was replacing when it was killed, and remove what it left of writing or removing."""
+    for before in run.glob(f".step-*{REPLACED}"):
+        final = run / before.name.removeprefix(".").removesuffix(REPLACED)
+        if final.exists():
+            shutil.rmtree(before)
+        else:
+            before.rename(final)
+    for left in run.glob(".step-*.partial"):
+        shutil.rmtree(left)
+
+
+def set_aside(run: Path, newest: Path) -> None:
+    """Rename what is newer than the newest whole checkpoint, so that it is never counted as one to keep.
+
+    What was renamed before stays.
+    """
+    for damaged in all_of(run)[all_of(run).index(newest) + 1 :]:
+        taken, n = {path.name for path in run.iterdir()}, 1
+        while (name := f"{damaged.name}.damaged{n if n > 1 else ''}") in taken:
+            n += 1
+        damaged.rename(run / name)
+
+
+def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """A safetensors file. The first process writes it; of sharded tensors every process its part."""
+    if not any(map(parallel.is_sharded, tensors.values())):
+        if parallel.is_first():
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+        return
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+    shards = file.with_suffix(".shards")
+    # of one element: of a tensor without dimensions the consolidation would write 0, whatever its value
+    tensors = {name: tensor if tensor.dim() else tensor.reshape(1) for name, tensor in tensors.items()}
+    parallel.wait_for_first()  # it may still be clearing the folder
+    try:
+        writer = HuggingFaceStorageWriter(str(shards), save_distributed=True, enable_consolidation=True)
+        save_distributed(tensors, storage_writer=writer)
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from None
+    if parallel.is_first():
+        (shards / "model-00001-of-00001.safetensors").rename(file)
+        shutil.rmtree(shards)
+
+
+def keep_newest(run: Path, n: int) -> None:
+    """Remove all checkpoints but the newest n."""
+    for old in all_of(run)[:-n]:
+        _remove(old)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Under another name first: a process may be killed at any file, and what has its own name is whole."""
+    work = checkpoint.with_name(f".{checkpoint.name}.old.partial")
+    shutil.rmtree(work, ignore_errors=True)
+    checkpoint.rename(work)
+    shutil.rmtree(work)
+
+
+def _moments(optimizer: torch.optim.Optimizer, model: Transformer) -> dict[str, Tensor]:
+    return {
+        f"{name}.{key}": value.contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }

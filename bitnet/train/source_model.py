@@ -1,0 +1,114 @@
+"""`bitnet finetune`: what a run begins with when it does not begin with random weights.
+
+Facts and figures: docs/finetune.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bitnet.config import ModelConfig
+from bitnet.model.layers import RMSNorm
+from bitnet.model.transformer import Transformer
+from bitnet.settings import of_source
+from bitnet.train.checkpoint import CONFIG, Checkpoint, CheckpointError, all_of, read_json
+
+TABLES = ("embedding.weight", "head.weight")
+
+
+class SourceModelError(ValueError):
+    """The source, the options and the data of a finetuning do not go together."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to begin with, in our terms; `config.ternary` is empty when it is a full-precision one."""
+
+    what: str  # one line
+    config: ModelConfig
+    weights: Mapping[str, Tensor]  # fp32 by parameter name
+    words: Tokenizer
+    template: str | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()  # a line each
+
+    def defaults(self) -> tuple[dict[str, Any], ModelConfig]:
+        """Settings and model of a run, before the user's own."""
+        return of_source(self.config)
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether `path` is ours: a run folder, or a checkpoint, whose configuration names no architecture."""
+    folder = Path(path)
+    if not folder.exists() or all_of(folder):
+        return True
+    try:
+        return "architectures" not in read_json(folder / CONFIG)
+    except CheckpointError:
+        return False
+
+
+def read_checkpoint(path: str | Path) -> Start:
+    """One of our own checkpoints, or the newest one of a run folder."""
+    checkpoint = Checkpoint.open(path)
+    return Start(
+        what=f"checkpoint {checkpoint.folder}",
+        config=checkpoint.config,
+        weights=checkpoint.model.state_dict(),
+        words=checkpoint.words,
+        template=checkpoint.template,
+        generation=checkpoint.generation,
+    )
+
+
+def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
+    """The model of `config` with the weights of `start`, and the names of norms it has and `start` had not.
+
+    Rows of tokens that were added to the vocabulary are the mean of the others: a random one would be an
+    outlier, and an outlier takes the resolution of the int8 activations.
+    Raises SourceModelError naming the tensor that does not fit.
+    """
+    model = Transformer(config)
+    wanted, weights = model.state_dict(), dict(start.weights)
+    for name in TABLES:
+        if name in wanted and name in weights and len(weights[name]) < len(wanted[name]):
+            table = weights[name]
+            weights[name] = torch.cat([table, table.mean(0).expand(len(wanted[name]) - len(table), -1)])
+    inserted = [name for name in wanted if name not in weights and name.endswith("_norm.weight")]
+    weights |= {name: wanted[name] for name in inserted}
+    for name in sorted(wanted.keys() | weights.keys()):
+        shapes = [list(tensors[name].shape) if name in tensors else "missing" for tensors in (weights, wanted)]
+        if shapes[0] != shapes[1]:
+            raise SourceModelError(
+                f"tensor {name} is {shapes[0]} in the source and {shapes[1]} in the model asked for; "
+                "--set can change how weights are used, not which there are (norms can be added)"
+            )
+    model.load_state_dict(weights)
+    return model, inserted
+
+
+def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *documents: Tensor) -> None:
+    """Give each inserted norm the mean RMS of what reaches it as its gain, so that it changes least.
+
+    (With a gain of 1 the model begins as if its weights were random: arXiv 2510.13998 reproduced.)
+    One pass of the float model over `inputs`, in which each norm is set before the next is reached.
+    """
+
+    def measure(norm: RMSNorm, args: tuple[Tensor, ...]) -> None:
+        norm.weight.fill_(args[0].float().square().mean(-1).sqrt().mean().clamp(min=norm.eps))
+
+    norms = [model.get_submodule(name.removesuffix(".weight")) for name in inserted]
+    handles = [norm.register_forward_pre_hook(measure) for norm in norms]
+    try:
+        with torch.no_grad(), model.partly_quantized(0.0):
+            model.hidden(inputs, *documents)
+    finally:
+        for handle in handles:
+            handle.remove()

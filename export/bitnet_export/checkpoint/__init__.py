@@ -1,0 +1,1 @@
+"""A training checkpoint as a packed file, verified."""

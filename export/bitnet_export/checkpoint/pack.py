@@ -1,0 +1,168 @@
+"""A training checkpoint becomes a packed file."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.config import ModelConfig
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.encodings import Encoding
+from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, spare, write_packed
+
+from . import sparsity
+from .findings import Report, ZeroInputs
+from .quantized import quantized
+from .verify import compare
+
+if TYPE_CHECKING:
+    import torch
+
+    from bitnet.train.checkpoint import Checkpoint
+
+
+def export_checkpoint(
+    checkpoint: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    tokens: int = 50_000,
+    encoding: str = "2.0",
+    head: str | None = None,
+    sparse: bool | None = None,
+) -> Report:
+    """Write a checkpoint (or the newest one of a run folder) as a packed file, and verify it.
+
+    tokens: how many tokens of real text the engine and torch both score.
+    encoding: bits a ternary weight, "2.0" or "1.6".
+    head: how embedding and head are stored, "int8", "f16" or "f32"; as trained when None.
+    sparse: `up` and `down` by lines, so that the engine reads only those that matter; where that pays when None.
+    The file appears only if it passes. Raises ValueError: a bad checkpoint, or VerificationError.
+    """
+    from bitnet.train.checkpoint import Checkpoint
+
+    spare(Path(checkpoint), Path(out))
+    source = Checkpoint.open(checkpoint)
+    reports: list[Report] = []
+    pack_checkpoint(
+        source,
+        out,
+        encoding=encoding,
+        head=head,
+        sparse=sparse,
+        check=lambda file: reports.append(compare(source, file, tokens=tokens)),
+    )
+    return reports[0]
+
+
+def pack_checkpoint(
+    checkpoint: Checkpoint,
+    out: str | os.PathLike[str],
+    *,
+    encoding: str = "2.0",
+    head: str | None = None,
+    sparse: bool | None = None,
+    check: Any = None,
+) -> None:
+    """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
+    from bitnet.model.positions import frequency_tables
+    from bitnet.train.checkpoint import CheckpointError
+
+    folder, config, body = checkpoint.folder, checkpoint.config, encodings.ternary_encoding(encoding)
+    if head is not None:
+        config = config.replace(head_format=head)
+    zeros = sparsity.zero_inputs(checkpoint) if sparsity.rectified(config) else None
+    if sparse is None:
+        sparse = zeros is not None and sparsity.pays(config, zeros, body)
+    tables = frequency_tables(config)
+    template = checkpoint.template
+    tokenizer, generation = _tokenizer(checkpoint)
+    left = set(checkpoint.tensor_names())
+
+    def source(spec: Spec) -> Encoded:
+        name = spec.key.name
+        if name in tables:
+            return Encoded.f32(tables[name].numpy())
+        if name not in left:
+            raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
+        left.remove(name)
+        weight = checkpoint.tensor(name)
+        found, shape = tuple(weight.shape), (spec.rows, spec.cols)
+        if found != shape and found != shape[1:]:
+            raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
+        if not weight.isfinite().all():
+            raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
+        return encode(spec, weight, config, encodings.encoding_of(records.ROLES[spec.key.role], body, sparse))
+
+    def complete(file: Path) -> None:
+        if left:
+            raise CheckpointError(f"{folder}: tensor {min(left)} is there, config.json does not call for it")
+        if check:
+            check(file)
+
+    write_packed(
+        out,
+        [config],
+        source,
+        metadata={"generation": generation, "provenance": _provenance(checkpoint)} | _shares(zeros),
+        tokenizer=tokenizer,
+        template=None if template is None else template.encode(),
+        check=complete,
+    )
+
+
+def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:
+    """For METADATA: the shares by layer, in thousandths."""
+    if zeros is None:
+        return {}
+    return {"zero_inputs": {key: [round(z, 3) for z in share] for key, share in dataclasses.asdict(zeros).items()}}
+
+
+def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding = encodings.TERNARY_2BIT) -> Encoded:
+    """What training's quantizers make of a master weight, as it is stored; `body` for ternary weights."""
+    stored = records.stored_as(spec, config, body)
+    numbers, scales, scope = quantized(weight, stored, config)
+    return Encoded(stored, scope, stored.encode(numbers), scales)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:
+    """The tokenizer's JSON and the generation defaults that follow from it."""
+    from bitnet.data.tokenizer import END
+    from bitnet.train.checkpoint import TOKENIZER
+
+    if not checkpoint.has_tokenizer:
+        return None, {}
+    file, words, size = checkpoint.folder / TOKENIZER, checkpoint.words, checkpoint.config.vocab_size
+    largest = max(words.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= size:
+        raise ValueError(
+            f"{file} has token id {largest}, config.json has vocab_size {size}; "
+            "use the tokenizer that the model was trained with"
+        )
+    generation = checkpoint.generation
+    end = words.token_to_id(END)
+    if not generation and end is not None:
+        generation = {"eos_token_ids": [end], "bos_token_id": end}
+    return file.read_bytes(), generation
+
+
+def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
+    state = checkpoint.state_if_any
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")  # the usual way to ask for the same bytes again
+    now = (
+        datetime.datetime.fromtimestamp(int(seconds), datetime.UTC) if seconds else datetime.datetime.now(datetime.UTC)
+    )
+    known = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
+    return {"source": checkpoint.folder.name, **known, "tool": _version(), "date": now.strftime("%Y-%m-%d")}
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return "bitnet-edge " + metadata.version("bitnet-edge")
+    except metadata.PackageNotFoundError:
+        return "bitnet-edge"

@@ -1,0 +1,64 @@
+"""The text on which a packed file is compared with its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from bitnet.train.checkpoint import Checkpoint
+
+
+def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
+    """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
+    then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
+    from bitnet.data import corpus, tokenizer
+
+    if not checkpoint.has_tokenizer:
+        drawn = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, n)
+        return drawn, "random tokens (the checkpoint has no tokenizer)"
+    words = checkpoint.words
+    try:
+        start = [tokenizer.separator(words, checkpoint.generation)]
+    except ValueError:  # for training documents must not run together; here any text will do
+        start = []
+    ids, missing = _validation_ids(checkpoint, start, n)
+    used = ["validation text"] if ids else []
+    if len(ids) < n:
+        used.append("the standard library's source")
+        for text in corpus.Documents([]):
+            ids += start + words.encode(text, add_special_tokens=False).ids
+            if len(ids) >= n:
+                break
+    return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
+
+
+def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
+    """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
+    from bitnet.data import conversations, corpus, dataset
+
+    state, words = checkpoint.state_if_any, checkpoint.words
+    if not (settings := state.get("settings")):
+        return [], ""
+    texts: Iterable[str]
+    ids: list[int] = []
+    try:
+        if kept := dataset.recorded(state, "validation", checkpoint.folder.resolve().parent):
+            return kept.ids[:n].tolist(), ""
+        if settings.get("chat"):
+            held_out = conversations.split(
+                conversations.read(corpus.files_of(settings["chat"])), settings["validation"]
+            )[1]
+            texts = ["\n".join(message["content"] for message in each.messages) for each in held_out]
+        else:
+            texts = corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
+        for text in texts:
+            ids += start + words.encode(text, add_special_tokens=False).ids
+            if len(ids) >= n:
+                break
+    except (corpus.DataError, OSError, KeyError, ModuleNotFoundError) as error:
+        return [], str(error)
+    return ids, ""

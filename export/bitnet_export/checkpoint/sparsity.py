@@ -1,0 +1,87 @@
+"""When `up` and `down` are stored by lines (FORMAT.md §4), so that the engine reads only those that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+from bitnet_export.packed import encodings
+from bitnet_export.packed.encodings import Encoding
+
+from .findings import ZeroInputs
+from .real_text import real_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from bitnet.model.transformer import Transformer
+    from bitnet.train.checkpoint import Checkpoint
+
+TOKENS = 2048  # of real text, on which zeros are counted
+GATHERED = 0.7  # speed at which listed lines come from memory; one stream is 1. Measured: 0.65 to 0.8
+WORTH = 0.75  # of the time for all of up and down: no more may be left, or the plain encoding stays
+SMALLEST = 32 << 20  # bytes of up and down; fewer stay in a cache, where there is little to win
+
+
+def rectified(config: ModelConfig) -> bool:
+    """Whether the FFN multiplies with exact zeros, in matrices that can be stored by lines."""
+    gated = config.ffn == "gated" and config.activation in ("relu2", "relu") and config.n_experts == 0
+    return gated and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
+
+
+def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
+    """The zero inputs of `down` of a checkpoint on a little real text."""
+    import torch
+
+    model = checkpoint.model
+    tokens, _ = real_tokens(checkpoint, TOKENS)
+    length = min(model.config.max_context, len(tokens))
+    with counting_zero_inputs(model) as counts, torch.inference_mode():
+        for start in range(0, len(tokens) - length + 1, length):
+            model(torch.from_numpy(tokens[None, start : start + length]))
+    return ZeroInputs.of(counts)
+
+
+@contextmanager
+def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
+    """Count the inputs of each layer's `down` in the forward passes of the block.
+
+    Yields (3, n_layers): zero before quantization, zero after it, all.
+    """
+    from bitnet.quant import activation_codes
+
+    counts = np.zeros((3, model.config.n_layers), np.int64)
+    quantized = "down" in model.config.ternary
+
+    def counter(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            (x,) = inputs
+            codes = activation_codes(x)[0] if quantized else x
+            counts[:, layer] += int((x == 0).sum()), int((codes == 0).sum()), x.numel()
+
+        return count
+
+    handles = [
+        model.get_submodule(f"layers.{i}.down").register_forward_pre_hook(counter(i))
+        for i in range(model.config.n_layers)
+    ]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pays(config: ModelConfig, zeros: ZeroInputs, body: Encoding = encodings.TERNARY_2BIT) -> bool:
+    """Whether lines promise more than they cost, next to the encoding `body`. A row of `up` is left out where the
+    input of `down` is zero before it is quantized, a column of `down` where it is zero after."""
+    shape = config.ffn_dim, config.dim
+    alive = (1 - sum(share) / len(share) for share in (zeros.before, zeros.after))
+    lines = sum(alive) * encodings.LINES["up"].size(*shape) / GATHERED
+    plain = body.size(*shape) + body.size(*shape[::-1])
+    return config.n_layers * plain >= SMALLEST and lines <= WORTH * plain

@@ -1,0 +1,202 @@
+"""Does a packed file compute what training computed? Checked on every export.
+
+Weights are compared one by one: codes, scales and floats must be identical. Log-probabilities
+cannot be: int8 rounding is a staircase, so two correct fp32 programs agree to about 1e-7 until
+one activation falls on the other side of an edge, and differ by about 3e-3 a token after that.
+So there are three questions, the distance between torch in fp64 and in fp32 being the measure:
+- Short prompts, most of which have no such event: is the median difference fp32 noise?
+- A long text: is the mean difference that of rounding events, or larger?
+- The same: do the differences cancel, so that the loss is the same?
+
+Of a model without a head the vectors of the texts are compared, number by number, in the same way.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_export.packed import records
+from bitnet_export.packed.reader import PackedFile
+
+from .findings import Agreement, HeadCost, Report, Scores, ZeroInputs
+from .quantized import quantized
+from .real_text import real_tokens
+from .sparsity import counting_zero_inputs
+
+if TYPE_CHECKING:
+    from bitnet.model.transformer import Transformer
+    from bitnet.train.checkpoint import Checkpoint
+    from bitnet_runtime import Model
+
+SHORT = 8  # tokens of a short prompt
+PROMPTS = 64
+FLOOR_TOKENS = 8192  # of the long text, scored in fp64 too
+EXACT = 1e-5  # nats a token; fp32 noise where no activation changed its code
+ROUNDED = 3e-3  # nats a token; after one did
+LOSS = 1e-4  # nats, of the mean over a long text
+
+MAX_LOGITS = 1 << 24  # torch computes at a time: 128 MB in fp64
+
+
+class VerificationError(ValueError):
+    """The packed file does not compute what the checkpoint computes."""
+
+
+def verify(checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, tokens: int = 50_000) -> Report:
+    """Compare a packed file with the checkpoint it was made from, head and embedding as the file stores them.
+
+    tokens: length of the long text. Raises VerificationError saying what differs.
+    """
+    from bitnet.train.checkpoint import Checkpoint
+
+    return compare(Checkpoint.open(checkpoint), file, tokens=tokens)
+
+
+def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int) -> Report:
+    """`verify` of a checkpoint that is open."""
+    from bitnet_runtime import Model
+
+    packed_file, trained = PackedFile.open(file), checkpoint.model
+    model = _with_head(trained, packed_file.configs[0].head_format)
+    facts = _check_weights(packed_file, model)
+    ids, source = real_tokens(checkpoint, max(tokens, SHORT * PROMPTS))
+    length = min(model.config.max_context, len(ids), max(SHORT, MAX_LOGITS // model.config.vocab_size))
+    prompts, text = _windows(ids[: SHORT * PROMPTS], min(SHORT, length)), _windows(ids[: max(tokens, length)], length)
+    reference = copy.deepcopy(model).double()
+    with counting_zero_inputs(model) as counts:
+        scores = _torch_scores(model, text)
+    with Model.load(file, kv_type="f32") as engine:
+        short = _agreement(engine, _torch_scores(model, prompts), reference, prompts)
+        long = _agreement(engine, scores, reference, text)
+    check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
+    check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
+    check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
+    return Report(
+        checkpoint=checkpoint.folder.name,
+        quantized=amount if isinstance(amount := checkpoint.state_if_any.get("quantized"), float) else 1.0,
+        text=source,
+        short=short,
+        long=long,
+        head=_head_cost(trained, model, text, scores),
+        zero_inputs=ZeroInputs.of(counts),
+        **facts,
+    )
+
+
+def check_limit(what: str, found: float, limit: float) -> None:
+    if not found <= limit:  # NaN fails too
+        raise VerificationError(
+            f"engine against torch: {what} is {found:.1e} nats a token, expected at most {limit:.1e}; "
+            "the engine does not compute this model right, please report it"
+        )
+
+
+# ---- weights ----
+
+
+def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
+    """Every stored number against training's quantizers; the facts of the report that follow."""
+    weights, config = model.state_dict(), model.config
+    zeros, ternary, size = [0] * config.n_layers, [0] * config.n_layers, 0
+    for key, record in file.tensors.items():
+        for what, found, expected in _stored(file, record, weights, config):
+            if found.shape != expected.shape or not np.array_equal(found, expected):
+                raise VerificationError(f"{key.name}: {what} in the file differ from the checkpoint's")
+            if record.encoding.ternary and what == "codes":
+                size += record.size
+                zeros[key.layer] += int((found == 0).sum())
+                ternary[key.layer] += found.size
+    parameters = sum(w.numel() for w in weights.values())
+    return {
+        "parameters": parameters,
+        "file_bytes": file.file_size,
+        "fp16_bytes": 2 * parameters,
+        "bits_per_weight": 8 * file.file_size / parameters,
+        "ternary_weights": sum(ternary),
+        "ternary_bits_per_weight": 8 * size / max(sum(ternary), 1),
+        "zero_fraction": tuple(z / n for z, n in zip(zeros, ternary, strict=True) if n),
+        "tensors_equal": len(file.tensors),
+        "sparse": file.sparse,
+    }
+
+
+def _stored(
+    file: PackedFile, record: records.Record, weights: dict[str, Any], config: Any
+) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """(what, in the file, from the checkpoint) for everything a record stores."""
+    from bitnet.model.positions import frequency_tables
+
+    name = record.key.name
+    weight = weights[name] if name in weights else frequency_tables(config)[name]
+    numbers, scales, _ = quantized(weight, record.encoding, config)
+    if scales is None:
+        return [("values", file.codes(record).ravel(), numbers.ravel())]
+    return [("codes", file.codes(record), numbers), ("scales", file.scales(record), scales.ravel())]
+
+
+# ---- log-probabilities ----
+
+
+def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    return ids[: len(ids) // length * length].reshape(-1, length)
+
+
+def _agreement(engine: Model, torch32: Scores, reference: Transformer, windows: NDArray[np.int64]) -> Agreement:
+    """windows: (n, T) token ids, each window a text of its own. torch32: their scores. reference: the model in fp64."""
+    few = windows[: math.ceil(FLOOR_TOKENS / windows.shape[1])]
+    found, exact = engine_scores(engine, windows), _torch_scores(reference, few)
+    return Agreement.of(found, torch32, exact, windows.shape[1], vectors=not engine.has_head)
+
+
+def engine_scores(engine: Model, windows: NDArray[np.int64]) -> Scores:
+    """log p(token | those before it in its window): (n, T - 1). Without a head the windows' vectors: (n, D)."""
+    if not engine.has_head:
+        return engine.embed(windows.tolist(), pooling=engine.pooling or "last").astype(np.float64)
+    with engine.session(n_ctx=windows.shape[1]) as session:
+
+        def score(row: Sequence[int]) -> list[float]:
+            session.reset()
+            return session.score(row)[1:]
+
+        return np.array([score(row.tolist()) for row in windows])
+
+
+def _torch_scores(model: Transformer, windows: NDArray[np.int64]) -> Scores:
+    import torch
+
+    rows = max(1, MAX_LOGITS // (windows.shape[1] * model.config.vocab_size))
+    scores: list[Scores] = []
+    with torch.inference_mode():
+        for start in range(0, len(windows), rows):
+            tokens = torch.from_numpy(windows[start : start + rows])
+            if not model.config.has_head:
+                pooling = model.config.pooling
+                scores.append(model.embed(tokens, "last" if pooling == "none" else pooling).double().numpy())
+                continue
+            logits = model(tokens[:, :-1]).double()
+            target = logits.gather(-1, tokens[:, 1:, None])[..., 0]
+            scores.append((target - logits.logsumexp(-1)).numpy())
+    return np.concatenate(scores)
+
+
+# ---- the price of the head ----
+
+
+def _with_head(model: Transformer, head_format: str) -> Transformer:
+    """The same weights with embedding and head stored in another format."""
+    other = copy.copy(model)  # shares the parameters
+    other.config = model.config.replace(head_format=head_format)
+    return other
+
+
+def _head_cost(trained: Transformer, model: Transformer, windows: NDArray[np.int64], scores: Scores) -> HeadCost:
+    """scores: of `windows` by `model`, which is `trained` with its own head format."""
+    as_trained = scores if model.config == trained.config else _torch_scores(trained, windows)
+    return HeadCost.of(model.config.head_format, trained.config.head_format, scores, as_trained)

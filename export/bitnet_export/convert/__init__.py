@@ -1,0 +1,1 @@
+"""A published model as a packed file, verified."""

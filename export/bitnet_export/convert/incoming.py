@@ -1,0 +1,138 @@
+"""A published model to a packed file, and a packed file to the formats of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet_export.foreign.source import Progress, Source, SourceError, encode
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.recognise import PROBE, recognise
+from bitnet_export.packed.records import Spec
+from bitnet_export.packed.writer import Encoded, spare, write_packed
+
+if TYPE_CHECKING:
+    from bitnet_export.checkpoint.findings import Checked
+
+
+@contextmanager
+def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
+    """Open a published model, whatever its format; the format is told from the content.
+
+    Raises SourceError (or an OSError) that says what was found and what was expected.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / "state.json").exists() or any(path.glob("step-*/state.json")):
+            raise SourceError(f"{path} was written by bitnet train; bitnet export makes a packed file of it")
+        from bitnet_export.foreign.hf.read import open_folder
+
+        with open_folder(path) as source:
+            yield source
+        return
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise SourceError(f"{path} is a device or pipe, expected a Hugging Face folder or a GGUF file")
+    with open(path, "rb") as file:
+        head = file.read(PROBE)
+    if head.startswith(b"GGUF"):
+        from bitnet_export.foreign.gguf.read import open_gguf
+
+        with open_gguf(path) as source:
+            yield source
+        return
+    if head.startswith(records.MAGIC):
+        raise SourceError(f"{path} is a packed file already; say what it should become: --to hf, gguf or onnx")
+    raise SourceError(
+        f"{path} is {recognise(head) or 'a file of an unknown kind'}; "
+        "expected a Hugging Face folder (config.json and safetensors) or a GGUF file"
+    )
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `bitnet convert` prints of a published model that became a packed file."""
+
+    what: str
+    assumptions: tuple[str, ...]
+    file_bytes: int
+    checked: Checked
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"found      {self.what}", *(f"assumed    {line}" for line in self.assumptions)]
+        return "\n".join([*lines, f"size       {self.file_bytes / 1e6:.2f} MB", str(self.checked)])
+
+
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    encoding: str = "2.0",
+    head: str = "int8",
+    sparse: bool = False,
+    tokens: int = 512,
+    progress: Progress = lambda _: None,
+) -> Conversion:
+    """Write a published model as a packed file, and verify it.
+
+    encoding: bits a ternary weight, "2.0" or "1.6". head: how embedding and head are stored unless
+    they are ternary, "int8", "f16" or "f32". sparse: `up` and `down` by lines, of which the engine
+    reads only those that are not multiplied with 0; for FFNs with relu². tokens: how many are scored
+    by engine and reference.
+    The file appears only if it passes. Raises SourceError: the source cannot be converted;
+    VerificationError; OSError.
+    """
+    from .verify_source import verify_source
+
+    source, out = Path(source), Path(out)
+    spare(source, out)
+    checks: list[Checked] = []
+
+    def check(file: Path) -> None:
+        checks.append(verify_source(model, file, tokens=tokens, progress=progress))
+
+    with open_source(source) as model:
+        progress(f"found {model.what}")
+        pack_source(model, out, encoding=encoding, head=head, sparse=sparse, check=check, progress=progress)
+        return Conversion(model.what, model.assumptions, os.path.getsize(out), checks[0])
+
+
+def pack_source(
+    source: Source,
+    out: str | os.PathLike[str],
+    *,
+    encoding: str = "2.0",
+    head: str = "int8",
+    sparse: bool = False,
+    check: Callable[[Path], None] | None = None,
+    progress: Progress = lambda _: None,
+) -> None:
+    """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
+    from bitnet.model.positions import frequency_tables
+
+    body = encodings.ternary_encoding(encoding)
+    config = source.config if source.config.head_format == "ternary" else source.config.replace(head_format=head)
+    tables = frequency_tables(config) if config.position == "rope" else {}
+    total = sum(1 for _ in records.expected_tensors(config))
+    done = itertools.count(1)
+
+    def load(spec: Spec) -> Encoded:
+        name = spec.key.name
+        progress(f"writing tensor {next(done)} of {total}, {name}")
+        if name in tables:
+            return Encoded.f32(tables[name].numpy())
+        stored_as = encodings.encoding_of(records.ROLES[spec.key.role], body, sparse)
+        return encode(spec, source.load(spec.key), config, stored_as)
+
+    metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}
+    write_packed(
+        out, [config], load, metadata=metadata, tokenizer=source.tokenizer, template=source.template, check=check
+    )

@@ -1,0 +1,67 @@
+"""What `bitnet finetune` begins with: a Hugging Face folder with float weights, or one of our own checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bitnet.data import tokenizer
+from bitnet.model.transformer import unsupported
+from bitnet.train import source_model
+from bitnet_export.foreign.hf.read import open_folder
+from bitnet_export.foreign.source import Floats, Source, SourceError
+from bitnet_export.packed import records
+from bitnet_export.packed.recognise import PROBE, recognise
+from bitnet_export.packed.records import Spec
+
+
+def read_start(path: str) -> source_model.Start:
+    """Everything of a source that training needs, fp32 in memory.
+
+    Raises SourceError or CheckpointError (what was found, what was expected), or an OSError.
+    """
+    if Path(path).is_file():
+        with open(path, "rb") as file:
+            head = file.read(PROBE)
+        if head.startswith(records.MAGIC):
+            raise SourceError(
+                f"{path} is a packed model: its weights are ternary, and training moves the float masters behind them; "
+                "name the run folder or checkpoint that it was exported from"
+            )
+        found = recognise(head) or "a file of an unknown kind"
+        if found.startswith("a GGUF"):
+            found += ", whose weights are quantized"
+        raise SourceError(f"{path} is {found}; expected a checkpoint, or a Hugging Face folder with float weights")
+    if source_model.is_checkpoint(path):
+        return source_model.read_checkpoint(path)
+    with open_folder(Path(path), floats=True) as source:
+        if problems := unsupported(source.config):
+            raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
+        if not source.config.has_head:
+            raise SourceError(f"{path} is an embedding model, without a head; finetuning learns the next token")
+        if source.tokenizer is None:
+            raise SourceError(f"{path} has no tokenizer.json and no tokenizer.model; copy that of the model there")
+        specs = [
+            s for s in records.expected_tensors(source.config) if not records.ROLES[s.key.role].startswith("rope_")
+        ]
+        return source_model.Start(
+            what=source.what,
+            config=source.config,
+            weights={spec.key.name: _tensor(source, spec) for spec in specs},
+            words=tokenizer.parse(source.tokenizer.decode(), f"the tokenizer of {path}"),
+            template=None if source.template is None else source.template.decode(),
+            generation=dict(source.generation),
+            assumptions=source.assumptions,
+        )
+
+
+def _tensor(source: Source, spec: Spec) -> Tensor:
+    values = source.load(spec.key)
+    assert isinstance(values, Floats)  # as asked of open_folder
+    array = np.ascontiguousarray(values.all())
+    if not np.isfinite(array).all():
+        raise SourceError(f"{spec.key.name} holds NaN or infinity")
+    return torch.from_numpy(array)

@@ -1,0 +1,182 @@
+"""Does a packed file compute what the published model computes? Checked on every conversion.
+
+As `verify` does for checkpoints, but the source is read one layer at a time (`reference.py`), and
+of the short prompts every logit is compared, so that each row of the head counts. A few hundred
+tokens hold too few rounding events for a fixed limit of what they may do, and it depends on the
+model; so it is measured: noise of 1e-5 on the embedding, ten times what fp32 arithmetic leaves
+there, makes such events everywhere. The engine has to be closer to the reference than that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+from bitnet.model.transformer import pooled
+from bitnet_export.checkpoint.findings import Agreement, Checked, HeadCost, Scores
+from bitnet_export.checkpoint.verify import EXACT, LOSS, SHORT, VerificationError, check_limit, engine_scores
+from bitnet_export.foreign.source import Progress, Source, Ternary
+from bitnet_export.foreign.source import Tensor as Stored
+from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.records import Key
+
+from .reference import Pass, Windows, hidden_states, logits
+
+if TYPE_CHECKING:
+    from bitnet_runtime import Model
+
+PROMPTS = 16
+WINDOW = 256  # tokens of a window of the long text
+NOISE = 1e-5
+REF32, REF64 = 0, 1  # of the passes
+
+
+def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress = lambda _: None) -> Checked:
+    """Compare a packed file with the source it was made from; `tokens` is the length of the long text.
+
+    Raises VerificationError saying what differs.
+    """
+    from bitnet_runtime import Model
+
+    file = PackedFile.open(path)
+    config = file.configs[0]
+    weights = _Weights(file)
+    tokens = max(tokens, SHORT)
+    ids, origin = _tokens(source, config, PROMPTS * SHORT + tokens)
+    length = min(config.max_context, WINDOW, tokens)
+    texts = [_windows(ids[: PROMPTS * SHORT], min(SHORT, config.max_context)), _windows(ids[PROMPTS * SHORT :], length)]
+    stored = config.head_format
+    passes = [
+        Pass(texts, torch.float32, stored),
+        Pass(texts, torch.float64, stored),
+        Pass(texts[1:], torch.float32, stored, NOISE),
+        Pass(texts[1:], torch.float32, "f32"),
+    ]
+    progress("comparing with the source: the engine")
+    with Model.load(path, kv_type="f32", verify=False) as engine:
+        all_logits = _prompt_logits(engine, texts[0]) if config.has_head else None
+        found = [engine_scores(engine, windows) for windows in texts]
+    progress("comparing with the source: the reference, layer by layer")
+    with torch.inference_mode():
+        states = hidden_states(source, passes, weights.compare)
+        ref32, ref64, noisy, published = (
+            _vectors(config, states) if all_logits is None else _log_probabilities(source, passes, states, all_logits)
+        )
+    short, long = (
+        Agreement.of(found[i], ref32[i], ref64[i], texts[i].shape[1], vectors=not config.has_head) for i in (0, 1)
+    )
+    noise = float(np.abs(noisy[-1] - ref32[-1]).mean())
+    check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
+    check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, noise))
+    check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
+    head = HeadCost.of(stored, "published", ref32[-1], published[-1])
+    return Checked(origin, weights.tensors, weights.ternary, short, long, noise, head)
+
+
+class _Weights:
+    """Counts what was found equal; the source's tensors are compared as the reference loads them."""
+
+    def __init__(self, file: PackedFile) -> None:
+        self.file, self.tensors, self.ternary = file, 0, 0
+
+    def compare(self, key: Key, tensor: Stored) -> None:
+        record = self.file.tensors[key]
+        pairs: list[tuple[str, NDArray[Any], NDArray[Any]]]
+        if isinstance(tensor, Ternary):
+            pairs = [
+                ("codes", self.file.codes(record), tensor.codes),
+                ("scales", self.file.scales(record), tensor.scales),
+            ]
+            self.ternary += tensor.codes.size
+        else:
+            values = tensor.all()
+            if record.encoding.kind == "float":
+                values = values.astype(record.encoding.dtype).astype(np.float32)
+            pairs = [("values", self.file.values(record), values)]
+        for what, found, expected in pairs:
+            if not np.array_equal(found.ravel(), expected.ravel()):
+                raise VerificationError(f"{key.name}: {what} in the file differ from the source's")
+        self.tensors += 1
+
+
+# ---- texts ----
+
+
+def _tokens(source: Source, config: ModelConfig, n: int) -> tuple[NDArray[np.int64], str]:
+    """Real text where the source has a tokenizer, else random ids."""
+    if source.tokenizer is None:
+        return np.random.default_rng(0).integers(0, config.vocab_size, n), "random tokens (the source has no tokenizer)"
+    from tokenizers import Tokenizer
+
+    words = Tokenizer.from_buffer(source.tokenizer)
+    ids = words.encode(inspect.getsource(difflib), add_special_tokens=False).ids
+    return np.resize(np.array(ids, np.int64), n), "Python's difflib"
+
+
+def _windows(ids: NDArray[np.int64], length: int) -> Windows:
+    return ids[: max(len(ids) // length, 1) * length].reshape(-1, length)
+
+
+# ---- what the reference computes ----
+
+
+class _Sums:
+    """Log-probabilities of the next tokens of a text while the vocabulary goes by in parts."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.targets = torch.from_numpy(windows[:, 1:])
+        self.total = torch.full(self.targets.shape, -math.inf, dtype=torch.float64)
+        self.chosen = torch.zeros(self.targets.shape, dtype=torch.float64)
+
+    def add(self, rows: slice, part: torch.Tensor) -> None:
+        """part: logits (n, T, rows)."""
+        part = part[:, :-1].double()
+        self.total = torch.logaddexp(self.total, part.logsumexp(-1))
+        inside = (self.targets >= rows.start) & (self.targets < rows.stop)
+        place = (self.targets - rows.start).clamp(0, part.shape[-1] - 1)
+        self.chosen += torch.where(inside, part.gather(-1, place[..., None])[..., 0], 0.0)
+
+    def scores(self) -> NDArray[np.float64]:
+        return (self.chosen - self.total).numpy()
+
+
+def _prompt_logits(engine: Model, prompts: Windows) -> NDArray[np.float32]:
+    """Of every token, (n, T, V)."""
+    rows = []
+    with engine.session(n_ctx=prompts.shape[1]) as session:
+        for tokens in prompts.tolist():
+            session.reset()
+            rows.append(session.append(tokens, "all"))
+    return np.array(rows)
+
+
+def _log_probabilities(
+    source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: NDArray[np.float32]
+) -> list[list[Scores]]:
+    """Of the tokens, by pass and texts; on the way every logit of the prompts is compared with the engine's."""
+    sums = [[_Sums(windows) for windows in each.texts] for each in passes]
+    apart, floor = np.zeros(engine.shape[:2]), np.zeros(engine.shape[:2])
+    for rows, parts in logits(source, passes, states):
+        for total, part in zip(itertools.chain(*sums), itertools.chain(*parts), strict=True):
+            total.add(rows, part)
+        ref32, ref64 = parts[REF32][0], parts[REF64][0]
+        apart += np.abs(engine[:, :, rows] - ref32.numpy()).sum(-1)
+        floor += (ref64 - ref32).abs().sum(-1).numpy()
+    found, expected = (float(np.median(d)) / source.config.vocab_size for d in (apart, floor))
+    check_limit("median difference of all logits of a token in short prompts", found, EXACT + 1.5 * expected)
+    return [[total.scores() for total in each] for each in sums]
+
+
+def _vectors(config: ModelConfig, states: list[list[torch.Tensor]]) -> list[list[Scores]]:
+    """Of an embedding model, by pass and texts."""
+    return [[pooled(x, config.pooling).double().numpy() for x in state] for state in states]

@@ -1,0 +1,64 @@
+"""A GGUF file as a Source: what the container says, in our terms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bitnet_export.foreign.source import Source, SourceError
+from bitnet_export.packed.content import Content
+
+from .container import Gguf
+from .families import Model
+from .tokenizer import tokenizer_of
+
+
+@contextmanager
+def open_gguf(path: str | os.PathLike[str]) -> Iterator[Source]:
+    """Open a GGUF file as a Source. Raises SourceError or OSError."""
+    path = Path(path)
+    content = Content.open(path)
+    if content.size == 0:
+        raise SourceError(f"{path} is empty, expected a GGUF file")
+    try:
+        yield _source(Gguf(content), path)
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from None
+
+
+def _source(file: Gguf, path: Path) -> Source:
+    """A GGUF file as a Source. Raises SourceError: an unknown architecture or option, tensors that do not fit it."""
+    model = Model(file)
+    tokenizer, template, generation, words = _tokenizer(file.metadata, model.config.vocab_size)
+    kinds = sorted({file.tensors[name].type.name for name in model.linears()})
+    if "I2_S" in kinds:
+        model.assumptions.append(
+            "I2_S is taken to be in the layout of x86 (128 weights in 32 bytes), as in all published files; what was "
+            "quantized on ARM (64 in 16), or with four rows in a byte, has the same type and size and gives nonsense"
+        )
+    return Source(
+        what=f"GGUF {file.version}, {model.arch}, {' and '.join(kinds)}, one scale per {model.config.weight_scale}",
+        config=model.config,
+        load=model.load,
+        assumptions=(*model.assumptions, *words),
+        tokenizer=tokenizer,
+        template=None if template is None else template.encode(),
+        generation=generation,
+        provenance={"source": path.name, "format": f"GGUF {file.version}", "architecture": model.arch},
+    )
+
+
+def _tokenizer(
+    metadata: Mapping[str, Any], vocab_size: int
+) -> tuple[bytes | None, str | None, Mapping[str, Any], list[str]]:
+    """What `tokenizer_of` makes of the vocabulary, if there is one."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return None, None, {}, ["no tokenizer in the file: text cannot be used, token ids can"]
+    if not isinstance(tokens, list) or len(tokens) > vocab_size:
+        found = f"{len(tokens)} tokens" if isinstance(tokens, list) else repr(tokens)
+        raise SourceError(f"tokenizer.ggml.tokens has {found:.80}, token_embd.weight has {vocab_size} rows")
+    return tokenizer_of(metadata)

@@ -1,0 +1,212 @@
+"""The tokenizer that the metadata of a GGUF file describes, as one of the `tokenizers` library.
+
+Keys and what they mean: docs/gguf.md of ggml and llama.cpp's src/llama-vocab.cpp. The expressions
+that cut a text are those of the published tokenizer.json files (Meta Llama 3, Qwen 2, Falcon 7B),
+where llama.cpp writes its own for the same pieces; "default" is llama.cpp's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from bitnet.data.tokenizer import LLAMA_PIECES
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, byte_level, sentencepiece_bpe
+
+T = TypeVar("T", str, int, float)
+
+_QWEN2 = LLAMA_PIECES.replace(r"\p{N}{1,3}", r"\p{N}")
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _split(expression: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+
+
+def _bytes(words: bool) -> dict[str, Any]:
+    """Bytes to letters; `words`: cut as GPT-2 does first."""
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
+
+
+class _Pre(NamedTuple):
+    """What tokenizer.ggml.pre stands for."""
+
+    steps: Sequence[dict[str, Any]]
+    nfc: bool = False
+    ignore_merges: bool = False  # a piece that is a token is that token
+    add_bos: bool = False  # where the file does not say
+
+
+_LLAMA3_PRE = _Pre([_split(LLAMA_PIECES), _bytes(False)], ignore_merges=True, add_bos=True)
+_THREES = _split("[0-9][0-9][0-9]")
+PRE = dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"), _LLAMA3_PRE) | {
+    "qwen2": _Pre([_split(_QWEN2), _bytes(False)], nfc=True),
+    "gpt-2": _Pre([_bytes(True)]),
+    "smollm": _Pre([{"type": "Digits", "individual_digits": True}, _bytes(True)]),
+    "falcon": _Pre(
+        [
+            {"type": "Punctuation", "behavior": "Contiguous"},
+            _bytes(True),
+            {"type": "Digits", "individual_digits": False},
+            _THREES,
+        ]
+    ),
+    "default": _Pre([_split(r"[\p{P}\$\+<=>\^~\|]+"), _split(_GPT2), _split(r"\p{N}+"), _THREES, _bytes(False)]),
+}
+
+_TOLD_BY = {">>ABSTRACT<<": "falcon3", "<|begin_of_text|>": "llama-bpe", "<|im_start|>": "qwen2"}
+"""A token by which a vocabulary without tokenizer.ggml.pre is known, and what it was trained with."""
+
+_ENDS = (
+    "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "<eos>",
+    "</s>",
+)  # fmt: skip
+"""Control tokens that end an answer whatever the file says, as in llama.cpp."""
+
+_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+_FORMS = {"gpt2": byte_level, "llama": sentencepiece_bpe}
+
+
+def tokenizer_of(metadata: Mapping[str, Any]) -> tuple[bytes, str | None, dict[str, Any], list[str]]:
+    """Definition of the tokenizer, chat template, generation defaults, and what was taken for granted.
+
+    metadata: of a file that has tokenizer.ggml.tokens, arrays as lists. Raises SourceError: a value of
+    another type, ids beyond the vocabulary, a kind of tokenizer that is not known.
+    """
+    return _Reading(metadata).result()
+
+
+class _Reading:
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.metadata = metadata
+        self.assumptions: list[str] = []
+        self.model = self._value("model", str)
+        if self.model not in _FORMS:
+            raise SourceError(f"tokenizer.ggml.model is {self.model!a:.80}, expected one of {', '.join(_FORMS)}")
+        self.tokens = self._array("tokens", str)
+        self.kinds = self._array("token_type", int, len(self.tokens)) or [NORMAL] * len(self.tokens)
+        if wrong := [kind for kind in self.kinds if not NORMAL <= kind <= BYTE]:
+            raise SourceError(f"tokenizer.ggml.token_type has {wrong[0]}, expected {NORMAL} to {BYTE}")
+        self.ids = {role: self._id(key) for key, role in _ROLES.items()}
+        if "tokenizer.ggml.token_type" not in metadata:
+            self._guess_kinds()
+
+    def result(self) -> tuple[bytes, str | None, dict[str, Any], list[str]]:
+        definition = self._byte_level() if self.model == "gpt2" else self._sentencepiece()
+        template = self.metadata.get("tokenizer.chat_template")
+        if template is not None and type(template) is not str:
+            raise SourceError(f"tokenizer.chat_template is {template!a:.80}, expected a text")
+        return definition, template, self._generation(), self.assumptions
+
+    def _byte_level(self) -> bytes:
+        name = self._pre()
+        pre = PRE[name]
+        merges = [self._merge(merge) for merge in self._array("merges", str)]
+        words = self._words(pre.add_bos, f"for tokenizer.ggml.pre = {name}")
+        return byte_level(words, merges, pre.steps, nfc=pre.nfc, ignore_merges=pre.ignore_merges)
+
+    def _sentencepiece(self) -> bytes:
+        for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
+            if self.metadata.get(f"tokenizer.ggml.{key}"):
+                raise SourceError(f"tokenizer.ggml.{key} is set: text would be changed before it is cut; not supported")
+        prefix = self._flag("add_space_prefix", True)
+        scores = self._array("scores", float, len(self.tokens))
+        if not scores:
+            raise SourceError("metadata has no key tokenizer.ggml.scores, which tokenizer.ggml.model = llama needs")
+        if prefix:
+            self.assumptions.append("what follows a special token begins with a space, as in llama.cpp")
+        return sentencepiece_bpe(self._words(True, "for tokenizer.ggml.model = llama"), scores, prefix=prefix)
+
+    def _words(self, add_bos: bool, why: str) -> Vocabulary:
+        """The vocabulary, with the tokens that go around a text."""
+        bos = self.ids["bos"]
+        if bos is not None and "tokenizer.ggml.add_bos_token" not in self.metadata:
+            word = "begins" if add_bos else "does not begin"
+            self.assumptions.append(f"no key tokenizer.ggml.add_bos_token: a text {word} with the start token, {why}")
+        before = bos if self._flag("add_bos_token", add_bos) else None
+        after = self.ids["eos"] if self._flag("add_eos_token", False) else None
+        self.adds_bos = before is not None
+        kinds = list(self.kinds)
+        for token in (before, after):
+            if token is not None and kinds[token] != UNKNOWN:
+                kinds[token] = CONTROL
+        return Vocabulary(self.tokens, kinds, before, after)
+
+    def _pre(self) -> str:
+        name = self.metadata.get("tokenizer.ggml.pre")
+        if name is not None:
+            if type(name) is not str or name not in PRE:
+                raise SourceError(f"tokenizer.ggml.pre is {name!a:.80}, expected one of {', '.join(PRE)}")
+            return name
+        known = set(self.tokens)
+        for token, pre in _TOLD_BY.items():
+            if token in known:
+                self.assumptions.append(f"no key tokenizer.ggml.pre: {pre}, because the vocabulary has {token}")
+                return pre
+        raise SourceError(
+            "metadata has no key tokenizer.ggml.pre, and the vocabulary is of no kind that is known: how a text is "
+            "cut cannot be told; convert the model again with a newer converter, or from the Hugging Face folder"
+        )
+
+    @staticmethod
+    def _merge(merge: str) -> tuple[str, str]:
+        space = merge.find(" ", 1)
+        if space < 0 or space == len(merge) - 1:
+            raise SourceError(f"tokenizer.ggml.merges has {merge!a:.80}, expected two tokens with a space between")
+        return merge[:space], merge[space + 1 :]
+
+    def _guess_kinds(self) -> None:
+        named = {token for token in self.ids.values() if token is not None}
+        if self.model == "llama":
+            raise SourceError("metadata has no key tokenizer.ggml.token_type, which tokenizer.ggml.model = llama needs")
+        marked = {i for i, text in enumerate(self.tokens) if text.startswith("<|") and text.endswith("|>")}
+        self.kinds = [CONTROL if i in named | marked else NORMAL for i in range(len(self.tokens))]
+        self.assumptions.append("no key tokenizer.ggml.token_type: tokens like <|this|> are special, others are not")
+
+    def _generation(self) -> dict[str, Any]:
+        declared = [self.ids["eos"], self._id("eot"), self._id("eom")]
+        ends = {token for token in declared if token is not None}
+        more = {i for i, text in enumerate(self.tokens) if text in _ENDS and self.kinds[i] == CONTROL} - ends
+        if more:
+            names = ", ".join(self.tokens[i] for i in sorted(more))
+            self.assumptions.append(f"an answer also ends at {names}, by the name of the token")
+        found: dict[str, Any] = {"eos_token_ids": sorted(ends | more)} if ends | more else {}
+        if self.adds_bos:
+            found["bos_token_id"] = self.ids["bos"]
+        texts = {f"{role}_token": self.tokens[i] for role, i in self.ids.items() if i is not None}
+        return found | ({"special_tokens": texts} if texts else {})
+
+    # ---- values, checked ----
+
+    def _value(self, key: str, kind: type[T]) -> T:
+        value = self.metadata.get(f"tokenizer.ggml.{key}")
+        if type(value) is not kind:
+            raise SourceError(f"tokenizer.ggml.{key} is {value!a:.80}, expected {kind.__name__}")
+        return value
+
+    def _array(self, key: str, kind: type[T], length: int | None = None) -> list[T]:
+        """An array, of `length` where that is given; empty when the key is not there."""
+        values = self.metadata.get(f"tokenizer.ggml.{key}", [])
+        if not isinstance(values, list) or any(type(value) is not kind for value in values):
+            raise SourceError(f"tokenizer.ggml.{key} is not an array of {kind.__name__} alone")
+        if values and length is not None and len(values) != length:
+            raise SourceError(f"tokenizer.ggml.{key} has {len(values)} values, tokenizer.ggml.tokens {length}")
+        return values
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if type(value) is not bool:
+            raise SourceError(f"tokenizer.ggml.{key} is {value!a:.80}, expected bool")
+        return value
+
+    def _id(self, role: str) -> int | None:
+        """The id of a special token; None: the file has none, also as 2³² − 1."""
+        value = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        if value is None or value == 0xFFFFFFFF:
+            return None
+        if type(value) is not int or not 0 <= value < len(self.tokens):
+            raise SourceError(
+                f"tokenizer.ggml.{role}_token_id is {value!a:.80}, expected an id below {len(self.tokens)}"
+            )
+        return value

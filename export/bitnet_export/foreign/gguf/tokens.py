@@ -1,0 +1,156 @@
+"""A tokenizer of the `tokenizers` library as the vocabulary of a GGUF file.
+
+GGUF says how text is cut into pieces by a name that llama.cpp knows, `tokenizer.ggml.pre`: the
+name is found by comparing the rules, and a tokenizer with other rules is refused.
+What a name stands for is in `tokenizer`, which reads what is written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bitnet_export.foreign.side_files import special_words
+from bitnet_export.foreign.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+
+from .output import Value
+from .tokenizer import PRE
+
+
+def vocabulary(tokenizer: bytes, vocab_size: int, generation: Mapping[str, Any]) -> dict[str, Value]:
+    """The keys `tokenizer.ggml.*`. tokenizer: JSON; generation: of METADATA.
+
+    Raises ValueError naming what llama.cpp has no name for.
+    """
+    try:
+        rules = json.loads(tokenizer)
+        model, added = rules["model"], rules.get("added_tokens") or []
+        if model["type"] != "BPE":
+            raise ValueError(f"the tokenizer is a {model['type']} model; llama.cpp's vocabularies are BPE")
+        tokens, types = _tokens(model, added, vocab_size)
+        keys = _byte_level(rules) if _is_byte_level(rules) else _sentencepiece(rules, tokens)
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        raise ValueError(f"section TOKENIZER is not a tokenizer of the `tokenizers` library: {error!r}") from None
+    keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    place = {token: i for i, token in enumerate(tokens)}
+    named = {name: place.get(word) for name, word in special_words(generation).items()}
+    start, ends = generation.get("bos_token_id"), generation.get("eos_token_ids") or []
+    end = named.get("eos_token") if named.get("eos_token") in ends else next(iter(ends), None)
+    special = {
+        "bos": named.get("bos_token") if start is None else start,
+        "eos": end,
+        "eot": next((token for token in ends if token != end), None),
+        "padding": named.get("pad_token"),
+    }
+    keys |= {f"tokenizer.ggml.{name}_token_id": token for name, token in special.items() if token is not None}
+    return keys | {"tokenizer.ggml.add_bos_token": start is not None, "tokenizer.ggml.add_eos_token": False}
+
+
+def _tokens(model: Mapping[str, Any], added: list[dict[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:
+    """Every id's text and type; ids that the tokenizer does not have are unused tokens."""
+    names: dict[int, str] = {token: word for word, token in model["vocab"].items()}
+    types = dict.fromkeys(names, NORMAL)
+    if model.get("byte_fallback"):
+        types |= {names_id: BYTE for word, names_id in model["vocab"].items() if _is_byte(word)}
+    if model.get("unk_token") in model["vocab"]:
+        types[model["vocab"][model["unk_token"]]] = UNKNOWN
+    for token in added:
+        names[token["id"]] = token["content"]
+        if types.get(token["id"]) != UNKNOWN:
+            types[token["id"]] = CONTROL if token["special"] else USER_DEFINED
+    if names and not 0 <= min(names) <= max(names) < vocab_size:
+        raise ValueError(f"the tokenizer has token {max(names)}, the model {vocab_size} tokens")
+    return (
+        [names.get(i, f"[PAD{i}]") for i in range(vocab_size)],
+        [types.get(i, UNUSED) for i in range(vocab_size)],
+    )
+
+
+def _is_byte(word: str) -> bool:
+    return len(word) == 6 and word.startswith("<0x") and word.endswith(">")
+
+
+def _parts(rule: Mapping[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer."""
+    if rule is None:
+        return []
+    return (
+        [step for part in rule[inner] for step in _parts(part, inner)] if rule["type"] == "Sequence" else [dict(rule)]
+    )
+
+
+# ---- byte-level BPE: model "gpt2" ----
+
+
+def _is_byte_level(rules: Mapping[str, Any]) -> bool:
+    return any(step["type"] == "ByteLevel" for step in _parts(rules.get("pre_tokenizer"), "pretokenizers"))
+
+
+def _byte_level(rules: Mapping[str, Any]) -> dict[str, Value]:
+    steps = _cuts(_parts(rules["pre_tokenizer"], "pretokenizers"))
+    pre = next((name for name, known in PRE.items() if _cuts(known.steps) == steps), "")
+    problems = [] if pre else [f"cuts text by {', then '.join(steps) or 'nothing'}, llama.cpp has no name for this"]
+    for step in _parts(rules.get("normalizer"), "normalizers"):
+        if step["type"] != "NFC" or (pre and not PRE[pre].nfc):
+            theirs = f"llama.cpp's {pre}" if pre else "llama.cpp"
+            problems.append(f"normalizes text by {step['type']}, {theirs} does not")
+    if problems:
+        raise ValueError(f"the tokenizer {' and '.join(problems)}; write the file for token ids (--no-tokenizer)")
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]]
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+
+
+def _cuts(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Steps of a pre-tokenizer in words, without one that only spells bytes as letters."""
+    return [words for words in map(_cut, steps) if words]
+
+
+def _cut(step: Mapping[str, Any]) -> str:
+    match step:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}:
+            return ""
+        case {"type": "ByteLevel", "add_prefix_space": False}:  # use_regex is true where it is not given
+            return "the words of GPT-2"
+        case {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}:
+            return f"split {regex}"
+        case {"type": "Digits", "individual_digits": individual}:
+            return "each digit" if individual else "digits"
+        case {"type": "Punctuation", "behavior": "Contiguous"}:
+            return "punctuation"
+    return json.dumps(step, ensure_ascii=False)
+
+
+# ---- SentencePiece as BPE: model "llama" ----
+
+
+def _sentencepiece(rules: Mapping[str, Any], tokens: list[str]) -> dict[str, Value]:
+    """llama.cpp joins the neighbours whose token has the highest score: minus the rank of its first merge."""
+    steps = [*_parts(rules.get("normalizer"), "normalizers"), *_parts(rules.get("pre_tokenizer"), "pretokenizers")]
+    prefix, space = False, False
+    for step in steps:
+        match step:
+            case {"type": "Prepend", "prepend": "▁"}:
+                prefix = True
+            case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
+                space = True
+            case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}:
+                prefix, space = scheme in ("first", "always"), True
+            case _:
+                raise ValueError(
+                    f"the tokenizer has a step {json.dumps(step, ensure_ascii=False)}, SentencePiece has not; "
+                    "write the file for token ids (--no-tokenizer)"
+                )
+    if not (space and rules["model"].get("byte_fallback")):
+        raise ValueError("the tokenizer is neither byte-level nor SentencePiece (▁ for spaces, byte fallback)")
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(rules["model"]["merges"]):
+        first, second = pair.split(" ") if isinstance(pair, str) else pair
+        ranks.setdefault(first + second, rank)
+    scores = [-float(ranks.get(token, len(ranks))) for token in tokens]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.add_space_prefix": prefix,
+    }

@@ -1,0 +1,299 @@
+"""A packed file as a GGUF file that llama.cpp runs.
+
+Ternary codes and scales are exact: a scale that is no fp16 number stands beside its tensor as
+`blk.0.attn_q.scale`, fp32, which llama.cpp multiplies the product with, and the blocks have d = 1.
+What llama.cpp computes from them is near what the engine computes, not equal: it quantizes
+activations in blocks of 256 (TQ*) or 32, or not at all (F16, F32), and keeps keys and values as fp16.
+Sources: the GGUF specification of ggml; src/models/{bitnet,llama,qwen3}.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet_export.foreign.outgoing import SIZES, Graph, Written, nearest, open_decoder, refuse, value_rows
+from bitnet_export.foreign.side_files import generation_of
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.layout import SCALE_GROUP_K
+from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.records import NONE, ROLES, Record
+from bitnet_export.packed.writer import replacing, spare
+
+from .blocks import KINDS, Kind
+from .families import LAYER, STACK
+from .output import Entry, Value, write_file
+
+BODIES = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
+HEADS = ("Q8_0", "Q6_K", "F16", "F32")
+PRESET = "`bitnet train --preset gguf` trains a model that llama.cpp takes, with its tokenizer"
+
+_FREE = (*SIZES, "ternary", "weight_scale", "head_format")
+_RULES: dict[str, tuple[Any, ...]] = {"activation": ("silu",), "rope_scaling": ("none",)}
+# No biases of the FFN: llama.cpp adds them before it multiplies by `.scale`.
+_BIASES: dict[str, tuple[Any, ...]] = dict.fromkeys(("qkv_bias", "o_bias"), (False, True))
+_TIED: dict[str, tuple[Any, ...]] = {"tie_embeddings": (False, True)}
+GRAPHS = (
+    Graph("bitnet", {**_RULES, "sub_norm": (True,)}, _FREE),
+    Graph("llama", {**_RULES, **_TIED, **_BIASES, "rope_scaling": ("none", "llama3")}, (*_FREE, *(
+        "rope_factor", "rope_original_context", "rope_low_freq_factor", "rope_high_freq_factor",
+    ))),
+    Graph("qwen3", {**_RULES, **_TIED, "qk_norm": (True,), "qkv_bias": (False, True)}, _FREE),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufWritten(Written):
+    token_bytes: int = 0  # of weights that a decoded token reads
+
+
+def write_gguf(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    body: str = "TQ2_0",
+    head: str = "Q8_0",
+    exact_scales: bool = True,
+    vocabulary: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> GgufWritten:
+    """Write a packed file as GGUF, one tensor in memory at a time; the file appears when it is complete.
+
+    body: type of the ternary weights, one of BODIES. head: of embedding and head where they are not
+    ternary, one of HEADS.
+    exact_scales: False rounds scales to fp16 instead of adding `.scale` tensors. vocabulary: False leaves
+    the tokenizer out.
+    progress: called with (tensors done, of all).
+
+    Raises PackedFormatError for a bad source; ValueError naming everything that is in the way: what llama.cpp
+    would not compute, weights that do not fit the type, a tokenizer that it does not have; OSError.
+    """
+    for name, word, words in (("body", body, BODIES), ("head", head, HEADS)):
+        if word not in words:
+            raise ValueError(f"{name} is {word!r}, expected one of {', '.join(words)}")
+    path = Path(out)
+    spare(Path(source), path, b"GGUF")
+    file, config, problems = open_decoder(source)
+    graph, differences = _nearest(config)
+    writer = _Writer(file, config, graph, body, head, exact_scales)
+    text, unknown = _vocabulary(file, config, vocabulary)
+    remedy = f"; {PRESET}" if differences or unknown else ""
+    refuse(f"{source} cannot become a GGUF file", problems + differences + writer.problems() + unknown, remedy)
+    metadata = writer.metadata() | text
+    entries = list(writer.entries())
+    with replacing(path) as temporary:
+        write_file(temporary, metadata, entries, progress)
+    size = sum(entry.size for entry in entries)
+    if not config.tie_embeddings:
+        size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
+    if any(entry.name.endswith(".scale") for entry in entries):
+        writer.notes.append("exact scales stand beside the matrices; a llama.cpp from before that refuses the file")
+    writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are near, not equal")
+    what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
+    return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)
+
+
+def architecture(config: ModelConfig) -> Graph:
+    """The graph of llama.cpp that is this model. Raises ValueError naming the nearest and what it lacks."""
+    graph, differences = _nearest(config)
+    refuse(f"the model {config.name}", differences)
+    return graph
+
+
+def _nearest(config: ModelConfig) -> tuple[Graph, list[str]]:
+    candidates = []
+    for graph in GRAPHS:
+        found = graph.differences(config)
+        if graph.name == "bitnet" and config.n_heads * config.head_dim != config.dim:
+            found.append(f"n_heads · head_dim is {config.n_heads * config.head_dim}, it wants dim = {config.dim}")
+        candidates.append((graph, found))
+    return nearest("llama.cpp", candidates)
+
+
+class _Writer:
+    """What of a packed file goes into a GGUF file of one architecture."""
+
+    def __init__(
+        self, file: PackedFile, config: ModelConfig, graph: Graph, body: str, head: str, exact_scales: bool
+    ) -> None:
+        self.file, self.config, self.graph = file, config, graph
+        self.body, self.head, self.exact_scales = body, head, exact_scales
+        self.notes: list[str] = []
+        self._rounded = 0.0  # largest relative change of a scale
+
+    def metadata(self) -> dict[str, Value]:
+        c = self.config
+        keys: dict[str, Value] = {
+            "vocab_size": c.vocab_size,
+            "context_length": c.max_context,
+            "embedding_length": c.dim,
+            "block_count": c.n_layers,
+            "feed_forward_length": c.ffn_dim,
+            "attention.head_count": c.n_heads,
+            "attention.head_count_kv": c.n_kv_heads,
+            "attention.key_length": c.head_dim,
+            "attention.value_length": c.head_dim,
+            "attention.layer_norm_rms_epsilon": float(c.norm_eps),
+            "rope.dimension_count": c.head_dim,
+            "rope.freq_base": float(c.rope_theta),
+            "hidden_activation": c.activation,
+        }
+        general: dict[str, Value] = {
+            "general.architecture": self.graph.name,
+            "general.quantization_version": 2,
+            "general.file_type": KINDS[self.body].file_type,
+        }
+        return general | {f"{self.graph.name}.{key}": value for key, value in keys.items()}
+
+    def problems(self) -> list[str]:
+        """Why matrices do not fit their types, those with the same reason together."""
+        names: dict[str, dict[str, None]] = {}
+        for record in self.file.tensors.values():
+            role = ROLES[record.key.role]
+            if role in (*TERNARY_LINEARS, "embedding", "head") and not record.key.part:
+                for problem in self._misfits(role, record):
+                    names.setdefault(problem, {})[f"{LAYER.get(role) or STACK[role]}.weight"] = None
+        return [f"{', '.join(of)}: {problem}" for problem, of in names.items()]
+
+    def _misfits(self, role: str, record: Record) -> Iterator[str]:
+        floats = role not in TERNARY_LINEARS and not self._is_ternary_table(record)
+        word, option = (self.head, "--head") if floats else (self.body, "--type")
+        kind, few = KINDS[word], f"F16 or F32 ({option})"
+        if record.scope == encodings.SCALE_NONE and not floats:
+            return
+        if record.cols % kind.block:
+            yield f"rows of {record.cols} weights, {word} has blocks of {kind.block}; write them as {few}"
+        if floats:
+            return
+        if record.scope == encodings.SCALE_GROUP and SCALE_GROUP_K % kind.block:
+            yield f"a scale for {SCALE_GROUP_K} weights, {word} has one for {kind.block}; write them as Q2_0, {few}"
+            return
+        scales, (d, beside) = self.file.scales(record), self._scales(record)
+        if beside is None and self.exact_scales and not (d == scales).all():
+            scope = encodings.SCOPE_NAMES[record.scope]
+            yield f"scales of {scope}s that are no fp16 numbers; write them as F32, or round them (exact_scales)"
+        elif not (np.isfinite(d) & (d > 0)).all():
+            yield "a scale that fp16 cannot hold, expected 6e-8 to 65504"
+
+    def entries(self) -> Iterator[Entry]:
+        """The tensors of the file, which have no `problems`."""
+        if self.config.rope_scaling == "llama3":
+            yield self._vector("rope_freqs.weight", self._rope_factors())
+        for record in self.file.tensors.values():
+            role = ROLES[record.key.role]
+            if role == "rope_frequencies":
+                continue
+            layer = record.key.layer
+            name = STACK[role] if layer == NONE else f"blk.{layer}.{LAYER[role]}"
+            order = self._order(role, record.cols if record.key.part else record.rows)
+            if record.key.part == 1:
+                yield self._vector(f"{name}.bias", self.file.values(record)[0][order])
+            elif role in ("embedding", "head"):
+                if self._is_ternary_table(record):
+                    yield from self._ternary(name, record, order)
+                else:
+                    yield self._floats(f"{name}.weight", record, KINDS[self.head], order)
+            elif role not in TERNARY_LINEARS:
+                yield self._vector(f"{name}.weight", self.file.values(record)[0])
+            elif record.scope == encodings.SCALE_NONE:
+                kind = KINDS[record.encoding.name]
+                yield self._floats(f"{name}.weight", record, kind, order)
+            else:
+                yield from self._ternary(name, record, order)
+        if self._rounded:
+            self.notes.append(f"scales are rounded to fp16, by {self._rounded:.1e} of their value at most")
+
+    def _order(self, role: str, rows: int) -> NDArray[np.int64] | slice:
+        """Where the rows come from: in `llama` RoPE turns neighbours, 2i and 2i + 1, not i and i + E/2."""
+        if self.graph.name != "llama" or role not in ("q", "k"):
+            return slice(None)
+        return np.arange(rows).reshape(-1, 2, self.config.head_dim // 2).swapaxes(1, 2).reshape(-1)
+
+    def _is_ternary_table(self, record: Record) -> bool:
+        """Whether a table is ternary and its blocks can be; an embedding has no `.scale` in llama.cpp."""
+        if not record.encoding.ternary:
+            return False
+        scales, block = self.file.scales(record), KINDS[self.body].block
+        exact = self.body == "F32" or bool((scales.astype(np.float16) == scales).all())
+        return (
+            exact and record.cols % block == 0 and (record.scope != encodings.SCALE_GROUP or SCALE_GROUP_K % block == 0)
+        )
+
+    def _vector(self, name: str, values: NDArray[np.float32]) -> Entry:
+        return Entry(name, KINDS["F32"], values.shape, lambda: [values])
+
+    def _floats(self, name: str, record: Record, kind: Kind, order: NDArray[np.int64] | slice) -> Entry:
+        encode = kind.floats
+        assert encode
+
+        def parts() -> Iterator[NDArray[Any]]:
+            if isinstance(order, slice):
+                yield from map(encode, value_rows(self.file, record))
+            else:
+                yield encode(self.file.values(record)[order])
+
+        return Entry(name, kind, (record.rows, record.cols), parts)
+
+    def _ternary(self, name: str, record: Record, order: NDArray[np.int64] | slice) -> Iterator[Entry]:
+        """W = d · T, with γ in d where fp16 has it, else beside the tensor."""
+        kind, (d, beside) = KINDS[self.body], self._scales(record)
+        if beside is None:
+            self._rounded = max(self._rounded, float(np.abs(d / self.file.scales(record) - 1).max()))
+        yield Entry(f"{name}.weight", kind, (record.rows, record.cols), lambda: [self._encoded(kind, record, d, order)])
+        if beside is not None:
+            yield self._vector(f"{name}.scale", beside)
+
+    def _scales(self, record: Record) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+        """d of the blocks, and γ where it stands beside them."""
+        scales = self.file.scales(record)
+        if self.body == "F32":
+            return scales, None  # d is not rounded
+        with np.errstate(over="ignore"):
+            halves = scales.astype(np.float16)
+        if self.exact_scales and record.scope == encodings.SCALE_TENSOR and not (halves == scales).all():
+            return np.ones(1, np.float16), scales
+        return halves, None
+
+    def _encoded(
+        self, kind: Kind, record: Record, scales: NDArray[Any], order: NDArray[np.int64] | slice
+    ) -> NDArray[Any]:
+        """d·T as blocks, or as floats; both are exact."""
+        per_row = scales.reshape(record.rows, -1) if record.scope != encodings.SCALE_TENSOR else scales.reshape(1, 1)
+        width = kind.block if kind.ternary else 1
+        span = SCALE_GROUP_K if record.scope == encodings.SCALE_GROUP else record.cols
+        each = np.repeat(per_row, -(-span // width), axis=1)[:, : record.cols // width]
+        each = np.broadcast_to(each, (record.rows, record.cols // width))[order]
+        codes = self.file.codes(record)[order]
+        if kind.ternary:
+            return kind.ternary(codes, each)
+        assert kind.floats
+        values = codes.astype(np.float32) * each.astype(np.float32)
+        return kind.floats(values)
+
+    def _rope_factors(self) -> NDArray[np.float32]:
+        """What Llama 3's scaling divides the frequencies of plain RoPE by."""
+        from bitnet.model.positions import rope_frequencies
+
+        plain = rope_frequencies(self.config.replace(rope_scaling="none")).double()
+        return (plain / rope_frequencies(self.config).double()).float().numpy()
+
+
+def _vocabulary(file: PackedFile, config: ModelConfig, wanted: bool) -> tuple[dict[str, Value], list[str]]:
+    """The keys of the tokenizer, and what is in the way of them."""
+    tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
+    if tokenizer is None or not wanted:
+        return {"tokenizer.ggml.model": "none"}, []
+    from .tokens import vocabulary
+
+    try:
+        keys = vocabulary(tokenizer, config.vocab_size, generation_of(file))
+    except ValueError as error:
+        return {}, [str(error)]
+    return keys | ({} if template is None else {"tokenizer.chat_template": template.decode()}), []

@@ -1,0 +1,135 @@
+"""Tensors of one or several safetensors files, a few rows at a time.
+
+Format: the safetensors README.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_export.foreign.source import Floats, SourceError
+from bitnet_export.packed.content import Content
+
+from .folder import MAX_JSON, Folder, strict_object
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_SHARDS = 1000
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "U8": np.dtype("u1"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+_SIZES = {"BOOL": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F64": 8}
+_SIZES |= {name: dtype.itemsize for name, dtype in _DTYPES.items()}
+
+
+class Entry(NamedTuple):
+    """A tensor, and where it is."""
+
+    file: Content
+    what: str  # for messages: file and name
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        """Rows as stored, (last - first, K); a vector is one row. BF16 comes as its bits."""
+        dtype, cols = _DTYPES[self.dtype], self.shape[-1] if self.shape else 1
+        row = cols * dtype.itemsize
+        return self.file.read(self.offset + first * row, (last - first) * row).view(dtype).reshape(last - first, cols)
+
+    def floats(self) -> Floats:
+        """As fp32, which holds every value of F32, F16 and BF16."""
+        if self.dtype not in ("F32", "F16", "BF16"):
+            raise SourceError(f"{self.what} has dtype {self.dtype}, expected F32, F16 or BF16")
+
+        def rows(first: int, last: int) -> NDArray[np.float32]:
+            values = self.read(first, last)
+            if self.dtype == "BF16":
+                return (values.astype(np.uint32) << 16).view(np.float32)
+            return values.astype(np.float32, copy=False)
+
+        return Floats(self.shape, self.dtype.lower(), rows)
+
+
+def open_shards(folder: Folder) -> dict[str, Entry]:
+    """Every tensor of the folder by name. Raises SourceError: a file missing or damaged, headers that disagree."""
+    places = _weight_map(folder)
+    tensors: dict[str, Entry] = {}
+    for name in sorted(set(places.values())) if places is not None else [SINGLE]:
+        path = folder.find(name)
+        if path is None:
+            raise SourceError(f"{folder.path / name} is missing, {INDEX} names it; download the model again")
+        found = tensors_of(Content.open(path), str(folder.path / name))
+        for tensor, entry in found.items():
+            if places is not None and places.get(tensor) != name:
+                where = f"in {places[tensor]}" if tensor in places else "nowhere"
+                raise SourceError(f"{entry.what} is there, but {INDEX} has it {where}")
+            tensors[tensor] = entry
+    lost = set(places or ()) - set(tensors)
+    if lost:
+        name = min(lost)
+        raise SourceError(f"{folder.path}: tensor {name} is missing in {(places or {})[name]}, {INDEX} has it there")
+    return tensors
+
+
+def _weight_map(folder: Folder) -> dict[str, str] | None:
+    """Shard by tensor, None for a single file."""
+    if folder.find(SINGLE):
+        return None
+    if folder.find(INDEX) is None:
+        raise SourceError(f"{folder.path} has neither {SINGLE} nor {INDEX}; only safetensors are read")
+    places = folder.json(INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise SourceError(f"{folder.path / INDEX}: weight_map is not an object of file names by tensor")
+    if len(set(places.values())) > _MAX_SHARDS:
+        raise SourceError(f"{folder.path / INDEX} names more than {_MAX_SHARDS} files")
+    return places
+
+
+def tensors_of(file: Content, what: str) -> dict[str, Entry]:
+    """Every tensor of one file by name. what: the file in messages. Raises SourceError: it is damaged."""
+    size = file.size
+    length = int.from_bytes(file.read(0, 8).tobytes(), "little") if size >= 8 else 0
+    if not 2 <= length <= min(size - 8, MAX_JSON):
+        raise SourceError(
+            f"{what} is damaged or not a safetensors file: header of {length} bytes in a file of {size}, "
+            f"expected 2 to {MAX_JSON} bytes"
+        )
+    header = strict_object(file.read(8, length).tobytes(), f"{what}: the header")
+    header.pop("__metadata__", None)
+    base, end = 8 + length, 0
+    entries = {name: _entry(file, f"{what}: tensor {name}", value, base) for name, value in header.items()}
+    for entry, last in sorted(entries.values(), key=lambda pair: pair[0].offset):
+        if entry.offset != base + end:
+            raise SourceError(f"{entry.what} begins at {entry.offset - base}, expected {end}: no holes, no overlap")
+        end = last
+    if base + end != size:
+        raise SourceError(f"{what} has {size} bytes, its header calls for {base + end}; download it again")
+    return {name: entry for name, (entry, _) in entries.items()}
+
+
+def _entry(file: Content, what: str, value: object, base: int) -> tuple[Entry, int]:
+    """The tensor that a line of the header describes, and its end within the data."""
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise SourceError(f"{what} is described by {value!r:.80}, expected dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _SIZES:
+        raise SourceError(f"{what} has dtype {dtype!r:.40}, expected one of {', '.join(_SIZES)}")
+    if not (_naturals(shape) and len(shape) <= 8 and _naturals(offsets) and len(offsets) == 2):
+        raise SourceError(f"{what} has shape {shape!r:.80} and offsets {offsets!r:.80}, expected natural numbers")
+    size = _SIZES[dtype]
+    for n in shape:
+        size *= n
+    if offsets[1] - offsets[0] != size:
+        raise SourceError(f"{what} has {offsets[1] - offsets[0]} bytes, its shape {shape} of {dtype} takes {size}")
+    return Entry(file, what, dtype, tuple(shape), base + offsets[0]), offsets[1]
+
+
+def _naturals(values: object) -> bool:
+    return isinstance(values, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in values)

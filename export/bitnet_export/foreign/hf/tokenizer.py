@@ -1,0 +1,234 @@
+"""The tokenizer of a Hugging Face folder, as transformers puts it together, and what goes with it.
+
+tokenizer.json is the tokenizer. tokenizer_config.json adds tokens and says which go around a text;
+transformers 5 (tokenization_utils_tokenizers.py) is followed in how. One thing is not followed: for
+`LlamaTokenizer` it replaces the rules of tokenizer.json by its own, which lose a space at the
+beginning of a text. A folder with a SentencePiece tokenizer.model alone gets SentencePiece's rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.foreign.vocabulary import CONTROL, Vocabulary, around, load, sentencepiece_bpe
+from bitnet_export.packed.records import MAX_TEMPLATE
+
+from .folder import MAX_SENTENCEPIECE, MAX_TOKENIZER, Folder
+from .sentencepiece import read_sentencepiece
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SAMPLING = {
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
+}  # fmt: skip
+_MAX_ADDED = 1 << 16
+
+
+def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
+    """Definition of the tokenizer, chat template, generation defaults, and what was taken for granted.
+
+    vocab_size: rows of the model's embedding; an id beyond them is a SourceError, too.
+    Raises SourceError naming the file: damaged, or of a kind that could only be run approximately.
+    """
+    assumptions: list[str] = []
+    config = folder.json("tokenizer_config.json")
+    tokenizer = _tokenizer(folder, config, assumptions)
+    if tokenizer is None:
+        assumptions.append("no tokenizer in the folder: text cannot be used, token ids can")
+        return None, None, _generation(folder, vocab_size, None, {}, assumptions), assumptions
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    named = _named(folder, config)
+    _add_tokens(tokenizer, folder, config, named)
+    definition = json.loads(tokenizer.to_str())
+    if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # what was assumed of a tokenizer.model
+        config = {"add_bos_token": True} | config
+    if "add_bos_token" in config or "add_eos_token" in config:
+        edges = [_edge(tokenizer, config, named, role) for role in ("bos", "eos")]
+        definition["post_processor"] = around(*edges)
+        tokenizer = load(json.dumps(definition).encode(), "the tokenizer with its start and end tokens")
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        raise SourceError(
+            f"{folder.path}: the tokenizer has token id {largest}, config.json has vocab_size {vocab_size}; "
+            "use the tokenizer of this model"
+        )
+    template = _template(folder, config, assumptions)
+    texts = {name: _text(value) for name, value in named.items()}
+    generation = _generation(folder, vocab_size, tokenizer, texts, assumptions)
+    return tokenizer.to_str().encode(), template, generation, assumptions
+
+
+def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]) -> Tokenizer | None:
+    """What tokenizer.json or tokenizer.model says."""
+    content = folder.read("tokenizer.json", MAX_TOKENIZER)
+    if content is not None:
+        return load(content, str(folder.path / "tokenizer.json"))
+    content = folder.read("tokenizer.model", MAX_SENTENCEPIECE)
+    if content is None:
+        if folder.find("vocab.json") or folder.find("vocab.txt"):
+            raise SourceError(f"{folder.path} has a vocabulary but no tokenizer.json; save_pretrained writes one")
+        return None
+    model = read_sentencepiece(content, str(folder.path / "tokenizer.model"))
+    if "add_bos_token" not in config:
+        assumptions.append("tokenizer_config.json does not say add_bos_token: a text begins with the start token")
+    before = model.bos if model.bos >= 0 and config.get("add_bos_token", True) is True else None
+    kinds = list(model.kinds)
+    if before is not None:
+        kinds[before] = CONTROL
+    legacy = config.get("legacy") is not False
+    if model.prefix:
+        follows = "begins with a space too" if legacy else "does not"
+        assumptions.append(f"a text begins with a space, what follows a special token {follows} (`legacy`)")
+    words = Vocabulary(model.tokens, kinds, before, None)
+    return load(sentencepiece_bpe(words, model.scores, prefix=model.prefix, legacy=legacy), "tokenizer.model")
+
+
+# ---- added and special tokens ----
+
+
+def _named(folder: Folder, config: Mapping[str, Any]) -> dict[str, Any]:
+    """bos_token and the like: a text, or an object with the content and how it is found."""
+    found = {} if "added_tokens_decoder" in config else folder.json("special_tokens_map.json")
+    named = {name: value for name in _NAMED if (value := (found.get(name) or config.get(name)))}
+    for name, value in named.items():
+        if not _text(value):
+            raise SourceError(f"{folder.path}: {name} is {value!r:.80}, expected a text or an object with a content")
+    return named
+
+
+def _add_tokens(tokenizer: Tokenizer, folder: Folder, config: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+    """Add the tokens that tokenizer.json lacks. Raises SourceError: their ids would be others than declared."""
+    declared = config.get("added_tokens_decoder")
+    legacy = folder.json("added_tokens.json") if declared is None else {}
+    if declared is None:
+        texts = {_text(value) for value in named.values()}
+        declared = {
+            str(token): {"content": text, "normalized": text not in texts, "special": text in texts}
+            for text, token in legacy.items()
+        }
+    if not isinstance(declared, dict) or len(declared) > _MAX_ADDED:
+        raise SourceError(f"{folder.path}: added_tokens_decoder is not an object of at most {_MAX_ADDED} tokens")
+    ids: dict[str, int] = {}
+    tokens = []
+    for key, value in sorted(declared.items(), key=lambda item: (len(item[0]), item[0])):
+        if not key.isdecimal() or not isinstance(value, dict) or not _text(value):
+            raise SourceError(f"{folder.path}: added_tokens_decoder has {key!r:.20}: {value!r:.80}, expected a token")
+        ids[_text(value)] = int(key)
+        tokens.append(_added(value))
+    known = set(ids) | {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = extra if isinstance(extra, list) else []
+    if len(extra) > _MAX_ADDED:
+        raise SourceError(
+            f"{folder.path}: tokenizer_config.json adds {len(extra)} tokens, expected at most {_MAX_ADDED}"
+        )
+    for value in [*named.values(), *extra]:
+        if _text(value) and _text(value) not in known:
+            known.add(_text(value))
+            tokens.append(_added(value if isinstance(value, dict) else {"content": value}, special=True))
+    tokenizer.add_tokens(tokens)
+    for text, token in ids.items():
+        if tokenizer.token_to_id(text) != token:
+            raise SourceError(
+                f"{folder.path}: tokenizer_config.json gives {text!r:.40} the id {token}, tokenizer.json makes it "
+                f"{tokenizer.token_to_id(text)}; the two are of different models"
+            )
+
+
+def _added(value: Mapping[str, Any], special: bool = False) -> AddedToken:
+    from tokenizers import AddedToken
+
+    special = special or value.get("special") is True
+    flags = {name: value[name] for name in ("lstrip", "rstrip", "single_word", "normalized") if name in value}
+    if any(type(flag) is not bool for flag in flags.values()):
+        raise SourceError(f"the added token {_text(value)!r:.40} has {flags!r:.100}, expected true or false")
+    return AddedToken(_text(value), **({"normalized": not special} | flags), special=special)
+
+
+def _text(value: Any) -> str:
+    """The text of a token; "" when `value` is not a token."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
+
+
+def _edge(
+    tokenizer: Tokenizer, config: Mapping[str, Any], named: Mapping[str, Any], role: str
+) -> tuple[str, int] | None:
+    """The token that goes before ("bos") or after ("eos") a text, if tokenizer_config.json asks for it."""
+    if config.get(f"add_{role}_token") is not True or f"{role}_token" not in named:
+        return None
+    text = _text(named[f"{role}_token"])
+    token = tokenizer.token_to_id(text)
+    assert token is not None  # `_add_tokens` added it
+    return text, token
+
+
+# ---- template and generation ----
+
+
+def _template(folder: Folder, config: Mapping[str, Any], assumptions: list[str]) -> str | None:
+    content = folder.read("chat_template.jinja", MAX_TEMPLATE)
+    if content is not None:
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{folder.path}/chat_template.jinja is not UTF-8: {error}") from None
+    template = folder.json("chat_template.json").get("chat_template", config.get("chat_template"))
+    if isinstance(template, list):
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        others = ", ".join(sorted(str(name) for name in named if name != "default"))
+        assumptions.append(f"of several chat templates the one named default is used, not {others}"[:200])
+        template = named.get("default")
+    if template is not None and (type(template) is not str or len(template.encode("utf-8", "replace")) > MAX_TEMPLATE):
+        raise SourceError(
+            f"{folder.path}: chat_template is {template!r:.80}, expected a text of at most {MAX_TEMPLATE} bytes, "
+            "or a list of named ones"
+        )
+    return template
+
+
+def _generation(
+    folder: Folder, vocab_size: int, tokenizer: Tokenizer | None, texts: Mapping[str, str], assumptions: list[str]
+) -> dict[str, Any]:
+    """`generation` of the packed file's METADATA (FORMAT.md §5)."""
+    from bitnet_runtime import ModelFormatError
+    from bitnet_runtime.defaults import model_defaults
+
+    config = folder.json("generation_config.json")
+    described = config if config.get("eos_token_id") is not None else folder.json("config.json")
+    ends = set(_end_ids(described, vocab_size, assumptions))
+    found: dict[str, Any] = {}
+    if config.get("do_sample") is True:
+        found = {ours: config[name] for name, ours in _SAMPLING.items() if config.get(name) is not None}
+    elif config.get("do_sample") is False:
+        found = {"temperature": 0.0}
+    try:
+        model_defaults(found)
+    except ModelFormatError as error:
+        raise SourceError(f"{folder.path}/generation_config.json: {error}") from None
+    if tokenizer is not None:
+        end = tokenizer.token_to_id(texts.get("eos_token", ""))
+        if end is not None and ends and end not in ends:
+            assumptions.append(f"an answer also ends at {texts['eos_token']}, the eos_token of the tokenizer")
+        ends |= set() if end is None else {end}
+        first = tokenizer.encode("").ids[:1]
+        if first and first == [tokenizer.token_to_id(texts.get("bos_token", ""))]:
+            found["bos_token_id"] = first[0]
+    found |= {"eos_token_ids": sorted(ends)} if ends else {}
+    return found | ({"special_tokens": dict(texts)} if texts else {})
+
+
+def _end_ids(config: Mapping[str, Any], vocab_size: int, assumptions: list[str]) -> list[int]:
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if all(type(token) is int and 0 <= token < vocab_size for token in ids):
+        return ids
+    assumptions.append(f"eos_token_id = {value!r:.80} was left out: not token ids below {vocab_size}")
+    return []

@@ -1,0 +1,227 @@
+"""The tensors of a model folder in our terms: unpacked, quantized as the model's own code does, or as they are.
+
+Packed form and scales: integrations/bitnet.py of transformers 5.23. Four codes a byte; bits 2i, 2i + 1
+of byte row r hold code + 1 of row i·N/4 + r. `BitLinear` divides by weight_scale, `AutoBitLinear`
+multiplies by it, after it has added the bias.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import TERNARY_LINEARS
+from bitnet_export.foreign.source import Floats, SourceError, Tensor, Ternary
+from bitnet_export.foreign.ternary_values import ternary_values
+from bitnet_export.packed import encodings, records
+from bitnet_export.packed.records import NONE, Key, Spec
+
+from .fields import Fields
+from .shards import Entry
+
+_LINEAR_NORM = "_linear_norm"
+SKIPPED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias)")
+"""Tensors that older programs wrote and none computes with."""
+
+
+class Quantization(NamedTuple):
+    """quantization_config with quant_method bitnet."""
+
+    divides: bool  # by weight_scale: BitLinear
+    online: bool
+    linear_norm: bool
+    norm_eps: float
+    left_alone: frozenset[str] | None  # modules that stay float; None: the head
+
+    @classmethod
+    def of(cls, config: Fields) -> Quantization | None:
+        """None if config.json has none. Raises SourceError: of another kind."""
+        given = config.object("quantization_config")
+        if given is None:
+            return None
+        values = Fields(given, f"{config.what}: quantization_config")
+        for name, expected, default in (
+            ("quant_method", ("bitnet",), None),
+            ("linear_class", ("bitlinear", "autobitlinear"), "bitlinear"),
+            ("quantization_mode", ("offline", "online"), "offline"),
+        ):
+            if values.get(name, default) not in expected:
+                raise SourceError(
+                    f"{values.what}: {name} is {values.get(name)!r:.40}, expected {' or '.join(expected)}"
+                )
+        left = values.words("modules_to_not_convert")
+        if left is not None and not all(re.fullmatch(r"[\w.]+", name) for name in left):
+            raise SourceError(f"{values.what}: modules_to_not_convert is {left!r:.120}, expected names, not patterns")
+        divides = values.get("linear_class", "bitlinear") == "bitlinear"
+        online = not divides and values.get("quantization_mode") == "online"
+        eps = values.number("rms_norm_eps", 1e-6)
+        return cls(divides, online, values.truth("use_rms_norm"), eps, None if left is None else frozenset(left))
+
+    def converts(self, module: str) -> bool:
+        """Whether transformers makes this linear layer a ternary one: the names are heads or tails of modules."""
+        if self.left_alone is None:
+            return module != "lm_head"
+        heads = [module[:end] for end, letter in enumerate(module) if letter == "."]
+        tails = [module[start:] for start in range(len(module))]
+        return self.left_alone.isdisjoint(heads + tails)
+
+
+class Weights:
+    """Tensors by our keys. quantization None: what is not ternary already is not ternary. masters: floats are."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Entry],
+        names: Mapping[str, str],
+        layers: str,
+        quantization: Quantization | None,
+        *,
+        masters: bool,
+        gemma: bool,
+        norm: str,
+    ) -> None:
+        self._tensors, self._names, self._layers = tensors, names, layers
+        self._quantization, self.masters, self._gemma, self._norm = quantization, masters, gemma, norm
+        self.tables: dict[str, bool] = {}  # embedding and head, whether they are ternary
+        self.floats: frozenset[str] = frozenset()  # projections that stay float
+
+    def module(self, key: Key) -> str:
+        role = records.ROLES[key.role]
+        base = role.removesuffix(_LINEAR_NORM)
+        name = self._names[base] + (self._norm if base != role else "")
+        return name if key.layer == NONE else f"{self._layers}{key.layer}.{name}"
+
+    def name(self, key: Key) -> str:
+        return f"{self.module(key)}.{'bias' if key.part else 'weight'}"
+
+    def check(self, spec: Spec) -> set[str]:
+        """Names of the tensors that one of ours is made of. Raises SourceError: missing, or of another shape."""
+        key, name = spec.key, self.name(spec.key)
+        entry, shape = self._entry(name), (spec.rows, spec.cols)
+        is_matrix = records.ROLES[key.role] in (*TERNARY_LINEARS, "embedding", "head") and key.part == 0
+        if is_matrix and entry.dtype == "U8":
+            if spec.rows % 4:
+                raise SourceError(
+                    f"{entry.what} is packed, but the configuration calls for {spec.rows} rows, not a multiple of 4"
+                )
+            shape = (spec.rows // 4, spec.cols)
+        elif not is_matrix:
+            shape = (spec.cols,)  # type: ignore[assignment]
+        if entry.shape != shape:
+            raise SourceError(f"{entry.what} has shape {list(entry.shape)}, config.json calls for {list(shape)}")
+        if entry.dtype != "U8":
+            entry.floats()
+        scale = f"{self.module(key)}.weight_scale"
+        if not is_matrix or scale not in self._tensors:
+            if is_matrix and entry.dtype == "U8":
+                raise SourceError(f"{entry.what} is packed, its scale {scale} is missing")
+            return {name}
+        self._scale(self.module(key))
+        return {name, scale}
+
+    def load(self, key: Key) -> Tensor:
+        """The tensor of a key."""
+        role, entry = records.ROLES[key.role], self._entry(self.name(key))
+        if key.part:
+            return self._bias(key, entry)
+        if role in ("embedding", "head"):
+            return self._table(role, key, entry)
+        if role in TERNARY_LINEARS:
+            return entry.floats() if role in self.floats else self._linear(key, entry)
+        values = entry.floats()
+        if self._gemma and not role.endswith(_LINEAR_NORM):
+            return _mapped(values, lambda w: np.float32(1) + w)
+        return values
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self._tensors:
+            raise SourceError(f"tensor {name} is missing, config.json calls for it")
+        return self._tensors[name]
+
+    def _scale(self, module: str) -> np.float32 | None:
+        """What the codes of a module are multiplied with, None where the folder has no scale."""
+        entry = self._tensors.get(f"{module}.weight_scale")
+        if entry is None:
+            return None
+        if self._quantization is None:
+            raise SourceError(f"{entry.what}: config.json has no quantization_config; it would say multiply or divide")
+        if entry.shape not in ((), (1,)):
+            raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected [1]")
+        stored = entry.floats().rows(0, 1)[0, 0]
+        with np.errstate(divide="ignore", over="ignore"):
+            scale = np.float32(1 / stored if self._quantization.divides else stored)
+        if not encodings.scales_are_valid(np.array([stored, scale])):
+            raise SourceError(f"{entry.what} is {stored}, expected a finite number above 0")
+        return scale
+
+    def _linear(self, key: Key, entry: Entry) -> Ternary:
+        scale = self._scale(self.module(key))
+        if entry.dtype == "U8":
+            assert scale is not None
+            return Ternary(_unpack(entry), np.array([scale], np.float32))
+        matrix = entry.floats()
+        found = ternary_values(matrix)
+        if found is not None:
+            return found if scale is None else found._replace(scales=found.scales * scale)
+        if scale is not None:
+            raise SourceError(f"{entry.what} has a weight_scale, but its values are not ternary")
+        if not self.masters:
+            raise SourceError(
+                f"{entry.what} is not ternary and config.json says nothing of BitNet: this is a full-precision model. "
+                "`bitnet finetune` trains it to be ternary; rounding its weights would only ruin it"
+            )
+        return _quantize(matrix, entry.what)
+
+    def _table(self, role: str, key: Key, entry: Entry) -> Tensor:
+        scale = self._scale(self.module(key))
+        if entry.dtype == "U8":
+            assert scale is not None
+            return Ternary(_unpack(entry), np.array([scale], np.float32))
+        matrix = entry.floats()
+        if self.tables.get(role, True):
+            found = ternary_values(matrix)
+            if found is not None:
+                return found if scale is None else found._replace(scales=found.scales * scale)
+        return matrix if scale is None else _mapped(matrix, lambda w: w * scale)
+
+    def _bias(self, key: Key, entry: Entry) -> Floats:
+        values, scale = entry.floats(), self._scale(self.module(key))
+        if scale is None or self._quantization is None or self._quantization.divides:
+            return values
+        return _mapped(values, lambda b: b * scale)
+
+
+def _mapped(values: Floats, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Floats:
+    return values._replace(rows=lambda first, last: change(values.rows(first, last)))
+
+
+def _unpack(entry: Entry) -> NDArray[np.int8]:
+    """Codes (N, K)."""
+    quarter, cols = entry.shape
+    codes = np.empty((4, quarter, cols), np.int8)
+    bytes_ = entry.read(0, quarter)
+    for field in range(4):
+        codes[field] = bytes_ >> np.uint8(2 * field) & np.uint8(3)
+    codes -= 1
+    if (codes > 1).any():
+        raise SourceError(f"{entry.what}: a code is 3, expected 0, 1 or 2 (-1, 0 or 1)")
+    return codes.reshape(4 * quarter, cols)
+
+
+def _quantize(matrix: Floats, what: str) -> Ternary:
+    """A float master as its model does: s = 1 / max(mean|W|, 1e-5), codes = clamp(round(W·s), -1, 1), scale 1/s.
+
+    With the reciprocal, which bitnet.quant does not form: the codes of values at the edge are the published ones.
+    """
+    import torch
+
+    w = torch.from_numpy(np.ascontiguousarray(matrix.all()))
+    s = 1.0 / w.abs().mean().clamp_(min=1e-5)
+    scale = (1.0 / s).reshape(1).numpy()
+    if not encodings.scales_are_valid(scale):
+        raise SourceError(f"{what} holds NaN or infinity")
+    return Ternary(w.mul_(s).round_().clamp_(-1, 1).to(torch.int8).numpy(), scale)

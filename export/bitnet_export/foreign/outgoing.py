@@ -1,0 +1,160 @@
+"""A packed file on its way into another format: what the writers of hf/, gguf/ and to_onnx/ share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+from bitnet.process import flush
+from bitnet_export.packed import encodings
+from bitnet_export.packed.layout import spread_scales
+from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.records import Record
+from bitnet_export.packed.writer import renaming
+
+_ROWS = 4096  # of a table in memory at a time; a multiple of a panel
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a packed file."""
+
+    what: str  # one line: format and architecture
+    tensors: int
+    file_bytes: int  # of all files
+    notes: tuple[str, ...] = ()  # what someone who uses the result should know, a line each
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"written    {self.what}", f"size       {self.file_bytes / 1e6:.2f} MB, {self.tensors} tensors"]
+        return "\n".join(lines + [f"note       {note}" for note in self.notes])
+
+
+class Graph(NamedTuple):
+    """An architecture of another program: what it computes, in terms of ModelConfig."""
+
+    name: str
+    computes: Mapping[str, tuple[Any, ...]]  # values of a field; of a field that is not here, only the default
+    free: tuple[str, ...]  # fields of which it takes any value
+
+    def differences(self, config: ModelConfig) -> list[str]:
+        """Why the architecture is not this model, a phrase each; empty when it is."""
+        size = {name: getattr(config, name) for name in _SIZES}
+        plain = ModelConfig(**size, sub_norm=False)
+        found = []
+        for field in plain.to_dict():
+            allowed = self.computes.get(field, (getattr(plain, field),))
+            if field not in self.free and getattr(config, field) not in allowed:
+                values = " or ".join(repr(value) for value in allowed)
+                found.append(f"{field} is {getattr(config, field)!r}, it computes {values}")
+        return found
+
+
+_SIZES = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context")
+SIZES = (*_SIZES, "name", "norm_eps", "rope_theta", "rope_dim", "attention_scale")
+"""Free in every decoder; rope_dim and attention_scale are checked by `open_decoder`."""
+
+
+def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig, list[str]]:
+    """A packed file, its one stack, and why that is no plain decoder, a phrase each.
+
+    Raises PackedFormatError, or ValueError: there are several stacks.
+    """
+    from bitnet.model.positions import frequency_tables
+
+    file = PackedFile.open(path)
+    if len(file.configs) != 1:
+        raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
+    config, problems = file.configs[0], []
+    if config.position != "rope" or config.rope_dim != config.head_dim:
+        found = f"rope_dim is {config.rope_dim}" if config.position == "rope" else f"position is {config.position!r}"
+        problems.append(f"{found}, only models whose whole heads turn (RoPE) can be written")
+    if abs(config.attention_scale * config.head_dim**0.5 - 1) > 1e-6:  # one fp32 rounding in STACKS
+        problems.append(f"attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written")
+    tables = frequency_tables(config) if config.position == "rope" else {}
+    for record in file.tensors.values():
+        if record.key.name in tables:
+            expected = tables[record.key.name].numpy()
+            # What is written is rope_theta and not the table, which may come from a program that rounds
+            # powers differently: a few units of 2^-24.
+            if not np.allclose(file.values(record)[0], expected, rtol=1e-6, atol=0):
+                problems.append(f"{record.key.name} is not the table of rope_theta = {config.rope_theta}")
+    return file, config, problems
+
+
+def nearest(program: str, candidates: Iterable[tuple[Graph, list[str]]]) -> tuple[Graph, list[str]]:
+    """Of graphs and how each differs from a model the one that differs least, and the phrase that says so, if it does.
+
+    program: whose graphs they are.
+    """
+    graph, differences = min(candidates, key=lambda candidate: len(candidate[1]))
+    if not differences:
+        return graph, []
+    found = "; ".join(differences)
+    return graph, [f"no architecture of {program} computes this model, the nearest is {graph.name}: {found}"]
+
+
+def refuse(what: str, problems: Sequence[str], remedy: str = "") -> None:
+    """Raises ValueError with all of them in one message, if there are any."""
+    if problems:
+        each = problems if len(problems) == 1 else [f"({n}) {text}" for n, text in enumerate(problems, 1)]
+        raise ValueError(f"{what}: {'; '.join(each)}{remedy}")
+
+
+def code_rows(file: PackedFile, record: Record) -> Iterator[NDArray[Any]]:
+    """The codes, ternary or int8 (n, K), or floats as they are stored, some rows at a time."""
+    encoding, unit = record.encoding, record.encoding.unit
+    if unit is None:
+        yield file.codes(record)
+        return
+    size = encoding.rows_size(unit, record.cols)
+    for first in range(0, record.rows, _ROWS):
+        rows = min(_ROWS, record.rows - first)
+        stored = file.stored(record, first // unit * size, -(-rows // unit) * size)
+        yield encoding.decode(stored, rows, record.cols)
+
+
+def value_rows(file: PackedFile, record: Record) -> Iterator[NDArray[np.float32]]:
+    """The weights, scale · code or the stored floats, as fp32 (n, K), some rows at a time."""
+    if record.scope == encodings.SCALE_NONE:
+        yield from (values.astype(np.float32, copy=False) for values in code_rows(file, record))
+        return
+    scales, first = file.scales(record), 0
+    for codes in code_rows(file, record):
+        rows = slice(first, first + len(codes))
+        if record.scope == encodings.SCALE_GROUP:
+            yield codes * spread_scales(scales.reshape(record.rows, -1)[rows], record.cols)
+        else:
+            yield codes * (scales[rows, None] if record.scope == encodings.SCALE_ROW else scales)
+        first = rows.stop
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, on disk with all its files before it gets that name; else as `renaming`.
+
+    A folder that is there must be empty. Killed half-way, a program leaves `path` as it was, and a hidden folder.
+    """
+    if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
+        raise FileExistsError(f"{path} is there already; give a new folder, or remove it first")
+    with renaming(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        for file in (*temporary.iterdir(), temporary):
+            flush(file)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -1,0 +1,89 @@
+"""What lies beside a model for the programs that read Hugging Face folders: tokenizer, template, defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bitnet.config import ModelConfig
+from bitnet_export.packed import records
+from bitnet_export.packed.reader import PackedFile
+
+from .outgoing import write_json
+from .vocabulary import around, load
+
+_SAMPLING = {
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty", "repetition_penalty": "repetition_penalty",
+    "max_tokens": "max_new_tokens", "max_new_tokens": "max_new_tokens",
+}  # fmt: skip
+
+
+def generation_of(file: PackedFile) -> dict[str, Any]:
+    """The generation defaults of METADATA, eos_token_ids a list. Raises ValueError: they are of another kind."""
+    generation = file.metadata.get("generation") or {}
+    if not isinstance(generation, dict):
+        raise ValueError(f"`generation` in the metadata is {generation!r}, expected an object")
+    ends = generation.get("eos_token_ids")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(token) is int for token in (*ends, generation.get("bos_token_id") or 0)):
+        raise ValueError(
+            f"special tokens in the metadata are {ends!r} and {generation.get('bos_token_id')!r}, expected ids"
+        )
+    return generation | {"eos_token_ids": ends or None}
+
+
+def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
+    """generation_config.json, in the words of transformers."""
+    known = {_SAMPLING[key]: value for key, value in generation.items() if key in _SAMPLING and value is not None}
+    known["do_sample"] = known.get("temperature", 1.0) > 0
+    if not known["do_sample"]:  # greedy; transformers takes no temperature of 0 and warns of the rest
+        known = {key: value for key, value in known.items() if key not in ("temperature", "top_k", "top_p", "min_p")}
+    write_json(folder / "generation_config.json", special_tokens(generation) | known)
+
+
+def special_tokens(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of config.json and generation_config.json; None where the packed file has none."""
+    return {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": generation.get("eos_token_ids")}
+
+
+def write_tokenizer(folder: Path, file: PackedFile, c: ModelConfig, generation: Mapping[str, Any]) -> None:
+    """tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the packed file has them."""
+    tokenizer, template = file.section(records.TOKENIZER), file.section(records.TEMPLATE)
+    if template is not None:
+        (folder / "chat_template.jinja").write_bytes(template)
+    if tokenizer is None:
+        return
+    words = _words(tokenizer)
+    named = {name: word for name, word in special_words(generation).items() if word in words.values()}
+    ends, start = generation.get("eos_token_ids") or [], generation.get("bos_token_id")
+    ids = {"bos_token": start, "eos_token": ends[0] if ends else None}
+    named = {name: words[token] for name, token in ids.items() if token in words} | named
+    (folder / "tokenizer.json").write_bytes(_with_start(tokenizer, start, words))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": c.max_context}
+    write_json(folder / "tokenizer_config.json", settings | {"clean_up_tokenization_spaces": False} | named)
+
+
+def special_words(generation: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and the like as the source of the packed file names them."""
+    given = generation.get("special_tokens")
+    given = given if isinstance(given, dict) else {}
+    return {name: word for name, word in given.items() if name.endswith("_token") and isinstance(word, str)}
+
+
+def _with_start(tokenizer: bytes, start: int | None, words: Mapping[int, str]) -> bytes:
+    """The tokenizer, with the start token before a text, where only the packed file says so."""
+    if start is None or start not in words or load(tokenizer, "section TOKENIZER").encode("").ids[:1] == [start]:
+        return tokenizer
+    rules = json.loads(tokenizer)
+    steps = [step for step in (rules.get("post_processor"), around((words[start], start), None)) if step]
+    rules["post_processor"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "processors": steps}
+    return json.dumps(rules, ensure_ascii=False, indent=2).encode()
+
+
+def _words(tokenizer: bytes) -> dict[int, str]:
+    """Token ids of a tokenizer's JSON and what they are called. Raises SourceError when it is not one."""
+    vocabulary = load(tokenizer, "section TOKENIZER").get_vocab(with_added_tokens=True)
+    return {token: word for word, token in vocabulary.items()}

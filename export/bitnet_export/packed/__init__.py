@@ -1,0 +1,1 @@
+"""The packed file of FORMAT.md: its bytes, written and read."""
