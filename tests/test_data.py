@@ -237,7 +237,7 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two splits, in Parquet files."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -248,11 +248,11 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_dataset_is_a_source(dataset: Path, tmp_path: Path) -> None:
-    train, held_out = corpus.split(corpus.Documents([f"hf:{dataset}"]), 0.3)
+def test_a_dataset_is_a_source(parquet: Path, tmp_path: Path) -> None:
+    train, held_out = corpus.split(corpus.Documents([f"hf:{parquet}"]), 0.3)
     assert sorted([*train, *held_out]) in (["one", "two"], ["", "one", "two"])
     write(tmp_path, {"b.txt": "a file"})
-    assert list(corpus.Documents([f"hf:{dataset}:train", str(tmp_path / "b.txt")])) == ["a file", "one", "two", ""]
+    assert list(corpus.Documents([f"hf:{parquet}:train", str(tmp_path / "b.txt")])) == ["a file", "one", "two", ""]
 
 
 @pytest.mark.parametrize(
@@ -265,14 +265,14 @@ def test_a_dataset_is_a_source(dataset: Path, tmp_path: Path) -> None:
         ("hf:{}:other:train", "cannot be read: .*other"),
     ],
 )
-def test_bad_datasets(dataset: Path, source: str, message: str) -> None:
+def test_bad_datasets(parquet: Path, source: str, message: str) -> None:
     with pytest.raises(corpus.DataError, match=message):
-        list(corpus.Documents([source.format(dataset)]))
+        list(corpus.Documents([source.format(parquet)]))
 
 
-def test_the_column_of_a_dataset(dataset: Path, tmp_path: Path) -> None:
+def test_the_column_of_a_dataset(parquet: Path, tmp_path: Path) -> None:
     with pytest.raises(corpus.DataError, match="row 2: expected an object with a string"):
-        list(corpus.Documents([f"hf:{dataset}:test"]))
+        list(corpus.Documents([f"hf:{parquet}:test"]))
     write(tmp_path, {"other/train.jsonl": '{"words": "a", "n": 1}'})
     with pytest.raises(corpus.DataError, match="has the columns words, n, expected one named text"):
         corpus.Documents([f"hf:{tmp_path}/other"])
