@@ -28,6 +28,23 @@ bn_ffn bn_ffn_read(const bn_file *f, uint32_t stack, uint32_t layer, const bn_ke
     };
 }
 
+/* [B][F] of what gate gives, and behind it the same of up. */
+static size_t gate_floats(const bn_config *c, size_t batch) {
+    return (batch * c->ffn_dim + BN_LANES - 1) / BN_LANES * BN_LANES;
+}
+
+size_t bn_ffn_floats(const bn_config *c, size_t batch) {
+    return gate_floats(c, batch) + batch * c->ffn_dim;
+}
+
+static float *gate_of(const bn_pass *p) {
+    return p->w->ffn;
+}
+
+static float *up_of(const bn_pass *p) {
+    return p->w->ffn + gate_floats(&p->stack->config, p->w->batch);
+}
+
 typedef struct activation {
     bn_pass *p;
     const bn_ffn *ffn;
@@ -41,7 +58,7 @@ static void gated_rows(void *context, int32_t thread, size_t first, size_t end) 
     (void)thread;
     for (size_t row = first; row < end; row++) {
         float *h = w->in.h + row * w->in.wide;
-        a->ffn->act(h, w->gate + row * F, w->up + row * F, F);
+        a->ffn->act(h, gate_of(a->p) + row * F, up_of(a->p) + row * F, F);
         bn_quantize_row(a->p, row, &a->ffn->sub_norm, h, F, &a->ffn->down);
     }
 }
@@ -59,23 +76,22 @@ static void plain_rows(void *context, int32_t thread, size_t first, size_t end) 
     for (size_t row = first; row < end; row++) {
         float *h = w->in.h + row * w->in.wide;
         for (size_t i = 0; i < F; i += PIECE)
-            a->ffn->act(h + i, w->up + row * F + i, ones, F - i < PIECE ? F - i : PIECE);
+            a->ffn->act(h + i, up_of(a->p) + row * F + i, ones, F - i < PIECE ? F - i : PIECE);
         bn_quantize_row(a->p, row, &a->ffn->sub_norm, h, F, &a->ffn->down);
     }
 }
 
 static void gated(bn_pass *p, const bn_ffn *ffn) {
-    bn_workspace *w = p->w;
     const size_t F = p->stack->config.ffn_dim;
-    const bn_product gate_up[] = {
-        {.w = &ffn->gate, .y = w->gate, .y_stride = F},
-        {.w = &ffn->up, .y = w->up, .y_stride = F, .where = ffn->rectifies ? w->gate : NULL}};
+    const float *where = ffn->rectifies ? gate_of(p) : NULL;
+    const bn_product gate_up[] = {{.w = &ffn->gate, .y = gate_of(p), .y_stride = F},
+                                  {.w = &ffn->up, .y = up_of(p), .y_stride = F, .where = where}};
     bn_project(p, &ffn->norm, gate_up, 2);
     bn_each_row(p, gated_rows, &(activation){p, ffn});
 }
 
 static void plain(bn_pass *p, const bn_ffn *ffn) {
-    const bn_product up = {.w = &ffn->up, .y = p->w->up, .y_stride = p->stack->config.ffn_dim};
+    const bn_product up = {.w = &ffn->up, .y = up_of(p), .y_stride = p->stack->config.ffn_dim};
     bn_project(p, &ffn->norm, &up, 1);
     bn_each_row(p, plain_rows, &(activation){p, ffn});
 }

@@ -24,6 +24,9 @@ typedef struct bn_ffn {
 
 bn_ffn bn_ffn_read(const bn_file *file, uint32_t stack, uint32_t layer, const bn_kernels *kernels);
 
+/* Floats of workspace.ffn for up to `batch` rows. */
+size_t bn_ffn_floats(const bn_config *c, size_t batch);
+
 void bn_feed_forward(struct bn_pass *p, const bn_ffn *ffn);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attention.h"
+#include "feed_forward.h"
 #include "linear/linear.h"
 #include "linear/lookup.h"
 #include "model.h"
@@ -60,8 +61,7 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
         m->stack.grouped ? (w->in.wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
     w->in.group_sums = take(a, B * w->in.group_sums_stride, sizeof(int32_t));
     w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
-    w->gate = take(a, B * F, sizeof(float));
-    w->up = take(a, B * F, sizeof(float));
+    w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
     w->y = take(a, B * D, sizeof(float));
     w->angle = take(a, 2 * B * c->rope_dim, sizeof(float));
     w->in.acc_stride =
