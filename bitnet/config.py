@@ -78,7 +78,7 @@ class ModelConfig:
     activation: str = "relu2"  # relu2: relu(x)²; gelu: with tanh, as most models have it; gelu_erf: exact
     n_experts: int = 0  # FFNs of which a token takes some; 0: one for all
     experts_per_token: int = 0  # how many it takes
-    normalize_routing: bool = True  # the shares of those it takes add up to 1
+    normalize_routing: bool = True  # the shares of those it takes add up to 1: with one alone no router learns
 
     # positions
     position: str = "rope"  # how a token knows its place
@@ -138,17 +138,20 @@ class ModelConfig:
         for field, words in CHOICES.items():
             if getattr(self, field) not in words:
                 raise ValueError(f"{field} is {getattr(self, field)!r}, expected one of {', '.join(words)}")
-        for field in ("norm_eps", "embedding_scale", "residual_scale", "attention_scale", "rope_theta"):
+        for field in BOOLEANS:
+            if type(getattr(self, field)) is not bool:
+                raise ValueError(f"{field} is {getattr(self, field)!r}, expected true or false")
+        for field in POSITIVE:
             value = getattr(self, field)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+            if not (type(value) in (int, float) and math.isfinite(value) and value > 0):
                 raise ValueError(f"{field} is {value!r}, expected a finite number above 0")
-        if not (isinstance(self.dropout, (int, float)) and 0 <= self.dropout < 1):
+        if not (type(self.dropout) in (int, float) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
         if self.residual_norm and self.post_norm:
             raise ValueError("residual_norm and post_norm are both set, expected at most one")
         for field in ("logit_softcap", "attention_softcap", "rope_local_theta"):
             value = getattr(self, field)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+            if not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} is {value!r}, expected 0 (none) or a positive number")
         if self.global_every == 1 or (self.global_every and not self.sliding_window):
             raise ValueError(
@@ -157,15 +160,38 @@ class ModelConfig:
             )
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads is {self.n_heads}, expected a multiple of n_kv_heads = {self.n_kv_heads}")
-        if self.rope_dim % 2:
-            raise ValueError(f"rope_dim is {self.rope_dim}, expected an even number")
+        self._check_rope()
         if (self.n_experts > 0) != (self.experts_per_token > 0):
             raise ValueError("n_experts and experts_per_token are both 0 or both positive")
+        if type(self.name) is not str:
+            raise ValueError(f"name is {self.name!r}, expected a text")
         if len(self.name.encode()) > 63:
             raise ValueError(f"name {self.name!r} is longer than 63 bytes")
+        if type(self.ternary) is not tuple:
+            raise ValueError(f"ternary is {self.ternary!r}, expected a list of some of {', '.join(TERNARY_LINEARS)}")
         unknown = [role for role in self.ternary if role not in TERNARY_LINEARS]
         if unknown:
             raise ValueError(f"ternary names {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+
+    def _check_rope(self) -> None:
+        if self.rope_dim % 2 or (self.rope_dim > 0) != (self.position == "rope"):
+            expected = "an even number above 0" if self.position == "rope" else "0"
+            raise ValueError(f"rope_dim is {self.rope_dim} with position = {self.position!r}, expected {expected}")
+        needs = {
+            "llama3": ("rope_low_freq_factor", "rope_high_freq_factor"),
+            "yarn": ("rope_beta_slow", "rope_beta_fast"),
+        }
+        if self.rope_scaling not in needs:
+            return
+        if type(self.rope_original_context) is not int or self.rope_original_context < 1:
+            raise ValueError(
+                f"rope_original_context is {self.rope_original_context!r}, expected at least 1 with {self.rope_scaling}"
+            )
+        low, high = needs[self.rope_scaling]
+        if not getattr(self, low) < getattr(self, high):
+            raise ValueError(f"{low} is {getattr(self, low)}, expected less than {high}, {getattr(self, high)}")
+        if self.rope_scaling == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta is {self.rope_theta}, expected more than 1 with yarn")
 
     def of_layer(self, layer: int) -> Self:
         """What this configuration says of one layer: every layer has its window and its RoPE."""
@@ -219,6 +245,41 @@ class ModelConfig:
         if self.attention_scale == 1.0 / math.sqrt(self.head_dim):
             values["attention_scale"] = 0.0
         return type(self).from_dict(values | changes)
+
+
+BOOLEANS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.type == "bool")
+POSITIVE = (
+    "norm_eps", "embedding_scale", "residual_scale", "attention_scale", "rope_theta", "rope_factor",
+    "rope_low_freq_factor", "rope_high_freq_factor", "rope_beta_fast", "rope_beta_slow", "rope_attention_factor",
+)  # fmt: skip
+
+EXPORTED: dict[str, tuple[object, ...]] = {
+    "input": ("tokens",),
+    "mask": ("causal",),
+    "has_head": (True,),
+    "attention_softcap": (0.0,),
+    "norm": ("rms",),
+    "norm_bias": (False,),
+    "residual_norm": (False,),
+    "embedding_norm": (False,),
+    "final_norm": (True,),
+    "activation": ("relu2", "silu", "gelu", "relu"),
+    "n_experts": (0,),
+    "position": ("rope",),
+    "head_bias": (False,),
+    "head_format": ("int8", "f16", "f32"),
+    "dropout": (0.0,),
+}
+"""What `bitnet train` takes so far, because it can be exported and run; `bitnet.model` builds more."""
+
+
+def unsupported(config: ModelConfig) -> list[str]:
+    """What of a configuration `bitnet train` does not take, by name."""
+    return [
+        f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
+        for field, allowed in EXPORTED.items()
+        if getattr(config, field) not in allowed
+    ]
 
 
 _BONSAI: dict[str, Any] = {

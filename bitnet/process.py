@@ -31,6 +31,8 @@ class Interruption:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.signal = number
+        if number == signal.SIGINT and os.isatty(2):
+            os.write(2, b"\nsaving; Ctrl-C again stops at once, without a checkpoint\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:  # as the answer goes out
+        return 130
     except BrokenPipeError:  # whoever read our output has left: nothing more to say, to anyone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

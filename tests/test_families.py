@@ -50,6 +50,8 @@ def test_who_sees_whom() -> None:
     apart = visible("bidirectional", 3, 0, documents, None, like)
     assert apart[0, 0].tolist() == [[True, True, False], [True, True, False], [False, False, True]]
     assert positions(documents).tolist() == [[0, 1, 0]]
+    again = visible("bidirectional", 3, 0, torch.tensor([[4, 7, 4]]), None, like)
+    assert again[0, 0].equal(torch.eye(3, dtype=torch.bool))  # a document is a run: a number may come again
 
 
 @pytest.mark.parametrize("changes", [{}, ENCODER, {"position": "sinusoidal"}, {"position": "none"}, EXPERTS])
@@ -126,8 +128,21 @@ def test_experts_learn_and_are_counted() -> None:
     for name, parameter in model.named_parameters():
         taken = not name.startswith("layers.0.experts") or block.load[int(name.split(".")[3])] > 0
         assert (parameter.grad is not None and bool(parameter.grad.any())) == taken, name
-    even = block.load.new_full((5,), 0.2)
-    assert float(5 * (even * even).sum()) == pytest.approx(1)  # what `balance` is at its least
+
+
+def test_balance_by_hand() -> None:
+    """X · Σ (share of the choices) · (mean probability): 1 when all are taken as often, X when one takes all."""
+    config = SMALL.replace(n_experts=2, experts_per_token=1, normalize_routing=False, dim=2, n_heads=1, n_kv_heads=1)
+    block = Block(config)
+    with torch.no_grad():
+        block.router.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        block.mixture(torch.tensor([[[9.0, 0.0], [0.0, 9.0]]]))
+        assert block.load.tolist() == [0.5, 0.5] and block.balance.item() == pytest.approx(1)
+        block.mixture(torch.tensor([[[2.0, 0.0], [2.0, 0.0], [2.0, 0.0], [0.0, 2.0]]]))
+    p = 1 / (1 + math.exp(-2))  # of the likelier expert
+    assert block.load.tolist() == [0.75, 0.25]
+    first = (3 * p + (1 - p)) / 4
+    assert block.balance.item() == pytest.approx(2 * (0.75 * first + 0.25 * (1 - first)))
 
 
 @pytest.mark.parametrize("changes", [{}, EXPERTS, {"attention_softcap": 4.0}])
@@ -154,6 +169,9 @@ def test_dropout_is_for_training_only() -> None:
         assert not first.equal(model(row))
         torch.manual_seed(0)
         assert first.equal(model(row))
+        with model.evaluating():
+            assert model(row).equal(seeded(SMALL)(row))
+    assert model.training
     with pytest.raises(ValueError, match="dropout is 1"):
         SMALL.replace(dropout=1)
 

@@ -450,7 +450,6 @@ def test_what_the_format_cannot_say_is_refused(
 
 def test_configurations_the_record_cannot_hold_are_refused(tmp_path: Path) -> None:
     for changes, message in (
-        ({"rope_dim": 0}, "rope_dim is 0 with position 'rope'"),
         ({"norm_eps": 1e-60}, "norm_eps is 0.0"),
         ({"n_heads": 512, "n_kv_heads": 1, "head_dim": 1024}, "n_heads \\* head_dim is 524288"),
     ):

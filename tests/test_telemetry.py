@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 import bitnet_cli
 from bitnet.config import PRESETS, ModelConfig
 from bitnet.model.transformer import Transformer
-from bitnet.quant import embedding_rows
+from bitnet.quant import embedding_rows, ternary_codes
 from bitnet.settings import Settings
 from bitnet.train import checkpoint, loop, runlog
 from bitnet.train.checkpoint import Checkpoint
@@ -330,3 +330,20 @@ def test_a_damaged_log_does_not_stop_a_resume(damage: bytes, text: str, two_step
     assert [json.dumps(r) for r in runlog.read(file)] == whole.decode().splitlines()
     assert learn(text, tmp_path / "run", "--steps", "3", "--resume") == 0
     assert [r["step"] for r in runlog.read(file)] == [1, 2, 3, 3]
+
+
+def test_experts_count_together_and_how_often_each_is_taken() -> None:
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(**SHAPE, n_experts=3, experts_per_token=2))
+    tokens = torch.randint(0, 257, (2, 16))
+    with Probe(model) as probe:
+        model.loss(tokens, tokens).backward()
+    record = probe.records()
+    layers, loads = record["layers"], record["experts"]
+    assert [len(values) for values in layers["zeros"].values()] == [2] * 7
+    for layer, load in enumerate(loads):
+        experts = model.blocks[layer].experts
+        codes = [ternary_codes(expert.get_parameter("up.weight"))[0] for expert in experts]
+        assert layers["zeros"]["up"][layer] == pytest.approx(float((torch.stack(codes) == 0).float().mean()), rel=1e-4)
+        assert len(load) == 3 and sum(load) == pytest.approx(1, abs=1e-4)
+        assert load == pytest.approx(model.blocks[layer].load.tolist(), rel=1e-4)

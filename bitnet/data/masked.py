@@ -32,7 +32,8 @@ class Masking:
         return inputs, targets
 
     def _row(self, row: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        random = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        # Of a seed the generator takes 32 bits. Two odd factors, so that neighbours of one and the other do not meet.
+        random = torch.Generator().manual_seed((self.seed * 0x9E3779B1 ^ number * 0x85EBCA77) & 0xFFFFFFFF)
         counts, fate = torch.rand(2, len(row), generator=random)
         others = torch.randint(self.vocab_size, row.shape, generator=random)
         chosen = counts < SHARE

@@ -126,7 +126,7 @@ def evaluate(
     each = tokens.stride if isinstance(tokens, Overlapping) else context
     chosen = chosen_windows(n, max(1, limit // each) if limit else 0)
     total, counted = 0.0, 0
-    with torch.no_grad():
+    with torch.no_grad(), model.evaluating():
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
             rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)
             inputs, targets, *documents = (t.to(device) for t in rows)

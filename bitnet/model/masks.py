@@ -38,13 +38,19 @@ def visible(
     if window:
         sees = sees & (distance.abs() < window)
     if documents_BT is not None:
-        sees = sees & (documents_BT[:, :, None] == documents_BT[:, None, :])[:, None]
+        runs_BT = begins(documents_BT).cumsum(1)
+        sees = sees & (runs_BT[:, :, None] == runs_BT[:, None, :])[:, None]
     return sees
 
 
+def begins(documents_BT: Tensor) -> Tensor:
+    """(B, T), true where a document begins: a run of equal numbers."""
+    first_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    first_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    return first_BT
+
+
 def positions(documents_BT: Tensor) -> Tensor:
-    """(B, T), how many tokens of its own document stand before each. A document is a run of equal numbers."""
+    """(B, T), how many tokens of its own document stand before each."""
     index = torch.arange(documents_BT.shape[1], device=documents_BT.device).expand_as(documents_BT)
-    begins = torch.ones_like(documents_BT, dtype=torch.bool)
-    begins[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
-    return index - torch.where(begins, index, 0).cummax(dim=1).values
+    return index - torch.where(begins(documents_BT), index, 0).cummax(dim=1).values

@@ -27,35 +27,6 @@ from bitnet.model.masks import attention_mask, positions
 from bitnet.model.positions import rope_tables, sinusoids
 from bitnet.quant import embedding_rows, output_logits
 
-
-def unsupported(config: ModelConfig) -> list[str]:
-    """What the packed file or the engine cannot take of a configuration yet, by name: `bitnet train` refuses it.
-
-    `Transformer` builds all of them.
-    """
-    limits: dict[str, tuple[object, ...]] = {
-        "input": ("tokens",),
-        "mask": ("causal",),
-        "attention_softcap": (0.0,),
-        "norm": ("rms",),
-        "norm_bias": (False,),
-        "residual_norm": (False,),
-        "embedding_norm": (False,),
-        "final_norm": (True,),
-        "activation": ("relu2", "silu", "gelu", "relu"),
-        "n_experts": (0,),
-        "position": ("rope",),
-        "head_bias": (False,),
-        "head_format": ("int8", "f16", "f32"),
-        "dropout": (0.0,),
-    }
-    return [
-        f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
-        for field, allowed in limits.items()
-        if getattr(config, field) not in allowed
-    ]
-
-
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "last": lambda x: x[:, -1], "mean": lambda x: x.mean(1), "first": lambda x: x[:, 0],
 }  # fmt: skip
@@ -158,6 +129,16 @@ class Transformer(nn.Module):
         finally:
             for part in parts:
                 part.amount = 1.0
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, nothing is dropped out."""
+        training = self.training
+        try:
+            self.eval()
+            yield
+        finally:
+            self.train(training)
 
     @property
     def device(self) -> torch.device:

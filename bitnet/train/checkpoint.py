@@ -99,12 +99,19 @@ class Checkpoint:
                 f"{self.folder} is a Hugging Face folder, expected a checkpoint; "
                 "bitnet convert and bitnet finetune read those"
             )
-        return ModelConfig.from_dict(values)
+        try:
+            return ModelConfig.from_dict(values)
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{self.folder / CONFIG}: {error}") from None
 
     @functools.cached_property
     def state(self) -> dict[str, Any]:
-        """state.json: at least `step`, `tokens`, `seconds` and `settings` of the run that wrote it."""
-        return read_json(self.folder / STATE)
+        """state.json: at least `step`, `tokens`, `seconds`, `model` and `settings` of the run that wrote it."""
+        state = read_json(self.folder / STATE)
+        for name in ("model", "settings"):
+            if not isinstance(state.get(name), dict):
+                raise CheckpointError(f"{self.folder / STATE} has no {name!r}, expected what a run writes")
+        return state
 
     @property
     def state_if_any(self) -> dict[str, Any]:

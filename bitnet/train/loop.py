@@ -144,7 +144,10 @@ def _carry_out(run: Run) -> Outcome:
         result = run.evaluate(log)
     if not parallel.is_first():
         return Outcome()
-    runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {describe(result)}")
+    try:
+        runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {describe(result)}")
+    except ModuleNotFoundError as error:
+        say(f"no loss.png: it needs {error.name}, which is not installed")
     return Outcome(0, checkpoint.all_of(run.folder)[-1], run.now(), result)
 
 
@@ -190,7 +193,7 @@ def step(run: Run, log: runlog.Log, started: float) -> float:
     else:
         state |= {"recent": [*state["recent"], loss][-RECENT:], "skipped": 0}
         rate = run.optimizer.param_groups[0]["lr"]
-        layers = {"layers": probe.record()} if probe else {}
+        layers = probe.records() if probe else {}
         log.write(run.now() | {"loss": loss, "lr": rate, "gradient_norm": norm} | run.terms | layers)
     return loss
 

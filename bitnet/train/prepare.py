@@ -13,11 +13,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from bitnet.config import ModelConfig
+from bitnet.config import ModelConfig, unsupported
 from bitnet.data import conversations, corpus, dataset, tokenizer
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
-from bitnet.model.transformer import Transformer, unsupported
+from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import distill, memory, optimizers, source_model
 from bitnet.train.checkpoint import Checkpoint

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import BOOLEANS, PRESETS, ModelConfig
 from bitnet.settings import PRESET_SETTINGS, Settings, did_you_mean, flag_of
 
 INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
@@ -168,10 +168,12 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """`dim=256` as TOML would read it; a bare word is a string."""
+    """`dim=256` as TOML would read it; a bare word is a string, or yes and no where they are asked for."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set {text!r}, expected NAME=VALUE")
+    if name in BOOLEANS and value in ("yes", "no"):
+        return name, value == "yes"
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -18,7 +18,7 @@ a resumed run writes what an uninterrupted one does, and figures of runs with ot
 from __future__ import annotations
 
 import contextlib
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,10 @@ class Probe:
             for name, value in zip(QUANTITIES, (*shares, gamma, absmax[i]), strict=True):
                 layers[name].setdefault(role, []).append(float(f"{value:.5g}"))
         return layers
+
+    def records(self) -> dict[str, Any]:
+        """For a line of log.jsonl."""
+        return {"layers": self.record()} | ({"experts": self.loads()} if self.mixtures else {})
 
     def loads(self) -> list[list[float]]:
         """Of each layer with experts, the share of the choices of the last pass that fell on each of them."""

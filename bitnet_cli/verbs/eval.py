@@ -17,6 +17,7 @@ from bitnet_runtime.terminal import escape, say, show
 if TYPE_CHECKING:
     from bitnet.data import conversations, corpus
     from bitnet.evaluate.loss import Overlapping
+    from bitnet.train.checkpoint import Checkpoint
     from bitnet_runtime import Model
 
 FOR_TEXT = ("data", "tokens", "context", "stride", "samples")
@@ -56,11 +57,12 @@ def run(args: argparse.Namespace) -> int:
     _check(args, is_packed or bool(args.tasks or args.samples))
     shown = ""
     figures: dict[str, Any] = {}
-    if not is_packed and not args.tasks:
-        figures = of_checkpoint(args)
+    checkpoint = None if is_packed else _opened(source)
+    if checkpoint and not args.tasks:
+        figures = of_checkpoint(checkpoint, args)
         shown = line(figures)
     if is_packed or args.tasks or args.samples:
-        with _in_engine(source, args.kv_type or "f32") as model:
+        with _in_engine(checkpoint or source, args.kv_type or "f32") as model:
             if args.tasks:
                 from bitnet.harness import report
 
@@ -89,19 +91,25 @@ def _check(args: argparse.Namespace, engine: bool) -> None:
                 raise ValueError(f"--{name.replace('_', '-')} {reason}")
 
 
+def _opened(source: Path) -> Checkpoint:
+    from bitnet.train.checkpoint import Checkpoint
+
+    return Checkpoint.open(source)
+
+
 @contextmanager
-def _in_engine(source: Path, kv_type: str) -> Iterator[Model]:
+def _in_engine(source: Path | Checkpoint, kv_type: str) -> Iterator[Model]:
     """A packed file, or a checkpoint by way of a temporary one."""
     from bitnet_runtime import Model
 
     with tempfile.TemporaryDirectory(prefix="bitnet-eval-") as folder:
-        file = source
-        if source.is_dir():
-            from bitnet.train.checkpoint import Checkpoint
+        if isinstance(source, Path):
+            file = source
+        else:
             from bitnet_export.checkpoint.pack import pack_checkpoint
 
             file = Path(folder) / "model.bitnet"
-            pack_checkpoint(Checkpoint.open(source), file)
+            pack_checkpoint(source, file)
         with Model.load(file, kv_type=kv_type) as model:
             say(escape(str(model)))
             yield model
@@ -132,14 +140,12 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     return asdict(result) | {"context": context, "stride": stride}
 
 
-def of_checkpoint(args: argparse.Namespace) -> dict[str, Any]:
+def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a checkpoint."""
     from bitnet.data import conversations, corpus, dataset, tokenizer
     from bitnet.evaluate.loss import Overlapping, check_vocabulary, evaluate
     from bitnet.settings import Settings
-    from bitnet.train.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.open(args.source)
     folder, model, words, state = checkpoint.folder, checkpoint.model, checkpoint.words, checkpoint.state
     check_vocabulary(words, model.config, str(folder))
     settings = Settings.from_dict(state["settings"])

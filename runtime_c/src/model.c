@@ -22,7 +22,7 @@ static bn_status select_kernels(const char *asked, bn_kernels *kernels, char *de
         return BN_OK;
     return bn_fail(detail, BN_ERR_ARGUMENT,
                    "%s '%.32s' is not one this machine runs; the best is '%s'",
-                   asked ? "isa" : "the environment variable BITNET_ISA: isa", isa, bn_isa_name(0));
+                   asked ? "isa" : "BITNET_ISA", isa, bn_isa_name(0));
 }
 
 static bn_status start_threads(int32_t asked, bn_pool **pool, char *detail) {

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bitnet.config import unsupported
 from bitnet.data import tokenizer
-from bitnet.model.transformer import unsupported
 from bitnet.train import source_model
 from bitnet_export.foreign.hf.read import open_folder
 from bitnet_export.foreign.source import Floats, Source, SourceError
@@ -38,10 +38,10 @@ def read_start(path: str) -> source_model.Start:
     if source_model.is_checkpoint(path):
         return source_model.read_checkpoint(path)
     with open_folder(Path(path), floats=True) as source:
-        if problems := unsupported(source.config):
-            raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
         if not source.config.has_head:
             raise SourceError(f"{path} is an embedding model, without a head; finetuning learns the next token")
+        if problems := unsupported(source.config):
+            raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
         if source.tokenizer is None:
             raise SourceError(f"{path} has no tokenizer.json and no tokenizer.model; copy that of the model there")
         specs = [

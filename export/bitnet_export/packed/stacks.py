@@ -81,8 +81,6 @@ def unpack_stack(record: bytes) -> ModelConfig:
         raise ValueError(
             f"n_heads * head_dim is {config.n_heads * config.head_dim}, expected at most {MAX_ATTENTION_DIM}"
         )
-    if (config.rope_dim > 0) != (config.position == "rope"):
-        raise ValueError(f"rope_dim is {config.rope_dim} with position {config.position!r}, expected > 0 only for rope")
     return config
 
 

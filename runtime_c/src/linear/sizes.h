@@ -2,8 +2,8 @@
  *
  * sizes.h: bytes of the shapes that matrices are stored in, in checked arithmetic.
  */
-#ifndef BITNET_FILE_SIZES_H
-#define BITNET_FILE_SIZES_H
+#ifndef BITNET_SIZES_H
+#define BITNET_SIZES_H
 
 #include <stdint.h>
 

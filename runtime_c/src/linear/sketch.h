@@ -2,8 +2,8 @@
  *
  * sketch.h: where the parts of an INT8_SKETCH tensor are, and whether they are right.
  */
-#ifndef BITNET_FILE_SKETCH_H
-#define BITNET_FILE_SKETCH_H
+#ifndef BITNET_SKETCH_H
+#define BITNET_SKETCH_H
 
 #include "kernels/kernels.h"
 #include "system/threads.h"

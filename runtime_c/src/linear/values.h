@@ -3,8 +3,8 @@
  * values.h: what bytes of DATA may not hold (export/FORMAT.md §4). Each says whether n bytes
  * hold it; they begin and end where a value does.
  */
-#ifndef BITNET_FILE_VALUES_H
-#define BITNET_FILE_VALUES_H
+#ifndef BITNET_VALUES_H
+#define BITNET_VALUES_H
 
 #include <stddef.h>
 #include <stdint.h>

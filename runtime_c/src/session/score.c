@@ -18,11 +18,11 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
     const bn_config *c = &s->stack->config;
     if (!c->has_head)
         return BN_ERR_NO_HEAD;
+    const float *row = s->position > 0 ? bn_session_logits(s) : NULL;
+    if (s->position > 0 && !row)
+        return BN_ERR_STATE;
     out[0] = NAN;
-    if (s->position > 0) {
-        const float *row = bn_session_logits(s);
-        if (!row)
-            return BN_ERR_STATE;
+    if (row) {
         out[0] = bn_log_probability(&s->model->kernels, row, c->vocab_size, tokens[0]);
     }
     /* each token gives the probability of the one behind it */

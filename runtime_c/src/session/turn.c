@@ -71,8 +71,9 @@ void bn_turn_leave(bn_model *m) {
         return;
     bn_pool_lock(m->pool);
     if (atomic_load(&m->n_sessions) == 0) {
-        free(m->work);
-        m->work = NULL;
+        bn_workspace *old = m->work;
+        m->work = NULL; /* before it is freed: a child that is forked in between must not find it */
+        free(old);
     }
     bn_pool_unlock(m->pool);
 }

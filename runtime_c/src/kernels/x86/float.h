@@ -121,7 +121,7 @@ static float rms_norm(float *y, const float *x, const float *gain, size_t n, flo
     return sum;
 }
 
-/* bn_exp of every lane; see kernels.h. */
+/* bn_exp of every lane; see vectors.h. */
 INLINE vec vec_exp(vec x) {
     x = vec_min(vec_set(BN_EXP_HI), vec_max(vec_set(BN_EXP_LO), x)); /* NaN passes */
     const vec n = vec_round(vec_mul(x, vec_set(BN_LOG2E)));
