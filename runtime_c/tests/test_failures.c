@@ -238,7 +238,7 @@ static void test_arguments(void) {
         {path, &threads, NULL, "threads is 257, expected 0 (automatic) to 256", BN_ERR_ARGUMENT},
         {path, &negative, NULL, "threads is -1", BN_ERR_ARGUMENT},
         {path, &isa, "scalar", "isa 'z80'", BN_ERR_ARGUMENT},
-        {path, NULL, "z80", "BITNET_ISA: isa 'z80' is not one this machine runs", BN_ERR_ARGUMENT},
+        {path, NULL, "z80", "BITNET_ISA 'z80' is not one this machine runs", BN_ERR_ARGUMENT},
         {"/", NULL, NULL, "a directory", BN_ERR_NOT_REGULAR},
         {"/none/such", NULL, NULL, "stat: ", BN_ERR_IO},
     };

@@ -203,6 +203,11 @@ static void test_score(void) {
     ok(bn_session_score(halves, prompt, 101, twice));
     ok(bn_session_score(halves, prompt + 101, PROMPT - 101, twice + 101));
     CHECK(isnan(once[0]) && isnan(twice[0]));
+    ok(bn_session_rewind(halves, 0));
+    ok(bn_session_append(halves, prompt, 2, BN_LOGITS_NONE, NULL));
+    twice[0] = 7;
+    CHECK_EQ(bn_session_score(halves, prompt, 3, twice), BN_ERR_STATE);
+    CHECK(twice[0] == 7 && memcmp(once + 1, twice + 1, 2 * sizeof *once) == 0); /* untouched */
     CHECK(memcmp(once + 1, twice + 1, sizeof once - sizeof *once) == 0);
     for (int i = 1; i < PROMPT; i++) {
         const float *row = all + (i - 1) * VOCAB;

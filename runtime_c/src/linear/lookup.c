@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * lookup.c: y = W·x for many tokens at once, by tables of sums (ternary_lookup in kernels/products.h).
+ * lookup.c: y = W·x for many tokens at once, by tables of sums (ternary_lookup in
+ * kernels/products.h).
  *
  * A table serves the rows of a block and is made anew for the next, so blocks are tall and the
  * tokens of a prompt, some at a time, are what threads share first.

@@ -21,10 +21,8 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
     const float *row = s->position > 0 ? bn_session_logits(s) : NULL;
     if (s->position > 0 && !row)
         return BN_ERR_STATE;
-    out[0] = NAN;
-    if (row) {
-        out[0] = bn_log_probability(&s->model->kernels, row, c->vocab_size, tokens[0]);
-    }
+    out[0] =
+        row ? bn_log_probability(&s->model->kernels, row, c->vocab_size, tokens[0]) : (float)NAN;
     /* each token gives the probability of the one behind it */
     return bn_run_text(s, tokens, n, BN_WANT_PROBABILITY, BN_WANT_HIDDEN, out + 1, 1);
 }
