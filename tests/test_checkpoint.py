@@ -271,3 +271,16 @@ def test_a_full_disk(
     assert not list(run.glob(".*")) and bits(run / "step-000010") == bits(finished / "step-000010")
     assert bitnet("train", "--resume", "--out", run) == 0
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)
+
+
+def test_what_is_no_state_of_a_run_is_refused_by_name(tmp_path: Path) -> None:
+    """A folder without a run may be exported; to resume, or to measure as the run did, its state is needed."""
+    folder = tmp_path / "step-000001"
+    folder.mkdir()
+    for text, name in (("{}", "model"), ('{"model": {}, "settings": 5}', "settings")):
+        (folder / "state.json").write_text(text)
+        with pytest.raises(CheckpointError, match=f"state.json has no '{name}', expected what `bitnet train` writes"):
+            _ = Checkpoint(folder).state_of_run
+    (folder / "config.json").write_text('{"vocab_size": "5"}')
+    with pytest.raises(CheckpointError, match=r"config\.json: model option 'dim' is missing"):
+        _ = Checkpoint(folder).config

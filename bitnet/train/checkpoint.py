@@ -106,12 +106,16 @@ class Checkpoint:
 
     @functools.cached_property
     def state(self) -> dict[str, Any]:
-        """state.json: at least `step`, `tokens`, `seconds`, `model` and `settings` of the run that wrote it."""
-        state = read_json(self.folder / STATE)
+        """state.json: what the run that wrote it counted, and with what."""
+        return read_json(self.folder / STATE)
+
+    @property
+    def state_of_run(self) -> dict[str, Any]:
+        """`state` with the `model` and the `settings` of the run, to go on with or to measure as it did."""
         for name in ("model", "settings"):
-            if not isinstance(state.get(name), dict):
-                raise CheckpointError(f"{self.folder / STATE} has no {name!r}, expected what a run writes")
-        return state
+            if not isinstance(self.state.get(name), dict):
+                raise CheckpointError(f"{self.folder / STATE} has no {name!r}, expected what `bitnet train` writes")
+        return self.state
 
     @property
     def state_if_any(self) -> dict[str, Any]:

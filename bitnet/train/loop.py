@@ -105,7 +105,7 @@ def _resume(given: Given, read: Read | None) -> Outcome:
         )
     with _claimed(folder) as claim:
         newest = parallel.from_first(lambda: _newest(folder))
-        settings, config = resolve(given, newest.state)
+        settings, config = resolve(given, newest.state_of_run)
         settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
         teacher = read(settings.teacher or settings.source) if read and settings.distilled else None
         run = prepare(settings, config, newest, teacher=teacher)

@@ -146,7 +146,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     from bitnet.evaluate.loss import Overlapping, check_vocabulary, evaluate
     from bitnet.settings import Settings
 
-    folder, model, words, state = checkpoint.folder, checkpoint.model, checkpoint.words, checkpoint.state
+    folder, model, words, state = checkpoint.folder, checkpoint.model, checkpoint.words, checkpoint.state_of_run
     check_vocabulary(words, model.config, str(folder))
     settings = Settings.from_dict(state["settings"])
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
