@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bitnet.train import checkpoint, runlog, saving
-from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from training import TINY, bitnet, bits, edited, losses
 
 torch.set_num_threads(1)
