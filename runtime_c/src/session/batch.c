@@ -21,11 +21,11 @@ void bn_batch_end(bn_batch *b) {
 }
 
 bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want) {
-    bn_row *row = &b->w->rows[b->n], *before = row - 1;
-    const int goes_on = b->n > 0 && before->session == s;
+    bn_row *row = &b->w->rows[b->n];
+    const bn_row *before = b->n > 0 && row[-1].session == s ? row - 1 : NULL;
     *row = (bn_row){.session = s,
                     .cache = &s->cache,
-                    .position = goes_on ? before->position + 1 : s->position,
+                    .position = before ? before->position + 1 : s->position,
                     .token = token,
                     .want = want};
     b->n++;
