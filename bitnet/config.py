@@ -17,14 +17,14 @@ from typing import Any, Self
 TERNARY_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "input": ("tokens", "embeddings"),
+    "input": ("tokens", "embeddings", "images", "draft"),
     "mask": ("causal", "bidirectional", "prefix"),
     "norm": ("rms", "layer"),
     "ffn": ("gated", "plain"),
     "activation": ("relu2", "silu", "gelu", "relu", "gelu_erf"),
     "position": ("rope", "learned", "sinusoidal", "none"),
     "rope_scaling": ("none", "linear", "llama3", "yarn"),
-    "pooling": ("none", "last", "mean", "first"),
+    "pooling": ("none", "last", "mean", "first", "attention"),
     "weight_scale": ("tensor", "row", "group"),
     "head_format": ("int8", "f16", "f32", "ternary"),
 }
@@ -47,13 +47,14 @@ class ModelConfig:
     name: str = "decoder"  # of the stack in the packed file
 
     # input, output, mask
-    input: str = "tokens"  # embeddings: the model is given vectors
+    input: str = "tokens"  # embeddings: the model is given vectors; draft: states of the stack before it, and tokens
     mask: str = "causal"  # what a token sees: those before it, all, or all of a first part and then those before it
     sliding_window: int = 0  # 0: none; else a token sees itself and the window - 1 before it
     global_every: int = 0  # 0: all layers alike; n: of n layers the last has neither window nor local RoPE
     has_head: bool = True  # that predicts tokens
     tie_embeddings: bool = True  # the head is the embedding
-    pooling: str = "none"  # of an embedding model: what becomes the vector of a text
+    pooling: str = "none"  # of an embedding model: what becomes the vector of a text; attention: a head of its own
+    out_dim: int = 0  # width of what a projector behind the last layer or the pooling gives; 0: there is none
     embedding_scale: float = 1.0  # embeddings are multiplied with it
     residual_scale: float = 1.0  # what a block adds is multiplied with it
     logit_softcap: float = 0.0  # c·tanh(x / c) of logits; 0: none
@@ -82,6 +83,7 @@ class ModelConfig:
 
     # positions
     position: str = "rope"  # how a token knows its place
+    first_position: int = 0  # that of a text's first token, with RoPE; 0 or 1
     rope_theta: float = 10_000.0  # base of the frequencies
     rope_local_theta: float = 0.0  # of layers with a window where global_every > 0, unscaled; 0: as the others
     rope_dim: int = -1  # dimensions of a head that turn; -1: all
@@ -99,6 +101,23 @@ class ModelConfig:
     o_bias: bool = False  # of o
     ffn_bias: bool = False  # of gate, up and down
     head_bias: bool = False  # of the head
+    projector_bias: bool = False  # of the projector (out_dim)
+    patch_bias: bool = False  # of the matrix that makes patches of an image to vectors
+
+    # images
+    image_size: int = 0  # pixels of a side
+    patch_size: int = 0  # pixels of a side of what becomes one token; what remains at the edge is left out
+    channels: int = 0  # of a pixel, 1 to 3
+    pixel_mean: tuple[float, ...] = ()  # of each channel: pixels from 0 to 1 less the mean, divided by the deviation
+    pixel_std: tuple[float, ...] = ()  # that deviation
+    class_token: bool = False  # a learned vector before the patches
+    similarity_scale: float = 0.0  # a vector of an image times one of a text times this, plus the bias; 0: unsaid
+    similarity_bias: float = 0.0  # that bias
+    image_token: int = 0  # in whose place a decoder is given vectors of an image; 0: it sees no images
+
+    # adapters: W·x + B·(A·x), A (rank, inputs), B (outputs, rank)
+    adapter_rank: int = 0  # 0: there are none
+    adapters: tuple[str, ...] = ()  # which linears have one
 
     # numbers
     ternary: tuple[str, ...] = TERNARY_LINEARS  # which linears are ternary; the rest stay float
@@ -107,8 +126,9 @@ class ModelConfig:
     dropout: float = 0.0  # share of values dropped in training: of sublayers' outputs, attention, FFN and what enters
 
     def __post_init__(self) -> None:
-        if isinstance(self.ternary, list):
-            object.__setattr__(self, "ternary", tuple(self.ternary))
+        for field in TUPLES:
+            if isinstance(getattr(self, field), list):
+                object.__setattr__(self, field, tuple(getattr(self, field)))
         if self.rope_dim == -1:
             object.__setattr__(self, "rope_dim", self.head_dim if self.position == "rope" else 0)
         if self.attention_scale == 0.0 and self.head_dim > 0:
@@ -117,7 +137,7 @@ class ModelConfig:
 
     def _check(self) -> None:
         ranges = {
-            "vocab_size": (0 if self.input == "embeddings" and not self.has_head else 1, 1 << 21),
+            "vocab_size": (0 if self.input != "tokens" and not self.has_head else 1, 1 << 21),
             "dim": (1, 65_536),
             "n_layers": (1, 1024),
             "n_heads": (1, 1024),
@@ -130,6 +150,9 @@ class ModelConfig:
             "n_experts": (0, 65_534),
             "experts_per_token": (0, max(self.n_experts, 0)),
             "rope_dim": (0, self.head_dim),
+            "out_dim": (0, 65_536),
+            "first_position": (0, 1 if self.position == "rope" else 0),
+            "image_token": (0, max(self.vocab_size - 1, 0)),
         }
         for field, (low, high) in ranges.items():
             value = getattr(self, field)
@@ -161,17 +184,24 @@ class ModelConfig:
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads is {self.n_heads}, expected a multiple of n_kv_heads = {self.n_kv_heads}")
         self._check_rope()
+        self._check_images()
         if (self.n_experts > 0) != (self.experts_per_token > 0):
             raise ValueError("n_experts and experts_per_token are both 0 or both positive")
         if type(self.name) is not str:
             raise ValueError(f"name is {self.name!r}, expected a text")
         if len(self.name.encode()) > 63:
             raise ValueError(f"name {self.name!r} is longer than 63 bytes")
-        if type(self.ternary) is not tuple:
-            raise ValueError(f"ternary is {self.ternary!r}, expected a list of some of {', '.join(TERNARY_LINEARS)}")
-        unknown = [role for role in self.ternary if role not in TERNARY_LINEARS]
-        if unknown:
-            raise ValueError(f"ternary names {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+        for field in ("ternary", "adapters"):
+            roles, known = getattr(self, field), ", ".join(TERNARY_LINEARS)
+            if type(roles) is not tuple:
+                raise ValueError(f"{field} is {roles!r}, expected a list of some of {known}")
+            unknown = [role for role in roles if role not in TERNARY_LINEARS]
+            if unknown:
+                raise ValueError(f"{field} names {unknown[0]!r}, expected some of {known}")
+        if type(self.adapter_rank) is not int or not 0 <= self.adapter_rank < 1 << 16:
+            raise ValueError(f"adapter_rank is {self.adapter_rank!r}, expected an integer from 0 to 65535")
+        if (self.adapter_rank > 0) != (len(self.adapters) > 0):
+            raise ValueError(f"adapter_rank is {self.adapter_rank} and adapters {self.adapters}, expected both or none")
 
     def _check_rope(self) -> None:
         if self.rope_dim % 2 or (self.rope_dim > 0) != (self.position == "rope"):
@@ -192,6 +222,42 @@ class ModelConfig:
             raise ValueError(f"{low} is {getattr(self, low)}, expected less than {high}, {getattr(self, high)}")
         if self.rope_scaling == "yarn" and self.rope_theta <= 1:
             raise ValueError(f"rope_theta is {self.rope_theta}, expected more than 1 with yarn")
+
+    def _check_images(self) -> None:
+        of_images = self.input == "images"
+        ranges = {
+            "image_size": (1, 1 << 14) if of_images else (0, 0),
+            "patch_size": (1, max(self.image_size, 1)) if of_images else (0, 0),
+            "channels": (1, 3) if of_images else (0, 0),
+        }
+        for field, (low, high) in ranges.items():
+            value = getattr(self, field)
+            if type(value) is not int or not low <= value <= high:
+                raise ValueError(
+                    f"{field} is {value!r} with input = {self.input!r}, expected an integer from {low} to {high}"
+                )
+        for field in ("pixel_mean", "pixel_std"):
+            values = getattr(self, field)
+            numbers = type(values) is tuple and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+            if not numbers or len(values) != self.channels or (field == "pixel_std" and not all(v > 0 for v in values)):
+                above = " above 0" * (field == "pixel_std")
+                raise ValueError(f"{field} is {values!r}, expected {self.channels} finite numbers{above}")
+        if of_images and self.max_context != self.patches + self.class_token:
+            raise ValueError(
+                f"max_context is {self.max_context}, expected {self.patches + self.class_token}, the tokens of an image"
+            )
+        if self.class_token and not of_images:
+            raise ValueError(f"class_token is set with input = {self.input!r}, expected input = 'images'")
+        for field in ("similarity_scale", "similarity_bias"):
+            value = getattr(self, field)
+            least = 0.0 if field == "similarity_scale" else -math.inf
+            if not (type(value) in (int, float) and math.isfinite(value) and value >= least):
+                raise ValueError(f"{field} is {value!r}, expected a finite number" + " from 0 on" * (least == 0))
+
+    @property
+    def patches(self) -> int:
+        """Of an image."""
+        return (self.image_size // self.patch_size) ** 2 if self.patch_size else 0
 
     def of_layer(self, layer: int) -> Self:
         """What this configuration says of one layer: every layer has its window and its RoPE."""
@@ -215,7 +281,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dictionary with every field."""
-        return dataclasses.asdict(self) | {"ternary": list(self.ternary)}
+        return dataclasses.asdict(self) | {field: list(getattr(self, field)) for field in TUPLES}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -248,6 +314,7 @@ class ModelConfig:
 
 
 BOOLEANS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.type == "bool")
+TUPLES = ("ternary", "pixel_mean", "pixel_std", "adapters")
 POSITIVE = (
     "norm_eps", "embedding_scale", "residual_scale", "attention_scale", "rope_theta", "rope_factor",
     "rope_low_freq_factor", "rope_high_freq_factor", "rope_beta_fast", "rope_beta_slow", "rope_attention_factor",
@@ -269,6 +336,11 @@ EXPORTED: dict[str, tuple[object, ...]] = {
     "head_bias": (False,),
     "head_format": ("int8", "f16", "f32"),
     "dropout": (0.0,),
+    "pooling": ("none", "last", "mean", "first"),
+    "out_dim": (0,),
+    "image_token": (0,),
+    "similarity_scale": (0.0,),
+    "adapter_rank": (0,),
 }
 """What `bitnet train` takes so far, because it can be exported and run; `bitnet.model` builds more."""
 

@@ -166,7 +166,7 @@ def _groups(good: bytes) -> Cases:
 def _header(good: bytes) -> Cases:
     yield "first byte", b"\x88" + good[1:], "BN_ERR_MAGIC"
     yield "newline became two", good[:7] + b"\r\n" + good[8:], "BN_ERR_MAGIC"
-    for version in (0, 1, 3, 1 << 24, 0xFFFFFFFF):
+    for version in (0, 1, 2, 4, 1 << 24, 0xFFFFFFFF):
         yield f"version {version}", patch(good, 8, "I", version), "BN_ERR_VERSION"
     for flags in (1, 1 << 31):
         yield f"header flags {flags}", patch(good, 12, "I", flags), "BN_ERR_VERSION"
@@ -212,24 +212,26 @@ def _stacks(good: bytes) -> Cases:
     big = (1 << 31, 0xFFFFFFFF)
     nan, inf = float("nan"), float("inf")
     values: dict[str, tuple[float, ...]] = {
-        "input": (2, *big), "mask": (3, *big), "vocab_size": (0, (1 << 21) + 1, *big), "dim": (0, 65_537, *big),
+        "input": (1 << 2, *big), "mask": (3, *big), "vocab_size": (0, (1 << 21) + 1, *big), "dim": (0, 65_537, *big),
         "n_layers": (0, 1025, *big), "n_heads": (0, 1025, *big), "n_kv_heads": (0, 3, *big),
         "head_dim": (0, 1025, *big), "ffn_dim": (0, 262_145, *big), "max_context": (0, (1 << 24) + 1, *big),
-        "sliding_window": ((1 << 24) + 1, *big), "norm": (2, *big), "norm_flags": (64, *big), "ffn": (2, *big),
-        "norm_eps": (0.0, -1e-5, nan, inf), "activation": (4, *big), "n_experts": (1, 65_535, *big),
+        "sliding_window": ((1 << 24) + 1, *big), "norm": (2, *big), "norm_flags": (2 | 64 | 256, 512, *big),
+        "ffn": (2, *big), "norm_eps": (0.0, -1e-5, nan, inf), "activation": (5, *big), "n_experts": (1, 65_535, *big),
         "experts_per_token": (1, *big), "position": (1, 4, *big), "rope_attention_factor": (0.0, -1.0, nan, inf),
-        "bias_flags": (16, *big), "tie_embeddings": (2, *big), "embedding_scale": (0.0, -1.0, nan, inf),
+        "bias_flags": (64, *big), "tie_embeddings": (2, *big), "embedding_scale": (0.0, -1.0, nan, inf),
         "residual_scale": (0.0, nan, -inf), "attention_scale": (0.0, nan, inf), "attention_softcap": (-1.0, nan, inf),
-        "logit_softcap": (-1.0, nan, inf), "pooling": (4, *big), "has_head": (2, *big), "rope_dim": (0, 7, 10, *big),
-        "global_every": (1, 2, 1025, *big),
+        "logit_softcap": (-1.0, nan, inf), "pooling": (5, *big), "has_head": (2, *big), "rope_dim": (0, 7, 10, *big),
+        "global_every": (1, 2, 1025, *big), "normalize_routing": (2, *big), "first_position": (2, *big),
+        "image_size": (1, *big), "patch_size": (1, *big), "channels": (1, *big), "class_token": (1, *big),
+        "out_dim": (65_537, *big), "image_token": (19, *big), "adapters": (1, 1 << 16, 1 << 23 | 1, *big),
+        "similarity_scale": (-1.0, nan, inf), "similarity_bias": (nan, inf),
+        **{f"pixel_{kind}.{i}": (1.0, -0.0, nan, inf) for kind in ("mean", "std") for i in range(3)},
     }  # fmt: skip
     start = section_start(good, records.STACKS)
     for name, wrong in values.items():
         fmt = "f" if isinstance(wrong[0], float) else "I"
         for value in wrong:
             yield f"{name} = {value}", patch(good, start + 4 * words[name], fmt, value), "BN_ERR_CONFIG"
-    for word in (31, 47):
-        yield f"unused word {word}", patch(good, start + 4 * word, "I", 1), "BN_ERR_CONFIG"
     yield "name of 64 bytes", patch(good, start + 192, "64s", b"x" * 64), "BN_ERR_CONFIG"
     yield "name goes on", patch(good, start + 192, "64s", b"a\0b"), "BN_ERR_CONFIG"
 
@@ -381,4 +383,7 @@ _WORD_NAMES = (
     "sliding_window", "norm", "norm_flags", "norm_eps", "ffn", "activation", "n_experts", "experts_per_token",
     "position", "rope_attention_factor", "bias_flags", "tie_embeddings", "embedding_scale", "residual_scale",
     "attention_scale", "attention_softcap", "logit_softcap", "pooling", "has_head", "rope_dim", "global_every",
+    "normalize_routing", "first_position", "image_size", "patch_size", "channels",
+    "pixel_mean.0", "pixel_mean.1", "pixel_mean.2", "pixel_std.0", "pixel_std.1", "pixel_std.2",
+    "class_token", "out_dim", "similarity_scale", "similarity_bias", "image_token", "adapters",
 )  # fmt: skip

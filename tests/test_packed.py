@@ -29,7 +29,17 @@ from packed_files import SMALL, packed_bytes
 EVERYTHING = SMALL.replace(
     n_layers=1, post_norm=True, linear_norm=True, norm_bias=True, qk_norm=True, norm="layer", qkv_bias=True,
     o_bias=True, ffn_bias=True, head_bias=True, tie_embeddings=False, n_experts=3, experts_per_token=2, name="größer",
+    embedding_norm=True, activation="gelu_erf", normalize_routing=False, first_position=1, image_token=5,
+    adapter_rank=3, adapters=("k", "down"),
 )  # fmt: skip
+IMAGES = SMALL.replace(
+    name="vision", input="images", vocab_size=0, has_head=False, tie_embeddings=False, mask="bidirectional",
+    position="learned", max_context=5, image_size=5, patch_size=2, channels=2, pixel_mean=(0.5, 0.25),
+    pixel_std=(0.5, 1.0), class_token=True, patch_bias=True, out_dim=7, projector_bias=True, pooling="attention",
+    residual_norm=True, final_norm=False, n_heads=3, n_kv_heads=1, o_bias=True, similarity_scale=10.0,
+    similarity_bias=-10.0,
+)  # fmt: skip
+DRAFT = SMALL.replace(name="draft", input="draft", vocab_size=0, has_head=False, tie_embeddings=False, n_layers=1)
 
 
 # ---- the rule: which tensors ----
@@ -50,18 +60,44 @@ def test_tensors_of_a_stack_with_everything() -> None:
         return [f"{name}.weight", f"{name}.bias"]
 
     def experts(role: str) -> list[str]:
-        return [name for e in range(3) for name in both(f"layers.0.experts.{e}.{role}")]
+        parts = [f"layers.0.experts.{{}}.{role}.adapter_{end}" for end in ("in", "out") if role == "down"]
+        return [
+            name
+            for e in range(3)
+            for name in [*both(f"layers.0.experts.{e}.{role}"), *(part.format(e) for part in parts)]
+        ]
 
     expected: list[str] = []
     for role in ("attn_norm", "q", "k", "v", "q_norm", "k_norm", "attn_sub_norm", "o", "attn_post_norm", "ffn_norm"):
         expected += both(f"layers.0.{role}")
+        expected += ["layers.0.k.adapter_in", "layers.0.k.adapter_out"] if role == "k" else []
     expected += ["layers.0.router.weight"]
     expected += [name for role in ("gate", "up", "ffn_sub_norm", "down") for name in experts(role)]
     expected += both("layers.0.ffn_post_norm")
     expected += [name for role in ("q", "k", "v", "o") for name in both(f"layers.0.{role}_linear_norm")]
     expected += [name for role in ("gate", "up", "down") for name in experts(f"{role}_linear_norm")]
-    expected += ["embedding.weight", *both("final_norm"), *both("head"), "rope_frequencies"]
+    expected += ["embedding.weight", *both("final_norm"), *both("head"), *both("embedding_norm"), "rope_frequencies"]
     assert names(EVERYTHING) == expected
+
+
+def test_tensors_of_images_and_of_a_draft() -> None:
+    def outside(config: ModelConfig) -> dict[str, tuple[int, int]]:
+        return {s.key.name: (s.rows, s.cols) for s in expected_tensors(config) if s.key.layer == records.NONE}
+
+    assert outside(IMAGES) == {
+        "position.weight": (5, 24), "patch.weight": (24, 8), "patch.bias": (1, 24), "class_embedding": (1, 24),
+        "projector.weight": (7, 24), "projector.bias": (1, 7), "pool_probe": (1, 24),
+        "pool_q.weight": (24, 24), "pool_k.weight": (24, 24), "pool_v.weight": (24, 24),
+        "pool_o.weight": (24, 24), "pool_o.bias": (1, 24), "pool_norm.weight": (1, 24),
+        "pool_up.weight": (20, 24), "pool_down.weight": (24, 20),
+    }  # fmt: skip
+    assert outside(DRAFT) == {
+        "final_norm.weight": (1, 24), "rope_frequencies": (1, 4), "draft_hidden_norm.weight": (1, 24),
+        "draft_embedding_norm.weight": (1, 24), "draft_projection.weight": (24, 48),
+    }  # fmt: skip
+    adapted = {s.key.name: (s.rows, s.cols) for s in expected_tensors(EVERYTHING) if s.key.part > 1}
+    assert adapted["layers.0.k.adapter_in"] == (3, 24) and adapted["layers.0.k.adapter_out"] == (8, 3)
+    assert adapted["layers.0.experts.1.down.adapter_in"] == (3, 20)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +114,9 @@ def test_tensors_of_a_stack_with_everything() -> None:
         ({"sliding_window": 3}, "rope_frequencies", "rope_local_frequencies"),
         ({"sliding_window": 3, "global_every": 2}, "rope_local_frequencies", "head.weight"),
         ({"linear_norm": True, "ffn": "plain"}, "layers.1.up_linear_norm.weight", "layers.1.gate_linear_norm.weight"),
+        ({"residual_norm": True}, "layers.1.ffn_post_norm.weight", "embedding_norm.weight"),
+        ({"embedding_norm": True, "final_norm": False}, "embedding_norm.weight", "final_norm.weight"),
+        ({"position": "sinusoidal", "rope_dim": 0}, "position.weight", "rope_frequencies"),
         ({"pre_norm": False}, "final_norm.weight", "layers.1.attn_norm.weight"),
         ({"sub_norm": False}, "layers.1.ffn_norm.weight", "layers.1.ffn_sub_norm.weight"),
     ],
@@ -109,23 +148,33 @@ def test_order_and_shapes(config: ModelConfig) -> None:
 # ---- stack records ----
 
 
-@pytest.mark.parametrize("config", [SMALL, EVERYTHING, *PRESETS.values()])
+@pytest.mark.parametrize("config", [SMALL, EVERYTHING, IMAGES, DRAFT, *PRESETS.values()])
 def test_stack_record_round_trip(config: ModelConfig) -> None:
     record = pack_stack(config)
     assert len(record) == 256
     back = unpack_stack(record)
     assert pack_stack(back) == record
-    for field in ("dim", "n_kv_heads", "qk_norm", "post_norm", "head_bias", "tie_embeddings", "activation", "name"):
-        assert getattr(back, field) == getattr(config, field)
+    other = {field for field in config.to_dict() if getattr(back, field) != getattr(config, field)}
+    assert other <= {"rope_theta", "weight_scale", "head_format", "norm_eps", "attention_scale"}
     assert back.norm_eps == pytest.approx(config.norm_eps, rel=1e-7)
 
 
 def test_stack_words_are_where_the_format_says() -> None:
     words = np.frombuffer(pack_stack(EVERYTHING), "<u4")
     assert words[[2, 3, 4, 5, 6, 7, 8, 9]].tolist() == [19, 24, 1, 2, 1, 8, 20, 32]
-    assert words[11] == 1 and words[12] == 0b111111 and words[16] == 3 and words[17] == 2 and words[20] == 0b1111
+    assert words[11] == 1 and words[12] == 0b110111111 and words[16] == 3 and words[17] == 2 and words[20] == 0b1111
+    assert words[15] == 4 and words[31] == 0 and words[32] == 1 and words[46] == 5
+    assert words[47] == 3 | 1 << 17 | 1 << 22
     assert words[13:14].view("<f4")[0] == np.float32(1e-5) and words[29] == 8
-    assert not words[30:48].any() and pack_stack(EVERYTHING)[192:].rstrip(b"\0").decode() == "größer"
+    assert words[30] == 0 and not words[33:46].any() and pack_stack(EVERYTHING)[192:].rstrip(b"\0").decode() == "größer"
+
+
+def test_words_of_images_are_where_the_format_says() -> None:
+    words = np.frombuffer(pack_stack(IMAGES), "<u4")
+    assert words[0] == 2 and words[12] == 0b1000101 and words[20] == 0b110010 and words[27] == 4
+    assert words[33:36].tolist() == [5, 2, 2] and words[42] == 1 and words[43] == 7
+    assert words[36:42].view("<f4").tolist() == [0.5, 0.25, 0, 0.5, 1, 0]
+    assert words[44:46].view("<f4").tolist() == [10, -10]
 
 
 # ---- writing and reading ----

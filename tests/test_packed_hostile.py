@@ -77,9 +77,9 @@ def test_foreign_files_are_named() -> None:
 
 
 def test_a_file_of_another_version_says_what_to_do() -> None:
-    for version, remedy in ((1, "export or convert the model again"), (3, "use a newer bitnet-edge")):
+    for version, remedy in ((2, "export or convert the model again"), (4, "use a newer bitnet-edge")):
         message = refused(packed_files.patch(packed_bytes(), 8, "I", version))
-        assert message == f"format version is {version}, this program reads 2; {remedy}"
+        assert message == f"format version is {version}, this program reads 3; {remedy}"
 
 
 def test_files_that_are_no_files(tmp_path: Path) -> None:

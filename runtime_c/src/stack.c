@@ -16,12 +16,24 @@ static bn_status check_supported(const bn_config *c, char *detail) {
         int refused;
         const char *what;
     } limits[] = {
-        {c->input != BN_INPUT_TOKENS, "input = embeddings"},
-        {c->mask != 0, "a mask other than causal"},
-        {c->norm != 0, "norm = layer"},
+        {c->input == BN_INPUT_IMAGES, "input = images"},
+        {c->input == BN_INPUT_DRAFT, "input = draft"},
+        {c->pooling == BN_POOL_ATTENTION, "pooling = attention"},
+        {c->out_dim != 0, "a projector"},
+        {c->image_token != 0, "an image token"},
+        {c->adapters != 0, "adapters"},
+        {c->input == BN_INPUT_EMBEDDINGS, "input = embeddings"},
+        {c->mask != BN_MASK_CAUSAL, "a mask other than causal"},
+        {c->norm != BN_NORM_RMS, "norm = layer"},
         {(c->norm_flags & BN_NORM_BIAS) != 0, "norm_bias"},
+        {(c->norm_flags & BN_RESIDUAL_NORM) != 0, "residual_norm"},
+        {(c->norm_flags & BN_HAS_EMBEDDING_NORM) != 0, "embedding_norm"},
+        {(c->norm_flags & BN_HAS_FINAL_NORM) == 0, "no final_norm"},
+        {c->activation == BN_ACT_GELU_ERF, "activation = gelu_erf"},
         {c->n_experts != 0, "experts (MoE)"},
-        {c->position != BN_POSITION_ROPE && c->position != 3, "positions other than rope and none"},
+        {c->position == BN_POSITION_LEARNED || c->position == BN_POSITION_SINUSOIDAL,
+         "positions other than rope and none"},
+        {c->first_position != 0, "first_position = 1"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)

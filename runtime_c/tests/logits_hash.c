@@ -71,10 +71,10 @@ static void tall_layer(tiny_writer *w, unsigned l) {
 static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_t window,
                     uint32_t global_every, int tall) {
     const uint32_t one = tiny_float_bits(1), eps = tiny_float_bits(1e-5f);
-    uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, TOKENS, window};
+    uint32_t words[48] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, TOKENS, window};
     if (tall)
         words[2] = TALL_VOCAB, words[8] = TALL_FFN;
-    words[12] = norms;
+    words[12] = norms | TINY_FINAL_NORM;
     words[13] = eps;
     words[15] = activation;
     words[19] = words[22] = words[23] = one; /* factors */

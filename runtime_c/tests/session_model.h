@@ -14,8 +14,8 @@ enum { CONTEXT = 320, PROMPT = 250, NEW = 60 };
 
 static inline void large_vocabulary(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1);
-    uint32_t words[31] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
-    words[12] = 1;
+    uint32_t words[48] = {0, 0, VOCAB, DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, CONTEXT};
+    words[12] = 1 | TINY_FINAL_NORM;
     words[13] = tiny_float_bits(1e-5f);
     words[19] = words[22] = words[23] = one;
     words[21] = words[28] = 1;

@@ -28,7 +28,7 @@ static void test_tables(void) {
     CHECK_MSG(bn_file_verify(&f, &kernels, NULL, detail) == BN_OK, "%s", detail);
     const bn_tensor after = bn_file_tensor(&f, 0, 1, BN_Q, BN_NO_EXPERT);
     CHECK(after.data == before.data && after.rows == before.rows && after.bias == before.bias);
-    CHECK_EQ(f.n_stacks, 2);
+    CHECK_EQ(f.n_stacks, 4);
     CHECK_EQ(f.stacks[1].dim, 8);
     bn_file_close(&f);
     free(bytes);

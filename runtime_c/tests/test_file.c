@@ -47,7 +47,7 @@ static void test_everything(void) {
     bn_file f;
     CHECK_MSG(file_status(good, size, detail) == BN_OK, "%s", detail);
     CHECK_EQ(bn_file_parse(good, size, &kernels, &f, NULL), BN_OK);
-    CHECK_EQ(f.n_stacks, 2);
+    CHECK_EQ(f.n_stacks, 4);
     const bn_tensor q = bn_file_tensor(&f, 0, 1, BN_Q, BN_NO_EXPERT);
     CHECK(q.data && q.bias && q.scale_scope == BN_SCALE_GROUP && q.group_scales != NULL);
     CHECK(bn_file_tensor(&f, 0, BN_NO_LAYER, BN_HEAD, BN_NO_EXPERT).bias != NULL);
@@ -61,7 +61,13 @@ static void test_everything(void) {
     char name[BN_NAME_SIZE];
     bn_record r = f.tensors[f.n_tensors - 2];
     bn_record_name(&r, name);
-    CHECK_MSG(strcmp(name, "stacks.1.layers.0.down.weight") == 0, "%s", name);
+    CHECK_MSG(strcmp(name, "stacks.3.draft_embedding_norm.weight") == 0, "%s", name);
+    r = (bn_record){.stack = 2, .role = BN_DOWN, .expert = BN_NO_EXPERT, .part = BN_ADAPTER_IN};
+    bn_record_name(&r, name);
+    CHECK_MSG(strcmp(name, "stacks.2.layers.0.down.adapter_in") == 0, "%s", name);
+    r = (bn_record){.layer = BN_NO_LAYER, .role = BN_POOL_PROBE, .expert = BN_NO_EXPERT};
+    bn_record_name(&r, name);
+    CHECK_MSG(strcmp(name, "pool_probe") == 0, "%s", name);
     r = (bn_record){.layer = 3, .role = BN_LINEAR_NORM + BN_GATE, .expert = 7, .part = 1};
     bn_record_name(&r, name);
     CHECK_MSG(strcmp(name, "layers.3.experts.7.gate_linear_norm.bias") == 0, "%s", name);
@@ -140,7 +146,7 @@ static void test_statuses(const uint8_t *good, size_t size) {
     file_refused(good, 5, BN_ERR_TRUNCATED, "5 bytes");
     file_refused(good, size - 64, BN_ERR_TRUNCATED, "its header says");
     file_forged_refused(good, size, 0, 1, 'x', BN_ERR_MAGIC, "begins with 78 42 49 54");
-    file_forged_refused(good, size, 8, 4, 1, BN_ERR_VERSION, "version is 1, expected 2");
+    file_forged_refused(good, size, 8, 4, 2, BN_ERR_VERSION, "version is 2, expected 3");
     file_forged_refused(good, size, 12, 4, 4, BN_ERR_VERSION, "flags are 0x4");
     file_forged_refused(good, size, 16, 8, size - 64, BN_ERR_TRAILING, "its header says");
     file_forged_refused(good, size, 16, 8, UINT64_MAX, BN_ERR_TRUNCATED, "its header says");

@@ -54,7 +54,8 @@ static void test_byte_changes(const uint8_t *good, size_t size) {
  * table or any padding is accepted, and no word of a stack that changes what tensors there are. */
 static void test_forged_tables(const uint8_t *good, size_t size) {
     static const uint64_t hostile[] = {0, 1, 2, 63, 0x7FFFFFFF, 0x80000000, 0xFFFFFFC0, 0xFFFFFFFF};
-    static const uint8_t free_words[] = {0, 1, 9, 10, 11, 13, 15, 19, 22, 23, 24, 25, 26, 27, 28};
+    static const uint8_t free_words[] = {0,  1,  9,  10, 11, 13, 15, 19, 22, 23,
+                                         24, 25, 26, 27, 28, 31, 32, 44, 45, 46};
     const size_t stack = tiny_section(good, 1), tensors = tiny_section(good, 2);
     const size_t tensors_end = tensors + (size_t)tiny_get(good + tiny_entry(good, 2) + 16, 8);
     for (size_t i = 0; i < tensors_end; i++) {
@@ -113,9 +114,12 @@ static void test_random_changes(const uint8_t *good, size_t size) {
 
 static void wide(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[31] = {[2] = 320, [3] = 640,  [4] = 1,    [5] = 1,    [6] = 1,  [7] = 64,
-                                [8] = 640, [9] = 8,    [13] = one, [14] = 1,   [18] = 3, [19] = one,
-                                [21] = 1,  [22] = one, [23] = one, [24] = one, [28] = 1};
+    const uint32_t words[48] = {[2] = 320,  [3] = 640,  [4] = 1,
+                                [5] = 1,    [6] = 1,    [7] = 64,
+                                [8] = 640,  [9] = 8,    [12] = TINY_FINAL_NORM,
+                                [13] = one, [14] = 1,   [18] = 3,
+                                [19] = one, [21] = 1,   [22] = one,
+                                [23] = one, [24] = one, [28] = 1};
     tiny_stack(w, words, "wide");
     tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 64, 640);
     tiny_tensor(w, 0, 3, TINY_NONE, 0, 2, 0, 64, 640);

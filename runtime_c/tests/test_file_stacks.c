@@ -15,7 +15,7 @@ static const struct {
     const char *name;
     uint32_t refused[5]; /* up to the first repetition of UINT32_MAX, which is always refused */
 } words[] = {
-    {0, "input", {2, UINT32_MAX}},
+    {0, "input", {4, UINT32_MAX}},
     {1, "mask", {3, UINT32_MAX}},
     {2, "vocab_size", {0, (1 << 21) + 1, UINT32_MAX}},
     {3, "dim", {0, 65537, UINT32_MAX}},
@@ -27,31 +27,42 @@ static const struct {
     {9, "max_context", {0, (1 << 24) + 1, UINT32_MAX}},
     {10, "sliding_window", {(1 << 24) + 1, UINT32_MAX}},
     {11, "norm", {2, UINT32_MAX}},
-    {12, "norm_flags", {64, UINT32_MAX}},
+    {12, "norm_flags", {2 | 64 | 256, 512, UINT32_MAX}},
     {13, "norm_eps", {0, NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
     {14, "ffn", {2, UINT32_MAX}},
-    {15, "activation", {4, UINT32_MAX}},
+    {15, "activation", {5, UINT32_MAX}},
     {16, "n_experts", {65535, UINT32_MAX}},
     {16, "experts_per_token", {1, 65534, UINT32_MAX}}, /* is 0, expected at least 1 */
     {17, "experts_per_token", {1, UINT32_MAX}},
     {18, "position", {4, UINT32_MAX}},
     {18, "rope_dim", {1, 2, 3, UINT32_MAX}}, /* is 8, expected 0 without RoPE */
     {19, "rope_attention_factor", {0, NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
-    {20, "bias_flags", {16, UINT32_MAX}},
+    {20, "bias_flags", {64, UINT32_MAX}},
     {21, "tie_embeddings", {2, UINT32_MAX}},
     {22, "embedding_scale", {0, NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
     {23, "residual_scale", {0, NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
     {24, "attention_scale", {0, NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
     {25, "attention_softcap", {NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
     {26, "logit_softcap", {NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
-    {27, "pooling", {4, UINT32_MAX}},
+    {27, "pooling", {5, UINT32_MAX}},
     {28, "has_head", {2, UINT32_MAX}},
     {29, "rope_dim", {0, 1, 9, UINT32_MAX}},
     {29, "an even number", {7, UINT32_MAX}},
     {30, "global_every is 2 with sliding_window = 0", {2, UINT32_MAX}},
     {30, "global_every", {1, 1025, UINT32_MAX}},
-    {31, "unused word 31", {1, UINT32_MAX}},
-    {47, "unused word 47", {1, UINT32_MAX}},
+    {31, "normalize_routing", {2, UINT32_MAX}},
+    {32, "first_position", {2, UINT32_MAX}},
+    {33, "image_size", {1, UINT32_MAX}}, /* words of images where there are none */
+    {34, "patch_size", {1, UINT32_MAX}},
+    {35, "channels", {1, UINT32_MAX}},
+    {36, "channel 0", {1, NOT_A_NUMBER, UINT32_MAX}},
+    {41, "channel 2", {1, NOT_A_NUMBER, UINT32_MAX}},
+    {42, "class_token", {1, UINT32_MAX}},
+    {43, "out_dim", {65537, UINT32_MAX}},
+    {44, "similarity_scale", {NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
+    {45, "similarity_bias", {NOT_A_NUMBER, INFINITE, UINT32_MAX}},
+    {46, "image_token", {19, UINT32_MAX}},
+    {47, "adapters", {1, 1 << 16, 1 << 23 | 1, UINT32_MAX}},
 };
 
 static void test_words(const uint8_t *good, size_t size) {
@@ -82,6 +93,35 @@ static void test_relations(const uint8_t *good, size_t size) {
     free(copy);
 }
 
+/* Of the stack of images: 5 x 5 pixels, 2 channels, patches of 2 x 2. */
+static void test_images(void) {
+    static const struct {
+        uint8_t word;
+        const char *name;
+        uint32_t refused[5];
+    } of_images[] = {
+        {9, "max_context is 4, expected 5, the tokens of an image", {4, UINT32_MAX}},
+        {33, "image_size", {0, (1 << 14) + 1, UINT32_MAX}},
+        {33, "max_context is 5, expected 10", {6, 7, UINT32_MAX}},
+        {34, "patch_size", {0, 6, UINT32_MAX}},
+        {35, "channels", {0, 4, UINT32_MAX}},
+        {35, "channel 1", {1, UINT32_MAX}},
+        {35, "channel 2", {3, UINT32_MAX}}, /* whose deviation is 0 */
+        {36, "channel 0", {NOT_A_NUMBER, INFINITE, UINT32_MAX}},
+        {39, "channel 0", {0, NOT_A_NUMBER, INFINITE, MINUS_ONE, UINT32_MAX}},
+        {42, "max_context is 5, expected 4", {0, UINT32_MAX}},
+        {42, "class_token", {2, UINT32_MAX}},
+    };
+    size_t size;
+    uint8_t *good = tiny_file(tiny_everything, SIZE_MAX, SIZE_MAX, &size);
+    const size_t stack = tiny_section(good, 1) + 2 * 256;
+    for (size_t i = 0; i < sizeof of_images / sizeof *of_images; i++)
+        for (size_t v = 0; of_images[i].refused[v] != UINT32_MAX; v++)
+            file_forged_refused(good, size, stack + 4 * (size_t)of_images[i].word, 4,
+                                of_images[i].refused[v], BN_ERR_CONFIG, of_images[i].name);
+    free(good);
+}
+
 static void sixteen(tiny_writer *w) {
     for (int i = 0; i < 16; i++)
         tiny_bare(w);
@@ -110,6 +150,7 @@ int main(void) {
     CHECK_EQ(file_status(good, size, NULL), BN_OK);
     test_words(good, size);
     test_relations(good, size);
+    test_images();
     test_count();
     free(good);
     return 0;

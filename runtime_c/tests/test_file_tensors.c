@@ -26,10 +26,12 @@ static void bias(tiny_writer *w, unsigned r, size_t outputs) {
 
 static void recipe(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[31] = {
-        [2] = VOCAB,   [3] = DIM,  [4] = 1,    [5] = 1,    [6] = 1,  [7] = 3,
-        [8] = ffn_dim, [9] = 7,    [13] = one, [14] = 1,   [18] = 1, [19] = one,
-        [20] = 4,      [22] = one, [23] = one, [24] = one, [28] = 1};
+    const uint32_t words[48] = {[2] = VOCAB,   [3] = DIM,  [4] = 1,
+                                [5] = 1,       [6] = 1,    [7] = 3,
+                                [8] = ffn_dim, [9] = 7,    [12] = TINY_FINAL_NORM,
+                                [13] = one,    [14] = 1,   [18] = 1,
+                                [19] = one,    [20] = 4,   [22] = one,
+                                [23] = one,    [24] = one, [28] = 1};
     tiny_stack(w, words, "one of each kind");
     tensor(w, 0, BN_Q, 4, 1, 3, DIM);
     tensor(w, 0, BN_K, 4, 1, 3, DIM);
@@ -60,9 +62,9 @@ static void test_formats(void) {
     static const struct {
         unsigned role;
         const char *allowed; /* pairs of encoding and scope */
-    } rows[] = {{BN_Q, "10 20 41 42 43 51 52"},
-                {BN_UP, "10 20 41 42 43 51 52 71 72"},
-                {BN_DOWN, "10 20 41 42 43 51 52 81 82"},
+    } rows[] = {{BN_Q, "10 20 41 42 43 51 52 62"},
+                {BN_UP, "10 20 41 42 43 51 52 62 71 72"},
+                {BN_DOWN, "10 20 41 42 43 51 52 62 81 82"},
                 {BN_EMBEDDING, "10 20 41 42 43 62 92"},
                 {BN_HEAD, "10 20 41 42 43 62 92"},
                 {BIAS + BN_UP, "10"},
@@ -80,16 +82,20 @@ static void test_formats(void) {
             }
 }
 
-static void test_longest_row_of_trits(void) {
+static void test_longest_rows(void) {
     ffn_dim = BN_TRIT_MAX_K;
     CHECK_EQ(status_of(BN_DOWN, BN_TERNARY_5TRIT, BN_SCALE_TENSOR), BN_OK);
     ffn_dim = BN_TRIT_MAX_K + 1;
     CHECK_EQ(status_of(BN_DOWN, BN_TERNARY_5TRIT, BN_SCALE_TENSOR), BN_ERR_TENSOR);
     CHECK_EQ(status_of(BN_DOWN, BN_TERNARY_2BIT, BN_SCALE_TENSOR), BN_OK);
+    ffn_dim = BN_INT8_MAX_K;
+    CHECK_EQ(status_of(BN_DOWN, BN_INT8_ROWS, BN_SCALE_ROW), BN_OK);
+    ffn_dim = BN_INT8_MAX_K + 1;
+    CHECK_EQ(status_of(BN_DOWN, BN_INT8_ROWS, BN_SCALE_ROW), BN_ERR_TENSOR);
 }
 
 int main(void) {
     test_formats();
-    test_longest_row_of_trits();
+    test_longest_rows();
     return 0;
 }

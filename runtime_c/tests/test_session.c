@@ -232,15 +232,24 @@ static void test_score(void) {
 static void many_heads(tiny_writer *w) {
     enum { D = 16, E = 2, H = 32, F = 16, V = 50 };
     const uint32_t one = tiny_float_bits(1);
-    const uint32_t words[31] = {0,          0,
-                                V,          D,
-                                1,          H,
-                                1,          E,
-                                F,          3 * BN_CHUNK_KEYS,
-                                [12] = 1,   [13] = tiny_float_bits(1e-5f),
-                                [19] = one, [21] = 1,
-                                [22] = one, [23] = one,
-                                [24] = one, [28] = 1,
+    const uint32_t words[48] = {0,
+                                0,
+                                V,
+                                D,
+                                1,
+                                H,
+                                1,
+                                E,
+                                F,
+                                3 * BN_CHUNK_KEYS,
+                                [12] = 1 | TINY_FINAL_NORM,
+                                [13] = tiny_float_bits(1e-5f),
+                                [19] = one,
+                                [21] = 1,
+                                [22] = one,
+                                [23] = one,
+                                [24] = one,
+                                [28] = 1,
                                 [29] = E};
     tiny_stack(w, words, "many_heads");
     tiny_tensor(w, 0, 1, TINY_NONE, 0, 1, 0, 1, D);

@@ -23,9 +23,10 @@ enum { MOST_CONTEXT = 1 << 24, WIDE = 1024, BATCH = 4096 };
 /* The longest context and the widest heads that the format allows; a terabyte of keys. */
 static void long_context(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1);
-    uint32_t words[31] = {[2] = 3, [3] = 8, [4] = 1, [5] = 8, [6] = 8, [7] = WIDE, [8] = 8};
+    uint32_t words[48] = {[2] = 3, [3] = 8, [4] = 1, [5] = 8, [6] = 8, [7] = WIDE, [8] = 8};
     words[9] = MOST_CONTEXT;
-    words[12] = words[21] = words[28] = 1;
+    words[12] = 1 | TINY_FINAL_NORM;
+    words[21] = words[28] = 1;
     words[13] = words[19] = words[22] = words[23] = words[24] = one;
     words[18] = 3;
     tiny_stack(w, words, "long_context");

@@ -15,8 +15,8 @@ enum { DIM = 24, HEADS = 2, HEAD = 8, FFN = 20, LAYERS = 4, WINDOW = 5 };
  * but for its bias. */
 static void local_and_global(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    uint32_t words[31] = {0, 0, 19, DIM, LAYERS, HEADS, 1, HEAD, FFN, 32, WINDOW};
-    words[12] = 1 | 32; /* norms before, and of queries and keys */
+    uint32_t words[48] = {0, 0, 19, DIM, LAYERS, HEADS, 1, HEAD, FFN, 32, WINDOW};
+    words[12] = 1 | 32 | TINY_FINAL_NORM; /* norms before, and of queries and keys */
     words[13] = tiny_float_bits(0.5f);
     words[14] = words[15] = 1; /* plain, SiLU */
     words[19] = tiny_float_bits(1.5f);

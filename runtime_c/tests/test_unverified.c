@@ -78,10 +78,13 @@ static uint32_t activation;
 /* A decoder with as few norms as there may be: they would notice by themselves. */
 static void plain(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[31] = {
-        [2] = 19,   [3] = 24,   [4] = 1,    [5] = 2,           [6] = 1,  [7] = 8,
-        [8] = 20,   [9] = 32,   [13] = one, [14] = 0,          [20] = 7, [19] = one,
-        [22] = one, [23] = one, [24] = one, [15] = activation, [28] = 1, [29] = 8};
+    const uint32_t words[48] = {[2] = 19,   [3] = 24,          [4] = 1,
+                                [5] = 2,    [6] = 1,           [7] = 8,
+                                [8] = 20,   [9] = 32,          [12] = TINY_FINAL_NORM,
+                                [13] = one, [14] = 0,          [20] = 7,
+                                [19] = one, [22] = one,        [23] = one,
+                                [24] = one, [15] = activation, [28] = 1,
+                                [29] = 8};
     tiny_stack(w, words, "plain");
     tiny_with_bias(w, 0, 2, TINY_NONE, 4, 1, 16, 24);
     tiny_with_bias(w, 0, 3, TINY_NONE, 4, 2, 8, 24);

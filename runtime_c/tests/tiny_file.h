@@ -21,7 +21,8 @@ typedef struct tiny_writer {
     uint64_t random;
 } tiny_writer;
 
-enum { TINY_MAX_STACKS = 17, TINY_MAX_TENSORS = 512, TINY_MAX_DATA = 1 << 20 };
+enum { TINY_FINAL_NORM = 256 }; /* of norm_flags */
+enum { TINY_MAX_STACKS = 17, TINY_MAX_TENSORS = 512, TINY_MAX_DATA = 1 << 21 };
 #define TINY_NONE 0xFFFFu /* no layer, no expert */
 
 static inline void tiny_put(uint8_t *p, uint64_t value, size_t bytes) {
@@ -147,11 +148,11 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
     }
 }
 
-/* Begin a stack; `words` are the first 31 of its record. */
-static inline void tiny_stack(tiny_writer *w, const uint32_t words[31], const char *name) {
+/* Begin a stack; `words` are those of its record, before the name. */
+static inline void tiny_stack(tiny_writer *w, const uint32_t words[48], const char *name) {
     uint8_t *record = w->stacks + 256 * w->n_stacks++;
     CHECK(w->n_stacks <= TINY_MAX_STACKS);
-    for (size_t i = 0; i < 31; i++)
+    for (size_t i = 0; i < 48; i++)
         tiny_put(record + 4 * i, words[i], 4);
     memcpy(record + 192, name, strlen(name));
 }
@@ -159,11 +160,23 @@ static inline void tiny_stack(tiny_writer *w, const uint32_t words[31], const ch
 /* What the engine runs: pre-norms, sub-norms, RoPE, gated relu², tied int8 embedding. */
 static inline void tiny_decoder(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[31] = {
-        [2] = 19,   [3] = 24, [4] = 2,    [5] = 2,      [6] = 1,
-        [7] = 8,    [8] = 20, [9] = 32,   [12] = 1 | 4, [13] = tiny_float_bits(1e-5f),
-        [19] = one, [21] = 1, [22] = one, [23] = one,   [24] = tiny_float_bits(0.35f),
-        [28] = 1,   [29] = 8};
+    const uint32_t words[48] = {[2] = 19,
+                                [3] = 24,
+                                [4] = 2,
+                                [5] = 2,
+                                [6] = 1,
+                                [7] = 8,
+                                [8] = 20,
+                                [9] = 32,
+                                [12] = 1 | 4 | TINY_FINAL_NORM,
+                                [13] = tiny_float_bits(1e-5f),
+                                [19] = one,
+                                [21] = 1,
+                                [22] = one,
+                                [23] = one,
+                                [24] = tiny_float_bits(0.35f),
+                                [28] = 1,
+                                [29] = 8};
     tiny_stack(w, words, "decoder");
     for (unsigned layer = 0; layer < 2; layer++) {
         tiny_tensor(w, layer, 1, TINY_NONE, 0, 1, 0, 1, 24);
@@ -192,7 +205,7 @@ static inline void tiny_with_bias(tiny_writer *w, unsigned layer, unsigned role,
 /* A stack that has nothing optional: embeddings in, hidden states out. */
 static inline void tiny_bare(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[31] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
+    const uint32_t words[48] = {[0] = 1,    [1] = 1,    [3] = 8,    [4] = 1,    [5] = 1,  [6] = 1,
                                 [7] = 3,    [8] = 5,    [9] = 7,    [13] = one, [14] = 1, [18] = 3,
                                 [19] = one, [22] = one, [23] = one, [24] = one, [27] = 2};
     tiny_stack(w, words, "bare");
@@ -202,16 +215,100 @@ static inline void tiny_bare(tiny_writer *w) {
     tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, 8, 3);
     tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 1, 5, 8);
     tiny_tensor(w, 0, 15, TINY_NONE, 0, 4, 1, 8, 5);
+}
+
+static inline void tiny_with_adapter(tiny_writer *w, unsigned role, size_t rows, size_t cols) {
+    tiny_tensor(w, 0, role, TINY_NONE, 0, 6, 2, rows, cols);
+    tiny_tensor(w, 0, role, TINY_NONE, 2, 2, 0, 3, cols);
+    tiny_tensor(w, 0, role, TINY_NONE, 3, 1, 0, rows, 3);
+}
+
+/* An encoder of images: 5 x 5 pixels of two channels, four patches of 2 x 2 and a class token, a
+ * norm behind each addition, a head that pools by attention, a projector; int8 linears of which q
+ * and down have adapters of rank 3. */
+static inline void tiny_images(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[48] = {[0] = 2,
+                                [1] = 1,
+                                [3] = 8,
+                                [4] = 1,
+                                [5] = 1,
+                                [6] = 1,
+                                [7] = 8,
+                                [8] = 5,
+                                [9] = 5,
+                                [12] = 64,
+                                [13] = one,
+                                [14] = 1,
+                                [15] = 4,
+                                [18] = 1,
+                                [19] = one,
+                                [20] = 48,
+                                [22] = one,
+                                [23] = one,
+                                [24] = one,
+                                [27] = 4,
+                                [33] = 5,
+                                [34] = 2,
+                                [35] = 2,
+                                [36] = one,
+                                [39] = one,
+                                [40] = one,
+                                [42] = 1,
+                                [43] = 6,
+                                [44] = one,
+                                [45] = one,
+                                [47] = 3 | 65u << 16};
+    tiny_stack(w, words, "images");
+    tiny_with_adapter(w, 2, 8, 8);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 6, 2, 8, 8);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 6, 2, 8, 8);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 6, 2, 8, 8);
+    tiny_tensor(w, 0, 9, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_tensor(w, 0, 13, TINY_NONE, 0, 6, 2, 5, 8);
+    tiny_with_adapter(w, 15, 8, 5);
+    tiny_tensor(w, 0, 16, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_tensor(w, TINY_NONE, 65, TINY_NONE, 0, 2, 0, 5, 8);
+    tiny_with_bias(w, TINY_NONE, 74, TINY_NONE, 2, 0, 8, 8);
+    tiny_tensor(w, TINY_NONE, 75, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_with_bias(w, TINY_NONE, 76, TINY_NONE, 1, 0, 6, 8);
+    tiny_tensor(w, TINY_NONE, 80, TINY_NONE, 0, 1, 0, 1, 8);
+    for (unsigned role = 81; role <= 84; role++)
+        tiny_tensor(w, TINY_NONE, role, TINY_NONE, 0, 4, 1, 8, 8);
+    tiny_tensor(w, TINY_NONE, 85, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_tensor(w, TINY_NONE, 86, TINY_NONE, 0, 4, 1, 5, 8);
+    tiny_tensor(w, TINY_NONE, 87, TINY_NONE, 0, 4, 1, 8, 5);
+}
+
+/* A draft of the stack before it, which has its width. */
+static inline void tiny_draft(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[48] = {[0] = 3,    [3] = 8,    [4] = 1,
+                                [5] = 1,    [6] = 1,    [7] = 3,
+                                [8] = 5,    [9] = 7,    [12] = TINY_FINAL_NORM,
+                                [13] = one, [14] = 1,   [18] = 3,
+                                [19] = one, [22] = one, [23] = one,
+                                [24] = one};
+    tiny_stack(w, words, "draft");
+    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, 3, 8);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 4, 1, 3, 8);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 4, 1, 3, 8);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, 8, 3);
+    tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 1, 5, 8);
+    tiny_tensor(w, 0, 15, TINY_NONE, 0, 4, 1, 8, 5);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_tensor(w, TINY_NONE, 71, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_tensor(w, TINY_NONE, 72, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_tensor(w, TINY_NONE, 73, TINY_NONE, 0, 4, 2, 8, 16);
 }
 
 /* Everything the format can say: every norm, every bias, two experts, learned positions, a head
- * of its own; then a second stack that has none of it. */
+ * of its own; then stacks that have none of it, of images, of a draft. */
 static inline void tiny_everything(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[31] = {
+    const uint32_t words[48] = {
         [2] = 21,   [3] = 130,  [4] = 2,    [5] = 4,    [6] = 2,    [7] = 4,
-        [8] = 33,   [9] = 5,    [10] = 3,   [11] = 1,   [12] = 63,  [13] = one,
+        [8] = 33,   [9] = 5,    [10] = 3,   [11] = 1,   [12] = 447, [13] = one,
         [15] = 2,   [16] = 2,   [17] = 1,   [18] = 1,   [19] = one, [20] = 15,
         [22] = one, [23] = one, [24] = one, [25] = one, [26] = one, [28] = 1};
     tiny_stack(w, words, "everything");
@@ -249,7 +346,10 @@ static inline void tiny_everything(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 65, TINY_NONE, 0, 1, 0, 5, 130);
     tiny_with_bias(w, TINY_NONE, 66, TINY_NONE, 1, 0, 1, 130);
     tiny_with_bias(w, TINY_NONE, 67, TINY_NONE, 9, 2, 21, 130);
+    tiny_with_bias(w, TINY_NONE, 68, TINY_NONE, 1, 0, 1, 130);
     tiny_bare(w);
+    tiny_images(w);
+    tiny_draft(w);
 }
 
 /* Memory of exactly `size` bytes at a multiple of 64, so that a sanitizer sees the first byte
@@ -307,7 +407,7 @@ static inline uint8_t *tiny_finish(tiny_writer *w, size_t *size) {
            "\x89"
            "BITNET\n",
            8);
-    tiny_put(bytes + 8, 2, 4);
+    tiny_put(bytes + 8, 3, 4);
     tiny_put(bytes + 16, end, 8);
     tiny_put(bytes + 24, N, 4);
     size_t offset = tiny_align(64 + 32 * N);

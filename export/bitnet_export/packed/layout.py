@@ -19,6 +19,7 @@ TILE_BYTES = 64
 TERNARY_TILE_K = 16
 TRIT_TILE_K = 20
 TRIT_MAX_K = 32_768  # columns of a TERNARY_5TRIT matrix: sums fit 24 bits
+INT8_MAX_K = 65_536  # columns of an INT8_ROWS matrix: sums fit 32 bits
 SCALE_GROUP_K = 128
 LINE_CODES = 256  # in 64 bytes of a line
 

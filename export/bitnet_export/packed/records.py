@@ -15,13 +15,13 @@ from . import encodings
 from .encodings import Encoding, Form, Format
 
 MAGIC = b"\x89BITNET\n"
-VERSION = 2
+VERSION = 3
 ALIGN = 64
 NONE = 0xFFFF  # a layer or expert that a tensor does not have
 
 HEADER = struct.Struct("<8sIIQI32sI")  # magic, version, flags, file_size, section_count, header_crc
 SECTION = struct.Struct("<IIQQII")  # kind, crc, offset, size, flags, reserved
-STACK = struct.Struct("<13If5If2I5f4I68s64s")
+STACK = struct.Struct("<13If5If2I5f9I6f2I2f2I64s")
 TENSOR = struct.Struct("<HHHHBBBBIIIQQQQQ")
 MAX_STACKS = 16
 MAX_TEMPLATE = 256 * 1024
@@ -38,12 +38,18 @@ ROLES = {
     1: "attn_norm", 2: "q", 3: "k", 4: "v", 5: "q_norm", 6: "k_norm", 7: "attn_sub_norm", 8: "o",
     9: "attn_post_norm", 10: "ffn_norm", 11: "router", 12: "gate", 13: "up", 14: "ffn_sub_norm",
     15: "down", 16: "ffn_post_norm", 64: "embedding", 65: "position", 66: "final_norm", 67: "head",
-    69: "rope_frequencies", 70: "rope_local_frequencies",
+    68: "embedding_norm", 69: "rope_frequencies", 70: "rope_local_frequencies",
+    71: "draft_hidden_norm", 72: "draft_embedding_norm", 73: "draft_projection",
+    74: "patch", 75: "class_embedding", 76: "projector",
+    80: "pool_probe", 81: "pool_q", 82: "pool_k", 83: "pool_v", 84: "pool_o", 85: "pool_norm",
+    86: "pool_up", 87: "pool_down",
 }  # fmt: skip
 LINEAR_NORM = 32  # + role of the projection it stands before
 ROLES |= {LINEAR_NORM + r: ROLES[r] + "_linear_norm" for r in (2, 3, 4, 8, 12, 13, 15)}
 ROLE = {name: number for number, name in ROLES.items()}
 PER_EXPERT = {r + n for r in (12, 13, 15) for n in (0, LINEAR_NORM)} | {14}
+PARTS = ("weight", "bias", "adapter_in", "adapter_out")
+WHOLE = {ROLE[name] for name in ("rope_frequencies", "rope_local_frequencies", "class_embedding", "pool_probe")}
 
 
 class Key(NamedTuple):
@@ -53,7 +59,7 @@ class Key(NamedTuple):
     layer: int
     role: int
     expert: int
-    part: int  # 0 weight, 1 bias
+    part: int  # index into PARTS
 
     @property
     def name(self) -> str:
@@ -65,8 +71,8 @@ class Key(NamedTuple):
             words = ["layers", str(self.layer), *words]
         if self.stack:
             words = ["stacks", str(self.stack), *words]
-        if self.role < ROLE["rope_frequencies"]:
-            words.append("bias" if self.part else "weight")
+        if self.role not in WHOLE:
+            words.append(PARTS[self.part])
         return ".".join(words)
 
 
@@ -118,10 +124,15 @@ class _Row(NamedTuple):
     rows: int
     cols: int
     form: Form
+    rank: int = 0  # of its adapter
 
 
-def _linear(name: str, present: bool, bias: bool, rows: int, cols: int) -> _Row:
-    return _Row(name, present, present and bias, rows, cols, "linear")
+def _linear(name: str, present: bool, bias: bool, rows: int, cols: int, rank: int = 0) -> _Row:
+    return _Row(name, present, present and bias, rows, cols, "linear", rank if present else 0)
+
+
+def _vector(name: str, present: bool, cols: int) -> _Row:
+    return _Row(name, present, False, 1, cols, "vector")
 
 
 def _norm(config: ModelConfig, name: str, present: bool, cols: int) -> _Row:
@@ -130,24 +141,29 @@ def _norm(config: ModelConfig, name: str, present: bool, cols: int) -> _Row:
 
 def _layer_rows(c: ModelConfig) -> list[_Row]:
     attention, kv, gated = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.ffn == "gated"
+    after = c.post_norm or c.residual_norm
+
+    def linear(name: str, present: bool, bias: bool, rows: int, cols: int) -> _Row:
+        return _linear(name, present, bias, rows, cols, c.adapter_rank if name in c.adapters else 0)
+
     linears = [
-        _linear("q", True, c.qkv_bias, attention, c.dim),
-        _linear("k", True, c.qkv_bias, kv, c.dim),
-        _linear("v", True, c.qkv_bias, kv, c.dim),
-        _linear("o", True, c.o_bias, c.dim, attention),
-        _linear("gate", gated, c.ffn_bias, c.ffn_dim, c.dim),
-        _linear("up", True, c.ffn_bias, c.ffn_dim, c.dim),
-        _linear("down", True, c.ffn_bias, c.dim, c.ffn_dim),
+        linear("q", True, c.qkv_bias, attention, c.dim),
+        linear("k", True, c.qkv_bias, kv, c.dim),
+        linear("v", True, c.qkv_bias, kv, c.dim),
+        linear("o", True, c.o_bias, c.dim, attention),
+        linear("gate", gated, c.ffn_bias, c.ffn_dim, c.dim),
+        linear("up", True, c.ffn_bias, c.ffn_dim, c.dim),
+        linear("down", True, c.ffn_bias, c.dim, c.ffn_dim),
     ]
     norms = [
         _norm(c, "attn_norm", c.pre_norm, c.dim),
         _norm(c, "q_norm", c.qk_norm, c.head_dim),
         _norm(c, "k_norm", c.qk_norm, c.head_dim),
         _norm(c, "attn_sub_norm", c.sub_norm, attention),
-        _norm(c, "attn_post_norm", c.post_norm, c.dim),
+        _norm(c, "attn_post_norm", after, c.dim),
         _norm(c, "ffn_norm", c.pre_norm, c.dim),
         _norm(c, "ffn_sub_norm", c.sub_norm, c.ffn_dim),
-        _norm(c, "ffn_post_norm", c.post_norm, c.dim),
+        _norm(c, "ffn_post_norm", after, c.dim),
         *(_norm(c, row.name + "_linear_norm", c.linear_norm and row.weight, row.cols) for row in linears),
     ]
     router = _Row("router", c.n_experts > 0, False, c.n_experts, c.dim, "dense")
@@ -156,14 +172,37 @@ def _layer_rows(c: ModelConfig) -> list[_Row]:
 
 def _stack_rows(c: ModelConfig) -> list[_Row]:
     own_head, tied_head = c.has_head and not c.tie_embeddings, c.has_head and c.tie_embeddings
-    rope = c.position == "rope"
+    rope, table = c.position == "rope", c.position in ("learned", "sinusoidal")
+    images, draft = c.input == "images", c.input == "draft"
     return [
         _Row("embedding", c.input == "tokens" or tied_head, False, c.vocab_size, c.dim, "table"),
-        _Row("position", c.position == "learned", False, c.max_context, c.dim, "dense"),
-        _norm(c, "final_norm", True, c.dim),
+        _Row("position", table, False, c.max_context, c.dim, "dense"),
+        _norm(c, "final_norm", c.final_norm, c.dim),
         _Row("head", own_head, c.has_head and c.head_bias, c.vocab_size, c.dim, "table"),
-        _Row("rope_frequencies", rope, False, 1, c.rope_dim // 2, "vector"),
-        _Row("rope_local_frequencies", rope and c.global_every > 0, False, 1, c.rope_dim // 2, "vector"),
+        _norm(c, "embedding_norm", c.embedding_norm, c.dim),
+        _vector("rope_frequencies", rope, c.rope_dim // 2),
+        _vector("rope_local_frequencies", rope and c.global_every > 0, c.rope_dim // 2),
+        _norm(c, "draft_hidden_norm", draft, c.dim),
+        _norm(c, "draft_embedding_norm", draft, c.dim),
+        _linear("draft_projection", draft, False, c.dim, 2 * c.dim),
+        _Row("patch", images, images and c.patch_bias, c.dim, c.channels * c.patch_size**2, "dense"),
+        _vector("class_embedding", c.class_token, c.dim),
+        _Row("projector", c.out_dim > 0, c.out_dim > 0 and c.projector_bias, c.out_dim, c.dim, "dense"),
+        *_pool_rows(c),
+    ]
+
+
+def _pool_rows(c: ModelConfig) -> list[_Row]:
+    present, attention = c.pooling == "attention", c.n_heads * c.head_dim
+    return [
+        _vector("pool_probe", present, c.dim),
+        _linear("pool_q", present, c.qkv_bias, attention, c.dim),
+        _linear("pool_k", present, c.qkv_bias, attention, c.dim),
+        _linear("pool_v", present, c.qkv_bias, attention, c.dim),
+        _linear("pool_o", present, c.o_bias, c.dim, attention),
+        _norm(c, "pool_norm", present, c.dim),
+        _linear("pool_up", present, c.ffn_bias, c.ffn_dim, c.dim),
+        _linear("pool_down", present, c.ffn_bias, c.dim, c.ffn_dim),
     ]
 
 
@@ -203,3 +242,6 @@ def _specs(row: _Row, stack: int, layer: int, expert: int) -> Iterator[Spec]:
     if row.bias:
         outputs = row.cols if row.form == "vector" else row.rows
         yield Spec(Key(stack, layer, role, expert, 1), 1, outputs, "vector")
+    if row.rank:
+        yield Spec(Key(stack, layer, role, expert, 2), row.rank, row.cols, "dense")
+        yield Spec(Key(stack, layer, role, expert, 3), row.rows, row.rank, "dense")

@@ -13,7 +13,7 @@
 #include "system/threads.h"
 
 enum {
-    BN_FORMAT_VERSION = 2,
+    BN_FORMAT_VERSION = 3,
     BN_ALIGN = 64,         /* of sections, tensors and scales */
     BN_NO_LAYER = 0xFFFF,  /* layer of a tensor outside the layers */
     BN_NO_EXPERT = 0xFFFF, /* expert of a tensor that has none */
@@ -29,15 +29,24 @@ enum {
     BN_LINEAR_NORMS = 8,
     BN_NORM_BIAS = 16,
     BN_QK_NORM = 32,
+    BN_RESIDUAL_NORM = 64,
+    BN_HAS_EMBEDDING_NORM = 128,
+    BN_HAS_FINAL_NORM = 256,
     BN_BIAS_QKV = 1,
     BN_BIAS_O = 2,
     BN_BIAS_FFN = 4,
-    BN_BIAS_HEAD = 8
+    BN_BIAS_HEAD = 8,
+    BN_BIAS_PROJECTOR = 16,
+    BN_BIAS_PATCH = 32
 };
-enum { BN_INPUT_TOKENS = 0, BN_INPUT_EMBEDDINGS = 1 };
-enum { BN_POSITION_ROPE = 0, BN_POSITION_LEARNED = 1 };
+enum { BN_INPUT_TOKENS, BN_INPUT_EMBEDDINGS, BN_INPUT_IMAGES, BN_INPUT_DRAFT };
+enum { BN_MASK_CAUSAL, BN_MASK_BIDIRECTIONAL, BN_MASK_PREFIX };
+enum { BN_NORM_RMS, BN_NORM_LAYER };
+enum { BN_POSITION_ROPE, BN_POSITION_LEARNED, BN_POSITION_SINUSOIDAL, BN_POSITION_NONE };
+enum { BN_POOL_ATTENTION = 4 }; /* the others are in bitnet_runtime.h */
 enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
-enum { BN_ACT_RELU2 = 0, BN_ACT_SILU = 1, BN_ACT_GELU = 2, BN_ACT_RELU = 3 };
+enum { BN_ACT_RELU2, BN_ACT_SILU, BN_ACT_GELU, BN_ACT_RELU, BN_ACT_GELU_ERF };
+enum { BN_ADAPTER_RANK = 0xFFFF, BN_ADAPTER_ROLES = 16 }; /* mask and first bit of `adapters` */
 
 /* One record of STACKS, word for word (FORMAT.md §2). */
 typedef struct bn_config {
@@ -48,8 +57,12 @@ typedef struct bn_config {
     float rope_attention_factor;
     uint32_t bias_flags, tie_embeddings;
     float embedding_scale, residual_scale, attention_scale, attention_softcap, logit_softcap;
-    uint32_t pooling, has_head, rope_dim, global_every;
-    uint32_t reserved[17];
+    uint32_t pooling, has_head, rope_dim, global_every, normalize_routing, first_position;
+    uint32_t image_size, patch_size, channels;
+    float pixel_mean[3], pixel_std[3];
+    uint32_t class_token, out_dim;
+    float similarity_scale, similarity_bias;
+    uint32_t image_token, adapters;
     char name[64];
 } bn_config;
 

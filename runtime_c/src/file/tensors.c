@@ -3,103 +3,11 @@
  * tensors.c: the tensor table of a packed file against exactly what its stacks call for
  * (export/FORMAT.md §3).
  */
-#include "file.h"
+#include "calls.h"
 
 #include <inttypes.h>
 
 _Static_assert(sizeof(bn_record) == 64, "a tensor record has 64 bytes");
-
-/* --- what a configuration calls for --- */
-
-/* One line of FORMAT.md's table "Which tensors". */
-typedef struct bn_call {
-    bn_form form;
-    uint32_t rows, cols; /* of the weight */
-    int weight, bias;    /* which parts there are */
-    uint32_t experts;    /* 0: one tensor that belongs to no expert */
-} bn_call;
-
-static bn_call norm(const bn_config *c, int present, uint32_t cols) {
-    return (bn_call){BN_VECTOR, 1, cols, present, present && (c->norm_flags & BN_NORM_BIAS), 0};
-}
-
-static bn_call linear(uint32_t rows, uint32_t cols, int bias) {
-    return (bn_call){BN_LINEAR, rows, cols, 1, bias, 0};
-}
-
-static bn_call each_expert(const bn_config *c, bn_call call) {
-    call.experts = c->n_experts;
-    return call;
-}
-
-static bn_call call_for(const bn_config *c, uint32_t role) {
-    const uint32_t norms = c->norm_flags, biases = c->bias_flags;
-    const uint32_t attention = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    switch (role) {
-    case BN_ATTN_NORM:
-    case BN_FFN_NORM:
-        return norm(c, norms & BN_PRE_NORM, c->dim);
-    case BN_Q:
-        return linear(attention, c->dim, biases & BN_BIAS_QKV);
-    case BN_K:
-    case BN_V:
-        return linear(kv, c->dim, biases & BN_BIAS_QKV);
-    case BN_Q_NORM:
-    case BN_K_NORM:
-        return norm(c, norms & BN_QK_NORM, c->head_dim);
-    case BN_ATTN_SUB_NORM:
-        return norm(c, norms & BN_SUB_NORM, attention);
-    case BN_O:
-        return linear(c->dim, attention, biases & BN_BIAS_O);
-    case BN_ATTN_POST_NORM:
-    case BN_FFN_POST_NORM:
-        return norm(c, norms & BN_POST_NORM, c->dim);
-    case BN_ROUTER:
-        return (bn_call){BN_DENSE, c->n_experts, c->dim, c->n_experts > 0, 0, 0};
-    case BN_GATE:
-        if (c->ffn != BN_FFN_GATED)
-            return (bn_call){0};
-        return each_expert(c, linear(c->ffn_dim, c->dim, biases & BN_BIAS_FFN));
-    case BN_UP:
-        return each_expert(c, linear(c->ffn_dim, c->dim, biases & BN_BIAS_FFN));
-    case BN_FFN_SUB_NORM:
-        return each_expert(c, norm(c, norms & BN_SUB_NORM, c->ffn_dim));
-    case BN_DOWN:
-        return each_expert(c, linear(c->dim, c->ffn_dim, biases & BN_BIAS_FFN));
-    case BN_EMBEDDING:
-        return (bn_call){
-            BN_TABLE, c->vocab_size,
-            c->dim,   c->input == BN_INPUT_TOKENS || (c->has_head && c->tie_embeddings),
-            0,        0};
-    case BN_POSITION:
-        return (bn_call){BN_DENSE, c->max_context, c->dim, c->position == BN_POSITION_LEARNED, 0,
-                         0};
-    case BN_FINAL_NORM:
-        return norm(c, 1, c->dim);
-    case BN_HEAD:
-        return (bn_call){BN_TABLE,
-                         c->vocab_size,
-                         c->dim,
-                         c->has_head && !c->tie_embeddings,
-                         c->has_head && (biases & BN_BIAS_HEAD),
-                         0};
-    case BN_ROPE_FREQUENCIES:
-        return (bn_call){BN_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE, 0, 0};
-    case BN_ROPE_LOCAL_FREQUENCIES:
-        return (bn_call){
-            BN_VECTOR, 1, c->rope_dim / 2, c->position == BN_POSITION_ROPE && c->global_every > 0,
-            0,         0};
-    default:
-        break;
-    }
-    if ((norms & BN_LINEAR_NORMS) && role > BN_LINEAR_NORM && role < BN_EMBEDDING) {
-        const bn_call of = call_for(c, role - BN_LINEAR_NORM);
-        bn_call call = norm(c, of.form == BN_LINEAR && of.weight, of.cols);
-        call.experts = of.experts;
-        return call;
-    }
-    return (bn_call){0};
-}
 
 static int allowed(const bn_encoding *e, bn_form form, uint32_t role, uint32_t cols,
                    uint32_t scope) {
@@ -174,26 +82,38 @@ static bn_status take(bn_walk *w, bn_record want, bn_form form) {
     return BN_OK;
 }
 
-/* Every part of every expert of one role. Stops at the first difference, so that the work is in
- * proportion to the table and not to the numbers in a hostile configuration. */
-static bn_status take_role(bn_walk *w, const bn_call *call, bn_record want) {
+/* One part of one tensor of a role. */
+static bn_status take_part(bn_walk *w, bn_record want, uint8_t part, uint32_t rows, uint32_t cols,
+                           bn_form form) {
+    want.part = part;
+    want.rows = rows;
+    want.cols = cols;
+    return take(w, want, form);
+}
+
+/* All parts of one tensor of a role. */
+static bn_status take_parts(bn_walk *w, const bn_call *call, bn_record want) {
     const uint32_t outputs = call->form == BN_VECTOR ? call->cols : call->rows;
+    bn_status status = BN_OK;
+    if (call->weight)
+        status = take_part(w, want, BN_WEIGHT, call->rows, call->cols, call->form);
+    if (call->bias && !status)
+        status = take_part(w, want, BN_BIAS, 1, outputs, BN_VECTOR);
+    if (call->rank > 0 && !status)
+        status = take_part(w, want, BN_ADAPTER_IN, call->rank, call->cols, BN_DENSE);
+    if (call->rank > 0 && !status)
+        status = take_part(w, want, BN_ADAPTER_OUT, call->rows, call->rank, BN_DENSE);
+    return status;
+}
+
+/* Every expert of one role. Stops at the first difference, so that the work is in proportion to
+ * the table and not to the numbers in a hostile configuration. */
+static bn_status take_role(bn_walk *w, const bn_call *call, bn_record want) {
     const uint32_t count = call->experts > 0 ? call->experts : 1;
     bn_status status = BN_OK;
-    for (uint32_t e = 0; e < count && status == BN_OK; e++) {
+    for (uint32_t e = 0; e < count && !status; e++) {
         want.expert = call->experts > 0 ? (uint16_t)e : (uint16_t)BN_NO_EXPERT;
-        if (call->weight) {
-            want.part = 0;
-            want.rows = call->rows;
-            want.cols = call->cols;
-            status = take(w, want, call->form);
-        }
-        if (call->bias && status == BN_OK) {
-            want.part = 1;
-            want.rows = 1;
-            want.cols = outputs;
-            status = take(w, want, BN_VECTOR);
-        }
+        status = take_parts(w, call, want);
     }
     return status;
 }
@@ -206,9 +126,9 @@ static bn_status take_stack(bn_walk *w, uint32_t stack) {
         const bn_record want = {.stack = (uint16_t)stack,
                                 .layer = last ? (uint16_t)BN_NO_LAYER : (uint16_t)layer};
         const uint32_t first_role = last ? BN_EMBEDDING : 1;
-        const uint32_t end_role = last ? BN_ROPE_LOCAL_FREQUENCIES + 1 : BN_EMBEDDING;
+        const uint32_t end_role = last ? BN_STACK_ROLES : BN_EMBEDDING;
         for (uint32_t role = first_role; role < end_role && status == BN_OK; role++) {
-            const bn_call call = call_for(&config, role);
+            const bn_call call = bn_call_for(&config, role);
             bn_record record = want;
             record.role = (uint16_t)role;
             if (call.weight || call.bias)

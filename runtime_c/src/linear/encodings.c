@@ -131,8 +131,9 @@ static const bn_encoding encodings[] = {
     [BN_INT8_ROWS] =
         {
             .name = "INT8_ROWS",
-            .forms = TABLE,
+            .forms = LINEAR | TABLE,
             .scopes = ROW,
+            .most_cols = BN_INT8_MAX_K,
             .parts = {{int8_size, NO_INT8_LEAST}},
             .multiply = bn_multiply_int8,
             .row = bn_row_int8,

@@ -31,9 +31,28 @@ enum {
     BN_POSITION,
     BN_FINAL_NORM,
     BN_HEAD,
-    BN_ROPE_FREQUENCIES = 69,
-    BN_ROPE_LOCAL_FREQUENCIES
+    BN_EMBEDDING_NORM,
+    BN_ROPE_FREQUENCIES,
+    BN_ROPE_LOCAL_FREQUENCIES,
+    BN_DRAFT_HIDDEN_NORM,
+    BN_DRAFT_EMBEDDING_NORM,
+    BN_DRAFT_PROJECTION,
+    BN_PATCH,
+    BN_CLASS_EMBEDDING,
+    BN_PROJECTOR,
+    BN_POOL_PROBE = 80,
+    BN_POOL_Q,
+    BN_POOL_K,
+    BN_POOL_V,
+    BN_POOL_O,
+    BN_POOL_NORM,
+    BN_POOL_UP,
+    BN_POOL_DOWN,
+    BN_STACK_ROLES /* one more than the last */
 };
+
+/* Of a record. */
+enum { BN_WEIGHT, BN_BIAS, BN_ADAPTER_IN, BN_ADAPTER_OUT };
 
 typedef struct bn_tensor {
     const uint8_t *data;          /* NULL: the configuration has no such tensor */
