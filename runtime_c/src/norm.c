@@ -6,9 +6,14 @@
 
 #include <math.h>
 
-bn_norm bn_norm_read(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role) {
-    const bn_tensor t = bn_file_tensor(file, stack, layer, role, BN_NO_EXPERT);
+bn_norm bn_norm_of_expert(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
+                          uint32_t expert) {
+    const bn_tensor t = bn_file_tensor(file, stack, layer, role, expert);
     return (bn_norm){(const float *)(const void *)t.data, file->stacks[stack].norm_eps};
+}
+
+bn_norm bn_norm_read(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role) {
+    return bn_norm_of_expert(file, stack, layer, role, BN_NO_EXPERT);
 }
 
 bn_norm bn_norm_before(const bn_tensor *linear, const bn_config *c) {

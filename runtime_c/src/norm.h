@@ -16,6 +16,10 @@ typedef struct bn_norm {
 /* A norm of a layer, or outside of them. */
 bn_norm bn_norm_read(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role);
 
+/* That of an expert. */
+bn_norm bn_norm_of_expert(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
+                          uint32_t expert);
+
 /* That which a linear may have on its input (linear_norm). */
 bn_norm bn_norm_before(const bn_tensor *linear, const bn_config *c);
 

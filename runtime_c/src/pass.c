@@ -9,19 +9,19 @@
 #include "linear/tiles.h"
 
 void bn_each_row(const bn_pass *p, bn_task task, void *context) {
-    if (p->rows == 1)
-        task(context, 0, 0, 1);
+    if (p->rows == 1 || p->alone)
+        task(context, 0, 0, p->rows);
     else
         bn_pool_run(p->m->pool, p->rows, p->rows, task, context);
 }
 
-static void fail(bn_pass *p) {
+void bn_fail_pass(bn_pass *p) {
     atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
 }
 
 static void norm_row(bn_pass *p, const bn_norm *norm, float *y, const float *x, size_t n) {
     if (!bn_norm_row(&p->m->kernels, norm, y, x, n))
-        fail(p);
+        bn_fail_pass(p);
 }
 
 /* The scale of what is not finite is NaN or 0. */
@@ -39,7 +39,7 @@ void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *f
     w->in.s[row] = p->m->kernels.vectors.quantize(w->in.q + row * w->in.q_stride, &w->in.q_sum[row],
                                                   h, width, bn_q_row(width));
     if (!(w->in.s[row] > 0))
-        fail(p);
+        bn_fail_pass(p);
     if (p->stack->grouped)
         bn_sum_groups(&w->in, row, width);
 }
@@ -81,17 +81,20 @@ typedef struct addition {
     const bn_norm *norm;
 } addition;
 
-/* x += norm(y) */
+void bn_add_row(bn_pass *p, const bn_norm *norm, size_t row) {
+    const bn_config *c = &p->stack->config;
+    float *y = p->w->y + row * c->dim, *x = p->w->x + row * c->dim;
+    if (norm->gain)
+        norm_row(p, norm, y, y, c->dim);
+    for (size_t i = 0; i < c->dim; i++)
+        x[i] += y[i] * c->residual_scale;
+}
+
 static void add_rows(void *context, int32_t thread, size_t first, size_t end) {
     const addition *a = context;
-    const bn_config *c = &a->p->stack->config;
     (void)thread;
-    for (size_t row = a->p->first + first; row < a->p->first + end; row++) {
-        float *y = a->p->w->y + row * c->dim, *x = a->p->w->x + row * c->dim;
-        norm_row(a->p, a->norm, y, y, c->dim);
-        for (size_t i = 0; i < c->dim; i++)
-            x[i] += y[i] * c->residual_scale;
-    }
+    for (size_t row = a->p->first + first; row < a->p->first + end; row++)
+        bn_add_row(a->p, a->norm, row);
 }
 
 void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *post_norm) {

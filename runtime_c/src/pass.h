@@ -21,6 +21,7 @@ typedef struct bn_pass {
     const bn_stack *stack;
     bn_workspace *w;
     size_t first, rows;    /* of the workspace */
+    int32_t alone;         /* the rows are those of one token: as one row */
     atomic_int not_finite; /* 1: a row is not */
 } bn_pass;
 
@@ -45,5 +46,10 @@ void bn_each_row(const bn_pass *p, bn_task task, void *context);
 /* q = quantize(norm(from[0..width))) of one row of the workspace. */
 void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *from, size_t width,
                      const bn_tensor *linear);
+
+/* x += norm(y) of one row of the workspace, whose y is lost. */
+void bn_add_row(bn_pass *p, const bn_norm *norm, size_t row);
+
+void bn_fail_pass(bn_pass *p); /* a row is not finite */
 
 #endif

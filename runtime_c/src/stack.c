@@ -30,7 +30,6 @@ static bn_status check_supported(const bn_config *c, char *detail) {
         {(c->norm_flags & BN_HAS_EMBEDDING_NORM) != 0, "embedding_norm"},
         {(c->norm_flags & BN_HAS_FINAL_NORM) == 0, "no final_norm"},
         {c->activation == BN_ACT_GELU_ERF, "activation = gelu_erf"},
-        {c->n_experts != 0, "experts (MoE)"},
         {c->position == BN_POSITION_LEARNED || c->position == BN_POSITION_SINUSOIDAL,
          "positions other than rope and none"},
         {c->first_position != 0, "first_position = 1"},
@@ -42,8 +41,8 @@ static bn_status check_supported(const bn_config *c, char *detail) {
     return BN_OK;
 }
 
-static bn_layer read_layer(const bn_file *f, uint32_t stack, uint32_t i,
-                           const bn_kernels *kernels) {
+static bn_layer read_layer(const bn_file *f, uint32_t stack, uint32_t i, const bn_kernels *kernels,
+                           bn_network *networks) {
     const bn_config *c = &f->stacks[stack];
     const int global = c->global_every > 0 && (i + 1) % c->global_every == 0;
     return (bn_layer){
@@ -59,7 +58,7 @@ static bn_layer read_layer(const bn_file *f, uint32_t stack, uint32_t i,
         .o = bn_file_tensor(f, stack, i, BN_O, BN_NO_EXPERT),
         .mask.window = global ? 0 : c->sliding_window,
         .table = c->global_every > 0 && !global,
-        .ffn = bn_ffn_read(f, stack, i, kernels),
+        .ffn = bn_ffn_read(f, stack, i, kernels, networks),
     };
 }
 
@@ -80,11 +79,16 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
     const bn_status status = check_supported(c, detail);
     if (status)
         return status;
-    bn_layer *layers = calloc(c->n_layers, sizeof *layers); /* each has records in the file */
-    if (!layers)
+    const size_t each = bn_ffn_networks(c); /* these and the layers have records in the file */
+    bn_layer *layers = calloc(c->n_layers, sizeof *layers);
+    bn_network *networks = calloc(c->n_layers * each, sizeof *networks);
+    if (!layers || !networks) {
+        free(layers);
+        free(networks);
         return BN_ERR_MEMORY;
+    }
     for (uint32_t i = 0; i < c->n_layers; i++)
-        layers[i] = read_layer(f, index, i, kernels);
+        layers[i] = read_layer(f, index, i, kernels, networks + i * each);
     *stack = (bn_stack){
         .config = *c,
         .embedding = bn_file_tensor(f, index, BN_NO_LAYER, BN_EMBEDDING, BN_NO_EXPERT),
@@ -92,6 +96,7 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         .final_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_FINAL_NORM),
         .positions = bn_positions_read(f, index),
         .layers = layers,
+        .networks = networks,
     };
     for (size_t i = 0; i < f->n_tensors; i++)
         stack->grouped |=
@@ -101,6 +106,7 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
 
 void bn_stack_close(bn_stack *stack) {
     free(stack->layers);
+    free(stack->networks);
     *stack = (bn_stack){0};
 }
 
@@ -115,13 +121,28 @@ static void count(bn_model_info *info, const bn_tensor *t) {
     }
 }
 
+/* Adds what the networks of a layer cost: of experts, as many as a token takes. */
+static void count_networks(bn_model_info *info, const bn_ffn *ffn, size_t n) {
+    bn_model_info all = {0};
+    for (size_t i = 0; i < n; i++) {
+        count(&all, &ffn->networks[i].gate);
+        count(&all, &ffn->networks[i].up);
+        count(&all, &ffn->networks[i].down);
+    }
+    const size_t taken = ffn->router.data ? ffn->choice.taken : 1;
+    info->ternary_weights += all.ternary_weights;
+    info->bytes_per_token += all.bytes_per_token / n * taken; /* experts are alike */
+    info->macs_per_token += all.macs_per_token / n * taken;
+    count(info, &ffn->router);
+}
+
 void bn_stack_count(const bn_stack *stack, bn_model_info *info) {
     for (uint32_t i = 0; i < stack->config.n_layers; i++) {
         const bn_layer *l = &stack->layers[i];
-        const bn_tensor *matrices[] = {&l->q,        &l->k,      &l->v,       &l->o,
-                                       &l->ffn.gate, &l->ffn.up, &l->ffn.down};
+        const bn_tensor *matrices[] = {&l->q, &l->k, &l->v, &l->o};
         for (size_t j = 0; j < sizeof matrices / sizeof *matrices; j++)
             count(info, matrices[j]);
+        count_networks(info, &l->ffn, bn_ffn_networks(&stack->config));
     }
     count(info, &stack->head);
     if (bn_head_screens(stack))

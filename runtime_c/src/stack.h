@@ -29,8 +29,9 @@ typedef struct bn_stack {
     bn_tensor embedding, head; /* V × D; the same when tied; no data without a head */
     bn_norm final_norm;        /* [D] */
     bn_positions positions;
-    bn_layer *layers; /* [n_layers] */
-    int32_t grouped;  /* a matrix has a scale for every 128 columns */
+    bn_layer *layers;     /* [n_layers] */
+    bn_network *networks; /* [n_layers][bn_ffn_networks] */
+    int32_t grouped;      /* a matrix has a scale for every 128 columns */
 } bn_stack;
 
 /* Read stack `index` of a file that was parsed. Fails with BN_ERR_MEMORY, or BN_ERR_UNSUPPORTED and

@@ -10,6 +10,7 @@
 #include "feed_forward.h"
 #include "linear/linear.h"
 #include "linear/lookup.h"
+#include "mixture.h"
 #include "model.h"
 #include "system/pages.h"
 
@@ -36,6 +37,48 @@ size_t bn_score_rows(const bn_stack *stack, size_t batch) {
     return rows < batch ? rows : batch;
 }
 
+/* What a linear is given, for so many rows. */
+static void lay_out_inputs(const bn_model *m, bn_operands *in, size_t rows, arena *a) {
+    const bn_config *c = &m->stack.config;
+    in->wide = most(most(c->dim, c->n_heads * c->head_dim), c->ffn_dim);
+    in->q_stride = bn_q_row(in->wide);
+    in->group_sums_stride =
+        m->stack.grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
+    in->h = take(a, rows * in->wide, sizeof(float));
+    in->q = take(a, rows * in->q_stride, 1);
+    in->s = take(a, rows, sizeof(float));
+    in->q_sum = take(a, rows, sizeof(int32_t));
+    in->group_sums = take(a, rows * in->group_sums_stride, sizeof(int32_t));
+}
+
+/* Slots have inputs of their own, and the scratch of `w` to multiply them with. */
+static void lay_out_slots(const bn_model *m, bn_workspace *w, arena *a) {
+    const bn_config *c = &m->stack.config;
+    const size_t X = c->n_experts, k = c->experts_per_token;
+    const size_t rows = bn_mixture_rows(c, w->batch), taken = bn_mixture_experts(c, rows);
+    bn_workspace of_slots = {.batch = rows * k, .in = w->in};
+    bn_slots s = {.rows = rows};
+    s.logits = take(a, rows * X, sizeof *s.logits);
+    s.keys = take(a, (size_t)bn_pool_threads(m->pool) * X, sizeof *s.keys);
+    s.expert = take(a, rows * k, sizeof *s.expert);
+    s.share = take(a, rows * k, sizeof *s.share);
+    s.slot = take(a, rows * k, sizeof *s.slot);
+    s.row = take(a, rows * k, sizeof *s.row);
+    s.network = take(a, rows * k, sizeof *s.network);
+    s.end = take(a, X, sizeof *s.end);
+    s.groups = take(a, taken, sizeof *s.groups);
+    s.products = take(a, 2 * taken, sizeof *s.products);
+    lay_out_inputs(m, &of_slots.in, rows * k, a);
+    of_slots.ffn = take(a, bn_ffn_floats(c, rows * k), sizeof(float));
+    of_slots.y = take(a, rows * k * c->dim, sizeof(float));
+    s.w = take(a, 1, sizeof *s.w);
+    w->slots = take(a, 1, sizeof *w->slots);
+    if (a->base) {
+        *s.w = of_slots;
+        *w->slots = s;
+    }
+}
+
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor, batch <= 4096, n_ctx <= 2^24. */
 static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
     const bn_config *c = &m->stack.config;
@@ -48,18 +91,10 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
     const int tables = m->kernels.products.lookup_tokens > 0 &&
                        B >= m->kernels.products.lookup_tokens * 3 / 4 &&
                        w->in.lookup_rows >= BN_LOOKUP_LEAST_ROWS;
-    w->in.wide = most(most(D, H * E), F);
-    w->in.q_stride = bn_q_row(w->in.wide);
     w->attend_stride = (bn_attend_floats(c) + BN_LANES - 1) / BN_LANES * BN_LANES;
     w->rows = take(a, B, sizeof *w->rows);
     w->x = take(a, B * D, sizeof(float));
-    w->in.h = take(a, B * w->in.wide, sizeof(float));
-    w->in.q = take(a, B * w->in.q_stride, 1);
-    w->in.s = take(a, B, sizeof(float));
-    w->in.q_sum = take(a, B, sizeof(int32_t));
-    w->in.group_sums_stride =
-        m->stack.grouped ? (w->in.wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
-    w->in.group_sums = take(a, B * w->in.group_sums_stride, sizeof(int32_t));
+    lay_out_inputs(m, &w->in, B, a);
     w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
     w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
     w->y = take(a, B * D, sizeof(float));
@@ -76,6 +111,8 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
     w->score_rows = bn_score_rows(&m->stack, B);
     w->scores = take(a, w->score_rows * c->vocab_size, sizeof(float));
     w->screened = take(a, c->vocab_size, 1);
+    if (c->n_experts > 0)
+        lay_out_slots(m, w, a);
 }
 
 size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx) {

@@ -52,8 +52,8 @@ static void two_stacks(tiny_writer *w) {
 
 static void check_first(const bn_stack *s) {
     CHECK_EQ(s->config.n_layers, 2);
-    CHECK(s->layers[1].ffn.kind == BN_FFN_GATED && s->layers[1].ffn.gate.data != NULL);
-    CHECK(s->layers[1].ffn.rectifies && s->layers[1].ffn.sub_norm.gain != NULL);
+    CHECK(s->layers[1].ffn.kind == BN_FFN_GATED && s->layers[1].ffn.networks->gate.data != NULL);
+    CHECK(s->layers[1].ffn.rectifies && s->layers[1].ffn.networks->sub_norm.gain != NULL);
     CHECK(s->layers[0].attn_sub_norm.gain != NULL && s->layers[0].q_norm.gain == NULL);
     CHECK(s->layers[0].mask.window == 0 && s->layers[0].table == 0);
     CHECK(s->positions.frequencies[0] != NULL && s->positions.frequencies[1] == NULL);
@@ -74,7 +74,8 @@ static void check_second(const bn_stack *s, const bn_file *f, const bn_kernels *
         CHECK(l->attn_norm.gain != NULL && l->attn_norm.eps == 0.5f);
         CHECK(l->q_norm.gain != NULL && l->k_norm.gain != NULL && l->q_norm.gain != l->k_norm.gain);
         CHECK(l->attn_sub_norm.gain == NULL && l->attn_post_norm.gain == NULL);
-        CHECK(l->ffn.kind == BN_FFN_PLAIN && l->ffn.gate.data == NULL && l->ffn.up.rows == FFN);
+        CHECK(l->ffn.kind == BN_FFN_PLAIN && l->ffn.networks->gate.data == NULL &&
+              l->ffn.networks->up.rows == FFN);
         CHECK(l->ffn.act == kernels->vectors.silu_gate && !l->ffn.rectifies);
     }
     CHECK(s->positions.dim == HEAD - 2 && s->positions.factor == 1.5f);

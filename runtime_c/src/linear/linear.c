@@ -7,39 +7,66 @@
 
 #include "lookup.h"
 
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, MOST_PRODUCTS = 3 };
+enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
 
-typedef struct group {
-    bn_input in;
-    const bn_product *products;
-} group;
+typedef struct job {
+    const bn_operands *o;
+    const bn_group *groups;
+    size_t n_groups;
+} job;
 
-static void run_group(void *context, int32_t thread, size_t first, size_t end) {
-    const group *g = context;
-    int32_t *acc = g->in.o->acc + (size_t)thread * g->in.o->acc_stride;
-    while (first < end) {
-        size_t panel, n;
-        const bn_product *p = bn_next_part(g->products, &first, end, &panel, &n);
-        p->w->encoding->multiply(&g->in, p, panel, n, acc);
+static void run_panels(void *context, int32_t thread, size_t item, size_t last) {
+    const job *j = context;
+    int32_t *acc = j->o->acc + (size_t)thread * j->o->acc_stride;
+    while (item < last) {
+        const bn_group *g = bn_group_of(j->groups, j->n_groups, item);
+        const bn_input in = {j->o, g->first + g->done, g->rows - g->done};
+        const size_t left = last - g->before, end = left < g->panels ? left : g->panels;
+        size_t first = item - g->before, panel, n;
+        while (first < end) {
+            bn_product p = *bn_next_part(g->products, &first, end, &panel, &n);
+            p.y += g->done * p.y_stride;
+            p.w->encoding->multiply(&in, &p, panel, n, acc);
+        }
+        item = g->before + end;
     }
+}
+
+void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
+    size_t items = 0;
+    for (bn_group *g = groups; g < groups + n_groups; g++) {
+        g->panels = 0;
+        for (g->together = 0; g->together < g->n; g->together++) {
+            if (!g->products[g->together].w->encoding->multiply)
+                break;
+            g->panels += bn_panels(g->products[g->together].w);
+        }
+    }
+    bn_linear_lookup(o, groups, n_groups);
+    for (bn_group *g = groups; g < groups + n_groups; g++) {
+        g->before = items;
+        items += g->rows > g->done ? g->panels : 0;
+    }
+    if (items > 0)
+        bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &(job){o, groups, n_groups});
+    for (bn_group *g = groups; g < groups + n_groups; g++)
+        for (const bn_product *p = g->products + g->together; p < g->products + g->n; p++)
+            p->w->encoding->multiply_lines(&(bn_input){o, g->first, g->rows}, p);
 }
 
 void bn_linear(const bn_operands *o, size_t first, size_t rows, const bn_product *products,
                int n_products) {
+    bn_group group = {.first = first, .rows = rows, .products = products, .n = n_products};
+    bn_linear_groups(o, &group, 1);
+}
+
+void bn_linear_alone(const bn_operands *o, int32_t thread, size_t first, size_t rows,
+                     const bn_product *product) {
     const bn_input in = {o, first, rows};
-    int together = 0; /* before the first that has lines */
-    size_t panels = 0;
-    for (; together < n_products && products[together].w->encoding->multiply; together++)
-        panels += bn_panels(products[together].w);
-    const size_t done = bn_linear_lookup(&in, products, together);
-    bn_product rest[MOST_PRODUCTS];
-    for (int i = 0; i < together; i++) {
-        rest[i] = products[i];
-        rest[i].y += done * rest[i].y_stride;
+    const size_t panels = bn_panels(product->w);
+    int32_t *acc = o->acc + (size_t)thread * o->acc_stride;
+    for (size_t panel = 0; panel < panels; panel += CHUNK_PANELS) {
+        const size_t n = panels - panel < CHUNK_PANELS ? panels - panel : CHUNK_PANELS;
+        product->w->encoding->multiply(&in, product, panel, n, acc);
     }
-    group g = {{o, first + done, rows - done}, rest};
-    if (panels > 0 && rows > done)
-        bn_pool_run(o->pool, panels, CHUNK_PANELS, run_group, &g);
-    for (int i = together; i < n_products; i++)
-        products[i].w->encoding->multiply_lines(&in, &products[i]);
 }

@@ -10,75 +10,100 @@
 
 #include "scale.h"
 
+/* An item is a block of panels of a group by a column of its tokens. */
 typedef struct job {
-    bn_input in;
-    const bn_product *products;
-    size_t panels, blocks, columns; /* an item is a block of panels by a column of tokens */
+    const bn_operands *o;
+    const bn_group *groups;
+    size_t n_groups;
 } job;
 
-/* Panels [panel, panel + n) of one product for tokens [b, b + tokens). */
-static void multiply(const job *j, const bn_product *p, size_t panel, size_t n, size_t b,
-                     size_t tokens, int32_t thread) {
+/* Panels [panel, panel + n) of one product for tokens [b, b + tokens) of its rows from `first` on.
+ */
+static void multiply(const bn_operands *o, size_t first, const bn_product *p, size_t panel,
+                     size_t n, size_t b, size_t tokens, int32_t thread) {
     const bn_tensor *t = p->w;
-    const bn_operands *o = j->in.o;
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
     const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
     const size_t end = r0 + stride < t->rows ? r0 + stride : t->rows;
     int32_t *acc = o->acc + (size_t)thread * o->acc_stride;
-    j->in.o->kernels->products.ternary_lookup(
+    o->kernels->products.ternary_lookup(
         &(bn_matmul){.acc = acc,
                      .acc_stride = stride,
                      .tiles = t->data + panel * k_tiles * BN_TILE_BYTES,
                      .panel_stride = k_tiles * BN_TILE_BYTES,
                      .panels = n,
                      .k_tiles = k_tiles,
-                     .q = o->q + (j->in.first + b) * o->q_stride,
+                     .q = o->q + (first + b) * o->q_stride,
                      .q_stride = o->q_stride,
                      .tokens = tokens},
         o->lookup + (size_t)thread * o->lookup_stride);
     for (size_t i = 0; i < tokens; i++)
         for (size_t r = r0; r < end; r += BN_CHUNK_ROWS)
-            bn_scale_sums(o, j->in.first + b + i, p, b + i, acc + i * stride + (r - r0), 1, r,
+            bn_scale_sums(o, first + b + i, p, b + i, acc + i * stride + (r - r0), 1, r,
                           end - r < BN_CHUNK_ROWS ? end - r : BN_CHUNK_ROWS);
 }
 
 static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     const job *j = context;
-    const size_t tokens = j->in.o->kernels->products.lookup_tokens;
+    const size_t most = j->o->kernels->products.lookup_tokens;
     for (; item < last; item++) {
-        const size_t b = item % j->columns * tokens;
-        const size_t n = j->in.rows - b < tokens ? j->in.rows - b : tokens;
+        const bn_group *g = bn_group_of(j->groups, j->n_groups, item);
+        const size_t at = item - g->before, b = at % g->columns * most;
+        const size_t tokens = g->done - b < most ? g->done - b : most;
         size_t first, end, panel, panels;
-        bn_share(j->panels, (int32_t)(item / j->columns), (int32_t)j->blocks, &first, &end);
+        bn_share(g->panels, (int32_t)(at / g->columns), (int32_t)g->blocks, &first, &end);
         while (first < end) {
-            const bn_product *p = bn_next_part(j->products, &first, end, &panel, &panels);
-            multiply(j, p, panel, panels, b, n, thread);
+            const bn_product *p = bn_next_part(g->products, &first, end, &panel, &panels);
+            multiply(j->o, g->first, p, panel, panels, b, tokens, thread);
         }
     }
 }
 
-size_t bn_linear_lookup(const bn_input *in, const bn_product *products, int n_products) {
-    const bn_operands *o = in->o;
-    const size_t tokens = o->kernels->products.lookup_tokens,
-                 threads = (size_t)bn_pool_threads(o->pool);
-    const size_t most_panels = o->lookup_rows / BN_PANEL;
-    const size_t least_panels = BN_LOOKUP_LEAST_ROWS / BN_PANEL;
-    job j = {.in = *in, .products = products};
-    if (o->lookup == NULL)
-        return 0;
-    for (int i = 0; i < n_products; i++) {
-        const bn_tensor *t = products[i].w;
-        if (!t->encoding->by_tables || t->scale_scope == BN_SCALE_GROUP)
+static int has_tables(const bn_group *g) {
+    for (int i = 0; i < g->together; i++)
+        if (!g->products[i].w->encoding->by_tables ||
+            g->products[i].w->scale_scope == BN_SCALE_GROUP)
             return 0;
-        j.panels += bn_panels(t);
-    }
-    j.columns = (in->rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
-    j.in.rows = in->rows < j.columns * tokens ? in->rows : j.columns * tokens;
-    j.blocks = (j.panels + most_panels - 1) / most_panels;
-    while (j.blocks * j.columns < 2 * threads && j.panels >= (j.blocks + 1) * least_panels)
-        j.blocks++;
-    if (j.panels < least_panels || j.blocks * j.columns < threads)
+    return g->panels >= BN_LOOKUP_LEAST_ROWS / BN_PANEL;
+}
+
+/* The fewest items that a group can be cut into: none if tables are not worth making. */
+static size_t cut(const bn_operands *o, bn_group *g) {
+    const size_t tokens = o->kernels->products.lookup_tokens;
+    const size_t most_panels = o->lookup_rows / BN_PANEL;
+    g->blocks = g->columns = 0;
+    if (!has_tables(g))
         return 0;
-    bn_pool_run(o->pool, j.blocks * j.columns, 1, run_items, &j);
-    return j.in.rows;
+    g->columns = (g->rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
+    g->blocks = (g->panels + most_panels - 1) / most_panels;
+    return g->blocks * g->columns;
+}
+
+void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups) {
+    const size_t threads = (size_t)bn_pool_threads(o->pool);
+    const size_t least_panels = BN_LOOKUP_LEAST_ROWS / BN_PANEL;
+    bn_group *const end = groups + n_groups;
+    size_t items = 0, before = SIZE_MAX;
+    for (bn_group *g = groups; g < end; g++) {
+        g->done = 0;
+        items += o->lookup ? cut(o, g) : 0;
+    }
+    while (items > 0 && items < 2 * threads && items != before) { /* lower blocks, while it helps */
+        before = items;
+        for (bn_group *g = groups; g < end && items < 2 * threads; g++)
+            if (g->columns > 0 && g->panels >= (g->blocks + 1) * least_panels) {
+                g->blocks++;
+                items += g->columns;
+            }
+    }
+    if (items == 0 || items < threads)
+        return;
+    items = 0;
+    for (bn_group *g = groups; g < end; g++) {
+        const size_t most = g->columns * o->kernels->products.lookup_tokens;
+        g->done = g->rows < most ? g->rows : most;
+        g->before = items;
+        items += g->blocks * g->columns;
+    }
+    bn_pool_run(o->pool, items, 1, run_items, &(job){o, groups, n_groups});
 }

@@ -12,7 +12,8 @@ enum {
     BN_LOOKUP_LEAST_ROWS = 640 /* with fewer, making tables costs more than they save */
 };
 
-/* bn_linear of the first rows, as many as tables are good for. Returns how many: 0 for most. */
-size_t bn_linear_lookup(const bn_input *in, const bn_product *products, int n_products);
+/* Multiply the first `done` rows of each group, those that tables are good for: 0 of most. Of the
+ * products, those `together`. */
+void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups);
 
 #endif

@@ -51,6 +51,30 @@ typedef struct bn_product {
     float scale;        /* multiplies the product when accumulating */
 } bn_product;
 
+/* Products of rows [first, first + rows) of the operands, rows >= 1. The rest is notes of linear.c
+ * and lookup.c. */
+typedef struct bn_group {
+    size_t first, rows;
+    const bn_product *products;
+    int n;
+    int together;           /* products before the first that has lines */
+    size_t panels;          /* of these */
+    size_t columns, blocks; /* of tables of sums */
+    size_t done;            /* rows that went through tables */
+    size_t before;          /* items of a run that belong to the groups before this one */
+} bn_group;
+
+/* That of n groups to which an item of a run belongs. */
+static inline const bn_group *bn_group_of(const bn_group *groups, size_t n, size_t item) {
+    while (n > 1) {
+        const size_t half = n / 2;
+        const int behind = groups[half].before <= item;
+        groups += behind ? half : 0;
+        n = behind ? n - half : half;
+    }
+    return groups;
+}
+
 /* The panels of a group of products form one list. Of [*first, end) in it, which is not empty, this
  * is what lies in one product: panels [*panel, *panel + *n) of it. *first goes on behind it. */
 static inline const bn_product *bn_next_part(const bn_product *p, size_t *first, size_t end,
