@@ -102,7 +102,6 @@ def test_what_refusing_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"mask": "prefix"}, "mask"),
         ({"norm": "layer"}, "norm"),
         ({"norm_bias": True}, "norm_bias"),
-        ({"n_experts": 3, "experts_per_token": 2}, "experts"),
         ({"position": "learned", "rope_dim": 0}, "position"),
         ({"position": "sinusoidal", "rope_dim": 0}, "position"),
     ],
