@@ -67,7 +67,8 @@ def packed(model: Transformer, folder: Path, **stored: Any) -> Path:
 
 def log_probabilities(model: Transformer, texts: torch.Tensor, dtype: torch.dtype) -> NDArray[np.float64]:
     with torch.no_grad():
-        return model.to(dtype)(texts).double().log_softmax(-1).numpy()
+        found: NDArray[np.float64] = model.to(dtype)(texts).double().log_softmax(-1).numpy()
+    return found
 
 
 def engine_log_probabilities(path: Path, texts: torch.Tensor, **load: Any) -> NDArray[np.float64]:
@@ -76,7 +77,8 @@ def engine_log_probabilities(path: Path, texts: torch.Tensor, **load: Any) -> ND
         for text in texts.tolist():
             session.reset()
             rows.append(session.append(text, "all"))
-    return torch.from_numpy(np.stack(rows)).double().log_softmax(-1).numpy()
+    found: NDArray[np.float64] = torch.from_numpy(np.stack(rows)).double().log_softmax(-1).numpy()
+    return found
 
 
 def draw(*shape: int, vocab_size: int = SMALL.vocab_size) -> torch.Tensor:
@@ -163,12 +165,13 @@ def test_a_row_is_the_same_whoever_is_beside_it(tmp_path: Path) -> None:
         alone = []
         for text in tokens.tolist():
             with engine.session() as session:
-                alone.append([session.append([token]) for token in text])
+                alone.append([session.append([token], "all")[0] for token in text])
         for order in (range(8), (5, 2, 7, 0), (3,)):
             sessions = [engine.session() for _ in order]
             for at in range(12):
-                append_batch(sessions, tokens[list(order), at])
+                append_batch(sessions, tokens[list(order), at].tolist())
                 for session, text in zip(sessions, order, strict=True):
+                    assert session.logits is not None
                     assert np.array_equal(session.logits, alone[text][at])
             for session in sessions:
                 session.close()
@@ -207,8 +210,8 @@ def test_of_equal_routes_the_first_is_taken(tmp_path: Path) -> None:
     with torch.no_grad():
         for layer in model.layers:
             layer.get_parameter("router.weight").zero_()
-            for expert in list(layer.experts)[2:]:
-                expert.get_parameter("down.weight").fill_(100.0)
+            for expert in range(2, 5):
+                layer.get_parameter(f"experts.{expert}.down.weight").fill_(100.0)
     texts = draw(2, 9)
     expected = log_probabilities(model, texts, torch.float64)
     found = engine_log_probabilities(packed(model.float(), tmp_path), texts)
@@ -243,5 +246,6 @@ def test_a_token_costs_what_its_experts_do(tmp_path: Path) -> None:
             read += size
     with Model.load(path) as engine:
         info = engine.info
-    assert (info.ternary_weights, info.macs_per_token) == (all_weights, pytest.approx(macs))
+    assert info.ternary_weights == all_weights
+    assert info.macs_per_token == pytest.approx(macs)
     assert info.bytes_per_token == pytest.approx(read)

@@ -1,131 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
  * feed_forward.c: see feed_forward.h.
- *
- * Behind relu² most of act(gate) is 0: a matrix that is stored for it (lines.c) is read only where
- * that matters, up where the gate is positive, down for the inputs that are not 0.
  */
 #include "feed_forward.h"
 
 #include "mixture.h"
 #include "pass.h"
 
-static bn_network read_network(const bn_file *f, uint32_t stack, uint32_t layer, uint32_t expert) {
-    return (bn_network){
-        .sub_norm = bn_norm_of_expert(f, stack, layer, BN_FFN_SUB_NORM, expert),
-        .gate = bn_file_tensor(f, stack, layer, BN_GATE, expert),
-        .up = bn_file_tensor(f, stack, layer, BN_UP, expert),
-        .down = bn_file_tensor(f, stack, layer, BN_DOWN, expert),
-    };
-}
-
-bn_ffn bn_ffn_read(const bn_file *f, uint32_t stack, uint32_t layer, const bn_kernels *kernels,
-                   bn_network *networks) {
-    const bn_config *c = &f->stacks[stack];
-    bn_gate *const acts[] = {[BN_ACT_RELU2] = kernels->vectors.relu2_gate,
-                             [BN_ACT_SILU] = kernels->vectors.silu_gate,
-                             [BN_ACT_GELU] = kernels->vectors.gelu_gate,
-                             [BN_ACT_RELU] = kernels->vectors.relu_gate};
-    for (uint32_t i = 0; i < bn_ffn_networks(c); i++)
-        networks[i] = read_network(f, stack, layer, c->n_experts > 0 ? i : BN_NO_EXPERT);
-    return (bn_ffn){
-        .kind = c->ffn,
-        .norm = bn_norm_read(f, stack, layer, BN_FFN_NORM),
-        .post_norm = bn_norm_read(f, stack, layer, BN_FFN_POST_NORM),
-        .act = acts[c->activation],
-        .rectifies = c->activation == BN_ACT_RELU2 || c->activation == BN_ACT_RELU,
-        .choice = {.experts = c->n_experts, .taken = c->experts_per_token, .normalize = 1},
-        .router = bn_file_tensor(f, stack, layer, BN_ROUTER, BN_NO_EXPERT),
-        .networks = networks,
-    };
-}
-
-/* [B][F] of what gate gives, and behind it the same of up. */
-static size_t gate_floats(const bn_config *c, size_t batch) {
-    return (batch * c->ffn_dim + BN_LANES - 1) / BN_LANES * BN_LANES;
-}
-
-size_t bn_ffn_floats(const bn_config *c, size_t batch) {
-    return gate_floats(c, batch) + batch * c->ffn_dim;
-}
-
-static float *gate_of(const bn_pass *p) {
-    return p->w->ffn;
-}
-
-static float *up_of(const bn_pass *p) {
-    return p->w->ffn + gate_floats(&p->stack->config, p->w->batch);
-}
-
-typedef struct activation {
-    bn_pass *p;
-    const bn_ffn *ffn;
-    const uint32_t *network;
-} activation;
-
-/* h as input of down. */
-static void finish_row(const activation *a, size_t row) {
-    const bn_workspace *w = a->p->w;
-    const bn_network *network = &a->ffn->networks[a->network ? a->network[row] : 0];
-    bn_quantize_row(a->p, row, &network->sub_norm, w->in.h + row * w->in.wide,
-                    a->p->stack->config.ffn_dim, &network->down);
-}
-
-/* h = act(gate) · up */
-static void gated_rows(void *context, int32_t thread, size_t first, size_t end) {
-    const activation *a = context;
-    const bn_workspace *w = a->p->w;
-    const size_t F = a->p->stack->config.ffn_dim;
-    (void)thread;
-    for (size_t row = first; row < end; row++) {
-        a->ffn->act(w->in.h + row * w->in.wide, gate_of(a->p) + row * F, up_of(a->p) + row * F, F);
-        finish_row(a, row);
-    }
-}
-
-/* h = act(up). The kernels multiply with something: here with 1. */
-static void plain_rows(void *context, int32_t thread, size_t first, size_t end) {
-    enum { PIECE = 256 };
-    const activation *a = context;
-    const bn_workspace *w = a->p->w;
-    const size_t F = a->p->stack->config.ffn_dim;
-    float ones[PIECE];
-    (void)thread;
-    for (size_t i = 0; i < PIECE; i++)
-        ones[i] = 1;
-    for (size_t row = first; row < end; row++) {
-        float *h = w->in.h + row * w->in.wide;
-        for (size_t i = 0; i < F; i += PIECE)
-            a->ffn->act(h + i, up_of(a->p) + row * F + i, ones, F - i < PIECE ? F - i : PIECE);
-        finish_row(a, row);
-    }
-}
-
-void bn_ffn_activate(bn_pass *p, const bn_ffn *ffn, const uint32_t *network) {
-    bn_each_row(p, ffn->kind == BN_FFN_GATED ? gated_rows : plain_rows,
-                &(activation){p, ffn, network});
-}
-
-int bn_ffn_products(const bn_pass *p, const bn_ffn *ffn, const bn_network *network, size_t row,
-                    bn_product products[2]) {
-    const size_t F = p->stack->config.ffn_dim;
-    float *gate = gate_of(p) + row * F;
-    const int is_gated = ffn->kind == BN_FFN_GATED;
-    if (is_gated)
-        *products++ = (bn_product){.w = &network->gate, .y = gate, .y_stride = F};
-    *products = (bn_product){.w = &network->up,
-                             .y = up_of(p) + row * F,
-                             .y_stride = F,
-                             .where = is_gated && ffn->rectifies ? gate : NULL};
-    return 1 + is_gated;
-}
-
 void bn_feed_forward(bn_pass *p, const bn_ffn *ffn) {
+    bn_product products[2];
     if (ffn->router.data) {
         bn_mixture(p, ffn);
         return;
     }
-    bn_product products[2];
     const int n = bn_ffn_products(p, ffn, ffn->networks, 0, products);
     bn_project(p, &ffn->norm, products, n);
     bn_ffn_activate(p, ffn, NULL);

@@ -11,7 +11,7 @@
 #ifndef BITNET_MIXTURE_H
 #define BITNET_MIXTURE_H
 
-#include "feed_forward.h"
+#include "network.h"
 
 /* Slots that are filled at a time, if a row does not take more. They take memory; but the more of
  * them, the more rows an expert has to share a reading of it. */

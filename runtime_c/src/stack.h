@@ -9,9 +9,9 @@
 #ifndef BITNET_STACK_H
 #define BITNET_STACK_H
 
-#include "feed_forward.h"
 #include "file/file.h"
 #include "mask.h"
+#include "network.h"
 #include "norm.h"
 #include "positions.h"
 

@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "attention.h"
-#include "feed_forward.h"
 #include "linear/linear.h"
 #include "linear/lookup.h"
 #include "mixture.h"
 #include "model.h"
+#include "network.h"
 #include "system/pages.h"
 
 enum { ALIGN = 64, SCORE_FLOATS = 1 << 20 };
