@@ -34,6 +34,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "linear-norm-plain": {"linear_norm": True, "ffn": "plain", "pre_norm": False, "activation": "relu"},
     "groups": {"weight_scale": "group", "dim": 140, "ffn_dim": 150},
     "rows": {"weight_scale": "row", "n_experts": 19, "experts_per_token": 5},  # two panels of routers
+    "shares-as-they-are": {"normalize_routing": False, "experts_per_token": 3},
     "all": {"n_experts": 4, "experts_per_token": 4},
     "one": {"n_experts": 1, "experts_per_token": 1},
     "mixed": {"ternary": ("q", "k", "v", "o", "up")},

@@ -120,9 +120,10 @@ static void multiply(const mixture *m, step which) {
     bn_linear_groups(&s->w->in, s->groups, n);
 }
 
+/* F32 and F16 have no scales, and are multiplied with h. */
 static int multiplies_floats(const bn_network *network) {
-    return !network->up.encoding->ternary ||
-           (network->gate.data && !network->gate.encoding->ternary);
+    return network->up.scale_scope == BN_SCALE_NONE ||
+           (network->gate.data && network->gate.scale_scope == BN_SCALE_NONE);
 }
 
 /* Inputs of the slots are those of their rows. */

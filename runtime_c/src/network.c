@@ -33,7 +33,7 @@ bn_ffn bn_ffn_read(const bn_file *f, uint32_t stack, uint32_t layer, const bn_ke
         .post_norm = bn_norm_read(f, stack, layer, BN_FFN_POST_NORM),
         .act = acts[c->activation],
         .rectifies = c->activation == BN_ACT_RELU2 || c->activation == BN_ACT_RELU,
-        .choice = {.experts = c->n_experts, .taken = c->experts_per_token, .normalize = 1},
+        .choice = {c->n_experts, c->experts_per_token, (int32_t)c->normalize_routing},
         .router = bn_file_tensor(f, stack, layer, BN_ROUTER, BN_NO_EXPERT),
         .networks = networks,
     };

@@ -206,11 +206,12 @@ static inline void tiny_with_bias(tiny_writer *w, unsigned layer, unsigned role,
  * another way. */
 static inline void tiny_mixture(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[31] = {
-        [2] = 19, [3] = 24,   [4] = 2,    [5] = 2,    [6] = 1,  [7] = 8,    [8] = 20,
-        [9] = 32, [12] = 4,   [13] = one, [16] = 3,   [17] = 2, [19] = one, [20] = 4,
-        [21] = 1, [22] = one, [23] = one, [24] = one, [28] = 1, [29] = 8};
-    const unsigned gate[] = {4, 1, 5}, up[] = {7, 2, 4}, down[] = {8, 5, 1};
+    const uint32_t words[48] = {
+        [2] = 19, [3] = 24,       [4] = 2,    [5] = 2,    [6] = 1,  [7] = 8,    [8] = 20,
+        [9] = 32, [12] = 4 | 256, [13] = one, [16] = 3,   [17] = 2, [19] = one, [20] = 4,
+        [21] = 1, [22] = one,     [23] = one, [24] = one, [28] = 1, [29] = 8};
+    const unsigned gate[] = {4, 1, 5}, up[] = {7, 2, 6}, down[] = {8, 6, 1};
+    const unsigned scope[] = {[4] = 1, [5] = 1, [6] = 2, [7] = 1, [8] = 2};
     tiny_stack(w, words, "mixture");
     for (unsigned layer = 0; layer < 2; layer++) {
         tiny_tensor(w, layer, 2, TINY_NONE, 0, 4, 1, 16, 24);
@@ -220,13 +221,13 @@ static inline void tiny_mixture(tiny_writer *w) {
         tiny_tensor(w, layer, 8, TINY_NONE, 0, 4, 1, 24, 16);
         tiny_tensor(w, layer, 11, TINY_NONE, 0, 1 + layer, 0, 3, 24);
         for (unsigned e = 0; e < 3; e++)
-            tiny_with_bias(w, layer, 12, e, gate[e], gate[e] > 2, 20, 24);
+            tiny_with_bias(w, layer, 12, e, gate[e], scope[gate[e]], 20, 24);
         for (unsigned e = 0; e < 3; e++)
-            tiny_with_bias(w, layer, 13, e, up[e], up[e] > 2, 20, 24);
+            tiny_with_bias(w, layer, 13, e, up[e], scope[up[e]], 20, 24);
         for (unsigned e = 0; e < 3; e++)
             tiny_tensor(w, layer, 14, e, 0, 1, 0, 1, 20);
         for (unsigned e = 0; e < 3; e++)
-            tiny_with_bias(w, layer, 15, e, down[e], down[e] > 2, 24, 20);
+            tiny_with_bias(w, layer, 15, e, down[e], scope[down[e]], 24, 20);
     }
     tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 24);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 24);
