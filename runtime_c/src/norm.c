@@ -6,10 +6,14 @@
 
 #include <math.h>
 
+static bn_norm make(const bn_config *c, const float *gain, const float *bias) {
+    return (bn_norm){.gain = gain, .bias = bias, .kind = c->norm, .eps = c->norm_eps};
+}
+
 bn_norm bn_norm_of_expert(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
                           uint32_t expert) {
     const bn_tensor t = bn_file_tensor(file, stack, layer, role, expert);
-    return (bn_norm){(const float *)(const void *)t.data, file->stacks[stack].norm_eps};
+    return make(&file->stacks[stack], (const float *)(const void *)t.data, t.bias);
 }
 
 bn_norm bn_norm_read(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role) {
@@ -17,10 +21,12 @@ bn_norm bn_norm_read(const bn_file *file, uint32_t stack, uint32_t layer, uint32
 }
 
 bn_norm bn_norm_before(const bn_tensor *linear, const bn_config *c) {
-    return (bn_norm){linear->norm, c->norm_eps};
+    return make(c, linear->norm, linear->norm_bias);
 }
 
 int bn_norm_row(const bn_kernels *kernels, const bn_norm *norm, float *y, const float *x,
                 size_t n) {
-    return isfinite(kernels->vectors.rms_norm(y, x, norm->gain, n, norm->eps)) != 0;
+    bn_normalize *const normalize =
+        norm->kind == BN_NORM_LAYER ? kernels->vectors.layer_norm : kernels->vectors.rms_norm;
+    return isfinite(normalize(y, x, norm->gain, norm->bias, n, norm->eps)) != 0;
 }

@@ -10,6 +10,8 @@
 
 typedef struct bn_norm {
     const float *gain; /* NULL: there is no norm here */
+    const float *bias; /* or NULL */
+    uint32_t kind;     /* BN_NORM_RMS, BN_NORM_LAYER */
     float eps;
 } bn_norm;
 

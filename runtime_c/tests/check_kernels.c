@@ -33,14 +33,17 @@ static const kernel_test product_tests[] = {
     {"f16_matmul", check_f16_matmul, time_f16_matmul},
     {"int8_peak", check_peak, NULL}};
 
-static const kernel_test vector_tests[] = {{"quantize", check_quantize, time_quantize},
-                                           {"rms_norm", check_rms_norm, time_rms_norm},
-                                           {"max", check_max, time_max},
-                                           {"exp_sum", check_exp_sum, time_exp_sum},
-                                           {"relu2_gate", check_relu2_gate, time_relu2_gate},
-                                           {"silu_gate", check_silu_gate, time_silu_gate},
-                                           {"gelu_gate", check_gelu_gate, time_gelu_gate},
-                                           {"relu_gate", check_relu_gate, time_relu_gate}};
+static const kernel_test vector_tests[] = {
+    {"quantize", check_quantize, time_quantize},
+    {"rms_norm", check_rms_norm, time_rms_norm},
+    {"layer_norm", check_layer_norm, time_layer_norm},
+    {"max", check_max, time_max},
+    {"exp_sum", check_exp_sum, time_exp_sum},
+    {"relu2_gate", check_relu2_gate, time_relu2_gate},
+    {"silu_gate", check_silu_gate, time_silu_gate},
+    {"gelu_gate", check_gelu_gate, time_gelu_gate},
+    {"relu_gate", check_relu_gate, time_relu_gate},
+    {"gelu_erf_gate", check_gelu_erf_gate, time_gelu_erf_gate}};
 
 static const kernel_test byte_tests[] = {{"f32_to_f16", check_f32_to_f16, time_f32_to_f16},
                                          {"f16_to_f32", check_f16_to_f32, time_f16_to_f32},

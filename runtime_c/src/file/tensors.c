@@ -211,5 +211,8 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, ui
     key.role = (uint16_t)(BN_LINEAR_NORM + role);
     if (layer != BN_NO_LAYER && find(file, &key, &r))
         tensor.norm = (const float *)(const void *)(file->data + r.offset);
+    key.part = 1;
+    if (tensor.norm && find(file, &key, &r))
+        tensor.norm_bias = (const float *)(const void *)(file->data + r.offset);
     return tensor;
 }

@@ -11,15 +11,20 @@
 /* h[i] = act(g[i]) * u[i]; h may be g. */
 typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
 
+/* y[i] = x[i] * r * gain[i] + bias[i], r = 1 / sqrt(sum(x²)/n + eps), float rule; without a bias
+ * (NULL) nothing is added. y may be x. Returns sum(x²), so that the caller sees NaN and infinity.
+ * Of layer_norm x is what is left of it when its mean, sum(x)/n, is taken away. */
+typedef float bn_normalize(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                           float eps);
+
 typedef struct bn_vector_kernels {
     /* s = 127 / max(max|x|, 1e-5); q[i] = clamp(round_half_even(x[i] * s), -127, 127);
      * q[n..padded) = 0. Returns s; *sum = sum of q. Where an x is NaN, s is; q then has some
      * value in its range. An infinity makes s 0. x is 4-byte aligned, q 64-byte aligned. */
     float (*quantize)(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded);
 
-    /* y[i] = (x[i] * r) * gain[i], r = 1 / sqrt(sum(x²)/n + eps), float rule. y may be x.
-     * Returns sum(x²), so that the caller sees NaN and infinity. */
-    float (*rms_norm)(float *y, const float *x, const float *gain, size_t n, float eps);
+    bn_normalize *rms_norm;
+    bn_normalize *layer_norm;
 
     /* Largest of x[0..n), n >= 1; NaN ignored unless all are (then -INFINITY). A largest
      * zero may have either sign. */
@@ -28,13 +33,17 @@ typedef struct bn_vector_kernels {
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */
     float (*exp_sum)(float *x, size_t n, float shift);
 
-    /* Of the four gates and of exp, NaN gives NaN. */
+    /* Of the gates and of exp, NaN gives NaN. */
     bn_gate *relu2_gate; /* (max(g, 0)²) * u */
     bn_gate *silu_gate;  /* (g / (1 + exp(-g))) * u */
     /* GELU with tanh: (g / (1 + exp(-g · fma(C1, g·g, C0)))) * u, as (1 + tanh z)/2 is
      * 1/(1 + exp(-2z)) and z = sqrt(2/pi)·(g + 0.044715·g³) */
     bn_gate *gelu_gate;
     bn_gate *relu_gate; /* max(g, 0) * u */
+    /* GELU as it is defined, g·Φ(g) = max(g, 0) - a·Φ(-a), a = |g|:
+     * fma(-a, exp(Q), max(g, 0)) * u, a <= BN_GELU_ERF_MOST, Q = ln Φ(-a) a polynomial by Horner
+     * and fma. Before u, off by less than 1e-7·max(1, a). */
+    bn_gate *gelu_erf_gate;
 } bn_vector_kernels;
 
 /* exp(x) for one x, the polynomial every tier evaluates (scalar/vectors.c): clamp x to
@@ -56,5 +65,13 @@ float bn_exp(float x);
 #define BN_EXP_C6 0.00138888892f
 #define BN_GELU_C0 1.59576912f   /* 2 sqrt(2/pi) */
 #define BN_GELU_C1 0.0713548163f /* 0.044715 of it */
+/* ln Φ(-a) for 0 <= a <= 9, minimax where an error e counts as Φ(-a)·e, and as 1e-5·e where that is
+ * more: 9e-9. Behind 9 a·Φ(-a) is below 1.1e-18. */
+#define BN_GELU_ERF_MOST 9.0f
+enum { BN_GELU_ERF_DEGREE = 10 };
+static const float bn_gelu_erf[BN_GELU_ERF_DEGREE + 1] = {
+    -0.693147182f,    -0.797885776f,    -0.318296432f,    -0.0363896415f,
+    0.00488612801f,   -6.95480121e-05f, -0.000153935354f, 3.94516755e-05f,
+    -4.96162374e-06f, 3.2474361e-07f,   -8.75169359e-09f};
 
 #endif

@@ -59,9 +59,10 @@ typedef struct bn_tensor {
     const float *scales;          /* 1 or rows by scale_scope; NULL for none */
     const uint16_t *group_scales; /* of scope group: f16 [panels][ceil(cols/128)][16 rows] */
     const float *bias;            /* one per output (of a norm: per column), or NULL */
-    const float *norm;   /* of a linear: gain of the norm on its input (linear_norm), or NULL */
-    uint64_t bytes;      /* of data */
-    uint32_t rows, cols; /* N outputs, K inputs */
+    const float *norm;      /* of a linear: gain of the norm on its input (linear_norm), or NULL */
+    const float *norm_bias; /* and its bias, or NULL */
+    uint64_t bytes;         /* of data */
+    uint32_t rows, cols;    /* N outputs, K inputs */
     const bn_encoding *encoding; /* NULL without data */
     uint8_t scale_scope;
 } bn_tensor;

@@ -43,28 +43,46 @@ static void time_quantize(bench *b) {
     time_vector(b, "quantize", call_quantize, 4);
 }
 
-static void check_rms_norm(test *t) {
+static void check_norm(test *t, bn_normalize *tier, bn_normalize *scalar, const char *what) {
     const int kind = (int)below(t, FLOAT_KINDS), in_place = (int)below(t, 2);
     const size_t n = size_to(t, 700);
     const float *x = floats(t, n, kind), *gain = floats(t, n, kind);
+    const float *bias = below(t, 2) ? floats(t, n, kind) : NULL;
     float *y[2], sum[2];
     for (int i = 0; i < 2; i++) {
         y[i] = buffer(t, n * sizeof(float));
         memcpy(y[i], x, n * sizeof(float));
-        sum[i] =
-            (i ? t->scalar : t->tier)->vectors.rms_norm(y[i], in_place ? y[i] : x, gain, n, 1e-5f);
+        sum[i] = (i ? scalar : tier)(y[i], in_place ? y[i] : x, gain, bias, n, 1e-5f);
     }
-    same_floats(t, y[0], y[1], n, "rms_norm");
-    same_floats(t, &sum[0], &sum[1], 1, "sum of rms_norm");
-    done(t, "rms_norm");
+    same_floats(t, y[0], y[1], n, what);
+    same_floats(t, &sum[0], &sum[1], 1, what);
+    for (size_t i = 0; i < n; i++)
+        CHECK_MSG(isfinite(x[i]) || !isfinite(sum[0]), "%s does not show %g", what, (double)x[i]);
+    done(t, what);
+}
+
+static void check_rms_norm(test *t) {
+    check_norm(t, t->tier->vectors.rms_norm, t->scalar->vectors.rms_norm, "rms_norm");
 }
 
 static void call_rms_norm(bench *b) {
-    b->k->vectors.rms_norm(b->y, b->x, b->x + b->cols, b->cols, 1e-5f);
+    b->k->vectors.rms_norm(b->y, b->x, b->x + b->cols, NULL, b->cols, 1e-5f);
 }
 
 static void time_rms_norm(bench *b) {
     time_vector(b, "rms_norm", call_rms_norm, 8);
+}
+
+static void check_layer_norm(test *t) {
+    check_norm(t, t->tier->vectors.layer_norm, t->scalar->vectors.layer_norm, "layer_norm");
+}
+
+static void call_layer_norm(bench *b) {
+    b->k->vectors.layer_norm(b->y, b->x, b->x + b->cols, b->x + 2 * b->cols, b->cols, 1e-5f);
+}
+
+static void time_layer_norm(bench *b) {
+    time_vector(b, "layer_norm", call_layer_norm, 12);
 }
 
 static void check_max(test *t) {
@@ -170,6 +188,19 @@ static void call_relu_gate(bench *b) {
 
 static void time_relu_gate(bench *b) {
     time_vector(b, "relu_gate", call_relu_gate, 8);
+}
+
+static void check_gelu_erf_gate(test *t) {
+    check_gate(t, t->tier->vectors.gelu_erf_gate, t->scalar->vectors.gelu_erf_gate,
+               "gelu_erf_gate");
+}
+
+static void call_gelu_erf_gate(bench *b) {
+    b->k->vectors.gelu_erf_gate(b->y, b->x, b->x + b->cols, b->cols);
+}
+
+static void time_gelu_erf_gate(bench *b) {
+    time_vector(b, "gelu_erf_gate", call_gelu_erf_gate, 8);
 }
 
 #endif

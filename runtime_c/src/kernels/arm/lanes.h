@@ -76,6 +76,13 @@ INLINE lanes zero(void) {
     return (lanes){{z, z, z, z}};
 }
 
+INLINE lanes add_lanes(lanes sum, lanes a) {
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        sum.val[i] = vaddq_f32(sum.val[i], a.val[i]);
+    return sum;
+}
+
 INLINE lanes fma_lanes(lanes sum, lanes a, lanes b) {
     UNROLL
     for (int i = 0; i < 4; i++)

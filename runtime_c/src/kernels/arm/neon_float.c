@@ -81,7 +81,8 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     return s;
 }
 
-static float rms_norm(float *y, const float *x, const float *gain, size_t n, float eps) {
+static float rms_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                      float eps) {
     lanes sums = zero();
     for (size_t i = 0; i < n; i += BN_LANES) {
         const lanes v = load(x + i, n - i);
@@ -95,9 +96,25 @@ static float rms_norm(float *y, const float *x, const float *gain, size_t n, flo
         UNROLL
         for (int j = 0; j < 4; j++)
             v.val[j] = vmulq_f32(vmulq_n_f32(v.val[j], r), g.val[j]);
-        store(y + i, v, n - i);
+        store(y + i, bias ? add_lanes(v, load(bias + i, n - i)) : v, n - i);
     }
     return sum;
+}
+
+static float layer_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                        float eps) {
+    lanes sum = zero();
+    for (size_t i = 0; i < n; i += BN_LANES)
+        sum = add_lanes(sum, load(x + i, n - i));
+    const float32x4_t mean = vdupq_n_f32(tree(sum) / (float)n);
+    for (size_t i = 0; i < n; i += BN_LANES) {
+        lanes v = load(x + i, n - i);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            v.val[j] = vsubq_f32(v.val[j], mean);
+        store(y + i, v, n - i);
+    }
+    return rms_norm(y, y, gain, bias, n, eps);
 }
 
 static float max_of(const float *x, size_t n) {
@@ -139,9 +156,7 @@ static float exp_sum(float *x, size_t n, float shift) {
         store(x + i, v, n - i);
         if (n - i < BN_LANES)
             v = load(x + i, n - i); /* zeros, not exp(-shift), past the end */
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            sum.val[j] = vaddq_f32(sum.val[j], v.val[j]);
+        sum = add_lanes(sum, v);
     }
     return tree(sum);
 }
@@ -204,6 +219,23 @@ static void relu_gate(float *h, const float *g, const float *u, size_t n) {
     }
 }
 
+static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i += BN_LANES) {
+        lanes v = load(g + i, n - i);
+        const lanes w = load(u + i, n - i);
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            const float32x4_t a = vminq_f32(vabsq_f32(v.val[j]), vdupq_n_f32(BN_GELU_ERF_MOST));
+            float32x4_t log_tail = vdupq_n_f32(bn_gelu_erf[BN_GELU_ERF_DEGREE]);
+            UNROLL
+            for (int k = BN_GELU_ERF_DEGREE - 1; k >= 0; k--)
+                log_tail = vfmaq_f32(vdupq_n_f32(bn_gelu_erf[k]), log_tail, a);
+            v.val[j] = vmulq_f32(vfmsq_f32(positive(v.val[j]), a, exp4(log_tail)), w.val[j]);
+        }
+        store(h + i, v, n - i);
+    }
+}
+
 /* --- IEEE half --- */
 
 static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
@@ -231,12 +263,14 @@ void bn_kernels_neon_float(bn_kernels *table) {
     table->products.f16_matmul = f16_matmul;
     table->vectors.quantize = quantize;
     table->vectors.rms_norm = rms_norm;
+    table->vectors.layer_norm = layer_norm;
     table->vectors.max = max_of;
     table->vectors.exp_sum = exp_sum;
     table->vectors.silu_gate = silu_gate;
     table->vectors.relu2_gate = relu2_gate;
     table->vectors.gelu_gate = gelu_gate;
     table->vectors.relu_gate = relu_gate;
+    table->vectors.gelu_erf_gate = gelu_erf_gate;
     table->bytes.f32_to_f16 = f32_to_f16;
     table->bytes.f16_to_f32 = f16_to_f32;
 }

@@ -22,12 +22,26 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     return s;
 }
 
-static float rms_norm(float *y, const float *x, const float *gain, size_t n, float eps) {
+static float rms_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                      float eps) {
     const float sum = dot_f32(x, x, n);
     const float r = 1.0f / sqrtf(sum / (float)n + eps);
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * r * gain[i];
+    for (size_t i = 0; i < n; i++) {
+        const float v = x[i] * r * gain[i];
+        y[i] = bias ? v + bias[i] : v;
+    }
     return sum;
+}
+
+static float layer_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                        float eps) {
+    float lane[BN_LANES] = {0};
+    for (size_t i = 0; i < n; i++)
+        lane[i % BN_LANES] += x[i];
+    const float mean = tree(lane) / (float)n;
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] - mean;
+    return rms_norm(y, y, gain, bias, n, eps);
 }
 
 static float max_of(const float *x, size_t n) {
@@ -96,13 +110,25 @@ static void relu_gate(float *h, const float *g, const float *u, size_t n) {
         h[i] = positive(g[i]) * u[i];
 }
 
+static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const float a = fabsf(g[i]) < BN_GELU_ERF_MOST ? fabsf(g[i]) : BN_GELU_ERF_MOST;
+        float log_tail = bn_gelu_erf[BN_GELU_ERF_DEGREE];
+        for (int k = BN_GELU_ERF_DEGREE - 1; k >= 0; k--)
+            log_tail = fmaf(log_tail, a, bn_gelu_erf[k]);
+        h[i] = fmaf(-a, bn_exp(log_tail), positive(g[i])) * u[i];
+    }
+}
+
 const bn_vector_kernels bn_scalar_vectors = {
     .quantize = quantize,
     .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
     .max = max_of,
     .exp_sum = exp_sum,
     .relu2_gate = relu2_gate,
     .silu_gate = silu_gate,
     .gelu_gate = gelu_gate,
     .relu_gate = relu_gate,
+    .gelu_erf_gate = gelu_erf_gate,
 };

@@ -195,12 +195,14 @@ static void set_float_kernels(bn_kernels *table) {
     table->products.f16_matmul = f16_matmul;
     table->vectors = (bn_vector_kernels){.quantize = quantize,
                                          .rms_norm = rms_norm,
+                                         .layer_norm = layer_norm,
                                          .max = max_of,
                                          .exp_sum = exp_sum,
                                          .silu_gate = silu_gate,
                                          .relu2_gate = relu2_gate,
                                          .gelu_gate = gelu_gate,
-                                         .relu_gate = relu_gate};
+                                         .relu_gate = relu_gate,
+                                         .gelu_erf_gate = gelu_erf_gate};
     table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16};
     table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32};
     table->attention[BN_KV_INT8].pv = pv_int8;

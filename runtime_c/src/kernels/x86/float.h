@@ -113,12 +113,42 @@ INLINE vec scale_gain(vec x, vec gain, vec r) {
     return vec_mul(vec_mul(x, r), gain);
 }
 
-static float rms_norm(float *y, const float *x, const float *gain, size_t n, float eps) {
+INLINE vec plus(vec a, vec b, vec c) {
+    (void)c;
+    return vec_add(a, b);
+}
+
+static float rms_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                      float eps) {
     float sum;
     dot_rows(&sum, (const uint8_t *)x, sizeof *x, load_f32, n, x, 1);
     const float r = 1.0f / sqrtf(sum / (float)n + eps);
     map(y, x, gain, n, vec_set(r), scale_gain);
+    if (bias)
+        map(y, y, bias, n, vec_zero(), plus);
     return sum;
+}
+
+INLINE vec less(vec a, vec b, vec c) {
+    (void)b;
+    return vec_sub(a, c);
+}
+
+static float layer_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                        float eps) {
+    vec sum[PARTS];
+    float end[BN_LANES] = {0};
+    const size_t whole = n / BN_LANES * BN_LANES;
+    memcpy(end, x + whole, (n - whole) * sizeof *x);
+    for (int p = 0; p < PARTS; p++)
+        sum[p] = vec_zero();
+    for (size_t i = 0; i < whole; i += BN_LANES)
+        for (int p = 0; p < PARTS; p++)
+            sum[p] = vec_add(sum[p], vec_load(x + i + p * LANES));
+    for (int p = 0; p < PARTS; p++)
+        sum[p] = vec_add(sum[p], vec_load(end + p * LANES));
+    map(y, x, x, n, vec_set(vec_tree(sum) / (float)n), less);
+    return rms_norm(y, y, gain, bias, n, eps);
 }
 
 /* bn_exp of every lane; see vectors.h. */
@@ -174,6 +204,19 @@ INLINE vec relu_times(vec g, vec u, vec zero) {
 
 static void relu_gate(float *h, const float *g, const float *u, size_t n) {
     map(h, g, u, n, vec_zero(), relu_times);
+}
+
+INLINE vec gelu_erf_times(vec g, vec u, vec most) {
+    const vec a = vec_min(vec_abs(g), most);
+    vec log_tail = vec_set(bn_gelu_erf[BN_GELU_ERF_DEGREE]);
+    UNROLL
+    for (int k = BN_GELU_ERF_DEGREE - 1; k >= 0; k--)
+        log_tail = vec_fma(log_tail, a, vec_set(bn_gelu_erf[k]));
+    return vec_mul(vec_fma(vec_negate(a), vec_exp(log_tail), positive(g, vec_zero())), u);
+}
+
+static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_set(BN_GELU_ERF_MOST), gelu_erf_times);
 }
 
 static float exp_sum(float *x, size_t n, float shift) {
