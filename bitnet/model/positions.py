@@ -47,9 +47,16 @@ def frequency_tables(config: ModelConfig) -> dict[str, Tensor]:
     return tables
 
 
+def position_tables(config: ModelConfig) -> dict[str, Tensor]:
+    """All that the packed file stores and training computes, by its name there."""
+    if config.position == "sinusoidal":
+        return {"position.weight": sinusoids(config.max_context, config.dim)}
+    return frequency_tables(config)
+
+
 def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin, each (T, rope_dim/2). The angle is an fp32 product, position · frequency."""
-    position = torch.arange(n_tokens, dtype=torch.float32)
+    position = torch.arange(n_tokens, dtype=torch.float32) + config.first_position
     angle = torch.outer(position, rope_frequencies(config)).double()
     cos, sin = angle.cos() * config.rope_attention_factor, angle.sin() * config.rope_attention_factor
     return cos.to(like), sin.to(like)

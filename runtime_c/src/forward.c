@@ -2,7 +2,7 @@
  *
  * forward.c: the transformer, top to bottom. Read this first.
  *
- *     x = embedding[token], or a vector
+ *     x = norm( embedding[token] + positions[place] ), or a vector instead of the embedding
  *     for each layer:
  *         x += o( sub_norm( attention( rope(q), rope(k), v )))     q, k, v of norm(x)
  *         x += down( sub_norm( act(gate) · up ))                   gate, up of norm(x)
@@ -10,7 +10,7 @@
  *
  * Attention is in attention.c, the second line of a layer in feed_forward.c, the last in head.c,
  * and the steps that they are made of in pass.c. Some models have a norm of its own before each
- * linear, or one more before each addition to x, or no gate, or no head.
+ * linear, or one more before or behind each addition to x, or no gate, or no head.
  *
  * A row is one token; rows of one call may belong to a prompt or to different texts. Before
  * each ternary linear the rows are quantized to int8, one scale a row (bitnet/quant.py).
@@ -33,8 +33,9 @@ void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x)
             x[k] *= scale;
 }
 
-/* x = embedding[token], or the row's vector; cos and sin of its position, for all layers. */
-static void embed_row(const bn_pass *p, size_t row) {
+/* x = norm(embedding[token], or the row's vector, + that of its position); cos and sin of the
+ * position, for all layers. */
+static void embed_row(bn_pass *p, size_t row) {
     const bn_stack *s = p->stack;
     const bn_row *r = &p->w->rows[row];
     float *x = p->w->x + row * s->config.dim;
@@ -42,6 +43,9 @@ static void embed_row(const bn_pass *p, size_t row) {
         memcpy(x, r->vector, s->config.dim * sizeof *x);
     else
         bn_embed(p->m, s, r->token, x);
+    bn_positions_add(&s->positions, &p->m->kernels, r->position, x, p->w->y + row * s->config.dim);
+    if (s->embedding_norm.gain)
+        bn_norm_checked(p, &s->embedding_norm, x, x, s->config.dim);
     for (size_t table = 0; table < BN_POSITION_TABLES; table++)
         bn_positions_angles(&s->positions, table, r->position,
                             p->w->angle + (table * p->w->batch + row) * s->positions.dim);

@@ -24,7 +24,8 @@ bn_ffn bn_ffn_read(const bn_file *f, uint32_t stack, uint32_t layer, const bn_ke
     bn_gate *const acts[] = {[BN_ACT_RELU2] = kernels->vectors.relu2_gate,
                              [BN_ACT_SILU] = kernels->vectors.silu_gate,
                              [BN_ACT_GELU] = kernels->vectors.gelu_gate,
-                             [BN_ACT_RELU] = kernels->vectors.relu_gate};
+                             [BN_ACT_RELU] = kernels->vectors.relu_gate,
+                             [BN_ACT_GELU_ERF] = kernels->vectors.gelu_erf_gate};
     for (uint32_t i = 0; i < bn_ffn_networks(c); i++)
         networks[i] = read_network(f, stack, layer, c->n_experts > 0 ? i : BN_NO_EXPERT);
     return (bn_ffn){

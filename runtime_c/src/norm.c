@@ -24,8 +24,19 @@ bn_norm bn_norm_before(const bn_tensor *linear, const bn_config *c) {
     return make(c, linear->norm, linear->norm_bias);
 }
 
+static int copy(float *y, const float *x, size_t n) {
+    int finite = 1;
+    for (size_t i = 0; i < n; i++) {
+        finite &= isfinite(x[i]) != 0;
+        y[i] = x[i];
+    }
+    return finite;
+}
+
 int bn_norm_row(const bn_kernels *kernels, const bn_norm *norm, float *y, const float *x,
                 size_t n) {
+    if (!norm->gain)
+        return copy(y, x, n);
     bn_normalize *const normalize =
         norm->kind == BN_NORM_LAYER ? kernels->vectors.layer_norm : kernels->vectors.rms_norm;
     return isfinite(normalize(y, x, norm->gain, norm->bias, n, norm->eps)) != 0;

@@ -25,7 +25,7 @@ bn_norm bn_norm_of_expert(const bn_file *file, uint32_t stack, uint32_t layer, u
 /* That which a linear may have on its input (linear_norm). */
 bn_norm bn_norm_before(const bn_tensor *linear, const bn_config *c);
 
-/* y[0..n) = norm(x), and y may be x. Returns 0 when x is not finite. */
+/* y[0..n) = norm(x), or x where there is no norm; y may be x. Returns 0 when x is not finite. */
 int bn_norm_row(const bn_kernels *kernels, const bn_norm *norm, float *y, const float *x, size_t n);
 
 #endif

@@ -19,7 +19,7 @@ void bn_fail_pass(bn_pass *p) {
     atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
 }
 
-static void norm_row(bn_pass *p, const bn_norm *norm, float *y, const float *x, size_t n) {
+void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, const float *x, size_t n) {
     if (!bn_norm_row(&p->m->kernels, norm, y, x, n))
         bn_fail_pass(p);
 }
@@ -31,11 +31,11 @@ void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *f
     const bn_norm own = bn_norm_before(linear, &p->stack->config);
     float *h = w->in.h + row * w->in.wide;
     if (norm->gain)
-        norm_row(p, norm, h, from, width);
+        bn_norm_checked(p, norm, h, from, width);
     else if (h != from)
         memcpy(h, from, width * sizeof *h);
     if (own.gain)
-        norm_row(p, &own, h, h, width);
+        bn_norm_checked(p, &own, h, h, width);
     w->in.s[row] = p->m->kernels.vectors.quantize(w->in.q + row * w->in.q_stride, &w->in.q_sum[row],
                                                   h, width, bn_q_row(width));
     if (!(w->in.s[row] > 0))
@@ -78,28 +78,31 @@ void bn_project(bn_pass *p, const bn_norm *norm, const bn_product *products, int
 
 typedef struct addition {
     bn_pass *p;
-    const bn_norm *norm;
+    const bn_norm *after;
 } addition;
 
-void bn_add_row(bn_pass *p, const bn_norm *norm, size_t row) {
+void bn_add_row(bn_pass *p, const bn_norm *after, size_t row) {
     const bn_config *c = &p->stack->config;
+    const int of_sum = (c->norm_flags & BN_RESIDUAL_NORM) != 0;
     float *y = p->w->y + row * c->dim, *x = p->w->x + row * c->dim;
-    if (norm->gain)
-        norm_row(p, norm, y, y, c->dim);
+    if (after->gain && !of_sum)
+        bn_norm_checked(p, after, y, y, c->dim);
     for (size_t i = 0; i < c->dim; i++)
         x[i] += y[i] * c->residual_scale;
+    if (of_sum)
+        bn_norm_checked(p, after, x, x, c->dim);
 }
 
 static void add_rows(void *context, int32_t thread, size_t first, size_t end) {
     const addition *a = context;
     (void)thread;
     for (size_t row = a->p->first + first; row < a->p->first + end; row++)
-        bn_add_row(a->p, a->norm, row);
+        bn_add_row(a->p, a->after, row);
 }
 
-void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *post_norm) {
+void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *after) {
     const bn_config *c = &p->stack->config;
-    const int direct = post_norm->gain == NULL;
+    const int direct = after->gain == NULL;
     const size_t first = p->first * c->dim;
     const bn_product product = {.w = linear,
                                 .y = (direct ? p->w->x : p->w->y) + first,
@@ -108,5 +111,5 @@ void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *post_norm) {
                                 .scale = c->residual_scale};
     bn_linear(&p->w->in, p->first, p->rows, &product, 1);
     if (!direct)
-        bn_each_row(p, add_rows, &(addition){p, post_norm});
+        bn_each_row(p, add_rows, &(addition){p, after});
 }

@@ -35,20 +35,23 @@ void bn_quantize_h(bn_pass *p, const bn_norm *norm, size_t width, const bn_tenso
 /* Products of norm(x). Those with a norm of their own before them take turns. */
 void bn_project(bn_pass *p, const bn_norm *norm, const bn_product *products, int n);
 
-/* x += post_norm(W·q), W being `linear`. */
-void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *post_norm);
+/* x += after(W·q), W being `linear`; with residual_norm x = after(x + W·q). */
+void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *after);
 
 /* --- for one more such step --- */
 
 /* Items of the task are the rows of the pass, the first being 0. */
 void bn_each_row(const bn_pass *p, bn_task task, void *context);
 
+/* y = norm(x); one that is not finite fails the pass. */
+void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, const float *x, size_t n);
+
 /* q = quantize(norm(from[0..width))) of one row of the workspace. */
 void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *from, size_t width,
                      const bn_tensor *linear);
 
-/* x += norm(y) of one row of the workspace, whose y is lost. */
-void bn_add_row(bn_pass *p, const bn_norm *norm, size_t row);
+/* x += after(y), or with residual_norm x = after(x + y), of one row of the workspace; y is lost. */
+void bn_add_row(bn_pass *p, const bn_norm *after, size_t row);
 
 void bn_fail_pass(bn_pass *p); /* a row is not finite */
 

@@ -14,13 +14,27 @@ static const float *frequencies(const bn_file *file, uint32_t stack, uint32_t ro
 bn_positions bn_positions_read(const bn_file *file, uint32_t stack) {
     const bn_config *c = &file->stacks[stack];
     return (bn_positions){.dim = c->rope_dim,
+                          .first = (int32_t)c->first_position,
                           .factor = c->rope_attention_factor,
                           .frequencies = {frequencies(file, stack, BN_ROPE_FREQUENCIES),
-                                          frequencies(file, stack, BN_ROPE_LOCAL_FREQUENCIES)}};
+                                          frequencies(file, stack, BN_ROPE_LOCAL_FREQUENCIES)},
+                          .vectors =
+                              bn_file_tensor(file, stack, BN_NO_LAYER, BN_POSITION, BN_NO_EXPERT)};
+}
+
+void bn_positions_add(const bn_positions *p, const bn_kernels *kernels, int32_t position, float *x,
+                      float *scratch) {
+    const bn_tensor *t = &p->vectors;
+    if (!t->data)
+        return;
+    t->encoding->row(kernels, t, (size_t)position, scratch);
+    for (size_t i = 0; i < t->cols; i++)
+        x[i] += scratch[i];
 }
 
 void bn_positions_angles(const bn_positions *p, size_t table, int32_t position, float *angle) {
     const float *frequencies = p->frequencies[table];
+    position += p->first;
     for (size_t i = 0; frequencies && i < p->dim / 2; i++) {
         double sine, cosine;
         bn_sincos((double)((float)position * frequencies[i]), &sine, &cosine);

@@ -24,15 +24,6 @@ static bn_status check_supported(const bn_config *c, char *detail) {
         {c->adapters != 0, "adapters"},
         {c->input == BN_INPUT_EMBEDDINGS, "input = embeddings"},
         {c->mask != BN_MASK_CAUSAL, "a mask other than causal"},
-        {c->norm != BN_NORM_RMS, "norm = layer"},
-        {(c->norm_flags & BN_NORM_BIAS) != 0, "norm_bias"},
-        {(c->norm_flags & BN_RESIDUAL_NORM) != 0, "residual_norm"},
-        {(c->norm_flags & BN_HAS_EMBEDDING_NORM) != 0, "embedding_norm"},
-        {(c->norm_flags & BN_HAS_FINAL_NORM) == 0, "no final_norm"},
-        {c->activation == BN_ACT_GELU_ERF, "activation = gelu_erf"},
-        {c->position == BN_POSITION_LEARNED || c->position == BN_POSITION_SINUSOIDAL,
-         "positions other than rope and none"},
-        {c->first_position != 0, "first_position = 1"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)
@@ -93,6 +84,7 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         .config = *c,
         .embedding = bn_file_tensor(f, index, BN_NO_LAYER, BN_EMBEDDING, BN_NO_EXPERT),
         .head = read_head(f, index),
+        .embedding_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_EMBEDDING_NORM),
         .final_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_FINAL_NORM),
         .positions = bn_positions_read(f, index),
         .layers = layers,

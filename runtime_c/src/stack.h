@@ -26,8 +26,8 @@ typedef struct bn_layer {
 
 typedef struct bn_stack {
     bn_config config;
-    bn_tensor embedding, head; /* V × D; the same when tied; no data without a head */
-    bn_norm final_norm;        /* [D] */
+    bn_tensor embedding, head;          /* V × D; the same when tied; no data without a head */
+    bn_norm embedding_norm, final_norm; /* [D] each */
     bn_positions positions;
     bn_layer *layers;     /* [n_layers] */
     bn_network *networks; /* [n_layers][bn_ffn_networks] */

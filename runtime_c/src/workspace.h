@@ -20,17 +20,17 @@
 
 /* Scratch memory for up to `batch` rows. */
 typedef struct bn_workspace {
-    bn_row *rows;               /* [B] the batch */
-    size_t batch;               /* B */
-    size_t n_ctx;               /* tokens that `partial` has room for */
-    bn_operands in;             /* of the linears */
-    float *x;                   /* [B][D] the residual stream */
-    float *qkv;                 /* [B][(H + 2G)·E] */
-    float *ffn;                 /* bn_ffn_floats: scratch of a feed-forward network */
-    float *y;                   /* [B][D] a sublayer's output, when it is not added to x at once */
-    float *angle;               /* [2][B][rope_dim] cos and sin of each row's position, by table */
-    float *attend;              /* [threads][attend_stride] */
-    float *partial;             /* bn_partial_floats: results of chunks, when a context is split */
+    bn_row *rows;   /* [B] the batch */
+    size_t batch;   /* B */
+    size_t n_ctx;   /* tokens that `partial` has room for */
+    bn_operands in; /* of the linears */
+    float *x;       /* [B][D] the residual stream */
+    float *qkv;     /* [B][(H + 2G)·E] */
+    float *ffn;     /* bn_ffn_floats: scratch of a feed-forward network */
+    float *y;       /* [B][D] a sublayer's output, when it is not added to x at once; scratch */
+    float *angle;   /* [2][B][rope_dim] cos and sin of each row's position, by table */
+    float *attend;  /* [threads][attend_stride] */
+    float *partial; /* bn_partial_floats: results of chunks, when a context is split */
     atomic_size_t *chunks_done; /* [G] how many are there */
     size_t attend_stride;
     float *scores;          /* [score_rows][V] logits, or estimates of them */

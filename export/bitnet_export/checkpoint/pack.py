@@ -68,7 +68,7 @@ def pack_checkpoint(
     check: Any = None,
 ) -> None:
     """Write the packed file, one tensor in memory at a time; `check` as in `write_packed`."""
-    from bitnet.model.positions import frequency_tables
+    from bitnet.model.positions import position_tables
     from bitnet.train.checkpoint import CheckpointError
 
     folder, config, body = checkpoint.folder, checkpoint.config, encodings.ternary_encoding(encoding)
@@ -77,7 +77,7 @@ def pack_checkpoint(
     zeros = sparsity.zero_inputs(checkpoint) if sparsity.rectified(config) else None
     if sparse is None:
         sparse = zeros is not None and sparsity.pays(config, zeros, body)
-    tables = frequency_tables(config)
+    tables = position_tables(config)
     template = checkpoint.template
     tokenizer, generation = _tokenizer(checkpoint)
     left = set(checkpoint.tensor_names())

@@ -131,10 +131,10 @@ def _stored(
     file: PackedFile, record: records.Record, weights: dict[str, Any], config: Any
 ) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
     """(what, in the file, from the checkpoint) for everything a record stores."""
-    from bitnet.model.positions import frequency_tables
+    from bitnet.model.positions import position_tables
 
     name = record.key.name
-    weight = weights[name] if name in weights else frequency_tables(config)[name]
+    weight = weights[name] if name in weights else position_tables(config)[name]
     numbers, scales, _ = quantized(weight, record.encoding, config)
     if scales is None:
         return [("values", file.codes(record).ravel(), numbers.ravel())]

@@ -314,7 +314,8 @@ class PackedFile:
         _require(fault is None, f"{name}: {fault}")
         if record.key.role in (records.ROLE["rope_frequencies"], records.ROLE["rope_local_frequencies"]):
             values = record.encoding.decode(data, record.rows, record.cols)
-            last = self.configs[record.key.stack].max_context - 1
+            config = self.configs[record.key.stack]
+            last = config.max_context - 1 + config.first_position
             with np.errstate(over="ignore"):
                 angles = np.abs(values.astype(np.float32) * np.float32(last))
             _require(

@@ -116,7 +116,8 @@ static void pass_parts(void *context, int32_t thread, size_t first, size_t end) 
 
 /* Angles of RoPE stay where they are computed (bn_sincos), up to the last position. */
 static bn_status check_frequencies(const bn_file *file, const bn_record *r, char *detail) {
-    const uint32_t last = file->stacks[r->stack].max_context - 1;
+    const uint32_t last =
+        file->stacks[r->stack].max_context - 1 + file->stacks[r->stack].first_position;
     for (uint32_t i = 0; i < r->cols; i++) {
         float frequency;
         memcpy(&frequency, file->data + r->offset + i * sizeof frequency, sizeof frequency);
