@@ -100,10 +100,6 @@ def test_what_refusing_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"input": "embeddings"}, "input"),
         ({"mask": "bidirectional"}, "mask"),
         ({"mask": "prefix"}, "mask"),
-        ({"norm": "layer"}, "norm"),
-        ({"norm_bias": True}, "norm_bias"),
-        ({"position": "learned", "rope_dim": 0}, "position"),
-        ({"position": "sinusoidal", "rope_dim": 0}, "position"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -90,9 +90,10 @@ static void set_field(uint8_t *data, size_t size, uint64_t *random) {
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
     uint64_t random = seed;
     if (size < 64) { /* the empty input of an empty corpus */
-        void (*const recipes[])(tiny_writer *) = {tiny_decoder, tiny_mixture, tiny_everything};
+        void (*const recipes[])(tiny_writer *) = {tiny_decoder, tiny_mixture, tiny_original,
+                                                  tiny_everything};
         size_t n;
-        uint8_t *good = tiny_file(recipes[seed % 3], SIZE_MAX, SIZE_MAX, &n);
+        uint8_t *good = tiny_file(recipes[seed % 4], SIZE_MAX, SIZE_MAX, &n);
         size = n < max_size ? n : max_size;
         memcpy(data, good, size);
         free(good);

@@ -120,16 +120,57 @@ static void test_masks(void) {
         }
 }
 
+static void test_original(void) {
+    size_t size;
+    uint8_t *bytes = tiny_file(tiny_original, SIZE_MAX, SIZE_MAX, &size);
+    bn_kernels kernels;
+    bn_stack stack;
+    bn_file f;
+    bn_kernels_scalar(&kernels);
+    CHECK_EQ(bn_file_parse(bytes, size, &kernels, &f, NULL), BN_OK);
+    CHECK_EQ(bn_stack_open(&f, 0, &kernels, &stack, NULL), BN_OK);
+    const bn_layer *l = &stack.layers[1];
+    CHECK(l->attn_norm.gain == NULL && l->ffn.norm.gain == NULL && stack.final_norm.gain == NULL);
+    const bn_norm norms[] = {l->attn_post_norm, l->ffn.post_norm, stack.embedding_norm};
+    for (int i = 0; i < 3; i++)
+        CHECK(norms[i].gain && norms[i].bias && norms[i].kind == BN_NORM_LAYER);
+    CHECK(l->ffn.act == kernels.vectors.gelu_erf_gate && !l->ffn.rectifies);
+    CHECK(stack.positions.dim == 0 && stack.positions.vectors.rows == 270);
+    CHECK(stack.head.data != stack.embedding.data && stack.head.bias != NULL);
+    float x[24], y[24], row[24];
+    stack.positions.vectors.encoding->row(&kernels, &stack.positions.vectors, 269, row);
+    for (int i = 0; i < 24; i++)
+        x[i] = (float)i;
+    bn_positions_add(&stack.positions, &kernels, 269, x, y);
+    for (int i = 0; i < 24; i++)
+        CHECK(x[i] == (float)i + row[i] && row[i] != 0);
+    bn_stack_close(&stack);
+    bn_file_close(&f);
+    free(bytes);
+}
+
+/* A norm that is not there lets everything through, and says what is not finite. */
+static void test_no_norm(void) {
+    const bn_norm none = {0};
+    const float x[] = {1, -2, 3e38f, 4};
+    float y[4], bad[] = {1, 2, INFINITY};
+    bn_kernels kernels;
+    bn_kernels_scalar(&kernels);
+    CHECK(bn_norm_row(&kernels, &none, y, x, 4) && memcmp(x, y, sizeof x) == 0);
+    CHECK(!bn_norm_row(&kernels, &none, bad, bad, 3) && bn_norm_row(&kernels, &none, bad, bad, 2));
+}
+
 /* Each pair of a head is turned by the angle of its frequency, and no other value. */
 static void test_positions(void) {
     const float frequencies[] = {1, 0.25f, 0.001f};
-    const bn_positions p = {.dim = 6, .factor = 2, .frequencies = {NULL, frequencies}};
     for (int32_t position = 0; position < 3000; position += 7) {
+        const bn_positions p = {
+            .dim = 6, .first = position % 2, .factor = 2, .frequencies = {NULL, frequencies}};
         float angle[6], head[8] = {1, 2, 3, 4, 5, 6, 7, 8};
         bn_positions_angles(&p, 1, position, angle);
         bn_positions_rotate(head, angle, p.dim);
         for (int i = 0; i < 3; i++) {
-            const double a = (double)((float)position * frequencies[i]);
+            const double a = (double)((float)(position + p.first) * frequencies[i]);
             const double x = i + 1, y = i + 4;
             /* fp32 of a cosine, a sine, two products and a sum below 15 */
             CHECK(fabs(head[i] - 2 * (x * cos(a) - y * sin(a))) < 4e-6);
@@ -141,6 +182,8 @@ static void test_positions(void) {
 
 int main(void) {
     test_two_stacks();
+    test_original();
+    test_no_norm();
     test_masks();
     test_positions();
     return 0;

@@ -234,6 +234,47 @@ static inline void tiny_mixture(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, 4);
 }
 
+/* A decoder after the transformer of 2017: a LayerNorm of what enters and of each sum, none at the
+ * end, learned positions, no gate, every bias, a head of its own. */
+static inline void tiny_original(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[48] = {[2] = 19,
+                                [3] = 24,
+                                [4] = 2,
+                                [5] = 2,
+                                [6] = 2,
+                                [7] = 9,
+                                [8] = 20,
+                                [9] = 270,
+                                [11] = 1,
+                                [12] = 16 | 64 | 128,
+                                [13] = tiny_float_bits(1e-5f),
+                                [14] = 1,
+                                [15] = 4,
+                                [18] = 1,
+                                [19] = one,
+                                [20] = 15,
+                                [22] = tiny_float_bits(2.5f),
+                                [23] = one,
+                                [24] = tiny_float_bits(0.3f),
+                                [28] = 1};
+    tiny_stack(w, words, "original");
+    for (unsigned layer = 0; layer < 2; layer++) {
+        tiny_with_bias(w, layer, 2, TINY_NONE, 4, 1, 18, 24);
+        tiny_with_bias(w, layer, 3, TINY_NONE, 4, 2, 18, 24);
+        tiny_with_bias(w, layer, 4, TINY_NONE, 6, 2, 18, 24);
+        tiny_with_bias(w, layer, 8, TINY_NONE, 1, 0, 24, 18);
+        tiny_with_bias(w, layer, 9, TINY_NONE, 1, 0, 1, 24);
+        tiny_with_bias(w, layer, 13, TINY_NONE, 5, 1, 20, 24);
+        tiny_with_bias(w, layer, 15, TINY_NONE, 4, 3, 24, 20);
+        tiny_with_bias(w, layer, 16, TINY_NONE, 1, 0, 1, 24);
+    }
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 24);
+    tiny_tensor(w, TINY_NONE, 65, TINY_NONE, 0, 2, 0, 270, 24);
+    tiny_with_bias(w, TINY_NONE, 67, TINY_NONE, 2, 0, 19, 24);
+    tiny_with_bias(w, TINY_NONE, 68, TINY_NONE, 1, 0, 1, 24);
+}
+
 /* A stack that has nothing optional: embeddings in, hidden states out. */
 static inline void tiny_bare(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
