@@ -321,6 +321,8 @@ def embedding(backbone: str) -> Published:
         kinds = ["sliding_attention", "full_attention", "sliding_attention"]
         more = {"head_dim": 40, "sliding_window": 24, "layer_types": kinds, "query_pre_attn_scalar": 56}
         model = Gemma3TextModel(Gemma3TextConfig(**SHAPE, **more)).eval()
+        scale = model.embed_tokens.embed_scale  # in the type of the weights, as when transformers computes in it
+        scale.copy_(scale.to(dtype))
     randomize(model, dtype, 7, norms=0.0 if backbone == "gemma3" else 1.0)
     random, ternary = torch.Generator().manual_seed(8), {}
 

@@ -290,10 +290,10 @@ def test_tensors_of_older_programs_are_skipped(folder):
         pack_source(source, folder.parent / "out.bitnet")
 
 
-def test_a_full_precision_model(tmp_path):
-    model = hf_models.falcon_masters()
-    del model.config["quantization_config"]
-    refused(model.save(tmp_path / "model"), "this is a full-precision model. `bitnet finetune`")
+def test_ternary_in_the_first_layer_only(tmp_path):
+    model = hf_models.trilm()
+    model.tensors[f"{Q}.weight"][3, 4] = 0.1234
+    refused(model.save(tmp_path / "model"), "is not ternary, that of the first layer is")
 
 
 def test_masters_with_nan(tmp_path):
@@ -316,7 +316,6 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
     ("changes", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "architectures is .*Mamba.*, expected one of"),
-        ({"architectures": None}, "architectures is"),
         ({"architectures": "LlamaForCausalLM"}, "expected a list of strings"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 2}}, "quant_method is 'gptq', expected bitnet"),
         ({"quantization_config": {}}, "quant_method is None"),
@@ -327,7 +326,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({"quantization_config": hf_models.DIVIDE | {"use_rms_norm": True}}, "none have a norm"),
         ({"quantization_config": hf_models.DIVIDE | {"modules_to_not_convert": ["model.layers.0"]}},
          "in all layers or in none"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
         ({"hidden_act": ["silu"]}, "hidden_act is"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "96"}, "expected an integer"),

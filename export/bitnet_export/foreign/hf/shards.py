@@ -5,6 +5,7 @@ Format: the safetensors README.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,18 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 _SIZES = {"BOOL": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F64": 8}
 _SIZES |= {name: dtype.itemsize for name, dtype in _DTYPES.items()}
+
+_NEW = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+_OLD = re.compile(r"\.LayerNorm\.(gamma|beta)$")
+"""What older programs called a norm's weight and bias; transformers renames them, too."""
+
+
+def rounded(value: float, dtype: str) -> float:
+    """The number of a type of floats that is nearest."""
+    if dtype == "BF16":  # the upper half of the bits of fp32, half to even
+        bits = int(np.float32(value).view(np.uint32))
+        return float(np.uint32(bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).view(np.float32))
+    return float(np.float16(value) if dtype == "F16" else np.float32(value))
 
 
 class Entry(NamedTuple):
@@ -75,7 +88,7 @@ def open_shards(folder: Folder) -> dict[str, Entry]:
     if lost:
         name = min(lost)
         raise SourceError(f"{folder.path}: tensor {name} is missing in {(places or {})[name]}, {INDEX} has it there")
-    return tensors
+    return {_OLD.sub(lambda match: _NEW[match[0]], name): entry for name, entry in tensors.items()}
 
 
 def _weight_map(folder: Folder) -> dict[str, str] | None:

@@ -8,7 +8,6 @@ multiplies by it, after it has added the bias.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +17,15 @@ from bitnet.config import TERNARY_LINEARS
 from bitnet_export.foreign.source import Floats, SourceError, Tensor, Ternary
 from bitnet_export.foreign.ternary_values import ternary_values
 from bitnet_export.packed import encodings, records
-from bitnet_export.packed.records import NONE, Key, Spec
+from bitnet_export.packed.records import Key, Spec
 
 from .fields import Fields
+from .places import Places, mapped
 from .shards import Entry
 
-_LINEAR_NORM = "_linear_norm"
-SKIPPED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias)")
+SKIPPED = re.compile(
+    r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|embeddings\.position_ids)|(transformer\.)?h\.\d+\.attn\.bias"
+)
 """Tensors that older programs wrote and none computes with."""
 
 
@@ -73,78 +74,58 @@ class Quantization(NamedTuple):
 class Weights:
     """Tensors by our keys. quantization None: what is not ternary already is not ternary. masters: floats are."""
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Entry],
-        names: Mapping[str, str],
-        layers: str,
-        quantization: Quantization | None,
-        *,
-        masters: bool,
-        gemma: bool,
-        norm: str,
-    ) -> None:
-        self._tensors, self._names, self._layers = tensors, names, layers
-        self._quantization, self.masters, self._gemma, self._norm = quantization, masters, gemma, norm
+    def __init__(self, places: Places, quantization: Quantization | None, *, masters: bool) -> None:
+        self._places, self._quantization, self.masters = places, quantization, masters
         self.tables: dict[str, bool] = {}  # embedding and head, whether they are ternary
         self.floats: frozenset[str] = frozenset()  # projections that stay float
 
     def module(self, key: Key) -> str:
-        role = records.ROLES[key.role]
-        base = role.removesuffix(_LINEAR_NORM)
-        name = self._names[base] + (self._norm if base != role else "")
-        return name if key.layer == NONE else f"{self._layers}{key.layer}.{name}"
+        return self._places.module(key)
 
-    def name(self, key: Key) -> str:
-        return f"{self.module(key)}.{'bias' if key.part else 'weight'}"
+    def entry(self, key: Key) -> Entry:
+        return self._places.entry(self._places.name(key))
 
-    def check(self, spec: Spec) -> set[str]:
+    def matrix(self, key: Key) -> Floats:
+        """A tensor of floats as it is in the folder."""
+        return self._places.floats(key)
+
+    def check(self, spec: Spec, experts: int) -> set[str]:
         """Names of the tensors that one of ours is made of. Raises SourceError: missing, or of another shape."""
-        key, name = spec.key, self.name(spec.key)
-        entry, shape = self._entry(name), (spec.rows, spec.cols)
-        is_matrix = records.ROLES[key.role] in (*TERNARY_LINEARS, "embedding", "head") and key.part == 0
+        key, name = spec.key, self._places.name(spec.key)
+        entry, shape = self._places.entry(name), self._places.shape(spec, experts)
+        is_matrix = spec.form in ("linear", "table") and self._places.is_whole(key)
         if is_matrix and entry.dtype == "U8":
             if spec.rows % 4:
                 raise SourceError(
                     f"{entry.what} is packed, but the configuration calls for {spec.rows} rows, not a multiple of 4"
                 )
             shape = (spec.rows // 4, spec.cols)
-        elif not is_matrix:
-            shape = (spec.cols,)  # type: ignore[assignment]
         if entry.shape != shape:
             raise SourceError(f"{entry.what} has shape {list(entry.shape)}, config.json calls for {list(shape)}")
         if entry.dtype != "U8":
             entry.floats()
         scale = f"{self.module(key)}.weight_scale"
-        if not is_matrix or scale not in self._tensors:
+        if not is_matrix or scale not in self._places.tensors:
             if is_matrix and entry.dtype == "U8":
                 raise SourceError(f"{entry.what} is packed, its scale {scale} is missing")
-            return {name}
+            return {name} | self._places.check_added(key, spec.cols)
         self._scale(self.module(key))
         return {name, scale}
 
     def load(self, key: Key) -> Tensor:
         """The tensor of a key."""
-        role, entry = records.ROLES[key.role], self._entry(self.name(key))
+        role = records.ROLES[key.role]
         if key.part:
-            return self._bias(key, entry)
+            return self._bias(key)
         if role in ("embedding", "head"):
-            return self._table(role, key, entry)
-        if role in TERNARY_LINEARS:
-            return entry.floats() if role in self.floats else self._linear(key, entry)
-        values = entry.floats()
-        if self._gemma and not role.endswith(_LINEAR_NORM):
-            return _mapped(values, lambda w: np.float32(1) + w)
-        return values
-
-    def _entry(self, name: str) -> Entry:
-        if name not in self._tensors:
-            raise SourceError(f"tensor {name} is missing, config.json calls for it")
-        return self._tensors[name]
+            return self._table(role, key)
+        if role in TERNARY_LINEARS and role not in self.floats:
+            return self._linear(key)
+        return self._places.floats(key)
 
     def _scale(self, module: str) -> np.float32 | None:
         """What the codes of a module are multiplied with, None where the folder has no scale."""
-        entry = self._tensors.get(f"{module}.weight_scale")
+        entry = self._places.tensors.get(f"{module}.weight_scale")
         if entry is None:
             return None
         if self._quantization is None:
@@ -158,12 +139,12 @@ class Weights:
             raise SourceError(f"{entry.what} is {stored}, expected a finite number above 0")
         return scale
 
-    def _linear(self, key: Key, entry: Entry) -> Ternary:
-        scale = self._scale(self.module(key))
+    def _linear(self, key: Key) -> Ternary:
+        entry, scale = self.entry(key), self._scale(self.module(key))
         if entry.dtype == "U8":
             assert scale is not None
             return Ternary(_unpack(entry), np.array([scale], np.float32))
-        matrix = entry.floats()
+        matrix = self._places.floats(key)
         found = ternary_values(matrix)
         if found is not None:
             return found if scale is None else found._replace(scales=found.scales * scale)
@@ -171,32 +152,28 @@ class Weights:
             raise SourceError(f"{entry.what} has a weight_scale, but its values are not ternary")
         if not self.masters:
             raise SourceError(
-                f"{entry.what} is not ternary and config.json says nothing of BitNet: this is a full-precision model. "
-                "`bitnet finetune` trains it to be ternary; rounding its weights would only ruin it"
+                f"{entry.what} is not ternary, that of the first layer is, and config.json says nothing of BitNet; "
+                "download the model again"
             )
         return _quantize(matrix, entry.what)
 
-    def _table(self, role: str, key: Key, entry: Entry) -> Tensor:
-        scale = self._scale(self.module(key))
+    def _table(self, role: str, key: Key) -> Tensor:
+        entry, scale = self.entry(key), self._scale(self.module(key))
         if entry.dtype == "U8":
             assert scale is not None
             return Ternary(_unpack(entry), np.array([scale], np.float32))
-        matrix = entry.floats()
+        matrix = self._places.floats(key)
         if self.tables.get(role, True):
             found = ternary_values(matrix)
             if found is not None:
                 return found if scale is None else found._replace(scales=found.scales * scale)
-        return matrix if scale is None else _mapped(matrix, lambda w: w * scale)
+        return matrix if scale is None else mapped(matrix, lambda w: w * scale)
 
-    def _bias(self, key: Key, entry: Entry) -> Floats:
-        values, scale = entry.floats(), self._scale(self.module(key))
+    def _bias(self, key: Key) -> Floats:
+        values, scale = self._places.floats(key), self._scale(self.module(key))
         if scale is None or self._quantization is None or self._quantization.divides:
             return values
-        return _mapped(values, lambda b: b * scale)
-
-
-def _mapped(values: Floats, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Floats:
-    return values._replace(rows=lambda first, last: change(values.rows(first, last)))
+        return mapped(values, lambda b: b * scale)
 
 
 def _unpack(entry: Entry) -> NDArray[np.int8]:

@@ -43,15 +43,9 @@ from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import NONE, ROLES, Record
 
-ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
+from .places import NAMES
 
-NAMES = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "attn_sub_norm": "self_attn.attn_sub_norm",
-    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj", "ffn_sub_norm": "mlp.ffn_sub_norm",
-    "embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head",
-}  # fmt: skip
+ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
 
 
 class _Entry(NamedTuple):
@@ -207,7 +201,7 @@ def _head_is_quantized(file: PackedFile) -> bool:
 def _module(record: Record) -> str:
     role = ROLES[record.key.role]
     base = role.removesuffix("_linear_norm")
-    name = NAMES[base] + (".rms_norm" if base != role else "")
+    name = str(NAMES[base]) + (".rms_norm" if base != role else "")
     return name if record.key.layer == NONE else f"model.layers.{record.key.layer}.{name}"
 
 

@@ -1,0 +1,109 @@
+"""What the weights of a model folder are: packed, ternary as floats, masters that the model quantizes, or plain floats.
+
+Told from the first layer and the tables.
+"""
+
+from __future__ import annotations
+
+from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet_export.foreign.source import SourceError, Ternary
+from bitnet_export.foreign.ternary_values import ternary_values
+from bitnet_export.packed import encodings
+from bitnet_export.packed.records import NONE, PER_EXPERT, ROLE, Key
+
+from .weights import Quantization, Weights
+
+Found = tuple[ModelConfig, str, list[str]]  # the configuration with what was found, words for it, assumptions
+
+_DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
+
+
+def look(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
+    """Of a folder that is to be converted."""
+    weights.floats = _left_alone(model, weights, quantization)
+    if weights.floats.issuperset(_linears(model)):
+        raise SourceError("modules_to_not_convert names every projection: nothing of this model is ternary")
+    if not weights.masters:
+        weights.floats = frozenset(role for role in _linears(model) if not _is_ternary(weights, _first(model, role)))
+    roles = [role for role in _linears(model) if role not in weights.floats]
+    if not roles:
+        return _full_precision(model, weights)
+    keys = [_first(model, role) for role in roles]
+    scopes = [tensor.scope for tensor in map(weights.load, keys) if isinstance(tensor, Ternary)]
+    tables = ["embedding"] + ["head"] * (model.has_head and not model.tie_embeddings)
+    ternary = [isinstance(weights.load(Key(0, NONE, ROLE[role], NONE, 0)), Ternary) for role in tables]
+    weights.tables = dict.fromkeys(tables, all(ternary))
+    model = model.replace(ternary=roles, weight_scale=encodings.SCOPE_NAMES[max(scopes)])
+    if all(ternary):
+        model = model.replace(head_format="ternary")
+    dtype = weights.entry(keys[0]).dtype
+    if dtype == "U8":
+        assert quantization is not None
+        return model, f"packed ternary weights, {_DIVIDE_OR_MULTIPLY[quantization.divides]}", []
+    if not _is_ternary(weights, keys[0]):
+        assumed = "config.json does not say how the weights are quantized: as BitNet b1.58 does"
+        words = f"{dtype} weights, float masters, quantized as the model's own code does"
+        return model, words, [assumed] if quantization is None else []
+    assumed = "activations are quantized to int8 for each token; the published model leaves them float"
+    words = f"{dtype} weights, ternary already with one scale a {model.weight_scale}"
+    return model, words, [assumed] if quantization is None else []
+
+
+def look_at_masters(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
+    """Of a folder that is to be trained. Raises SourceError: packed weights, or floats that are ternary."""
+    left = _left_alone(model, weights, quantization)
+    roles = [role for role in _linears(model) if role not in left] if weights.masters else []
+    weights.floats, weights.tables = frozenset(TERNARY_LINEARS), {"embedding": False, "head": False}
+    for key in (_first(model, role) for role in _linears(model)):
+        entry = weights.entry(key)
+        if entry.dtype == "U8" or _is_ternary(weights, key):
+            raise SourceError(
+                f"{entry.what} is ternary already: the float masters that training needs cannot be had from it, and "
+                "quantized again its scale would shrink. Take the revision with masters (2B-4T: the repository that "
+                "ends in -bf16, Falcon-E: the revision prequantized) or a full-precision model"
+            )
+    dtype = weights.entry(_first(model, "q")).dtype
+    kind = "float masters of a ternary model" if roles else "a full-precision model"
+    return model.replace(ternary=roles, head_format="f32"), f"{dtype} weights, {kind}", []
+
+
+def _full_precision(model: ModelConfig, weights: Weights) -> Found:
+    weights.tables = {"embedding": False, "head": False}
+    dtype = weights.entry(_first(model, "q")).dtype
+    return model.replace(ternary=[]), f"{dtype} weights, a full-precision model: nothing of it is ternary", []
+
+
+def _linears(model: ModelConfig) -> list[str]:
+    return [role for role in TERNARY_LINEARS if role != "gate" or model.ffn == "gated"]
+
+
+def _first(model: ModelConfig, role: str, layer: int = 0) -> Key:
+    """The key of a projection, of the first expert where there are several."""
+    expert = 0 if model.n_experts and ROLE[role] in PER_EXPERT else NONE
+    return Key(0, layer, ROLE[role], expert, 0)
+
+
+def _is_ternary(weights: Weights, key: Key) -> bool:
+    """Whether a projection holds codes, or floats that are. A matrix of zeros says nothing."""
+    if weights.entry(key).dtype == "U8":
+        return True
+    values = weights.matrix(key)
+    return bool(values.all().any()) and ternary_values(values) is not None
+
+
+def _left_alone(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> frozenset[str]:
+    """Roles of projections that stay float, in every layer."""
+    if quantization is None:
+        return frozenset()
+    if quantization.online and quantization.converts("lm_head") and model.has_head:
+        raise SourceError("modules_to_not_convert does not name lm_head: a head quantized from floats is not supported")
+    roles = set()
+    for role in _linears(model):
+        modules = [weights.module(_first(model, role, layer)) for layer in range(model.n_layers)]
+        left = [module for module in modules if not quantization.converts(module)]
+        if left and len(left) < len(modules):
+            raise SourceError(
+                f"modules_to_not_convert names {left[0]}; a projection stays float in all layers or in none"
+            )
+        roles |= {role} if left else set()
+    return frozenset(roles)

@@ -1,0 +1,104 @@
+"""Tiny random models in full precision of families that `transformers` has, saved by it; sizes are awkward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaModel,
+)
+
+import hf_models
+
+VOCABULARY, CONTEXT = 301, 50
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 36, "intermediate_size": 52, "num_hidden_layers": 3,
+    "num_attention_heads": 3, "max_position_embeddings": CONTEXT, "attn_implementation": "eager",
+}  # fmt: skip
+_DECODER = _SIZES | {"num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2}
+_MOE = _DECODER | {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+_GPT2: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_positions": CONTEXT, "n_inner": 52,
+    "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": "eager",
+}  # fmt: skip
+
+MAKE: dict[str, Callable[[], nn.Module]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_DECODER, head_dim=10, attention_bias=True, mlp_bias=True)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**_DECODER, head_dim=10)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**_DECODER, head_dim=10, query_pre_attn_scalar=17, sliding_window=7, attn_logit_softcapping=3.0,
+                     final_logit_softcapping=4.0)
+    ),
+    "gemma2, no caps": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**_DECODER, head_dim=10, attn_logit_softcapping=None, final_logit_softcapping=None)
+    ),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_MOE, num_local_experts=5, sliding_window=9)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**_MOE, head_dim=10, num_experts=5, moe_intermediate_size=21, norm_topk_prob=True)
+    ),
+    "qwen3_moe, shares as they are": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**_MOE, head_dim=10, num_experts=5, moe_intermediate_size=21, norm_topk_prob=False)
+    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2)),
+    "gpt2, four times wider": lambda: GPT2LMHeadModel(
+        GPT2Config(**_GPT2 | {"n_inner": None, "activation_function": "gelu"}, tie_word_embeddings=False)
+    ),
+    "bert": lambda: BertModel(BertConfig(**_SIZES)),
+    "bert, masked": lambda: BertForMaskedLM(BertConfig(**_SIZES, type_vocab_size=1)),
+    "roberta": lambda: RobertaModel(RobertaConfig(**_SIZES, pad_token_id=4)),
+    "roberta, masked": lambda: RobertaForMaskedLM(RobertaConfig(**_SIZES)),
+}  # fmt: skip
+
+
+def is_encoder(name: str) -> bool:
+    return name.startswith(("bert", "roberta"))
+
+
+def make(name: str, dtype: torch.dtype = torch.float16, seed: int = 1) -> nn.Module:
+    """fp32, of values that dtype holds."""
+    torch.manual_seed(seed)
+    model = MAKE[name]().eval()
+    hf_models.randomize(model, dtype, seed, norms=0.0 if name.startswith("gemma") else 1.0)
+    return model
+
+
+def save(name: str, folder: Path, **more: Any) -> nn.Module:
+    model = make(name)
+    model.save_pretrained(folder, **more)
+    return model
+
+
+def tokens_of(n: int, length: int, seed: int = 0) -> torch.Tensor:
+    """(n, length) without the first ids, which have a meaning."""
+    return torch.randint(5, VOCABULARY, (n, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def result(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits, or of an encoder the states of the tokens: (n, T, ...)."""
+    if type(model).__name__.endswith("ForMaskedLM"):
+        model = model.base_model
+    out = model(tokens, use_cache=False)
+    found: torch.Tensor = out.logits if "logits" in out else out.last_hidden_state
+    return found
