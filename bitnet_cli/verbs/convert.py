@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Convert a published ternary model, a Hugging Face folder or a GGUF file, to a packed file. The format and the "
+        "Convert a published model, a Hugging Face folder or a GGUF file, to a packed file. The format and the "
         "kind of model are told from the content; the file is compared with its source before it appears. With --to, "
         "convert a packed file to the format of others."
     )
@@ -50,6 +50,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=("int8", "f16", "f32"),
         help="how embedding and head are stored, with --to gguf int8 is Q8_0; the report says what it costs [int8]",
     )
+    parser.add_argument(
+        "--linears",
+        choices=("int8", "f16", "f32"),
+        help="how linear layers are stored that are not ternary; int8 rounds their inputs too, the report says what it "
+        "costs [f16 where nothing is ternary, else f32]",
+    )
     kinds = ("TQ2_0", "TQ1_0", "Q2_0", "F16", "F32")
     parser.add_argument("--type", choices=kinds, help="with --to gguf: of the ternary weights [TQ2_0]")
     parser.add_argument("--no-tokenizer", action="store_true", help="with --to gguf: leave the tokenizer out")
@@ -60,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _GOES_WITH = {
-    "tokens": (None,), "encoding": (None,), "sparse": (None,), "head": (None, "gguf"),
+    "tokens": (None,), "encoding": (None,), "sparse": (None,), "linears": (None,), "head": (None, "gguf"),
     "type": ("gguf",), "no_tokenizer": ("gguf",), "form": ("onnx",),
 }  # fmt: skip
 """For which --to an option of `bitnet convert` says something; None: a packed file is written."""

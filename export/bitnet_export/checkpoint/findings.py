@@ -175,21 +175,24 @@ class Checked:
     short: Agreement
     long: Agreement
     noise: float  # mean difference in the long text when the embedding is 1e-5 off
-    head: HeadCost
+    head: HeadCost  # of vectors, what storing linear layers and embedding so does to their numbers
+    floats: str = ""  # encoding of linear layers that are not ternary
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         short, long = self.short, self.long
+        weights = f"all {self.ternary_weights:,} ternary codes and their scales equal the source's, as do the other"
+        if not self.ternary_weights:
+            weights = f"nothing is ternary, linear layers are {self.floats}; all equal the source's as stored, the"
         return "\n".join(
             [
-                f"weights    all {self.ternary_weights:,} ternary codes and their scales equal the source's, as do the "
-                f"other tensors of the layers ({self.tensors_equal} tensors)",
+                f"weights    {weights} tensors of the layers ({self.tensors_equal} tensors)",
                 f"prompts    {short.windows} of {short.tokens // short.windows} tokens: {short.what} differ by "
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e}; noise of 1e-5 on the embedding: {self.noise:.1e})",
-                *([] if long.vectors else [f"head       {self.head}"]),
+                *([] if long.vectors else [f"{'head  ' if self.ternary_weights else 'stored'}     {self.head}"]),
             ]
         )

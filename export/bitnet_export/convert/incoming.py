@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet.config import ModelConfig
 from bitnet_export.foreign.source import Progress, Source, SourceError, encode
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.recognise import PROBE, recognise
@@ -77,6 +78,7 @@ def convert(
     *,
     encoding: str = "2.0",
     head: str = "int8",
+    linears: str | None = None,
     sparse: bool = False,
     tokens: int = 512,
     progress: Progress = lambda _: None,
@@ -84,7 +86,8 @@ def convert(
     """Write a published model as a packed file, and verify it.
 
     encoding: bits a ternary weight, "2.0" or "1.6". head: how embedding and head are stored unless
-    they are ternary, "int8", "f16" or "f32". sparse: `up` and `down` by lines, of which the engine
+    they are ternary, "int8", "f16" or "f32". linears: the same of linear layers that are not ternary;
+    None is `stored_floats`. sparse: `up` and `down` by lines, of which the engine
     reads only those that are not multiplied with 0; for FFNs with relu². tokens: how many are scored
     by engine and reference.
     The file appears only if it passes. Raises SourceError: the source cannot be converted;
@@ -97,12 +100,24 @@ def convert(
     checks: list[Checked] = []
 
     def check(file: Path) -> None:
-        checks.append(verify_source(model, file, tokens=tokens, progress=progress))
+        stored = linears or stored_floats(model.config)
+        checks.append(verify_source(model, file, tokens=tokens, linears=stored, progress=progress))
 
     with open_source(source) as model:
         progress(f"found {model.what}")
-        pack_source(model, out, encoding=encoding, head=head, sparse=sparse, check=check, progress=progress)
+        pack_source(
+            model, out, encoding=encoding, head=head, linears=linears, sparse=sparse, check=check, progress=progress
+        )
         return Conversion(model.what, model.assumptions, os.path.getsize(out), checks[0])
+
+
+def stored_floats(config: ModelConfig) -> str:
+    """How linear layers are stored that are not ternary, unless one says it.
+
+    The few of a ternary model as they are. Of a full-precision model f16, which is exact for weights of bf16 from
+    2**-17 to 65504 and takes no more bytes than they do; int8 would round the activations too.
+    """
+    return "f32" if config.ternary else "f16"
 
 
 def pack_source(
@@ -111,6 +126,7 @@ def pack_source(
     *,
     encoding: str = "2.0",
     head: str = "int8",
+    linears: str | None = None,
     sparse: bool = False,
     check: Callable[[Path], None] | None = None,
     progress: Progress = lambda _: None,
@@ -118,7 +134,7 @@ def pack_source(
     """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
     from bitnet.model.positions import frequency_tables
 
-    body = encodings.ternary_encoding(encoding)
+    body, floats = encodings.ternary_encoding(encoding), encodings.TABLES[linears or stored_floats(source.config)]
     config = source.config if source.config.head_format == "ternary" else source.config.replace(head_format=head)
     tables = frequency_tables(config) if config.position == "rope" else {}
     total = sum(1 for _ in records.expected_tensors(config))
@@ -130,7 +146,7 @@ def pack_source(
         if name in tables:
             return Encoded.f32(tables[name].numpy())
         stored_as = encodings.encoding_of(records.ROLES[spec.key.role], body, sparse)
-        return encode(spec, source.load(spec.key), config, stored_as)
+        return encode(spec, source.load(spec.key), config, stored_as, floats)
 
     metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}
     write_packed(

@@ -21,14 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bitnet.config import ModelConfig
+from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model.transformer import pooled
+from bitnet.quant import stored_rows
 from bitnet_export.checkpoint.findings import Agreement, Checked, HeadCost, Scores
 from bitnet_export.checkpoint.verify import EXACT, LOSS, SHORT, VerificationError, check_limit, engine_scores
 from bitnet_export.foreign.source import Progress, Source, Ternary
 from bitnet_export.foreign.source import Tensor as Stored
 from bitnet_export.packed.reader import PackedFile
-from bitnet_export.packed.records import Key
+from bitnet_export.packed.records import ROLE, Key
 
 from .reference import Pass, Windows, hidden_states, logits
 
@@ -41,8 +42,12 @@ NOISE = 1e-5
 REF32, REF64 = 0, 1  # of the passes
 
 
-def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress = lambda _: None) -> Checked:
+def verify_source(
+    source: Source, path: Path, *, tokens: int, linears: str = "f32", progress: Progress = lambda _: None
+) -> Checked:
     """Compare a packed file with the source it was made from; `tokens` is the length of the long text.
+
+    linears: how it stores linear layers that are not ternary.
 
     Raises VerificationError saying what differs.
     """
@@ -57,10 +62,10 @@ def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress
     texts = [_windows(ids[: PROMPTS * SHORT], min(SHORT, config.max_context)), _windows(ids[PROMPTS * SHORT :], length)]
     stored = config.head_format
     passes = [
-        Pass(texts, torch.float32, stored),
-        Pass(texts, torch.float64, stored),
-        Pass(texts[1:], torch.float32, stored, NOISE),
-        Pass(texts[1:], torch.float32, "f32"),
+        Pass(texts, torch.float32, stored, linears),
+        Pass(texts, torch.float64, stored, linears),
+        Pass(texts[1:], torch.float32, stored, linears, NOISE),
+        Pass(texts[1:], torch.float32, "f32", "f32"),
     ]
     progress("comparing with the source: the engine")
     with Model.load(path, kv_type="f32", verify=False) as engine:
@@ -80,7 +85,14 @@ def verify_source(source: Source, path: Path, *, tokens: int, progress: Progress
     check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, noise))
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
     head = HeadCost.of(stored, "published", ref32[-1], published[-1])
-    return Checked(origin, weights.tensors, weights.ternary, short, long, noise, head)
+    return Checked(origin, weights.tensors, weights.ternary, short, long, noise, head, _stored_floats(file))
+
+
+def _stored_floats(file: PackedFile) -> str:
+    """How linear layers that are not ternary are stored; empty where there are none."""
+    roles = {ROLE[role] for role in TERNARY_LINEARS}
+    found = {r.encoding.name for r in file.tensors.values() if r.key.role in roles and r.key.part == 0}
+    return " and ".join(sorted(name for name in found if not name.startswith("TERNARY")))
 
 
 class _Weights:
@@ -102,6 +114,8 @@ class _Weights:
             values = tensor.all()
             if record.encoding.kind == "float":
                 values = values.astype(record.encoding.dtype).astype(np.float32)
+            else:
+                values = stored_rows(torch.from_numpy(np.ascontiguousarray(values)), "int8").numpy()
             pairs = [("values", self.file.values(record), values)]
         for what, found, expected in pairs:
             if not np.array_equal(found.ravel(), expected.ravel()):

@@ -19,6 +19,7 @@ from bitnet_export.packed.encodings import Encoding
 from bitnet_export.packed.records import Key, Spec
 from bitnet_export.packed.writer import Encoded
 
+_LARGEST_F16 = 65_504
 _ROWS = 4096  # of a table in memory at a time
 
 
@@ -85,19 +86,21 @@ class Source:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: Encoding) -> Encoded:
-    """The bytes of one tensor; `body` is the encoding of ternary ones."""
+def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: Encoding, floats: Encoding) -> Encoded:
+    """The bytes of one tensor; `body` is the encoding of ternary ones, `floats` of linear layers that are not."""
     shape = (spec.rows, spec.cols)
     if tensor.shape != shape and (1, *tensor.shape) != shape:
         raise SourceError(f"{spec.key.name} has shape {list(tensor.shape)}, the configuration calls for {list(shape)}")
     if isinstance(tensor, Ternary):
         return _encode_ternary(spec, tensor, body)
-    stored = records.stored_as(spec, config)
+    stored = floats if spec.form == "linear" else records.stored_as(spec, config)
     if stored.kind == "int8":
         return _encode_rows(spec, tensor, stored)
     values = tensor.all()
     if not np.isfinite(values).all():
         raise SourceError(f"{spec.key.name} holds NaN or infinity")
+    if stored == encodings.F16 and spec.form == "linear" and np.abs(values).max() > _LARGEST_F16:
+        raise SourceError(f"{spec.key.name} has values beyond the range of F16; store them with --linears f32")
     return Encoded.floats(encodings.F32 if stored.ternary else stored, values)
 
 

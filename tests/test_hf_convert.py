@@ -1,0 +1,111 @@
+"""Full-precision Hugging Face folders converted: the engine gives what `transformers` gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hf_families
+from bitnet_cli import main
+from bitnet_export import PackedFile
+from bitnet_export.convert.incoming import convert
+from bitnet_export.packed import encodings, records
+from bitnet_runtime import Model
+
+torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
+
+LINEARS = {records.ROLE[role] for role in ("q", "k", "v", "o", "gate", "up", "down")}
+
+
+def stored(path: Path) -> set[str]:
+    tensors = PackedFile.open(path).tensors.values()
+    return {record.encoding.name for record in tensors if record.key.role in LINEARS and record.key.part == 0}
+
+
+def engine(path: Path, tokens: torch.Tensor, **options: Any) -> np.ndarray[Any, Any]:
+    """Logits (n, T, V); of a model without a head the vectors of the texts (n, D)."""
+    with Model.load(path, kv_type="f32", **options) as model:
+        if not PackedFile.open(path).configs[0].has_head:
+            return model.embed(tokens.tolist())
+        rows = []
+        for text in tokens.tolist():
+            with model.session(n_ctx=len(text)) as session:
+                rows.append(session.append(text, "all"))
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("name", hf_families.MAKE)
+def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
+    """The weights are numbers that f16 holds, so that nothing but the order of sums differs."""
+    theirs = hf_families.save(name, tmp_path / "model")
+    report = convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", tokens=100)
+    assert stored(tmp_path / "m.bitnet") == {"F16"} and report.checked.ternary_weights == 0
+    assert "nothing of it is ternary" in str(report) and "nothing is ternary, linear layers are F16" in str(report)
+    tokens = hf_families.tokens_of(3, 41)
+    expected = hf_families.result(theirs, tokens).numpy()
+    if hf_families.is_encoder(name):
+        expected = expected.mean(1) / np.linalg.norm(expected.mean(1), axis=-1, keepdims=True)
+    found = engine(tmp_path / "m.bitnet", tokens)
+    # fp32 sums of up to a hundred products in another order, and another exp.
+    assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", "bert"])
+def test_int8_linears(name: str, tmp_path: Path) -> None:
+    """`convert` holds the engine against torch; what the model computes moves a little, and the report says so."""
+    theirs = hf_families.save(name, tmp_path / "model")
+    report = convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", linears="int8", tokens=100)
+    assert stored(tmp_path / "m.bitnet") == {"INT8_ROWS"} and "INT8_ROWS" in str(report)
+    tokens = hf_families.tokens_of(3, 41)
+    expected = hf_families.result(theirs, tokens).numpy()
+    if hf_families.is_encoder(name):
+        expected = expected.mean(1) / np.linalg.norm(expected.mean(1), axis=-1, keepdims=True)
+    found = engine(tmp_path / "m.bitnet", tokens)
+    apart = np.abs(found - expected).mean() / np.abs(expected).mean()
+    assert 1e-4 < apart < 0.1  # codes of 7 bits; three layers
+    small, large = (tmp_path / "m.bitnet").stat().st_size, tmp_path / "f32.bitnet"
+    convert(tmp_path / "model", large, head="f32", linears="f32", tokens=100)
+    assert stored(large) == {"F32"} and small < large.stat().st_size
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hf_families.save("llama", tmp_path / "model")
+    words = ["convert", str(tmp_path / "model"), str(tmp_path / "m.bitnet"), "--tokens", "64", "--json"]
+    for linears, name in ((None, "F16"), ("int8", "INT8_ROWS"), ("f32", "F32")):
+        assert main([*words, *(["--linears", linears] if linears else [])]) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["checked"]["floats"] == name
+        assert f"nothing is ternary, linear layers are {name}" in captured.err and stored(tmp_path / "m.bitnet") == {
+            name
+        }
+    assert main(["convert", str(tmp_path / "m.bitnet"), str(tmp_path / "hf"), "--to", "hf", "--linears", "f16"]) == 2
+    assert "--linears is for packed files, not for --to hf" in capsys.readouterr().err
+
+
+def test_weights_beyond_f16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = hf_families.make("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = 1e5
+    model.save_pretrained(tmp_path / "model")
+    assert main(["convert", str(tmp_path / "model"), str(tmp_path / "m.bitnet"), "--tokens", "64"]) == 1
+    assert "beyond the range of F16; store them with --linears f32" in capsys.readouterr().err
+    assert not (tmp_path / "m.bitnet").exists()
+    assert (
+        main(["convert", str(tmp_path / "model"), str(tmp_path / "m.bitnet"), "--tokens", "64", "--linears", "f32"])
+        == 0
+    )
+
+
+def test_the_floats_of_a_ternary_model_stay_as_they_are(tmp_path: Path) -> None:
+    import hf_models
+
+    hf_models.llama_packed(left=("down_proj",)).save(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "m.bitnet", tokens=64)
+    assert stored(tmp_path / "m.bitnet") == {"TERNARY_2BIT", "F32"}
+    convert(tmp_path / "model", tmp_path / "m.bitnet", linears="int8", tokens=64)
+    assert stored(tmp_path / "m.bitnet") == {"TERNARY_2BIT", "INT8_ROWS"} and encodings.INT8_ROWS.kind == "int8"
