@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import bitnet_cli
+import hf_families
 import hf_models
 from bitnet import quant
-from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.config import TERNARY_LINEARS, ModelConfig, unsupported
 from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -22,6 +24,7 @@ from bitnet.train import checkpoint, loop, runlog, schedule, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_checkpoint
 from bitnet_export.convert.masters import read_start
+from bitnet_export.foreign.hf.read import open_folder
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
 from bitnet_runtime import Model
@@ -98,6 +101,33 @@ def test_without_quantizers_the_model_is_the_source(source: tuple[torch.nn.Modul
     assert torch.allclose(plain, expected, rtol=0, atol=1e-5 * size)
     assert not torch.allclose(ternary, expected, rtol=0, atol=0.1 * size)
     assert model.amount == 1.0
+
+
+@pytest.mark.parametrize("name", hf_families.MAKE)
+def test_every_family_is_read(name: str, tmp_path: Path) -> None:
+    """As it is, or refused by the name of what cannot be trained."""
+    theirs = hf_families.save(name, tmp_path / "model")
+    tokenizer.build("byte", [], 257).save(str(tmp_path / "model" / "tokenizer.json"))
+    if hf_families.is_encoder(name):
+        with pytest.raises(SourceError, match="is an embedding model, without a head"):
+            read_start(str(tmp_path / "model"))
+        return
+    with open_folder(tmp_path / "model", floats=True) as source:
+        problems = unsupported(source.config)
+    if problems:
+        with pytest.raises(SourceError, match=f"cannot be trained: {re.escape(problems[0])}"):
+            read_start(str(tmp_path / "model"))
+        return
+    start = read_start(str(tmp_path / "model"))
+    settings, config = start.defaults()
+    assert start.config.ternary == () and config.ternary == TERNARY_LINEARS and settings["quantize_warmup"] > 0
+    model = source_model.build(start, config)[0].eval()
+    tokens = hf_families.tokens_of(3, 30)
+    expected = hf_families.result(theirs, tokens)
+    with torch.no_grad(), model.partly_quantized(0.0):
+        found = model(tokens)
+    # fp32 sums of up to a hundred products in another order.
+    assert float((found - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
 def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.settings import of_source
 from bitnet.train.checkpoint import CONFIG, Checkpoint, CheckpointError, all_of, read_json
 
+FOREIGN = {"architectures", "model_type", "d_model"}  # of transformers; of a Thinker
 TABLES = ("embedding.weight", "head.weight")
 
 
@@ -45,12 +46,12 @@ class Start:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether `path` is ours: a run folder, or a checkpoint, whose configuration names no architecture."""
+    """Whether `path` is ours: a run folder, or a checkpoint, whose configuration is none of another program."""
     folder = Path(path)
     if not folder.exists() or all_of(folder):
         return True
     try:
-        return "architectures" not in read_json(folder / CONFIG)
+        return not FOREIGN & read_json(folder / CONFIG).keys()
     except CheckpointError:
         return False
 

@@ -1,4 +1,4 @@
-"""What `bitnet finetune` begins with: a Hugging Face folder with float weights, or one of our own checkpoints."""
+"""What `bitnet finetune` begins with: a folder of another program with float weights, or one of our own checkpoints."""
 
 from __future__ import annotations
 

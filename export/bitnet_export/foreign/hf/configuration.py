@@ -171,3 +171,15 @@ def experts(config: Fields) -> Values:
         raise SourceError(f"{config.what}: {names[0]} is {taken}, expected 1 to {names[1]} = {found}")
     values = {"n_experts": found, "experts_per_token": taken, "normalize_routing": config.truth("norm_topk_prob", True)}
     return values | {"ffn_dim": config.integer("moe_intermediate_size", config.integer("intermediate_size"))}
+
+
+def thinker(config: Fields) -> Values:
+    """Switches: an FFN that is gated or not, half as many heads for keys and values, experts."""
+    values: Values = {}
+    if not config.truth("use_swiglu"):
+        values = {"ffn": "plain", "activation": "gelu_erf", "ffn_bias": True}
+    if config.truth("use_moe"):
+        values |= experts(config)
+    heads = config.integer("num_attention_heads")
+    groups = config.integer("num_key_value_heads", max(1, heads // 2)) if config.truth("use_gqa") else heads
+    return values | {"n_kv_heads": groups}

@@ -1,8 +1,9 @@
 """What each architecture of `transformers` means in our terms: its configuration and its names of tensors.
 
 Source: the modeling and configuration files of transformers 5.23; for 1bitLLM the modeling_bitnet.py
-in its own folder; for the BitNet embedding models docs/bitnet-embeddings-gguf-conversion.md of
-microsoft/BitNet. Every field that changes the computation is mapped here or refused by name.
+in its own folder; for the Thinker omni/thinker.py of its project; for the BitNet embedding models
+docs/bitnet-embeddings-gguf-conversion.md of microsoft/BitNet. Every field that changes the computation is
+mapped here or refused by name.
 A new family is a row of FAMILIES, and in `configuration.py` a function for what no other has.
 """
 
@@ -15,7 +16,9 @@ from bitnet_export.foreign.source import SourceError
 
 from . import configuration as its
 from .fields import Fields
-from .places import EXPERT, Name, Slice
+from .places import EXPERT, Name, Names, Slice
+
+THINKER = "d_model"  # a field that tells a configuration of a Thinker, which names no architecture
 
 
 class Family(NamedTuple):
@@ -28,7 +31,7 @@ class Family(NamedTuple):
     fields: Mapping[str, str] = {}  # what it calls fields, where that is not what Llama does
     reads: tuple[str, ...] = ()  # fields with a meaning that others do not have
     neutral: Mapping[str, tuple[Any, ...]] = {}  # fields that would change it, and the values that do not
-    names: Mapping[str, Name] = {}  # of modules by role, where they are not those of Llama
+    names: Mapping[str, Name | list[Name]] = {}  # of modules by role, where they are not those of Llama
     prefix: str = "model."  # of all modules but the head; a backbone alone may lack it
     layers: str = "layers."  # and then the number of a layer
     head: bool = True  # False: a backbone, whose result is the states of the tokens
@@ -37,6 +40,9 @@ class Family(NamedTuple):
     one_plus: bool = False  # norms multiply with 1 + weight
     transposed: bool = False  # linear layers are inputs × outputs
     masters: bool = False  # BitNet by definition: float weights are there to be quantized
+    head_bias: bool = False  # the head has a bias where the folder has one
+    pickled: bool = False  # the weights may be a file of torch.save
+    what: str = "Hugging Face folder"
 
 
 _PLAIN: dict[str, Any] = {"sub_norm": False}
@@ -63,14 +69,20 @@ _GEMMA_NAMES = {
     "ffn_post_norm": "post_feedforward_layernorm",
 }  # fmt: skip
 _1BITLLM_NAMES = {"attn_sub_norm": "self_attn.inner_attn_ln", "ffn_sub_norm": "mlp.ffn_layernorm"}
-_MIXTRAL_NAMES = {
-    "router": "block_sparse_moe.gate", "gate": f"block_sparse_moe.experts.{EXPERT}.w1",
-    "up": f"block_sparse_moe.experts.{EXPERT}.w3", "down": f"block_sparse_moe.experts.{EXPERT}.w2",
-}  # fmt: skip
-_MOE_NAMES = {
-    "router": "mlp.gate", "gate": f"mlp.experts.{EXPERT}.gate_proj", "up": f"mlp.experts.{EXPERT}.up_proj",
-    "down": f"mlp.experts.{EXPERT}.down_proj",
-}  # fmt: skip
+
+
+def _experts(block: str, gate: str, up: str, down: str) -> Names:
+    """One by one, or as transformers 5 has them in memory: those of a layer in two tensors."""
+    both, single = "mlp.experts.gate_up_proj", f"{block}.experts.{EXPERT}."
+    return {
+        "router": [f"{block}.gate", "mlp.gate"], "gate": [single + gate, Slice(both, 0, 2, stacked=True)],
+        "up": [single + up, Slice(both, 1, 2, stacked=True)],
+        "down": [single + down, Slice("mlp.experts.down_proj", 0, 1, stacked=True)],
+    }  # fmt: skip
+
+
+_MIXTRAL_NAMES = _experts("block_sparse_moe", "w1", "w3", "w2")
+_MOE_NAMES = _experts("mlp", "gate_proj", "up_proj", "down_proj")
 _GPT2_NAMES: dict[str, Name] = {
     "attn_norm": "ln_1", "ffn_norm": "ln_2", "q": Slice("attn.c_attn", 0, 3), "k": Slice("attn.c_attn", 1, 3),
     "v": Slice("attn.c_attn", 2, 3), "o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj",
@@ -78,7 +90,19 @@ _GPT2_NAMES: dict[str, Name] = {
 }  # fmt: skip
 
 
-def _bert(prefix: str) -> dict[str, Name]:
+def _thinker(network: str) -> list[Name]:
+    return [f"mlp.{network}", f"moe.experts.{EXPERT}.{network}"]
+
+
+_THINKER_NAMES: Names = {
+    "attn_norm": "norm1", "ffn_norm": "norm2", "q": [Slice("attn.qkv", 0, 3), "attn.q"],
+    "k": [Slice("attn.qkv", 1, 3), "attn.k"], "v": [Slice("attn.qkv", 2, 3), "attn.v"], "o": "attn.o",
+    "router": "moe.router", "gate": _thinker("gate_proj"), "up": _thinker("up_proj") + _thinker("fc1"),
+    "down": _thinker("down_proj") + _thinker("fc2"), "embedding": "tok_emb", "final_norm": "norm",
+}  # fmt: skip
+
+
+def _bert(prefix: str) -> Names:
     return {
         "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
         "o": "attention.output.dense", "attn_post_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
@@ -144,6 +168,23 @@ _GPT2_FAMILY = Family(
     },
     names=_GPT2_NAMES, prefix="transformer.", layers="h.", transposed=True,
 )  # fmt: skip
+_THINKER = Family(
+    "", _PLAIN, (its.turned, its.thinker),
+    {
+        "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
+        "max_position_embeddings": 512, "vocab_size": 5000, "rope_theta": 10_000, "use_swiglu": True, "use_gqa": False,
+        "use_moe": False, "num_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    fields={
+        "num_hidden_layers": "n_layers", "hidden_size": THINKER, "num_attention_heads": "n_heads",
+        "intermediate_size": "d_ff", "max_position_embeddings": "ctx_len", "rms_norm_eps": "norm_eps",
+        "num_key_value_heads": "kv_groups",
+    },
+    reads=("num_experts", "num_experts_per_tok", "use_swiglu", "use_gqa", "use_moe", "rope_interleaved"),
+    names=_THINKER_NAMES, prefix="", layers="blocks.", head_bias=True, pickled=True,
+    what="checkpoint of a Thinker",
+)  # fmt: skip
 
 FAMILIES = {
     "BitNetForCausalLM": _BITNET,
@@ -182,6 +223,8 @@ def family_of(values: Mapping[str, Any], what: str) -> tuple[str, Family]:
     values: of config.json. what: the file in messages. Returns the architecture and its family.
     """
     found = Fields(values, what).words("architectures")
+    if found is None and THINKER in values and "model_type" not in values:
+        return "ThinkerLM", _THINKER
     if found is None and isinstance(kind := values.get("model_type"), str):
         found = [name for name, family in FAMILIES.items() if family.model_type == kind][:1]
         if not found:

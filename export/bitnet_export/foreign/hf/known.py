@@ -18,7 +18,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "weight_bits": (1,), "input_bits": (8,), "use_qk_norm": (False,), "is_encoder_decoder": (False,),
     "decoder_sparse_step": (1,), "mlp_only_layers": ([],), "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "embedding_size": (),
-    "shared_expert_intermediate_size": (0,),
+    "shared_expert_intermediate_size": (0,), "rope_interleaved": (False,),
 }  # fmt: skip
 """Fields that change the computation in ways that are not built, and the values that leave it as it is."""
 
@@ -41,6 +41,10 @@ _WITHOUT_EFFECT = {
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type",
+    # of a Thinker, for its training
+    "dropout", "lr", "wd", "warmup_steps", "max_steps", "batch_size", "max_grad_norm", "val_split", "seed", "data_path",
+    "save_dir", "save_every", "val_freq", "checkpoint_freq", "print_freq", "num_workers", "gradient_accumulation_steps",
+    "use_amp", "use_flash", "use_compile", "tokenizer_path", "shuffle_buffer_size", "max_epochs", "num_epochs",
 }  # fmt: skip
 
 _SHOWN = 20  # unknown fields that are named

@@ -33,6 +33,7 @@ class Slice(NamedTuple):
 
 
 Name = str | Slice
+Names = Mapping[str, Name | list[Name]]  # by role; of a list the first that layer 0 has
 
 NAMES: dict[str, Name] = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -42,13 +43,6 @@ NAMES: dict[str, Name] = {
     "embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head",
 }  # fmt: skip
 """Of Llama, by role: of layers within the layer, of the rest within the folder."""
-
-_STACKED_EXPERTS = "mlp.experts.gate_up_proj"
-_STACKED: dict[str, Name] = {
-    "gate": Slice(_STACKED_EXPERTS, 0, 2, stacked=True), "up": Slice(_STACKED_EXPERTS, 1, 2, stacked=True),
-    "down": Slice("mlp.experts.down_proj", 0, 1, stacked=True), "router": "mlp.gate",
-}  # fmt: skip
-"""Of the experts where transformers 5 wrote them as it has them in memory."""
 
 _TOKEN_TYPE = "token_type"  # in names: a table whose first row is added to every token
 
@@ -66,15 +60,20 @@ class Places(NamedTuple):
     skipped: int = 0  # rows of the table of positions before that of the first token
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Entry], names: Mapping[str, Name], prefix: str, layers: str) -> Places:
+    def of(cls, tensors: Mapping[str, Entry], names: Names, prefix: str, layers: str) -> Places:
         """names: where they are not those of Llama. prefix: of all but the head; a backbone may lack it."""
-        names = NAMES | dict(names)
-        if not any(name.startswith(prefix) for name in tensors):
-            names = {role: n.removeprefix(prefix) if isinstance(n, str) else n for role, n in names.items()}
-            prefix = ""
-        if f"{prefix}{layers}0.{_STACKED_EXPERTS}" in tensors:
-            names |= _STACKED
-        return cls(tensors, names, prefix + layers)
+        given = prefix if any(name.startswith(prefix) for name in tensors) else ""
+        first = f"{given}{layers}0."
+
+        def there(name: Name) -> bool:
+            text = first + _text(name).replace(EXPERT, "0")
+            return text in tensors or f"{text}.weight" in tensors
+
+        chosen: dict[str, Name] = {}
+        for role, name in {**NAMES, **names}.items():
+            place = next(filter(there, name), name[0]) if isinstance(name, list) else name
+            chosen[role] = place if given or isinstance(place, Slice) else place.removeprefix(prefix)
+        return cls(tensors, chosen, given + layers)
 
     def module(self, key: Key) -> str:
         role = records.ROLES[key.role]

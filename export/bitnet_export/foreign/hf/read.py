@@ -19,9 +19,10 @@ from .fields import Fields
 from .folder import Folder
 from .known import refuse
 from .look import look, look_at_masters
+from .pickled import open_checkpoint
 from .places import Places
 from .settings import read_pooling
-from .shards import Entry, open_shards, rounded
+from .shards import SINGLE, Entry, open_shards, rounded
 from .tokenizer import tokenizer_of
 from .weights import SKIPPED, Quantization, Weights
 
@@ -41,7 +42,8 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     architecture, family = family_of(values, str(path / "config.json"))
     config = Fields(values, str(path / "config.json"), theirs=family.fields, defaults=family.defaults)
     assumptions = refuse(config, family.reads, family.neutral)
-    quantization, tensors = Quantization.of(config), open_shards(folder)
+    quantization, (tensors, more) = Quantization.of(config), _tensors(folder, family)
+    assumptions += more
     places = Places.of(tensors, family.names, family.prefix, family.layers)
     places = places._replace(norm=_linear_norm(places, config, quantization))
     fixed, more = _surroundings(folder, config, family, places)
@@ -50,6 +52,7 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
         model = model.replace(embedding_scale=rounded(model.embedding_scale, places.embedding().dtype))
     places = places._replace(
         one_plus=family.one_plus, transposed=family.transposed,
+        interleaved=model.head_dim if config.truth("rope_interleaved") else 0,
         skipped=config.integer("max_position_embeddings") - model.max_context,
     )  # fmt: skip
     weights = Weights(places, quantization, masters=bool(quantization or family.masters or places.norm))
@@ -57,7 +60,7 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
     model, found, more = (look_at_masters if floats else look)(model, weights, quantization)
     tokenizer, template, generation, words = tokenizer_of(folder, model.vocab_size)
     yield Source(
-        what=f"Hugging Face folder, {architecture}, {found}",
+        what=f"{family.what}, {architecture}, {found}",
         config=model,
         load=weights.load,
         assumptions=tuple(assumptions + more + words),
@@ -66,6 +69,13 @@ def open_folder(path: Path, *, floats: bool = False) -> Iterator[Source]:
         generation=generation,
         provenance={"source": path.resolve().name, "architecture": architecture},
     )
+
+
+def _tensors(folder: Folder, family: Family) -> tuple[dict[str, Entry], list[str]]:
+    """And what was assumed."""
+    if family.pickled and not folder.find(SINGLE):
+        return open_checkpoint(folder)
+    return open_shards(folder), []
 
 
 def _surroundings(folder: Folder, config: Fields, family: Family, places: Places) -> tuple[dict[str, Any], list[str]]:
@@ -78,7 +88,16 @@ def _surroundings(folder: Folder, config: Fields, family: Family, places: Places
         pooling, assumptions = read_pooling(folder, family.pooling)
     if places.norm and family.one_plus:
         assumptions.append("norms before projections multiply with their weight, the others with 1 + weight")
-    values = {"tie_embeddings": tied, "has_head": family.head, "linear_norm": bool(places.norm), "pooling": pooling}
+    biased = family.head_bias and "lm_head.bias" in places.tensors
+    if "rope_interleaved" in family.reads and "rope_interleaved" not in config:
+        assumptions.append("RoPE turns the halves of a head; rope_interleaved = true in config.json: its neighbours")
+    values = {
+        "tie_embeddings": tied,
+        "head_bias": biased,
+        "has_head": family.head,
+        "linear_norm": bool(places.norm),
+        "pooling": pooling,
+    }
     return values, assumptions
 
 

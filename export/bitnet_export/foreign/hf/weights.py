@@ -25,6 +25,7 @@ from .shards import Entry
 
 SKIPPED = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|embeddings\.position_ids)|(transformer\.)?h\.\d+\.attn\.bias"
+    r"|blocks\.\d+\.attn\.rope\w*\.\w+"
 )
 """Tensors that older programs wrote and none computes with."""
 

@@ -1,0 +1,69 @@
+"""Tensors of a checkpoint that torch.save wrote, read without running what is in it.
+
+Where in one: under `model` or `thinker` with the state of training beside them, or as they are.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import Any
+
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.packed.content import Content
+
+from .folder import Folder
+from .shards import SINGLE, Entry
+
+_FIRST = ("thinker_best.pt", "thinker.pt")
+_INSIDE = ("model", "thinker")
+_COMPILED = "_orig_mod."  # in the names of what torch.compile has wrapped
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def open_checkpoint(folder: Folder) -> tuple[dict[str, Entry], list[str]]:
+    """Every tensor by name, and what was assumed. Raises SourceError: there is no such file, or none of the kind."""
+    found = sorted(path.name for path in folder.path.glob("*.pt"))
+    name = next((name for name in _FIRST if name in found), found[0] if len(found) == 1 else None)
+    if name is None:
+        those = f"{len(found)} files .pt" if found else "neither model.safetensors nor a file .pt"
+        raise SourceError(f"{folder.path} has {those}; expected {SINGLE}, {' or '.join(_FIRST)}, or one file .pt")
+    path = folder.find(name)
+    assert path is not None
+    what = str(folder.path / name)
+    state = _load(path, what)
+    for key in _INSIDE:
+        state = state[key] if isinstance(state.get(key), dict) else state
+    tensors = {str(key).replace(_COMPILED, ""): _entry(value, f"{what}: tensor {key}") for key, value in state.items()}
+    return tensors, [f"the weights are those of {name}"] if len(found) > 1 else []
+
+
+def _load(path: Any, what: str) -> dict[Any, Any]:
+    import torch
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            state = torch.load(path, map_location="cpu", weights_only=True)  # not mapped: it may be cut short meanwhile
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError,
+            OSError, OverflowError, MemoryError, AssertionError) as error:  # fmt: skip
+        first = str(error).split("\n", 1)[0]
+        raise SourceError(f"{what} is no checkpoint of tensors alone that torch.save wrote: {first:.160}") from None
+    if not isinstance(state, dict):
+        raise SourceError(f"{what} holds a {type(state).__name__}, expected a dictionary of tensors")
+    return state
+
+
+def _entry(value: object, what: str) -> Entry:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise SourceError(f"{what} is a {type(value).__name__}, expected a tensor")
+    dtype = _DTYPES.get(str(value.dtype).removeprefix("torch."))
+    if dtype is None or value.layout != torch.strided:
+        raise SourceError(f"{what} has dtype {value.dtype} and layout {value.layout}, expected floats of 16 or 32 bits")
+    if not value.is_contiguous():
+        raise SourceError(
+            f"{what} is a part of another tensor, expected one of its own; save the state_dict of a model"
+        )
+    content = memoryview(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+    return Entry(Content(content, what), what, dtype, tuple(value.shape), 0)
