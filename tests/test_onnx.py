@@ -20,11 +20,11 @@ from bitnet_export import Encoded, PackedFile, PackedFormatError, VerificationEr
 from bitnet_export.foreign.onnx import FORMS, OnnxReport, write_onnx
 from bitnet_export.foreign.onnx import graph as graph_module
 from bitnet_export.foreign.onnx import write as write_module
-from bitnet_export.foreign.onnx.check import OnnxDecoder
+from bitnet_export.foreign.onnx.session import OnnxModel
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary
 from bitnet_export.packed.random_model import _draw
-from onnx_reference import Reference
+from onnx_reference import Reference, worst_of_rows
 from runtime_models import TEMPLATE, byte_tokenizer
 
 BITNET = ModelConfig(  # 2B4T in small; no width a multiple of 16, 127 or 128
@@ -92,20 +92,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def export(folder: Path, name: str, form: str) -> tuple[OnnxReport, OnnxDecoder]:
+def export(folder: Path, name: str, form: str) -> tuple[OnnxReport, OnnxModel]:
     out = folder / f"{name}-{form}"
     report = write_onnx(packed_model(folder, name), out, form=form)
-    return report, OnnxDecoder(out / "model.onnx", CONFIGS[name], threads=1)
-
-
-def log_softmax(x: NDArray[Any]) -> NDArray[np.float64]:
-    x = x - x.max(-1, keepdims=True).astype(np.float64)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-def worst_of_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    assert a.shape == b.shape and np.isfinite(a).all()
-    return np.abs(log_softmax(a) - log_softmax(b)).max(-1).ravel()
+    return report, OnnxModel(out / "model.onnx", CONFIGS[name], threads=1)
 
 
 def tokens(config: ModelConfig, *shape: int) -> NDArray[np.int64]:
@@ -260,7 +250,7 @@ def test_the_folder_has_what_other_tools_ask_for(tmp_path: Path) -> None:
     described = json.loads((out / "config.json").read_text())
     assert described["num_key_value_heads"] == 1 and described["head_dim"] == 34 and described["eos_token_id"] == [256]
     names = json.loads((out / "genai_config.json").read_text())["model"]["decoder"]
-    session = OnnxDecoder(out / "model.onnx", config, threads=1).session
+    session = OnnxModel(out / "model.onnx", config, threads=1).session
     told = {name % 0 if "%d" in name else name for name in (*names["inputs"].values(), *names["outputs"].values())}
     assert told == {x.name for x in (*session.get_inputs(), *session.get_outputs())}
     expected = {"bos_token_id": 1, "eos_token_id": [256], "temperature": 0.7, "do_sample": True}
@@ -282,11 +272,12 @@ def nothing_written(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mask": "bidirectional"}, "mask = 'bidirectional' (only 'causal')"),
-        ({"has_head": False, "pooling": "last"}, "has_head = False"),
-        ({"n_experts": 2, "experts_per_token": 1}, "n_experts = 2"),
-        ({"position": "sinusoidal", "rope_dim": 0}, "position = 'sinusoidal'"),
-        ({"input": "embeddings"}, "input = 'embeddings'"),
+        ({"pooling": "attention"}, "pooling = 'attention' (only 'none' or 'last' or 'mean' or 'first')"),
+        ({"input": "draft"}, "input = 'draft'"),
+        ({"out_dim": 7}, "out_dim = 7"),
+        ({"image_token": 5}, "image_token = 5"),
+        ({"similarity_scale": 2.0}, "similarity_scale = 2.0"),
+        ({"adapter_rank": 3, "adapters": ("q",)}, "adapter_rank = 3"),
     ],
 )
 def test_a_model_it_cannot_say_is_refused_by_name(
@@ -357,7 +348,7 @@ def test_what_is_there_is_left_alone(folder: Path, tmp_path: Path) -> None:
 def test_a_graph_that_computes_something_else_is_not_kept(
     folder: Path, nothing_written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_module._Decoder, "activation", lambda self, x: self.g.op("Relu", x))  # not squared
+    monkeypatch.setattr(graph_module._Model, "activation", lambda self, x: self.g.op("Relu", x))  # not squared
     with pytest.raises(VerificationError, match="onnxruntime against the engine: median difference"):
         write_onnx(packed_model(folder, "bitnet"), nothing_written)
 

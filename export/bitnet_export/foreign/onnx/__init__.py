@@ -1,4 +1,4 @@
-"""A packed file as an ONNX decoder for onnxruntime and what is built on it (`write_onnx`).
+"""A packed file as an ONNX model for onnxruntime and what is built on it (`write_onnx`).
 
 Needs onnx and numpy; onnxruntime only to check what was written.
 """

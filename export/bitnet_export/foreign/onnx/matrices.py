@@ -10,8 +10,8 @@ changes size and speed and not what is computed:
   without VNNI cannot overflow on ternary weights (255·1·2 < 2¹⁵).
 - "2bit": onnxruntime's MatMulNBits, four codes a byte. See `_two_bits` for why it is exact.
 
-Embedding and head are int8 in the compact forms; the head multiplies u8 × u8, which has no 16-bit
-steps to overflow.
+What is int8 in the file is so in the compact forms, and multiplies u8 × u8, which has no 16-bit steps to
+overflow. In "float" its sums are exact up to K = 1040.
 """
 
 from __future__ import annotations
@@ -69,11 +69,15 @@ class Matrices:
         if record.scope == encodings.SCALE_NONE:
             return self.graph.op("MatMul", x, self._transposed(record, np.float32))
         x_q = self.quantize(x)
-        if self.form == "2bit":
+        if self._in_two_bits(record):
             return self._two_bits(x_q, record)
-        if self.form == "int8":
-            return self._scaled(self._integer(x_q.q, self._transposed(record, np.int8)), x_q, record)
-        return self._scaled(self.graph.op("MatMul", x_q.q, self._transposed(record, np.float32)), x_q, record)
+        if self.form == "float":
+            sums = self.graph.op("MatMul", x_q.q, self._transposed(record, np.float32))
+        elif record.encoding.ternary:
+            sums = self._integer(x_q.q, self._transposed(record, np.int8))
+        else:
+            sums = self._integer(x_q.q, self._transposed(record, np.uint8, 128), 128)
+        return self._scaled(sums, x_q, record)
 
     def head(self, x: Value, record: Record) -> Value:
         """`linear` with a table that `rows` may read too: one copy in the file, turned in the graph."""
@@ -221,12 +225,12 @@ class Matrices:
             blocks = (block + np.int16(128) for block in blocks)
         return self._weight(record.key.name, dtype, [record.rows, record.cols], lambda: blocks)
 
-    def _transposed(self, record: Record, dtype: Any) -> Value:
-        """(K, N), otherwise as in `_table`."""
+    def _transposed(self, record: Record, dtype: Any, zero: int = 0) -> Value:
+        """(K, N), otherwise as in `_table`; codes plus `zero`."""
         turned = np.empty((record.cols, record.rows), dtype)
         end = 0
         for rows in self._codes(record):
-            turned[:, end : end + len(rows)] = rows.T
+            turned[:, end : end + len(rows)] = rows.T if not zero else rows.T + np.int16(zero)
             end += len(rows)
         return self._weight(record.key.name, dtype, turned.shape, lambda: [turned])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -60,6 +61,8 @@ class Graph:
         self.part = ""
         self._weights, self._location = weights, location
         self._nodes: list[onnx.NodeProto] = []
+        self._numbers = itertools.count()
+        self._domains = {"": OPSET}
         self._initializers: list[TensorProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
@@ -73,10 +76,31 @@ class Graph:
         """Parts of the last dimension."""
         return self._node("Split", (x, sizes), len(sizes), "", {"axis": -1})
 
+    def largest(self, x: Value, k: int) -> tuple[Value, Value]:
+        """The k largest of the last dimension, in order, of equal ones the first; and where they stand, int64."""
+        values, indices = self._node("TopK", (x, [k]), 2, "", {"axis": -1})
+        return values, indices
+
+    def either(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
+        """What one of two functions makes, fp32; only that one is computed. Both use what was made before."""
+        return self._node(
+            "If", (condition,), 1, "", {"then_branch": self._branch(then), "else_branch": self._branch(otherwise)}
+        )[0]
+
+    def _branch(self, make: Callable[[], Value]) -> onnx.GraphProto:
+        outer, self._nodes = self._nodes, []
+        try:
+            result = make()
+            output = helper.make_tensor_value_info(result.name, TensorProto.FLOAT, None)
+            return helper.make_graph(self._nodes, result.name, [], [output])
+        finally:
+            self._nodes = outer
+
     def _node(
         self, kind: str, inputs: Sequence[Operand], outputs: int, domain: str, attributes: dict[str, Any]
     ) -> tuple[Value, ...]:
-        name = f"{self.part}/{kind}.{len(self._nodes)}"
+        name = f"{self.part}/{kind}.{next(self._numbers)}"
+        self._domains.setdefault(domain, 1)
         names = [name if outputs == 1 else f"{name}.{i}" for i in range(outputs)]
         sources = [self._operand(x).name for x in inputs]
         self._nodes.append(helper.make_node(kind, sources, names, name, domain=domain, **attributes))
@@ -129,7 +153,5 @@ class Graph:
     def model(self, name: str, **producer: str) -> onnx.ModelProto:
         """The finished model; `producer` as in onnx.helper.make_model."""
         graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._initializers)
-        opsets = [helper.make_opsetid("", OPSET)]
-        if any(node.domain == CONTRIB for node in self._nodes):
-            opsets.append(helper.make_opsetid(CONTRIB, 1))
+        opsets = [helper.make_opsetid(domain, version) for domain, version in self._domains.items()]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, **producer)

@@ -1,9 +1,9 @@
-"""A packed file to a folder with an ONNX decoder and what other tools ask for beside it.
+"""A packed file to a folder with an ONNX model and what other tools ask for beside it.
 
     model.onnx          the graph
     model.onnx_data     its weights, mapped by onnxruntime
-    config.json, genai_config.json
-                        shapes and names, for Hugging Face optimum and for onnxruntime-genai
+    config.json         shapes, for Hugging Face optimum
+    genai_config.json   names and shapes for onnxruntime-genai, of a model that continues texts as it knows them
     generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
 
 Always a folder, so that graph and weights appear at once or not at all.
@@ -31,7 +31,7 @@ MODEL, WEIGHTS = "model.onnx", "model.onnx_data"
 
 
 def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, form: str = "int8") -> OnnxReport:
-    """Write a packed file as an ONNX decoder for onnxruntime, and compare it with the engine.
+    """Write a packed file as an ONNX model for onnxruntime, and compare it with the engine.
 
     out: a folder to make; one that is there must be empty. form: of the ternary weights, "float",
     "int8" or "2bit" (`matrices`). The folder appears only if the graph passes onnx.checker and
@@ -59,7 +59,8 @@ def _write_side_files(folder: Path, file: PackedFile) -> None:
     config, generation = file.configs[0], generation_of(file)
     special = special_tokens(generation)
     write_json(folder / "config.json", _describe(config) | special)
-    write_json(folder / "genai_config.json", _describe_for_genai(config, special))
+    if graph.writes(config) and config.input == "tokens" and config.mask == "causal":
+        write_json(folder / "genai_config.json", _describe_for_genai(config, special))
     write_generation(folder, generation)
     write_tokenizer(folder, file, config, generation)
 
@@ -70,7 +71,7 @@ def _describe(config: ModelConfig) -> dict[str, Any]:
     model_type only tells them under which names they find these; what is computed is in the graph.
     """
     return {
-        "model_type": "llama",
+        "model_type": "llama" if graph.writes(config) else "bert",
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,
         "intermediate_size": config.ffn_dim,
