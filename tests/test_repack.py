@@ -6,6 +6,7 @@ import dataclasses
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,10 +96,23 @@ def test_random_models_of_1_6_bits_have_the_zeros_asked_for(tmp_path: Path) -> N
         random_model(MODEL, tmp_path / "m", encoding="1.5")
 
 
-def test_other_families_are_converted_without_the_engine(tmp_path: Path) -> None:
-    family = SMALL.replace(norm="layer", norm_bias=True, qkv_bias=True, position="learned", rope_dim=0)
-    random_model(family, tmp_path / "a")
+def test_what_the_engine_cannot_run_is_converted_without_it(tmp_path: Path) -> None:
+    random_model(SMALL.replace(norm="layer", norm_bias=True, adapters=("q",), adapter_rank=3), tmp_path / "a")
     assert repack(tmp_path / "a", tmp_path / "b", encoding="1.6").logits_equal == 0
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"n_experts": 3, "experts_per_token": 2},
+        {"has_head": False},  # which names no pooling
+        {"has_head": False, "pooling": "mean", "n_experts": 2, "experts_per_token": 1, "ffn": "plain"},
+    ],
+)
+def test_every_family_computes_the_same(tmp_path: Path, family: dict[str, Any]) -> None:
+    random_model(SMALL.replace(**family), tmp_path / "a")
+    report = repack(tmp_path / "a", tmp_path / "b", encoding="1.6")
+    assert report.logits_equal == 32 and report.file_bytes != report.source_bytes
 
 
 def test_group_scales_are_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
+    from bitnet.config import ModelConfig
     from bitnet_export.packed.reader import PackedFile
     from bitnet_export.packed.records import Record
 
@@ -55,10 +56,48 @@ def describe(file: PackedFile) -> dict[str, Any]:
         "sections": [
             {"name": s.name, "offset": s.offset, "bytes": s.size, "crc": f"{s.crc:08x}"} for s in file.sections
         ],
+        "stacks": [_stack(file, number) for number in range(len(file.configs))],
         "config": [config.to_dict() for config in file.configs],
         "metadata": {key: value for key, value in file.metadata.items() if key != "config"},
         "tensors": [tensor(record) for record in file.tensors.values()],
     }
+
+
+def what_it_is(config: ModelConfig) -> str:
+    """A stack in words."""
+    inputs = {"tokens": "text", "embeddings": "vectors", "images": "images", "draft": "states"}[config.input]
+    if config.input == "draft":
+        kind = "draft: guesses tokens for the stack before it"
+    elif config.mask == "bidirectional":
+        gives = "what stands at each position" if config.has_head else "vectors"
+        kind = f"encoder of {inputs}: gives {gives}"
+    else:
+        kind = f"decoder of {inputs}: " + ("continues them" if inputs != "text" else "continues it")
+        kind = kind if config.has_head else f"decoder of {inputs}: gives vectors"
+        kind += ", whose first part sees all of itself" if config.mask == "prefix" else ""
+    if config.n_experts:
+        kind += f"; a token takes {config.experts_per_token} of {config.n_experts} experts"
+    return kind
+
+
+def _stack(file: PackedFile, number: int) -> dict[str, Any]:
+    """What a stack is, and how large. Active is what one token takes: all but the experts that it does not."""
+    from bitnet_export.packed.records import NONE
+
+    config = file.configs[number]
+    sizes = {"weights": 0, "ternary_weights": 0, "bytes": 0}
+    active = dict(sizes)
+    for key, record in file.tensors.items():
+        if key.stack != number:
+            continue
+        weights = record.rows * record.cols
+        ternary = weights if record.encoding.ternary else 0
+        each = (weights, ternary, record.size + record.scale_size)
+        for field, size in zip(sizes, each, strict=True):
+            sizes[field] += size
+            if key.expert == NONE or key.expert < config.experts_per_token:  # experts are all of one shape
+                active[field] += size
+    return {"name": config.name, "is": what_it_is(config)} | sizes | {f"active_{k}": v for k, v in active.items()}
 
 
 def _table(file: PackedFile) -> str:
@@ -66,8 +105,8 @@ def _table(file: PackedFile) -> str:
     lines = [f"packed model, format {file.version}, {file.file_size:,} bytes, header checksum {facts['header_crc']}"]
     rows = [(s["name"], f"{s['offset']:,}", f"{s['bytes']:,}", s["crc"]) for s in facts["sections"]]
     lines += ["", *_columns(("section", "offset", "bytes", "checksum"), rows, "<>><")]
-    for config in facts["config"]:
-        lines += ["", f"stack {escape(config.pop('name'))}"]
+    for stack, config in zip(facts["stacks"], facts["config"], strict=True):
+        lines += ["", f"stack {escape(config.pop('name'))}", f"  {stack['is']}", f"  {_sizes(stack)}"]
         lines += _wrap([f"{key}={escape(_plain(value))}" for key, value in config.items()])
     for key, value in facts["metadata"].items():
         lines += ["", f"{escape(key)}: {escape(_plain(value))}"]
@@ -79,6 +118,15 @@ def _table(file: PackedFile) -> str:
         cells.append((t["name"], shape, t["encoding"], f"{t['bytes']:,}", scale, zeros))
     lines += ["", *_columns(("tensor", "shape", "encoding", "bytes", "scale", "zeros"), cells, "<<<>>>")]
     return "\n".join(lines)
+
+
+def _sizes(stack: dict[str, Any]) -> str:
+    def said(before: str) -> str:
+        weights, ternary, size = (stack[before + field] for field in ("weights", "ternary_weights", "bytes"))
+        return f"{weights:,} weights, {ternary:,} of them ternary, {size:,} bytes"
+
+    whole, active = said(""), said("active_")
+    return whole if whole == active else f"{whole}; for a token {active}"
 
 
 def _plain(value: object) -> str:

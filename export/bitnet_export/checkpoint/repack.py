@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bitnet.config import ModelConfig
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.encodings import Encoding
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import Record
 from bitnet_export.packed.writer import Encoded, spare, write_sections
 
+from .reading import EngineReader, Floats, drawn, whole
 from .verify import VerificationError
 
 TOKENS = 32  # whose logits are compared
@@ -31,7 +32,7 @@ class Repacked:
     ternary_weights: int
     ternary_bits_per_weight: float
     tensors_equal: int
-    logits_equal: int  # tokens whose logits are the same bits in both; 0: the engine cannot run the model
+    logits_equal: int  # tokens whose logits, or vector, are the same bits in both; 0: the engine cannot run the model
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -110,25 +111,25 @@ def _compare(source: Path, old: PackedFile, written: Path) -> Repacked:
         ternary_weights=weights,
         ternary_bits_per_weight=8 * size / weights if weights else 0.0,
         tensors_equal=len(new.tensors),
-        logits_equal=_compare_logits(source, written),
+        logits_equal=_compare_logits(source, written, new.configs[0]),
     )
 
 
-def _compare_logits(source: Path, written: Path) -> int:
-    """How many tokens' logits are the same bits in both."""
+def _compare_logits(source: Path, written: Path, config: ModelConfig) -> int:
+    """How many tokens' logits, or of how many the vector, are the same bits in both."""
     from bitnet_runtime import Model, UnsupportedModelError
 
-    def logits(path: Path) -> NDArray[np.float32]:
-        with Model.load(path) as model, model.session(n_ctx=min(TOKENS, model.n_ctx)) as session:
-            tokens = np.random.default_rng(0).integers(0, model.vocab_size, session.n_ctx)
-            rows = session.append(tokens.tolist(), "all")
-            assert rows is not None  # they were asked for
-            return rows
+    tokens = min(TOKENS, config.max_context)
+
+    def computed(path: Path) -> Floats:
+        with Model.load(path) as model, model.session(n_ctx=tokens) as session:
+            return whole(EngineReader(session, config), config, drawn(config, np.random.default_rng(0), tokens))
 
     try:
-        first, second = logits(source), logits(written)
+        first, second = computed(source), computed(written)
     except UnsupportedModelError:
         return 0
     if first.tobytes() != second.tobytes():
-        raise VerificationError("the engine computes other logits from the file than from the source")
-    return len(first)
+        what = "logits" if config.has_head else "vectors"
+        raise VerificationError(f"the engine computes other {what} from the file than from the source")
+    return tokens

@@ -14,18 +14,19 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
+from bitnet_export.checkpoint.reading import EngineReader, Floats, Reader, Text, drawn, whole
 from bitnet_export.checkpoint.verify import EXACT, ROUNDED, SHORT, VerificationError
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
 
 from .graph import writes
-from .session import Cache, Floats, OnnxModel, Text
+from .session import Cache, OnnxModel
 
 PROMPTS = 32  # of SHORT tokens
 FEW = 3  # times ROUNDED: a text this short has few rounding events, and their mean a long tail
@@ -79,18 +80,6 @@ class OnnxReport:
         )
 
 
-class _Reader(Protocol):
-    """A program that reads one text, (T,) tokens or (T, D) vectors, in parts."""
-
-    def restart(self) -> None: ...
-
-    def read(self, part: Text, prefix: bool) -> Floats:
-        """Logits (T, V). prefix: the part is the text's prefix."""
-
-    def embed(self, text: Text) -> Floats:
-        """The vector (1, D) of a whole text."""
-
-
 class _Found(NamedTuple):
     """Rows of logits, or vectors, of all texts in one array."""
 
@@ -108,14 +97,16 @@ def compare(path: Path, file: PackedFile, model: Path) -> dict[str, Any]:
     from bitnet_runtime import Model, UnsupportedModelError
 
     config = file.configs[0]
-    prompts, text = _drawn(config)
+    random, length = np.random.default_rng(0), min(TEXT, config.max_context)
+    prompts = drawn(config, random, PROMPTS, min(SHORT, length))
+    text = drawn(config, random, length)
     try:
         engine = Model.load(path, kv_type="f32")
     except UnsupportedModelError:
         return {"compared": 0}
-    with engine, engine.session(n_ctx=text.shape[1]) as session:
+    with engine, engine.session(n_ctx=length) as session:
         threads = engine.threads
-        expected = _found(_Engine(session, config), config, prompts, text)
+        expected = _found(EngineReader(session, config), config, prompts, text)
     found = _found(_Graph(OnnxModel(model, config, threads=threads)), config, prompts, text)
     other = OnnxModel(model, config, threads=threads, replaced=_moved_gains(file))
     moved = _found(_Graph(other), config, prompts, text)
@@ -127,7 +118,7 @@ def compare(path: Path, file: PackedFile, model: Path) -> dict[str, Any]:
     mean, floor_mean = float(difference.mean.mean()), float(floor.mean.mean())
     _limit("median difference in short prompts", median, EXACT + 1.5 * floor_median)
     _limit("mean difference in a text", mean, FEW * ROUNDED + 1.5 * floor_mean)
-    first, length = _first(config, text.shape[1]), text.shape[1]
+    first = _first(config, length)
     return {
         "compared": prompts.shape[0] * prompts.shape[1] + length,
         "vectors": vectors,
@@ -141,69 +132,22 @@ def compare(path: Path, file: PackedFile, model: Path) -> dict[str, Any]:
     }
 
 
-def _drawn(config: ModelConfig) -> tuple[Text, Text]:
-    """Prompts (PROMPTS, SHORT, ...) and one text (1, TEXT, ...)."""
-    random = np.random.default_rng(0)
-    shapes = [(n, min(length, config.max_context)) for n, length in ((PROMPTS, SHORT), (1, TEXT))]
-
-    def drawn(shape: tuple[int, int]) -> Text:
-        if config.input == "tokens":
-            return random.integers(0, config.vocab_size, shape)
-        return random.standard_normal((*shape, config.dim), np.float32)
-
-    prompts, text = map(drawn, shapes)
-    return prompts, text
-
-
 def _first(config: ModelConfig, length: int) -> int:
     """How many tokens of a text are read together; the others follow one by one."""
     return length // 2 or 1 if writes(config) else length
 
 
-def _found(reader: _Reader, config: ModelConfig, prompts: Text, text: Text) -> _Found:
+def _found(reader: Reader, config: ModelConfig, prompts: Text, text: Text) -> _Found:
     """A prefix, where the model has one, is half of a prompt, and what is read together of the text."""
-
-    def whole(prompt: Text) -> Floats:
-        reader.restart()
-        if not config.has_head:
-            return reader.embed(prompt)
-        if config.mask != "prefix":
-            return reader.read(prompt, False)
-        first, rest = np.split(prompt, [len(prompt) // 2 or 1])
-        return np.concatenate([reader.read(first, True)] + [reader.read(rest, False)] * (len(rest) > 0))
-
-    short = np.concatenate([whole(prompt) for prompt in prompts])
-    first = _first(config, text.shape[1])
+    short = np.concatenate([whole(reader, config, prompt) for prompt in prompts])
+    first = _first(config, len(text))
     start = time.perf_counter()
     reader.restart()
-    together = text[0, :first]
-    rows = [reader.read(together, config.mask == "prefix") if config.has_head else reader.embed(together)]
+    together = text[:first]
+    rows = [reader.read(together, config.mask == "prefix") if config.has_head else reader.embed(together)[None]]
     middle = time.perf_counter()
-    rows += [reader.read(token[None], False) for token in text[0, first:]]
+    rows += [reader.read(token[None], False) for token in text[first:]]
     return _Found(short, np.concatenate(rows), middle - start, time.perf_counter() - middle)
-
-
-class _Engine:
-    def __init__(self, session: Any, config: ModelConfig) -> None:
-        self.session, self.config = session, config
-
-    def restart(self) -> None:
-        self.session.reset()
-
-    def read(self, part: Text, prefix: bool) -> Floats:
-        session, rows = self.session, "all"
-        if part.ndim == 1:
-            found: Floats = (session.append_prefix if prefix else session.append)(part.tolist(), logits=rows)
-        elif prefix:
-            found = session.append_prefix([-1] * len(part), part, logits=rows)
-        else:
-            found = session.append_embeddings(part, logits=rows)
-        return found
-
-    def embed(self, text: Text) -> Floats:
-        pooling = "last" if self.config.pooling == "none" else self.config.pooling
-        found: NDArray[np.float32] = self.session.embed(text.tolist() if text.ndim == 1 else text, pooling)
-        return np.asarray(found[None])
 
 
 class _Graph:
@@ -215,15 +159,17 @@ class _Graph:
         self.cache = None
 
     def read(self, part: Text, prefix: bool) -> Floats:
-        rows, self.cache = self.model.run(part[None], self.cache, prefix=len(part) if prefix else 0)
-        return rows[0]
+        logits, self.cache = self.model.run(part[None], self.cache, prefix=len(part) if prefix else 0)
+        rows: Floats = logits[0]
+        return rows
 
     def embed(self, text: Text) -> Floats:
-        if self.model.config.pooling != "none":
-            return self.model.embed(text[None])
-        last = self.model.run(text[None])[0][:, -1]
-        length: Floats = np.linalg.norm(last, axis=-1, keepdims=True)
-        return last / length
+        if self.model.config.pooling == "none":
+            last = self.model.run(text[None])[0][0, -1]
+            vector: Floats = last / np.linalg.norm(last)
+        else:
+            vector = self.model.embed(text[None])[0]
+        return vector
 
 
 def _moved_gains(file: PackedFile) -> dict[str, Floats]:

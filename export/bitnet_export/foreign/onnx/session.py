@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
+from bitnet_export.checkpoint.reading import Floats
 
 from .graph import writes
 
-Floats = NDArray[np.float32]
-Text = NDArray[Any]  # int64 (B, T) token ids, or fp32 (B, T, D)
+Texts = NDArray[Any]  # int64 (B, T) token ids, or fp32 (B, T, D)
 Cache = list[Floats]
 
 
@@ -41,7 +41,7 @@ class OnnxModel:
         self.empty = (config.n_kv_heads, 0, config.head_dim)
 
     def run(
-        self, text: Text, cache: Cache | None = None, mask: NDArray[np.int64] | None = None, prefix: int = 0
+        self, text: Texts, cache: Cache | None = None, mask: NDArray[np.int64] | None = None, prefix: int = 0
     ) -> tuple[Floats, Cache]:
         """Logits (B, T, V), or hidden states (B, T, D), of a text behind those in the cache, and the new cache.
 
@@ -60,11 +60,11 @@ class OnnxModel:
         rows, *rest = self.session.run(None, feeds)
         return rows, rest[: len(cache)]
 
-    def embed(self, text: Text, mask: NDArray[np.int64] | None = None) -> Floats:
+    def embed(self, text: Texts, mask: NDArray[np.int64] | None = None) -> Floats:
         """Vectors of whole texts, (B, D), as the model pools them. mask: (B, T), as in `run`."""
         mask = np.ones(text.shape[:2], np.int64) if mask is None else mask
         vectors: Floats = self.session.run(["sentence_embedding"], self._feeds(text, mask))[0]
         return vectors
 
-    def _feeds(self, text: Text, mask: NDArray[np.int64]) -> dict[str, Any]:
+    def _feeds(self, text: Texts, mask: NDArray[np.int64]) -> dict[str, Any]:
         return {"input_ids" if text.ndim == 2 else "inputs_embeds": text, "attention_mask": mask}

@@ -1,0 +1,67 @@
+"""A text read by a program that runs models: the engine here, others in their own folders. Whatever the family."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+
+Floats = NDArray[np.float32]
+Text = NDArray[Any]  # int64 (T,) token ids, or fp32 (T, D) vectors
+
+
+class Reader(Protocol):
+    """Reads one text in parts."""
+
+    def restart(self) -> None: ...
+
+    def read(self, part: Text, prefix: bool) -> Floats:
+        """Logits (T, V). prefix: the part is the text's prefix."""
+
+    def embed(self, text: Text) -> Floats:
+        """The vector (D,) of a whole text; pooled as the model says, or its last token's."""
+
+
+class EngineReader:
+    def __init__(self, session: Any, config: ModelConfig) -> None:
+        """session: of bitnet_runtime."""
+        self.session, self.config = session, config
+
+    def restart(self) -> None:
+        self.session.reset()
+
+    def read(self, part: Text, prefix: bool) -> Floats:
+        if part.ndim == 1:
+            append = self.session.append_prefix if prefix else self.session.append
+            logits: Floats = append(part.tolist(), logits="all")
+        elif prefix:
+            logits = self.session.append_prefix([-1] * len(part), part, logits="all")
+        else:
+            logits = self.session.append_embeddings(part, logits="all")
+        return logits
+
+    def embed(self, text: Text) -> Floats:
+        pooling = "last" if self.config.pooling == "none" else self.config.pooling
+        vector: Floats = self.session.embed(text.tolist() if text.ndim == 1 else text, pooling)
+        return vector
+
+
+def drawn(config: ModelConfig, random: np.random.Generator, *shape: int) -> Text:
+    """Random texts of what the model is given."""
+    if config.input == "tokens":
+        return random.integers(0, config.vocab_size, shape)
+    return random.standard_normal((*shape, config.dim), np.float32)
+
+
+def whole(reader: Reader, config: ModelConfig, text: Text) -> Floats:
+    """Logits (T, V) of a text, half of which is its prefix where models have one; without a head (1, D)."""
+    reader.restart()
+    if not config.has_head:
+        return reader.embed(text)[None]
+    if config.mask != "prefix":
+        return reader.read(text, False)
+    first, rest = np.split(text, [len(text) // 2 or 1])
+    return np.concatenate([reader.read(first, True)] + [reader.read(rest, False)] * (len(rest) > 0))

@@ -1,0 +1,64 @@
+"""`bitnet inspect` of every family: what a stack is, in words, and how large."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet_cli import main
+from bitnet_cli.verbs.inspect import what_it_is
+from bitnet_export import random_model
+from runtime_models import SMALL
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "decoder of text: continues it"),
+        ({"mask": "prefix"}, "decoder of text: continues it, whose first part sees all of itself"),
+        ({"input": "embeddings"}, "decoder of vectors: continues them"),
+        ({"has_head": False}, "decoder of text: gives vectors"),
+        ({"mask": "bidirectional"}, "encoder of text: gives what stands at each position"),
+        ({"mask": "bidirectional", "has_head": False}, "encoder of text: gives vectors"),
+        ({"n_experts": 8, "experts_per_token": 2}, "decoder of text: continues it; a token takes 2 of 8 experts"),
+        ({"input": "draft"}, "draft: guesses tokens for the stack before it"),
+    ],
+)
+def test_in_words(change: dict[str, Any], words: str) -> None:
+    assert what_it_is(SMALL.replace(**change)) == words
+
+
+def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    assert main(["inspect", str(path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert main(["inspect", str(path)]) == 0
+    return facts, capsys.readouterr().out
+
+
+def test_experts_total_and_active(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = SMALL.replace(n_experts=5, experts_per_token=2)
+    random_model(config, tmp_path / "m")
+    facts, shown = inspected(tmp_path / "m", capsys)
+    (stack,) = facts["stacks"]
+    attention = 2 * 64 * 64 + 2 * 64 * 32
+    ternary = [2 * (attention + n * 3 * 64 * 96) for n in (5, 2)]
+    assert [stack["ternary_weights"], stack["active_ternary_weights"]] == ternary
+    # 64 of each of four norms of a layer, a router, 96 of each expert's own; the embedding, a norm, frequencies.
+    others = [2 * (3 * 64 + 5 * 64 + n * 96) + 512 * 64 + 64 + 8 for n in (5, 2)]
+    assert [stack["weights"], stack["active_weights"]] == [a + b for a, b in zip(ternary, others, strict=True)]
+    sizes = [(t["bytes"], t["name"]) for t in facts["tensors"]]
+    assert stack["bytes"] == sum(size for size, _ in sizes)
+    assert stack["active_bytes"] == sum(size for size, name in sizes if not any(f"experts.{i}." in name for i in "234"))
+    assert f"{stack['weights']:,} weights" in shown and f"for a token {stack['active_weights']:,} weights" in shown
+    assert "a token takes 2 of 5 experts" in shown
+
+
+def test_a_dense_model_is_all_active(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_model(SMALL, tmp_path / "m")
+    facts, shown = inspected(tmp_path / "m", capsys)
+    (stack,) = facts["stacks"]
+    assert stack["weights"] == stack["active_weights"] and "for a token" not in shown
+    assert stack["ternary_weights"] == SMALL.ternary_weights and "decoder of text: continues it" in shown
