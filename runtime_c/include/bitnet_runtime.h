@@ -35,12 +35,11 @@
  * caller at a time. Calls on sessions of one model take turns on the model's
  * thread pool, in the order in which they ask; a turn is a token, a draft, or a
  * block of a prompt (bn_session_options.batch), so that who generates never waits
- * for all of another's long prompt. Planning and making a session wait for a
- * turn, too; freeing one does not. bn_session_cancel alone may be called at any
- * moment, also from a signal handler. After fork() the child may go on with
- * models and sessions that were at rest; it computes with one thread, as a
- * process has only the forking thread of its parent's. To have more it opens the
- * model again.
+ * for all of another's long prompt; but a prefix, or a bidirectional text, is one. Planning and
+ * making a session wait for a turn, too; freeing one does not. bn_session_cancel alone may be
+ * called at any moment, also from a signal handler. After fork() the child may go on with models
+ * and sessions that were at rest; it computes with one thread, as a process has only the forking
+ * thread of its parent's. To have more it opens the model again.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H
@@ -82,11 +81,14 @@ typedef enum bn_status {
     BN_ERR_CODE = 15,        /* a code that its encoding has not, or a sketch not of its codes */
     BN_ERR_CONTEXT = 16,     /* more tokens than the session's context holds */
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
-    BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append, embed after */
+    BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append, embed after;
+                              * or more of a text that has to come whole, or less */
     BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called, and bn_session_rewind() not yet */
     BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
     BN_ERR_THREAD = 21,      /* a worker thread could not be started */
-    BN_ERR_NO_HEAD = 22      /* logits asked of a model that has none, see bn_session_embed */
+    BN_ERR_NO_HEAD = 22,     /* logits asked of a model that has none, see bn_session_embed */
+    BN_ERR_NO_TABLE = 23, /* tokens for a model that has no embedding of them: it takes vectors */
+    BN_ERR_MASK = 24      /* not with this model's mask, see bn_mask_kind */
 } bn_status;
 
 /* Sections of the packed file that the engine passes on without reading. */
@@ -111,6 +113,14 @@ typedef enum bn_logits {
     BN_LOGITS_ALL = 2   /* one row after every token */
 } bn_logits;
 
+/* What a token sees of its text, and so what can be done with it. A sliding window limits each. */
+typedef enum bn_mask_kind {
+    BN_MASK_CAUSAL = 0,        /* itself and what is before it */
+    BN_MASK_BIDIRECTIONAL = 1, /* all: a text comes whole, in one call for an empty session, and
+                                * nothing follows it (no sample, step or score) */
+    BN_MASK_PREFIX = 2         /* as causal; and all of the prefix, see bn_session_append_prefix */
+} bn_mask_kind;
+
 /* How the states of a text's tokens become one vector. */
 typedef enum bn_pooling {
     BN_POOL_MODEL = 0, /* as the file says */
@@ -118,6 +128,8 @@ typedef enum bn_pooling {
     BN_POOL_MEAN = 2,  /* the mean of all */
     BN_POOL_FIRST = 3  /* the first token's */
 } bn_pooling;
+
+enum { BN_NO_TOKEN = -1 }; /* stands in a text for a vector */
 
 typedef struct bn_model bn_model;
 typedef struct bn_session bn_session;
@@ -135,14 +147,21 @@ typedef struct bn_load_options {
 typedef struct bn_model_info {
     uint32_t vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, max_context;
     uint32_t has_head;        /* 0: no logits, the model embeds */
+    uint32_t has_embedding;   /* 0: it takes no tokens, but vectors */
     uint32_t pooling;         /* bn_pooling of the file; 0: it names none */
+    uint32_t mask;            /* bn_mask_kind */
+    uint32_t sliding_window;  /* tokens that some layers see, or all; 0: no limit */
     uint64_t file_bytes;      /* size of the packed file */
     uint64_t ternary_weights; /* number of ternary weights */
     uint64_t bytes_per_token; /* weight bytes read to decode one token, KV not; of a head with a
                                * sketch the sketch, as sampling needs few rows of the head itself;
                                * bn_session_skipped is not taken off */
     uint64_t macs_per_token;  /* ternary multiply-adds per token, head and attention not */
-    uint64_t kv_bytes_per_token[BN_KV_TYPES]; /* cache bytes each token of context adds */
+    uint64_t kv_bytes_per_token[BN_KV_TYPES]; /* cache bytes each token of context adds; those of
+                                               * layers that forget what left their window not: */
+    uint64_t kv_window_bytes_per_token[BN_KV_TYPES]; /* they add these, for at most
+                                                      * sliding_window + batch tokens and what it
+                                                      * takes to a multiple of 256 */
     int32_t threads; /* that compute, the caller's included; 1 in a forked child */
     const char *isa; /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
@@ -151,7 +170,8 @@ typedef struct bn_session_options {
     int32_t n_ctx;   /* tokens the cache holds; 0: the model's maximum */
     int32_t kv_type; /* bn_kv_type */
     int32_t batch;   /* tokens of a prompt computed at a time, at most 4096; 0: 128. Never changes
-                      * results. */
+                      * results. Scratch memory grows with it; with a mask that is not causal
+                      * also, by a few rows of floats a token, with n_ctx. */
 } bn_session_options;
 
 /* What a session takes, held against what there is. */
@@ -265,8 +285,13 @@ BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
 
 /* Forget all tokens from position n on (0 forgets everything). Logits become unavailable until the
  * next append, unless n is the current position, which forgets nothing. Takes back a
- * bn_session_cancel. Fails with BN_ERR_ARGUMENT past the end. */
+ * bn_session_cancel. Fails with BN_ERR_ARGUMENT past the end, and with BN_ERR_STATE, changing
+ * nothing, when n is neither 0 nor from bn_session_rewind_least to the position. */
 BN_API bn_status bn_session_rewind(bn_session *session, int32_t n);
+
+/* The least n, but for 0, that bn_session_rewind takes: it cannot cut a text that came whole or a
+ * prefix, nor go back to where layers with a window would have to see what they forgot. */
+BN_API int32_t bn_session_rewind_least(const bn_session *session);
 
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
 BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
@@ -277,17 +302,34 @@ BN_API uint64_t bn_session_bytes(const bn_session *session);
  * line would have been multiplied with 0 (TERNARY_2BIT_ROWS and _COLUMNS of export/FORMAT.md). */
 BN_API uint64_t bn_session_skipped(const bn_session *session);
 
-/* The tokens held, oldest first: int32[position]. Lives until the next call that changes it. */
+/* The tokens held, oldest first: int32[position], or BN_NO_TOKEN. Lives until
+ * the next call that changes it. */
 BN_API const int32_t *bn_session_tokens(const bn_session *session);
 
 /* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],
  * rows = 0, 1 or n for BN_LOGITS_NONE, _LAST, _ALL. The last row stays
  * available to bn_session_logits and bn_session_sample unless _NONE.
- * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN, and with
- * BN_ERR_NO_HEAD unless _NONE. On BN_ERR_CANCELLED the session keeps the
+ * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN, with BN_ERR_NO_TABLE,
+ * BN_ERR_NO_HEAD unless _NONE, and BN_ERR_STATE when the model's mask is bidirectional
+ * and the session not empty. On BN_ERR_CANCELLED the session keeps the
  * blocks finished so far; unless it was cancelled before, there are no logits. */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
+
+/* The same for vectors in place of tokens: float[n][dim], which enter the stack as they are,
+ * without embedding_scale. The text has -1 where they stand; penalties pass it by. Fails with
+ * BN_ERR_NUMERIC, before any work, when one is not finite. */
+BN_API bn_status bn_session_append_embeddings(bn_session *session, const float *embeddings,
+                                              int32_t n, bn_logits logits, float *out);
+
+/* The prefix of a text, in one call: its tokens all see each other, and what is appended later sees
+ * them and what is before it. tokens[i] = -1 takes the next row of `embeddings`, float[...][dim],
+ * which is NULL when there is none. One turn, however long; a cancel ends it at the next layer, and
+ * nothing is kept. Fails with BN_ERR_MASK unless the model's mask is BN_MASK_PREFIX, with
+ * BN_ERR_STATE unless the session is empty, and like bn_session_append_embeddings. */
+BN_API bn_status bn_session_append_prefix(bn_session *session, const int32_t *tokens,
+                                          const float *embeddings, int32_t n, bn_logits logits,
+                                          float *out);
 
 /* The current row: float[vocab_size], or NULL when there is none. The head may run only now.
  * Lives until the next call on the session. */
@@ -295,19 +337,25 @@ BN_API const float *bn_session_logits(bn_session *session);
 
 /* Append n tokens; out[i] = natural log of the probability of tokens[i] given
  * all before it, float[n]. The first entry is NAN when the session was empty.
- * Sum over the vocabulary in double. Fails like bn_session_append, and with BN_ERR_STATE when
- * the session holds tokens but no logits (an append with BN_LOGITS_NONE, a rewind). */
+ * Sum over the vocabulary in double. Fails like bn_session_append, with BN_ERR_STATE when
+ * the session holds tokens but no logits (an append with BN_LOGITS_NONE, a rewind), and with
+ * BN_ERR_MASK when the mask is bidirectional. */
 BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n,
                                   float *out);
 
 /* Append n tokens; out[dim] = the hidden states after the final norm of all tokens that the session
  * holds, pooled, and divided by their Euclidean length. `out` may be NULL: a text may come in
  * pieces, each by this function with the same pooling, and every cut gives the same bits. Any model
- * can embed if a pooling is named. Leaves no logits. Fails like bn_session_append; with
+ * can embed if a pooling is named; one whose mask is bidirectional takes the text in one piece.
+ * Leaves no logits. Fails like bn_session_append; with
  * BN_ERR_ARGUMENT when neither the call nor the file names a pooling, with BN_ERR_STATE when the
  * session holds tokens that came another way. */
 BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
                                   bn_pooling pooling, float *out);
+
+/* The same for vectors in place of tokens, as bn_session_append_embeddings takes them. */
+BN_API bn_status bn_session_embed_embeddings(bn_session *session, const float *embeddings,
+                                             int32_t n, bn_pooling pooling, float *out);
 
 /* bn_session_embed for n different sessions of one model: text i is tokens[i][0..n_tokens[i]) and
  * goes into sessions[i], out is float[n][dim]. Short texts share the reading of the weights; each
@@ -319,7 +367,8 @@ BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *cons
 
 /* Choose a token from the current logits; NULL sampler: temperature 0. Does
  * not append it. Penalties look at the session's tokens. Fails with
- * BN_ERR_STATE without logits, BN_ERR_ARGUMENT, BN_ERR_NUMERIC. */
+ * BN_ERR_STATE without logits, BN_ERR_ARGUMENT, BN_ERR_NUMERIC, and BN_ERR_MASK
+ * when the mask is bidirectional: then no row is of a next token. */
 BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
 
 /* Sample a token and append it. If it is draft[0], go on with the rest of the draft for as long as

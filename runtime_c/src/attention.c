@@ -81,6 +81,11 @@ static float *output(const bn_pass *p, size_t row, size_t g, size_t i) {
     return p->w->in.h + row * p->w->in.wide + (g * group_size(c) + i) * c->head_dim;
 }
 
+/* What the rows of a text see in a layer. */
+static bn_mask mask_of(const bn_pass *p, const bn_layer *l, size_t row) {
+    return (bn_mask){.window = l->mask.window, .prefix = p->w->rows[row].cache->prefix};
+}
+
 /* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */
 static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size_t rows, size_t g,
                            const scratch *s) {
@@ -88,29 +93,22 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
     const size_t E = c->head_dim, group = group_size(c), stride = bn_q_row(E);
     const bn_cache *cache = p->w->rows[row].cache;
     const bn_kv *kv = &bn_kv_types[cache->type];
-    const size_t head = l->index * c->n_kv_heads + g;
     bn_block b = {.m = p->m,
                   .config = c,
-                  .k = cache->k + head * cache->head_stride,
-                  .v = cache->v + head * cache->head_stride,
+                  .kv = bn_cache_head(cache, l, g, c->n_kv_heads),
                   .type = cache->type,
                   .rows = rows,
                   .group = group,
                   .position = (size_t)p->w->rows[row].position,
-                  .mask = l->mask,
+                  .mask = mask_of(p, l, row),
                   .q = s->q,
                   .codes = s->codes,
                   .q_scale = s->q_scale,
                   .scores = s->scores};
     for (size_t i = 0; i < rows; i++) {
-        const float *from =
-            p->w->qkv + (row + i) * (c->n_heads + 2 * c->n_kv_heads) * E + g * group * E;
+        const float *from = p->w->q + ((row + i) * c->n_heads + g * group) * E;
         for (size_t d = 0; d < group * E; d++)
             b.q[i * group * E + d] = from[d] * c->attention_scale;
-    }
-    if (kv->scaled) {
-        b.k_scale = cache->k_scale + head * cache->slots;
-        b.v_scale = cache->v_scale + head * cache->slots;
     }
     for (size_t i = 0; kv->encode_query && i < rows * group; i++)
         b.q_scale[i] = kv->encode_query(&p->m->kernels, b.codes + i * stride, b.q + i * E, E);
@@ -127,8 +125,9 @@ typedef struct chunks {
 static chunks chunks_of(const bn_pass *p, const bn_layer *l) {
     const bn_config *c = &p->stack->config;
     const size_t position = (size_t)p->w->rows[0].position;
-    chunks s = {.low = bn_mask_first(l->mask, position) / BN_CHUNK_KEYS,
-                .keys = bn_mask_end(l->mask, position + p->rows - 1)};
+    const bn_mask mask = mask_of(p, l, 0);
+    chunks s = {.low = bn_mask_first(mask, position) / BN_CHUNK_KEYS,
+                .keys = bn_mask_end(mask, position + p->rows - 1)};
     s.n = (s.keys + BN_CHUNK_KEYS - 1) / BN_CHUNK_KEYS - s.low;
     s.m = p->w->partial;
     s.l = s.m + s.n * p->rows * c->n_heads;

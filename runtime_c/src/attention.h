@@ -5,12 +5,9 @@
 #ifndef BITNET_ATTENTION_H
 #define BITNET_ATTENTION_H
 
-#include "file/file.h"
-#include "stack.h"
+#include "cache.h"
 
 struct bn_pass;
-
-enum { BN_CHUNK_KEYS = 256 }; /* keys of a chunk; fixed, because it is part of the numbers */
 
 /* h[b] = softmax(q·Kᵀ·scale)·V over what each row may see. All threads. */
 void bn_attention(struct bn_pass *p, const bn_layer *l);

@@ -8,6 +8,11 @@
 
 #include "kv.h"
 
+/* Where the cache has a key. A chunk lies there as one piece. */
+static size_t slot(const bn_block *b, size_t key) {
+    return key % b->kv.slots;
+}
+
 /* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
 static void score(const bn_block *b, size_t begin, size_t tiles) {
     const size_t E = b->config->head_dim;
@@ -17,8 +22,8 @@ static void score(const bn_block *b, size_t begin, size_t tiles) {
                      .codes = b->codes,
                      .q_scale = b->q_scale,
                      .n_q = b->rows * b->group,
-                     .k = b->k + begin * bn_kv_key(&bn_kv_types[b->type], E),
-                     .k_scale = b->k_scale ? b->k_scale + begin : NULL,
+                     .k = b->kv.k + slot(b, begin) * bn_kv_key(&bn_kv_types[b->type], E),
+                     .k_scale = b->kv.k_scale ? b->kv.k_scale + slot(b, begin) : NULL,
                      .head_dim = E,
                      .tiles = tiles};
     b->m->kernels.attention[b->type].qk(&a);
@@ -38,9 +43,9 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
             s[key] = cap * (1 - 2 / (bn_exp(s[key] / cap * 2) + 1));
         m[i] = kernels->vectors.max(s, high - low);
         l[i] = kernels->vectors.exp_sum(s, high - low, m[i]);
-        if (b->v_scale)
+        if (b->kv.v_scale)
             for (size_t key = 0; key < high - low; key++)
-                s[key] *= b->v_scale[low + key];
+                s[key] *= b->kv.v_scale[slot(b, low) + key];
     }
 }
 
@@ -54,7 +59,7 @@ static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size
                      .p = b->scores + first * BN_CHUNK_KEYS + (low - begin),
                      .p_stride = BN_CHUNK_KEYS,
                      .n_q = rows * b->group,
-                     .v = b->v + low * bn_kv_value(&bn_kv_types[b->type], E),
+                     .v = b->kv.v + slot(b, low) * bn_kv_value(&bn_kv_types[b->type], E),
                      .head_dim = E,
                      .keys = high - low};
     b->m->kernels.attention[b->type].pv(&a);
@@ -71,10 +76,10 @@ static size_t larger(size_t a, size_t b) {
 /* Values are added in the order of keys: what a row sees alone before and after what all see. */
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
     size_t low = begin, high = end; /* seen by all rows */
-    if (b->k_scale)                 /* streams too short for the hardware to see them coming */
-        for (size_t key = begin; key < end; key += BN_LANES) {
-            __builtin_prefetch(b->k_scale + key);
-            __builtin_prefetch(b->v_scale + key);
+    if (b->kv.k_scale)              /* streams too short for the hardware to see them coming */
+        for (size_t key = 0; key < end - begin; key += BN_LANES) {
+            __builtin_prefetch(b->kv.k_scale + slot(b, begin) + key);
+            __builtin_prefetch(b->kv.v_scale + slot(b, begin) + key);
         }
     score(b, begin, (end - begin + BN_LANES - 1) / BN_LANES);
     memset(o, 0, b->rows * b->group * b->config->head_dim * sizeof *o);

@@ -13,13 +13,12 @@
  * row by row. */
 typedef struct bn_block {
     const bn_model *m;
-    const bn_config *config;        /* of the stack */
-    const uint8_t *k, *v;           /* of the KV head: tiles and rows from position 0 */
-    const float *k_scale, *v_scale; /* of types that have scales, or NULL */
-    int32_t type;                   /* bn_kv_type */
+    const bn_config *config; /* of the stack */
+    bn_kv_head kv;
+    int32_t type; /* bn_kv_type */
     size_t rows, group;
     size_t position; /* of the first row */
-    bn_mask mask;    /* of the layer */
+    bn_mask mask;    /* of the layer and the text */
     float *q;        /* [n][E], times the attention scale */
     int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, where the type wants it */
     float *q_scale;  /* [n] */

@@ -13,7 +13,8 @@
  * linear, or one more before or behind each addition to x, or no gate, or no head.
  *
  * A row is one token; rows of one call may belong to a prompt or to different texts. Before
- * each ternary linear the rows are quantized to int8, one scale a row (bitnet/quant.py).
+ * each ternary linear the rows are quantized to int8, one scale a row (bitnet/quant.py). Rows that
+ * see what stands behind them all come in one call, which may be longer than scratch memory is.
  */
 #include "forward.h"
 
@@ -48,7 +49,7 @@ static void embed_row(bn_pass *p, size_t row) {
         bn_norm_checked(p, &s->embedding_norm, x, x, s->config.dim);
     for (size_t table = 0; table < BN_POSITION_TABLES; table++)
         bn_positions_angles(&s->positions, table, r->position,
-                            p->w->angle + (table * p->w->batch + row) * s->positions.dim);
+                            p->w->angle + (table * p->w->room + row) * s->positions.dim);
 }
 
 static void embed_rows(void *context, int32_t thread, size_t first, size_t end) {
@@ -57,26 +58,53 @@ static void embed_rows(void *context, int32_t thread, size_t first, size_t end) 
         embed_row(context, row);
 }
 
-bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows) {
-    const bn_config *c = &stack->config;
+/* q, and k and v into the cache, where rows before and behind may look for them. */
+static void remember(bn_pass *p, const bn_layer *l) {
+    const bn_config *c = &p->stack->config;
     const size_t HE = (size_t)c->n_heads * c->head_dim, GE = (size_t)c->n_kv_heads * c->head_dim;
-    const size_t QKV = HE + 2 * GE;
+    const bn_product qkv[] = {{.w = &l->q, .y = p->w->q, .y_stride = HE},
+                              {.w = &l->k, .y = p->w->kv, .y_stride = 2 * GE},
+                              {.w = &l->v, .y = p->w->kv + GE, .y_stride = 2 * GE}};
+
+    bn_project(p, &l->attn_norm, qkv, 3); /* q, k, v of norm(x) */
+    bn_cache_append(p, l);                /* rope(q); rope(k), v into the cache */
+}
+
+static void respond(bn_pass *p, const bn_layer *l) {
+    const bn_config *c = &p->stack->config;
+    const size_t HE = (size_t)c->n_heads * c->head_dim;
+
+    bn_attention(p, l);                             /* h = attention(q, k, v) */
+    bn_quantize_h(p, &l->attn_sub_norm, HE, &l->o); /* sub_norm(h) */
+    bn_add(p, &l->o, &l->attn_post_norm);           /* x += o(h) */
+
+    bn_feed_forward(p, &l->ffn); /* x += down(act(gate) · up) */
+}
+
+/* Half a layer, of as many rows at a time as there is scratch memory for. */
+static void each_piece(bn_pass *p, const bn_layer *l, void (*half)(bn_pass *, const bn_layer *)) {
+    for (size_t first = 0; first < p->rows; first += p->w->batch) {
+        const size_t left = p->rows - first;
+        bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
+        bn_pass piece = {
+            .m = p->m, .stack = p->stack, .w = &w, .rows = left < w.batch ? left : w.batch};
+        half(&piece, l);
+        if (piece.not_finite)
+            p->not_finite = 1;
+    }
+}
+
+bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
+                     const atomic_int *stop) {
     bn_pass pass = {.m = m, .stack = stack, .w = w, .rows = rows}, *p = &pass;
 
     bn_each_row(p, embed_rows, p);
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const bn_layer *l = &stack->layers[i];
-        const bn_product qkv[] = {{.w = &l->q, .y = w->qkv, .y_stride = QKV},
-                                  {.w = &l->k, .y = w->qkv + HE, .y_stride = QKV},
-                                  {.w = &l->v, .y = w->qkv + HE + GE, .y_stride = QKV}};
-
-        bn_project(p, &l->attn_norm, qkv, 3);           /* q, k, v of norm(x) */
-        bn_cache_append(p, l);                          /* rope(q); rope(k), v into the cache */
-        bn_attention(p, l);                             /* h = attention(q, k, v) */
-        bn_quantize_h(p, &l->attn_sub_norm, HE, &l->o); /* sub_norm(h) */
-        bn_add(p, &l->o, &l->attn_post_norm);           /* x += o(h) */
-
-        bn_feed_forward(p, &l->ffn); /* x += down(act(gate) · up) */
+    for (uint32_t i = 0; i < stack->config.n_layers; i++) {
+        if (stop && atomic_load(stop))
+            return BN_ERR_CANCELLED;
+        each_piece(p, &stack->layers[i],
+                   remember); /* all rows, before the first attends to the last */
+        each_piece(p, &stack->layers[i], respond);
     }
     return p->not_finite ? BN_ERR_NUMERIC : BN_OK;
 }

@@ -9,9 +9,11 @@
 #include "stack.h"
 #include "workspace.h"
 
-/* Run rows [0, rows) of the workspace through all layers; w->x holds the result and the caches
- * the rows' keys and values. Returns BN_ERR_NUMERIC when a row is not finite. */
-bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows);
+/* Run rows [0, rows) of the workspace, at most w->room, through all layers; w->x holds the result
+ * and the caches the rows' keys and values. BN_ERR_NUMERIC when a row is not finite;
+ * BN_ERR_CANCELLED when `stop`, looked at before each layer unless it is NULL, is not 0. */
+bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
+                     const atomic_int *stop);
 
 /* x[0..D) = row `token` of the embedding, times the embedding scale. */
 void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x);

@@ -7,9 +7,11 @@
 
 #include <stddef.h>
 
-/* Causal: of its own position and before, the latest `window`. */
+/* Its own position and all before it; and of the first `prefix` positions of a text, which see each
+ * other, those behind it, too. That is all there is: in a bidirectional text all are its prefix. */
 typedef struct bn_mask {
-    size_t window; /* 0: no limit */
+    size_t window; /* less than so many positions away, on either side; 0: no limit */
+    size_t prefix; /* of the text */
 } bn_mask;
 
 /* The first key that a row at this position sees. */
@@ -19,8 +21,10 @@ static inline size_t bn_mask_first(bn_mask mask, size_t position) {
 
 /* One past the last. Neither end falls as positions rise. */
 static inline size_t bn_mask_end(bn_mask mask, size_t position) {
-    (void)mask;
-    return position + 1;
+    if (position >= mask.prefix)
+        return position + 1;
+    return mask.window && mask.window < mask.prefix - position ? position + mask.window
+                                                               : mask.prefix;
 }
 
 #endif

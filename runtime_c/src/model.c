@@ -146,14 +146,19 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .ffn_dim = c->ffn_dim,
                             .max_context = c->max_context,
                             .has_head = c->has_head,
+                            .has_embedding = m->stack.embedding.data != NULL,
                             .pooling = c->pooling,
+                            .mask = c->mask,
+                            .sliding_window = c->sliding_window,
                             .file_bytes = m->mapping.size,
                             .threads = bn_pool_running(m->pool),
                             .isa = m->kernels.isa};
-    for (int32_t type = 0; type < BN_KV_TYPES; type++)
-        info->kv_bytes_per_token[type] =
-            (uint64_t)c->n_layers * c->n_kv_heads * 2 *
-            (bn_cache_bytes(c, type, 1) + bn_cache_scale_bytes(type, 1));
+    for (int32_t type = 0; type < BN_KV_TYPES; type++) {
+        uint64_t *local =
+            c->mask == BN_MASK_CAUSAL ? info->kv_window_bytes_per_token : info->kv_bytes_per_token;
+        info->kv_bytes_per_token[type] = bn_cache_token_bytes(&m->stack, type, 0);
+        local[type] += bn_cache_token_bytes(&m->stack, type, 1);
+    }
     bn_stack_count(&m->stack, info);
     return BN_OK;
 }

@@ -22,8 +22,6 @@ static bn_status check_supported(const bn_config *c, char *detail) {
         {c->out_dim != 0, "a projector"},
         {c->image_token != 0, "an image token"},
         {c->adapters != 0, "adapters"},
-        {c->input == BN_INPUT_EMBEDDINGS, "input = embeddings"},
-        {c->mask != BN_MASK_CAUSAL, "a mask other than causal"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)
@@ -32,12 +30,20 @@ static bn_status check_supported(const bn_config *c, char *detail) {
     return BN_OK;
 }
 
+/* A bidirectional text is done when a layer is: the next may have the place of its keys. */
+static void find_place(bn_stack *s, bn_layer *l) {
+    l->part = l->mask.window > 0;
+    if (s->config.mask == BN_MASK_BIDIRECTIONAL)
+        s->cached[l->part] = 1;
+    else
+        l->place = s->cached[l->part]++;
+}
+
 static bn_layer read_layer(const bn_file *f, uint32_t stack, uint32_t i, const bn_kernels *kernels,
                            bn_network *networks) {
     const bn_config *c = &f->stacks[stack];
     const int global = c->global_every > 0 && (i + 1) % c->global_every == 0;
     return (bn_layer){
-        .index = i,
         .attn_norm = bn_norm_read(f, stack, i, BN_ATTN_NORM),
         .q_norm = bn_norm_read(f, stack, i, BN_Q_NORM),
         .k_norm = bn_norm_read(f, stack, i, BN_K_NORM),
@@ -78,8 +84,6 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         free(networks);
         return BN_ERR_MEMORY;
     }
-    for (uint32_t i = 0; i < c->n_layers; i++)
-        layers[i] = read_layer(f, index, i, kernels, networks + i * each);
     *stack = (bn_stack){
         .config = *c,
         .embedding = bn_file_tensor(f, index, BN_NO_LAYER, BN_EMBEDDING, BN_NO_EXPERT),
@@ -90,6 +94,10 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         .layers = layers,
         .networks = networks,
     };
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        layers[i] = read_layer(f, index, i, kernels, networks + i * each);
+        find_place(stack, &layers[i]);
+    }
     for (size_t i = 0; i < f->n_tensors; i++)
         stack->grouped |=
             f->tensors[i].stack == index && f->tensors[i].scale_scope == BN_SCALE_GROUP;

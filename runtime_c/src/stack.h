@@ -15,8 +15,11 @@
 #include "norm.h"
 #include "positions.h"
 
+/* Layers that see whole texts, and layers with a window. */
+enum { BN_CACHE_PARTS = 2 };
+
 typedef struct bn_layer {
-    uint32_t index; /* in its stack, and of its heads in a cache */
+    uint32_t part, place; /* of a cache, and of its heads there (cache.h) */
     bn_norm attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm;
     bn_tensor q, k, v, o; /* H·E × D, G·E × D, G·E × D, D × H·E */
     bn_mask mask;
@@ -29,9 +32,10 @@ typedef struct bn_stack {
     bn_tensor embedding, head;          /* V × D; the same when tied; no data without a head */
     bn_norm embedding_norm, final_norm; /* [D] each */
     bn_positions positions;
-    bn_layer *layers;     /* [n_layers] */
-    bn_network *networks; /* [n_layers][bn_ffn_networks] */
-    int32_t grouped;      /* a matrix has a scale for every 128 columns */
+    bn_layer *layers;                /* [n_layers] */
+    bn_network *networks;            /* [n_layers][bn_ffn_networks] */
+    uint32_t cached[BN_CACHE_PARTS]; /* layers whose keys and values a cache holds, by part */
+    int32_t grouped;                 /* a matrix has a scale for every 128 columns */
 } bn_stack;
 
 /* Read stack `index` of a file that was parsed. Fails with BN_ERR_MEMORY, or BN_ERR_UNSUPPORTED and

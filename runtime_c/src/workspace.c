@@ -33,8 +33,8 @@ static size_t most(size_t a, size_t b) {
 }
 
 size_t bn_score_rows(const bn_stack *stack, size_t batch) {
-    const size_t rows = most(SCORE_FLOATS / stack->config.vocab_size, 1);
-    return rows < batch ? rows : batch;
+    const size_t rows = SCORE_FLOATS / most(stack->config.vocab_size, 1);
+    return rows < 1 ? 1 : rows < batch ? rows : batch;
 }
 
 /* What a linear is given, for so many rows. */
@@ -92,13 +92,15 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
                        B >= m->kernels.products.lookup_tokens * 3 / 4 &&
                        w->in.lookup_rows >= BN_LOOKUP_LEAST_ROWS;
     w->attend_stride = (bn_attend_floats(c) + BN_LANES - 1) / BN_LANES * BN_LANES;
-    w->rows = take(a, B, sizeof *w->rows);
-    w->x = take(a, B * D, sizeof(float));
+    w->room = c->mask == BN_MASK_CAUSAL ? B : most(B, w->n_ctx);
+    w->rows = take(a, w->room, sizeof *w->rows);
+    w->x = take(a, w->room * D, sizeof(float));
+    w->q = take(a, w->room * H * E, sizeof(float));
+    w->angle = take(a, BN_POSITION_TABLES * w->room * c->rope_dim, sizeof(float));
     lay_out_inputs(m, &w->in, B, a);
-    w->qkv = take(a, B * (H + 2 * c->n_kv_heads) * E, sizeof(float));
+    w->kv = take(a, B * 2 * c->n_kv_heads * E, sizeof(float));
     w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
     w->y = take(a, B * D, sizeof(float));
-    w->angle = take(a, 2 * B * c->rope_dim, sizeof(float));
     w->in.acc_stride =
         most(B * BN_CHUNK_ROWS, tables ? m->kernels.products.lookup_tokens * w->in.lookup_rows : 0);
     w->in.acc = take(a, threads * w->in.acc_stride, sizeof(int32_t));
@@ -137,4 +139,13 @@ bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx) {
     if (w->in.lookup)
         memset(w->in.lookup, 0, (size_t)bn_pool_threads(m->pool) * w->in.lookup_stride);
     return w;
+}
+
+bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t row) {
+    bn_workspace from = *w;
+    from.rows += row;
+    from.x += row * c->dim;
+    from.q += row * c->n_heads * c->head_dim;
+    from.angle += row * c->rope_dim;
+    return from;
 }

@@ -18,17 +18,19 @@
 #error "sizes of caches and workspaces need a size_t of 64 bits: compile for a 64-bit machine"
 #endif
 
-/* Scratch memory for up to `batch` rows. */
+/* Scratch memory for a step of up to B rows, and what stays of up to R rows from step to step. */
 typedef struct bn_workspace {
-    bn_row *rows;   /* [B] the batch */
     size_t batch;   /* B */
+    size_t room;    /* R: B, or all of a context, where rows see what stands behind them */
     size_t n_ctx;   /* tokens that `partial` has room for */
+    bn_row *rows;   /* [R] of the pass */
+    float *x;       /* [R][D] the residual stream */
+    float *q;       /* [R][H·E] */
+    float *angle;   /* [2][R][rope_dim] cos and sin of each row's position, by table */
     bn_operands in; /* of the linears */
-    float *x;       /* [B][D] the residual stream */
-    float *qkv;     /* [B][(H + 2G)·E] */
+    float *kv;      /* [B][2·G·E] */
     float *ffn;     /* bn_ffn_floats: scratch of a feed-forward network */
     float *y;       /* [B][D] a sublayer's output, when it is not added to x at once; scratch */
-    float *angle;   /* [2][B][rope_dim] cos and sin of each row's position, by table */
     float *attend;  /* [threads][attend_stride] */
     float *partial; /* bn_partial_floats: results of chunks, when a context is split */
     atomic_size_t *chunks_done; /* [G] how many are there */
@@ -48,5 +50,8 @@ size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx);
 
 /* NULL: no memory. To be freed with free. */
 bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx);
+
+/* The same memory seen from a row of the pass on: there it is row 0. */
+bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t row);
 
 #endif

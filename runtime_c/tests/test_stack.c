@@ -66,7 +66,8 @@ static void check_second(const bn_stack *s, const bn_file *f, const bn_kernels *
     for (uint32_t i = 0; i < LAYERS; i++) {
         const bn_layer *l = &s->layers[i];
         const int global = i % 2 == 1;
-        CHECK_EQ(l->index, i);
+        CHECK_EQ(l->part, !global);
+        CHECK_EQ(l->place, i / 2);
         CHECK_EQ(l->mask.window, global ? 0 : WINDOW);
         CHECK_EQ(l->table, !global);
         CHECK(l->q.data == bn_file_tensor(f, 1, i, BN_Q, BN_NO_EXPERT).data);
@@ -108,16 +109,22 @@ static void test_two_stacks(void) {
     free(bytes);
 }
 
-/* A range of keys; what a window leaves out is all that causality does not. */
+/* A range of keys, as bitnet/model/masks.py has it; ends that do not fall. */
 static void test_masks(void) {
     for (size_t window = 0; window < 9; window++)
-        for (size_t row = 0; row < 30; row++) {
-            const bn_mask mask = {.window = window};
-            for (size_t key = 0; key < 30; key++) {
-                const int sees = key <= row && (window == 0 || row - key < window);
-                CHECK_EQ(key >= bn_mask_first(mask, row) && key < bn_mask_end(mask, row), sees);
+        for (size_t prefix = 0; prefix < 30; prefix += 1 + prefix / 4)
+            for (size_t row = 0; row < 30; row++) {
+                const bn_mask mask = {.window = window, .prefix = prefix};
+                for (size_t key = 0; key < 30; key++) {
+                    const size_t distance = key < row ? row - key : key - row;
+                    const int sees =
+                        (key <= row || key < prefix) && (window == 0 || distance < window);
+                    /* a row behind the prefix sees what is between, so that this is a range */
+                    CHECK_EQ(key >= bn_mask_first(mask, row) && key < bn_mask_end(mask, row), sees);
+                }
+                CHECK(bn_mask_first(mask, row) <= bn_mask_first(mask, row + 1));
+                CHECK(bn_mask_end(mask, row) <= bn_mask_end(mask, row + 1));
             }
-        }
 }
 
 static void test_original(void) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * append.c: tokens into a session, or one into each of several.
+ * append.c: tokens, or vectors, into a session, or a token into each of several.
  */
 #include <string.h>
 
@@ -8,10 +8,8 @@
 #include "session.h"
 #include "workspace.h"
 
-bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_logits logits,
-                            float *out) {
-    BN_STANDARD_FLOATS;
-    bn_status status = bn_check_tokens(s, tokens, n);
+static bn_status append(bn_session *s, const bn_text *text, bn_logits logits, float *out) {
+    bn_status status = bn_check_text(s, text);
     if (status)
         return status;
     if (logits != BN_LOGITS_NONE && logits != BN_LOGITS_LAST && logits != BN_LOGITS_ALL)
@@ -22,7 +20,7 @@ bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_
     const int all = logits == BN_LOGITS_ALL && out != NULL;
     const bn_want each = all ? BN_WANT_LOGITS : BN_WANT_NOTHING;
     const bn_want last = logits == BN_LOGITS_NONE ? BN_WANT_NOTHING : BN_WANT_HIDDEN;
-    status = bn_run_text(s, tokens, n, each, all ? each : last, all ? out : NULL, c->vocab_size);
+    status = bn_run_text(s, text, each, all ? each : last, all ? out : NULL, c->vocab_size);
     if (!status && logits == BN_LOGITS_LAST && out) {
         const float *row = bn_session_logits(s);
         if (!row)
@@ -32,6 +30,30 @@ bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_
     return status;
 }
 
+bn_status bn_session_append(bn_session *s, const int32_t *tokens, int32_t n, bn_logits logits,
+                            float *out) {
+    BN_STANDARD_FLOATS;
+    return append(s, &(bn_text){.tokens = tokens, .n = n}, logits, out);
+}
+
+bn_status bn_session_append_embeddings(bn_session *s, const float *embeddings, int32_t n,
+                                       bn_logits logits, float *out) {
+    BN_STANDARD_FLOATS;
+    return append(s, &(bn_text){.vectors = embeddings, .n = n}, logits, out);
+}
+
+bn_status bn_session_append_prefix(bn_session *s, const int32_t *tokens, const float *embeddings,
+                                   int32_t n, bn_logits logits, float *out) {
+    BN_STANDARD_FLOATS;
+    if (!s || !tokens)
+        return BN_ERR_ARGUMENT;
+    if (s->stack->config.mask != BN_MASK_PREFIX)
+        return BN_ERR_MASK;
+    if (s->position > 0)
+        return BN_ERR_STATE;
+    return append(s, &(bn_text){tokens, embeddings, n, 1}, logits, out);
+}
+
 static bn_status check_sessions(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         const bn_status status = bn_check_tokens(sessions[i], tokens ? tokens + i : NULL, 1);
@@ -39,6 +61,8 @@ static bn_status check_sessions(bn_session *const *sessions, const int32_t *toke
             return status;
         if (!sessions[i]->stack->config.has_head)
             return BN_ERR_NO_HEAD;
+        if (bn_check_follows(sessions[i]))
+            return BN_ERR_MASK;
         for (int32_t j = 0; j < i; j++)
             if (sessions[j] == sessions[i] || sessions[j]->stack != sessions[i]->stack)
                 return BN_ERR_ARGUMENT;

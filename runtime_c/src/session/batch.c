@@ -28,11 +28,13 @@ bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want) {
                     .position = before ? before->position + 1 : s->position,
                     .token = token,
                     .want = want};
+    if (s->cache.written <= (size_t)row->position)
+        s->cache.written = (size_t)row->position + 1;
     b->n++;
     return row;
 }
 
-/* --- what is wanted: of rows [first, first + n), which want the same --- */
+/* --- what is wanted: of all rows of a batch, which want the same --- */
 
 static float *state_of(const bn_batch *b, size_t row) {
     return b->w->x + row * b->stack->config.dim;
@@ -44,15 +46,15 @@ static void keep_hidden(const bn_batch *b, size_t row) {
     s->ready = BN_READY_HIDDEN;
 }
 
-static bn_status give_hidden(const bn_batch *b, size_t first, size_t n) {
-    for (size_t row = first; row < first + n; row++)
+static bn_status give_hidden(const bn_batch *b) {
+    for (size_t row = 0; row < b->n; row++)
         keep_hidden(b, row);
     return BN_OK;
 }
 
-static bn_status give_pooled(const bn_batch *b, size_t first, size_t n) {
+static bn_status give_pooled(const bn_batch *b) {
     const size_t D = b->stack->config.dim;
-    for (size_t row = first; row < first + n; row++) {
+    for (size_t row = 0; row < b->n; row++) {
         const bn_row *r = &b->w->rows[row];
         float *pool = r->session->pool, *h = b->w->in.h;
         if (!bn_norm_row(&b->m->kernels, &b->stack->final_norm, h, state_of(b, row), D))
@@ -66,35 +68,34 @@ static bn_status give_pooled(const bn_batch *b, size_t first, size_t n) {
     return BN_OK;
 }
 
-static bn_status give_logits(const bn_batch *b, size_t first, size_t n) {
-    const bn_status status = bn_head(b->m, b->stack, b->w, first, n, b->w->rows[first].out);
-    return status ? status : give_hidden(b, first, n);
+static bn_status give_logits(const bn_batch *b) {
+    const bn_status status = bn_head(b->m, b->stack, b->w, 0, b->n, b->w->rows->out);
+    return status ? status : give_hidden(b);
 }
 
-static bn_status give_probability(const bn_batch *b, size_t first, size_t n) {
+static bn_status give_probability(const bn_batch *b) {
     const size_t V = b->stack->config.vocab_size;
     float *scores = b->w->scores;
-    for (size_t i = 0, rows; i < n; i += rows) {
-        rows = n - i < b->w->score_rows ? n - i : b->w->score_rows;
-        const bn_status status = bn_head(b->m, b->stack, b->w, first + i, rows, scores);
+    for (size_t first = 0, rows; first < b->n; first += rows) {
+        rows = b->n - first < b->w->score_rows ? b->n - first : b->w->score_rows;
+        const bn_status status = bn_head(b->m, b->stack, b->w, first, rows, scores);
         if (status)
             return status;
         for (size_t r = 0; r < rows; r++) {
-            const bn_row *row = &b->w->rows[first + i + r];
+            const bn_row *row = &b->w->rows[first + r];
             *row->out = bn_log_probability(&b->m->kernels, scores + r * V, V, row->next);
         }
     }
-    return give_hidden(b, first, n);
+    return give_hidden(b);
 }
 
 /* Estimates, if the sampler can do with them. */
-static bn_status give_scores(const bn_batch *b, size_t first, size_t n) {
-    float *scores = b->w->scores + first * b->stack->config.vocab_size;
+static bn_status give_scores(const bn_batch *b) {
     if (!bn_head_screens(b->stack))
-        return bn_head(b->m, b->stack, b->w, first, n, scores);
-    const bn_status status = bn_head_input(b->m, b->stack, b->w, first, n);
+        return bn_head(b->m, b->stack, b->w, 0, b->n, b->w->scores);
+    const bn_status status = bn_head_input(b->m, b->stack, b->w, 0, b->n);
     if (!status)
-        bn_head_estimate(b->m, b->stack, b->w, first, n, scores);
+        bn_head_estimate(b->m, b->stack, b->w, 0, b->n, b->w->scores);
     return status;
 }
 
@@ -108,76 +109,114 @@ void bn_batch_take(const bn_batch *b, size_t row) {
 
 /* --- the rows --- */
 
-/* Whether a row is given what it wants together with the one before. */
-static int joins(const bn_batch *b, const bn_row *row) {
-    return row->want == row[-1].want &&
-           (row->want != BN_WANT_LOGITS || row->out == row[-1].out + b->stack->config.vocab_size);
-}
-
 /* Through the layers; bytes of weights left out there count for the first session. */
 static bn_status forward(const bn_batch *b) {
     const size_t threads = (size_t)bn_pool_threads(b->m->pool);
+    bn_session *s = b->w->rows[0].session;
     memset(b->w->in.skipped, 0, threads * sizeof *b->w->in.skipped);
-    const bn_status status = bn_forward(b->m, b->stack, b->w, b->n);
+    const bn_status status =
+        bn_forward(b->m, b->stack, b->w, b->n, b->n > b->w->batch ? &s->cancelled : NULL);
     for (size_t i = 0; i < threads; i++)
-        b->w->rows[0].session->skipped += b->w->in.skipped[i];
+        s->skipped += b->w->in.skipped[i];
     return status;
 }
 
-bn_status bn_batch_run(bn_batch *b) {
-    static bn_status (*const give[])(const bn_batch *, size_t first, size_t n) = {
+/* How many rows from `first` on are given what they want together: no more than a step can do. */
+static size_t count_alike(const bn_batch *b, size_t first) {
+    const bn_row *rows = &b->w->rows[first];
+    const size_t V = b->stack->config.vocab_size;
+    size_t n = 1;
+    while (first + n < b->n && n < b->w->batch && rows[n].want == rows->want &&
+           (rows->want != BN_WANT_LOGITS || rows[n].out == rows[n - 1].out + V))
+        n++;
+    return n;
+}
+
+static bn_status give_wanted(const bn_batch *b) {
+    static bn_status (*const give[])(const bn_batch *) = {
         [BN_WANT_POOLED] = give_pooled, [BN_WANT_HIDDEN] = give_hidden,
         [BN_WANT_LOGITS] = give_logits, [BN_WANT_PROBABILITY] = give_probability,
         [BN_WANT_SCORES] = give_scores,
     };
+    bn_status status = BN_OK;
+    for (size_t first = 0, n; first < b->n && !status; first += n) {
+        const bn_want want = b->w->rows[first].want;
+        bn_workspace w = bn_workspace_from(b->w, &b->stack->config, first);
+        n = count_alike(b, first);
+        const bn_batch alike = {.m = b->m, .stack = b->stack, .w = &w, .n = n};
+        if (want != BN_WANT_NOTHING)
+            status = give[want](&alike);
+    }
+    return status;
+}
+
+bn_status bn_batch_run(bn_batch *b) {
     const bn_row *rows = b->w->rows;
     bn_status status = forward(b);
-    for (size_t first = 0, end; first < b->n && !status; first = end) {
-        const bn_want want = rows[first].want;
-        for (end = first + 1; end < b->n && joins(b, &rows[end]);)
-            end++;
-        if (want != BN_WANT_NOTHING)
-            status = give[want](b, first, end - first);
-    }
-    for (size_t i = 0; i < b->n && !status; i++) {
-        rows[i].session->tokens[rows[i].position] = rows[i].token;
-        rows[i].session->position = rows[i].position + 1;
+    if (!status)
+        status = give_wanted(b);
+    for (size_t i = 0; i < b->n; i++) {
+        bn_session *s = rows[i].session;
+        if (status && s->position == 0)
+            s->cache.prefix = 0; /* it has come to nothing */
+        if (status)
+            continue;
+        s->tokens[rows[i].position] = rows[i].token;
+        s->position = rows[i].position + 1;
     }
     return status;
 }
 
 /* --- a text --- */
 
-typedef struct text {
-    const int32_t *tokens;
-    int32_t n;
+/* How far it is run. */
+typedef struct run {
+    const bn_text *text;
+    int32_t at;
+    const float *vector; /* the next */
     bn_want each, last;
     float *out;
     size_t stride;
-} text;
+} run;
 
-/* Tokens [i, end) of it, in a turn. */
-static bn_status run_block(bn_session *s, const text *t, int32_t i, int32_t end) {
-    bn_batch b = bn_batch_begin(s);
-    for (; i < end; i++) {
-        const int is_last = i + 1 == t->n;
-        bn_row *row = bn_batch_add(&b, s, t->tokens[i], is_last ? t->last : t->each);
-        row->out = t->out ? t->out + (size_t)i * t->stride : NULL;
-        row->next = is_last ? 0 : t->tokens[i + 1];
+static void add_row(bn_batch *b, bn_session *s, run *r) {
+    const bn_text *t = r->text;
+    const int is_last = r->at + 1 == t->n;
+    bn_row *row =
+        bn_batch_add(b, s, t->tokens ? t->tokens[r->at] : BN_NO_TOKEN, is_last ? r->last : r->each);
+    if (row->token == BN_NO_TOKEN) {
+        row->vector = r->vector;
+        r->vector += b->stack->config.dim;
     }
-    const bn_status status = bn_session_cancelled(s) ? BN_ERR_CANCELLED : bn_batch_run(&b);
+    row->out = r->out ? r->out + (size_t)r->at * r->stride : NULL;
+    row->next = is_last || !t->tokens ? 0 : t->tokens[r->at + 1];
+    r->at++;
+}
+
+/* Up to row `end` of it, in a turn. */
+static bn_status run_block(bn_session *s, run *r, int32_t end, int32_t together) {
+    bn_batch b = bn_batch_begin(s);
+    bn_status status = BN_ERR_CANCELLED;
+    if (!bn_session_cancelled(s)) {
+        s->cache.prefix = together ? (size_t)end : s->cache.prefix;
+        while (r->at < end)
+            add_row(&b, s, r);
+        status = bn_batch_run(&b);
+    }
     bn_batch_end(&b);
     return status;
 }
 
-bn_status bn_run_text(bn_session *s, const int32_t *tokens, int32_t n, bn_want each, bn_want last,
-                      float *out, size_t stride) {
-    const text t = {tokens, n, each, last, out, stride};
+bn_status bn_run_text(bn_session *s, const bn_text *text, bn_want each, bn_want last, float *out,
+                      size_t stride) {
+    const int32_t together = text->prefix || s->stack->config.mask == BN_MASK_BIDIRECTIONAL;
+    run r = {text, 0, text->vectors, each, last, out, stride};
     bn_status status = BN_OK;
     s->ready = BN_READY_NOTHING;
-    for (int32_t i = 0, end; i < n && !status; i = end) {
-        end = n - i < s->batch ? n : i + s->batch;
-        status = run_block(s, &t, i, end);
+    while (r.at < text->n && !status) {
+        const int32_t left = text->n - r.at;
+        status =
+            run_block(s, &r, together || left < s->batch ? text->n : r.at + s->batch, together);
     }
     if (status)
         s->ready = BN_READY_NOTHING;

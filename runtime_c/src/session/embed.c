@@ -12,21 +12,33 @@
 /* Some texts, and how much of them is computed. */
 typedef struct texts {
     bn_session *const *sessions;
-    const int32_t *const *tokens;
-    const int32_t *n_tokens;
-    int32_t n, text, at; /* the next token is tokens[text][at] */
+    const int32_t *const *tokens; /* NULL: there is one, of vectors */
+    const float *vectors;
+    const int32_t *lengths;
+    int32_t n, text, at; /* the next is row `at` of a text */
 } texts;
 
-static void next(texts *t) {
-    if (++t->at == t->n_tokens[t->text])
+static bn_text text_of(const texts *t, int32_t i) {
+    return (bn_text){
+        .tokens = t->tokens ? t->tokens[i] : NULL, .vectors = t->vectors, .n = t->lengths[i]};
+}
+
+static void add_row(bn_batch *b, texts *t, bn_want want) {
+    const bn_text text = text_of(t, t->text);
+    bn_row *row =
+        bn_batch_add(b, t->sessions[t->text], text.tokens ? text.tokens[t->at] : BN_NO_TOKEN, want);
+    if (!text.tokens)
+        row->vector = text.vectors + (size_t)t->at * b->stack->config.dim;
+    if (++t->at == text.n)
         t->text++, t->at = 0;
 }
 
-/* Whether the vector of the text looks at the state of its next token. */
-static int counts(const texts *t, int32_t position) {
+/* Whether the vector of the text looks at the state of its next row. */
+static bn_want wanted(const texts *t, int32_t position) {
     const int32_t pooling = t->sessions[t->text]->pooling;
-    const int last = t->at + 1 == t->n_tokens[t->text];
-    return pooling == BN_POOL_MEAN || (pooling == BN_POOL_LAST ? last : position == 0);
+    const int last = t->at + 1 == t->lengths[t->text];
+    const int counts = pooling == BN_POOL_MEAN || (pooling == BN_POOL_LAST ? last : position == 0);
+    return counts ? BN_WANT_POOLED : BN_WANT_NOTHING;
 }
 
 static int any_cancelled(const texts *t) {
@@ -36,27 +48,50 @@ static int any_cancelled(const texts *t) {
     return any;
 }
 
-/* A turn: as many tokens as fit. */
+/* How many rows of the next text a batch takes that has room for so many more, which is empty or
+ * not: as many as its session may run at a time; or all, where rows see those behind them. */
+static int32_t count_rows(const texts *t, int32_t room, int empty) {
+    const bn_session *s = t->sessions[t->text];
+    const int32_t left = t->lengths[t->text] - t->at;
+    if (s->stack->config.mask == BN_MASK_BIDIRECTIONAL)
+        return empty || left <= room ? left : 0;
+    room = room < s->batch ? room : s->batch;
+    return left < room ? left : room;
+}
+
+static void add_rows(bn_batch *b, texts *t, int32_t n) {
+    bn_session *s = t->sessions[t->text];
+    if (s->stack->config.mask == BN_MASK_BIDIRECTIONAL)
+        s->cache.prefix = (size_t)n;
+    for (int32_t position = s->position, end = position + n; position < end; position++)
+        add_row(b, t, wanted(t, position));
+}
+
+/* A turn: texts, or parts of them, for as long as each ends in it. */
 static bn_status run_block(texts *t) {
-    const int32_t first = t->text;
-    bn_batch b = bn_batch_begin(t->sessions[first]);
-    for (; t->text < t->n && b.n < (size_t)t->sessions[first]->batch; next(t)) {
-        bn_row *row =
-            bn_batch_add(&b, t->sessions[t->text], t->tokens[t->text][t->at], BN_WANT_NOTHING);
-        if (counts(t, row->position))
-            row->want = BN_WANT_POOLED;
-    }
-    const bn_status status = any_cancelled(t) ? BN_ERR_CANCELLED : bn_batch_run(&b);
-    for (size_t row = 0; row < b.n && status != BN_ERR_CANCELLED; row++) {
-        bn_session *s = b.w->rows[row].session;
-        s->pooled = status ? 0 : s->position;
+    const int32_t most = t->sessions[t->text]->batch;
+    bn_batch b = bn_batch_begin(t->sessions[0]);
+    bn_status status = BN_ERR_CANCELLED;
+    if (!any_cancelled(t)) {
+        for (int32_t n, done = 1; done && t->text<t->n; done = n> 0 && t->at == 0) {
+            n = count_rows(t, most - (int32_t)b.n, b.n == 0);
+            if (n > 0)
+                add_rows(&b, t, n);
+        }
+        status = bn_batch_run(&b);
+        for (size_t row = 0; row < b.n; row++) {
+            bn_session *s = b.w->rows[row].session;
+            s->pooled = status ? 0 : s->position;
+        }
     }
     bn_batch_end(&b);
     return status;
 }
 
-static bn_status check_text(bn_session *s, const int32_t *tokens, int32_t n, int32_t pooling) {
-    const bn_status status = bn_check_tokens(s, tokens, n);
+static bn_status check_text(const texts *t, int32_t i, int32_t pooling) {
+    const bn_session *s = t->sessions[i];
+    const bn_text text = text_of(t, i);
+    const bn_status status = bn_check_text(s, &text);
     if (status)
         return status;
     if (pooling < BN_POOL_LAST || pooling > BN_POOL_FIRST)
@@ -78,32 +113,42 @@ static bn_status finish(const bn_session *s, float *out) {
     return BN_OK;
 }
 
+/* What is refused is refused before any work. */
+static bn_status embed(texts *t, bn_pooling pooling, float *out) {
+    const bn_config *c = &t->sessions[0]->stack->config;
+    const int32_t kind = pooling ? (int32_t)pooling : (int32_t)c->pooling;
+    bn_status status = BN_OK;
+    for (int32_t i = 0; i < t->n; i++) {
+        if ((status = check_text(t, i, kind)))
+            return status;
+        for (int32_t j = 0; j < i; j++)
+            if (t->sessions[j] == t->sessions[i] || t->sessions[j]->stack != t->sessions[i]->stack)
+                return BN_ERR_ARGUMENT;
+    }
+    for (int32_t i = 0; i < t->n; i++)
+        t->sessions[i]->pooling = kind, t->sessions[i]->ready = BN_READY_NOTHING;
+    while (t->text < t->n && !status)
+        status = run_block(t);
+    for (int32_t i = 0; i < t->n && !status && out; i++)
+        status = finish(t->sessions[i], out + (size_t)i * c->dim);
+    return status;
+}
+
 bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,
                          const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out) {
     BN_STANDARD_FLOATS;
     if (!sessions || !tokens || !n_tokens || n < 1 || !sessions[0])
         return BN_ERR_ARGUMENT;
-    const bn_config *c = &sessions[0]->stack->config;
-    const int32_t kind = pooling ? (int32_t)pooling : (int32_t)c->pooling;
-    bn_status status = BN_OK;
-    for (int32_t i = 0; i < n; i++) {
-        if ((status = check_text(sessions[i], tokens[i], n_tokens[i], kind)))
-            return status;
-        for (int32_t j = 0; j < i; j++)
-            if (sessions[j] == sessions[i] || sessions[j]->stack != sessions[i]->stack)
-                return BN_ERR_ARGUMENT;
-    }
-    for (int32_t i = 0; i < n; i++)
-        sessions[i]->pooling = kind, sessions[i]->ready = BN_READY_NOTHING;
-    texts t = {sessions, tokens, n_tokens, n, 0, 0};
-    while (t.text < n && !status)
-        status = run_block(&t);
-    for (int32_t i = 0; i < n && !status && out; i++)
-        status = finish(sessions[i], out + (size_t)i * c->dim);
-    return status;
+    return embed(&(texts){sessions, tokens, NULL, n_tokens, n, 0, 0}, pooling, out);
 }
 
 bn_status bn_session_embed(bn_session *s, const int32_t *tokens, int32_t n, bn_pooling pooling,
                            float *out) {
     return bn_embed_batch(&s, &tokens, &n, 1, pooling, out);
+}
+
+bn_status bn_session_embed_embeddings(bn_session *s, const float *embeddings, int32_t n,
+                                      bn_pooling pooling, float *out) {
+    BN_STANDARD_FLOATS;
+    return s ? embed(&(texts){&s, NULL, embeddings, &n, 1, 0, 0}, pooling, out) : BN_ERR_ARGUMENT;
 }

@@ -26,8 +26,11 @@ static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, i
         if (more[i] < 0 || (uint32_t)more[i] >= s->stack->config.vocab_size)
             return -1;
     }
-    memcpy(more + sampler->n_bias, s->tokens + s->position - window, (size_t)window * sizeof *more);
-    return sampler->n_bias + window;
+    int32_t n = sampler->n_bias;
+    for (int32_t i = s->position - window; i < s->position; i++)
+        if (s->tokens[i] != BN_NO_TOKEN)
+            more[n++] = s->tokens[i];
+    return n;
 }
 
 /* Logits good enough for this sampler: all of them, or exact where it can look (head.c). */
@@ -59,6 +62,8 @@ bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *t
         return BN_ERR_ARGUMENT;
     if (bn_session_cancelled(s))
         return BN_ERR_CANCELLED;
+    if (bn_check_follows(s))
+        return BN_ERR_MASK;
     if (s->ready == BN_READY_NOTHING)
         return BN_ERR_STATE;
     if (s->ready != BN_READY_LOGITS) {
@@ -115,6 +120,8 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
         return BN_ERR_ARGUMENT;
     if (bn_session_cancelled(s))
         return BN_ERR_CANCELLED;
+    if (bn_check_follows(s))
+        return BN_ERR_MASK;
     const int32_t room = s->n_ctx - s->position;
     if (room < 1)
         return BN_ERR_CONTEXT;

@@ -79,15 +79,18 @@ static bn_status apply_penalties(const bn_sampler *s, float *x, uint32_t *counts
         n = s->penalty_window;
     }
     for (int32_t i = 0; i < n; i++) {
+        if (tokens[i] == BN_NO_TOKEN)
+            continue;
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocab)
             return BN_ERR_TOKEN;
         counts[tokens[i]] = 0;
     }
     for (int32_t i = 0; i < n; i++)
-        counts[tokens[i]]++;
+        if (tokens[i] != BN_NO_TOKEN)
+            counts[tokens[i]]++;
     for (int32_t i = 0; i < n; i++) {
         const int32_t token = tokens[i];
-        if (counts[token] == 0) /* met before */
+        if (token == BN_NO_TOKEN || counts[token] == 0) /* met before */
             continue;
         const float v = x[token];
         x[token] = v > 0 ? v / s->repeat_penalty : v * s->repeat_penalty;

@@ -29,7 +29,8 @@ size_t bn_sample_scratch_size(uint32_t vocab);
 bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler);
 
 /* logits: float[vocab], vocab in 1..2^31-1; sampler as in the public header. tokens: the text so
- * far, oldest first, read by the penalties only; may be NULL when n_tokens is 0. *rng advances by
+ * far, oldest first, BN_NO_TOKEN where there is none, read by the penalties only; may be NULL when n_tokens
+ * is 0. *rng advances by
  * one draw and *token is set on success only; scratch holds nothing between calls. Fails with
  * BN_ERR_ARGUMENT (a parameter is NaN or out of range, a bias token is not in the vocabulary),
  * BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC (some x is NaN or +infinity, or all are

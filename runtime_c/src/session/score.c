@@ -16,13 +16,16 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
     if (!out)
         return BN_ERR_ARGUMENT;
     const bn_config *c = &s->stack->config;
+    const bn_text text = {.tokens = tokens, .n = n};
     if (!c->has_head)
         return BN_ERR_NO_HEAD;
+    if (bn_check_follows(s))
+        return BN_ERR_MASK;
     const float *row = s->position > 0 ? bn_session_logits(s) : NULL;
     if (s->position > 0 && !row)
         return BN_ERR_STATE;
     out[0] =
         row ? bn_log_probability(&s->model->kernels, row, c->vocab_size, tokens[0]) : (float)NAN;
     /* each token gives the probability of the one behind it */
-    return bn_run_text(s, tokens, n, BN_WANT_PROBABILITY, BN_WANT_HIDDEN, out + 1, 1);
+    return bn_run_text(s, &text, BN_WANT_PROBABILITY, BN_WANT_HIDDEN, out + 1, 1);
 }

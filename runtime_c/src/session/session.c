@@ -4,6 +4,7 @@
  */
 #include "session.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,31 +18,18 @@ static size_t align(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Sets the pointers into s->memory; with base NULL only the size. Factors are bounded by
- * FORMAT.md §2, but their product is not: returns 0 on overflow. */
-static int lay_out(bn_session *s, uint8_t *base) {
+/* Sets the pointers into s->memory; with base NULL only the size. */
+static void lay_out(bn_session *s, uint8_t *base) {
     const bn_config *c = &s->stack->config;
-    const size_t slots = ((size_t)s->n_ctx + BN_LANES - 1) / BN_LANES * BN_LANES;
-    const size_t heads = (size_t)c->n_layers * c->n_kv_heads;
+    const size_t kv =
+        bn_cache_lay_out(&s->cache, s->stack, (size_t)s->n_ctx, (size_t)s->batch, base);
     const size_t hidden = align(c->dim * sizeof(float));
     const size_t logits = align((size_t)c->vocab_size * sizeof(float));
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
-    const size_t scales = heads * bn_cache_scale_bytes(s->cache.type, slots); /* <= kv */
-    size_t kv;
-    s->cache.slots = slots;
-    s->cache.head_stride = align(bn_cache_bytes(c, s->cache.type, slots));
-    if (__builtin_mul_overflow(s->cache.head_stride, heads, &kv) || kv > SIZE_MAX / 8)
-        return 0;
-    s->memory_size = 2 * (kv + scales + hidden) + logits + tokens + sampler;
+    s->memory_size = kv + 2 * hidden + logits + tokens + sampler;
     if (base) {
-        s->cache.k = base;
-        s->cache.v = base + kv;
-        if (scales) {
-            s->cache.k_scale = (float *)(void *)(base + 2 * kv);
-            s->cache.v_scale = s->cache.k_scale + heads * slots;
-        }
-        base += 2 * (kv + scales);
+        base += kv;
         s->hidden = (float *)(void *)base;
         s->pool = (float *)(void *)(base + hidden);
         base += 2 * hidden;
@@ -49,7 +37,6 @@ static int lay_out(bn_session *s, uint8_t *base) {
         s->tokens = (int32_t *)(void *)(base + logits);
         s->sampler_scratch = base + logits + tokens;
     }
-    return 1;
 }
 
 /* Everything about a session but its memory. */
@@ -61,7 +48,8 @@ static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *
     s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)s->stack->config.max_context;
     s->batch = o->batch ? o->batch : DEFAULT_BATCH;
     s->batch = s->batch < s->n_ctx ? s->batch : s->n_ctx;
-    return lay_out(s, NULL) ? BN_OK : BN_ERR_MEMORY;
+    lay_out(s, NULL);
+    return BN_OK;
 }
 
 static bn_room room_for(const bn_session *s) {
@@ -78,14 +66,13 @@ bn_status bn_session_plan(const bn_model *model, const bn_session_options *optio
     bn_session_options o = options ? *options : (bn_session_options){0};
     bn_model *m = (bn_model *)(uintptr_t)model; /* which is not changed */
     bn_session s;
-    bn_status status = memory ? plan(m, &o, &s) : BN_ERR_ARGUMENT;
-    if (status == BN_ERR_ARGUMENT)
+    const bn_status status = memory ? plan(m, &o, &s) : BN_ERR_ARGUMENT;
+    if (status)
         return status;
     const bn_room have = bn_turn_room(m);
     const bn_memory left = bn_memory_left("", BN_MEMORY_OWN, UINT64_MAX);
-    *memory = (bn_session_memory){.needed = status ? UINT64_MAX : needed(&s, have),
-                                  .available = left.bytes,
-                                  .limited_by = left.limit};
+    *memory = (bn_session_memory){
+        .needed = needed(&s, have), .available = left.bytes, .limited_by = left.limit};
     int32_t most = (int32_t)s.stack->config.max_context;
     while (memory->largest_n_ctx < most) { /* lies in [largest_n_ctx, most] */
         o.n_ctx = most - (most - memory->largest_n_ctx) / 2;
@@ -131,25 +118,6 @@ void bn_session_free(bn_session *s) {
     free(s);
 }
 
-/* Keys lie in tiles of 16 positions and values in rows: both have the first n positions of a
- * head in front, if n is rounded up to a tile. */
-static void copy_cache(const bn_session *from, bn_session *to) {
-    const bn_config *c = &from->stack->config;
-    const bn_cache *a = &from->cache, *b = &to->cache;
-    const size_t slots = ((size_t)from->position + BN_LANES - 1) / BN_LANES * BN_LANES;
-    const size_t bytes = bn_cache_bytes(c, a->type, slots);
-    const size_t scales = bn_cache_scale_bytes(a->type, slots);
-    for (size_t head = 0; head < (size_t)c->n_layers * c->n_kv_heads; head++) {
-        const size_t at = head * a->head_stride, scale = head * a->slots;
-        memcpy(b->k + at, a->k + at, bytes);
-        memcpy(b->v + at, a->v + at, bytes);
-        if (scales) {
-            memcpy(b->k_scale + scale, a->k_scale + scale, scales);
-            memcpy(b->v_scale + scale, a->v_scale + scale, scales);
-        }
-    }
-}
-
 bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     if (!session || !copy)
         return BN_ERR_ARGUMENT;
@@ -168,7 +136,7 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     memcpy(s->hidden, session->hidden, s->stack->config.dim * sizeof *s->hidden);
     memcpy(s->pool, session->pool, s->stack->config.dim * sizeof *s->pool);
     memcpy(s->logits, session->logits, s->stack->config.vocab_size * sizeof *s->logits);
-    copy_cache(session, s);
+    bn_cache_copy(&session->cache, &s->cache, &s->stack->config);
     *copy = s;
     return BN_OK;
 }
@@ -176,13 +144,21 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
 bn_status bn_session_rewind(bn_session *s, int32_t n) {
     if (!s || n < 0 || n > s->position)
         return BN_ERR_ARGUMENT;
+    if (n > 0 && n < s->position && n < bn_session_rewind_least(s))
+        return BN_ERR_STATE;
     if (n < s->position) {
         s->position = n;
         s->pooled = 0;
         s->ready = BN_READY_NOTHING;
     }
+    if (n == 0)
+        s->cache.prefix = s->cache.written = 0;
     atomic_store(&s->cancelled, 0);
     return BN_OK;
+}
+
+int32_t bn_session_rewind_least(const bn_session *s) {
+    return s ? (int32_t)bn_cache_least(&s->cache, &s->stack->config) : 0;
 }
 
 int32_t bn_session_position(const bn_session *s) {
@@ -219,15 +195,41 @@ int32_t bn_session_cancelled(const bn_session *s) {
     return s ? atomic_load(&s->cancelled) : 0;
 }
 
-bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
-    if (!s || !tokens || n < 1)
+/* What every call refuses that adds n of whatever to a text. */
+static bn_status check_room(const bn_session *s, int32_t n) {
+    if (!s || n < 1)
         return BN_ERR_ARGUMENT;
     if (bn_session_cancelled(s))
         return BN_ERR_CANCELLED;
-    if (n > s->n_ctx - s->position)
-        return BN_ERR_CONTEXT;
+    if (s->stack->config.mask == BN_MASK_BIDIRECTIONAL && s->position > 0)
+        return BN_ERR_STATE;
+    return n > s->n_ctx - s->position ? BN_ERR_CONTEXT : BN_OK;
+}
+
+bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n) {
+    const bn_status status = tokens ? check_room(s, n) : BN_ERR_ARGUMENT;
+    if (status)
+        return status;
+    if (!s->stack->embedding.data)
+        return BN_ERR_NO_TABLE;
     for (int32_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= s->stack->config.vocab_size)
             return BN_ERR_TOKEN;
     return BN_OK;
+}
+
+bn_status bn_check_text(const bn_session *s, const bn_text *t) {
+    if (!t->vectors)
+        return bn_check_tokens(s, t->tokens, t->n);
+    bn_status status = check_room(s, t->n);
+    const float *vector = t->vectors;
+    for (int32_t i = 0; i < t->n && !status; i++) {
+        if (t->tokens && t->tokens[i] != BN_NO_TOKEN) {
+            status = bn_check_tokens(s, t->tokens + i, 1);
+            continue;
+        }
+        for (const float *end = vector + s->stack->config.dim; vector < end && !status; vector++)
+            status = isfinite(*vector) ? BN_OK : BN_ERR_NUMERIC;
+    }
+    return status;
 }

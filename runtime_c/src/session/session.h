@@ -36,7 +36,21 @@ struct bn_session {
     atomic_int cancelled; /* until the next rewind */
 };
 
-/* What every call that takes tokens refuses before any work. */
+/* What is to be appended. */
+typedef struct bn_text {
+    const int32_t *tokens; /* [n]; BN_NO_TOKEN takes the next vector. NULL: vectors alone */
+    const float *vectors;  /* [...][D], or NULL when there are none */
+    int32_t n;
+    int32_t prefix; /* they all see each other, as they do anyway with a bidirectional mask */
+} bn_text;
+
+/* What every call that takes a text refuses before any work; of tokens alone the first will do. */
 bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n);
+bn_status bn_check_text(const bn_session *s, const bn_text *text);
+
+/* BN_ERR_MASK where no token can follow what is there. */
+static inline bn_status bn_check_follows(const bn_session *s) {
+    return s->stack->config.mask == BN_MASK_BIDIRECTIONAL ? BN_ERR_MASK : BN_OK;
+}
 
 #endif

@@ -50,15 +50,21 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_TOKEN:
         return "a token id outside the vocabulary";
     case BN_ERR_STATE:
-        return "called in the wrong order: no logits, or embed after tokens of another call";
+        return "called in the wrong order: no logits, embed after tokens of another call, or a part "
+               "of a text that comes and goes whole";
     case BN_ERR_CANCELLED:
         return "the session was cancelled, and not rewound since";
     case BN_ERR_NUMERIC:
-        return "the logits are not numbers, or every token is ruled out";
+        return "the logits or the vectors given are not numbers, or every token is ruled out";
     case BN_ERR_THREAD:
         return "a worker thread could not be started";
     case BN_ERR_NO_HEAD:
         return "the model has no head and so no logits: it turns a text into a vector";
+    case BN_ERR_NO_TABLE:
+        return "the model has no embedding of tokens: it takes vectors in their place";
+    case BN_ERR_MASK:
+        return "not with the model's mask: a bidirectional text has no next token, and only a prefix "
+               "model takes a prefix";
     }
     return "unknown status";
 }
