@@ -113,6 +113,20 @@ static void tall_decoder(tiny_writer *w) {
     decoder(w, PRE_NORM, RELU2, 0, 0, 1);
 }
 
+/* Of the first stack; layers with a window and others. */
+static void set_mask(tiny_writer *w, bn_mask_kind mask) {
+    decoder(w, PRE_NORM | SUB_NORM, RELU2, 40, 2, 0);
+    tiny_put(w->stacks + 4, mask, 4);
+}
+
+static void bidirectional_encoder(tiny_writer *w) {
+    set_mask(w, BN_MASK_BIDIRECTIONAL);
+}
+
+static void prefix_decoder(tiny_writer *w) {
+    set_mask(w, BN_MASK_PREFIX);
+}
+
 static void check_ok(bn_status status, const char *what) {
     CHECK_MSG(status == BN_OK, "%s: %s", what, bn_status_text(status));
 }
@@ -125,6 +139,13 @@ static const struct {
             {"2 threads, short pieces", 0},
             {"3 threads, pieces of 60", 60}};
 
+/* What sees what is behind it comes in one call: all, or two tokens of three. */
+static size_t whole(const bn_model_info *info, size_t total) {
+    return info->mask == BN_MASK_BIDIRECTIONAL ? total
+           : info->mask == BN_MASK_PREFIX      ? total * 2 / 3
+                                               : 0;
+}
+
 /* Feed the tokens in pieces and hash the logits of all. */
 static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece) {
     bn_kernels scalar;
@@ -133,25 +154,31 @@ static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece)
     check_ok(bn_model_get_info(model, &info), "info");
     const size_t total = (size_t)bn_session_context(s), vocab = info.vocab_size;
     uint32_t crc = 0;
-    float *logits = malloc(LONGEST * vocab * sizeof *logits);
-    int32_t tokens[LONGEST];
-    CHECK(logits != NULL);
+    float *logits = malloc((total > LONGEST ? total : LONGEST) * vocab * sizeof *logits);
+    int32_t *tokens = malloc((total > LONGEST ? total : LONGEST) * sizeof *tokens);
+    CHECK(logits != NULL && tokens != NULL);
     for (size_t done = 0, step = 0, n; done < total; done += n, step++) {
         n = piece ? piece : step % 13 + 1;
+        n = done == 0 && whole(&info, total) ? whole(&info, total) : n;
         n = n < total - done ? n : total - done;
         for (size_t i = 0; i < n; i++)
             tokens[i] = (int32_t)((done + i) * (done + i + 7919) % vocab);
-        check_ok(bn_session_append(s, tokens, (int32_t)n, BN_LOGITS_ALL, logits), "append");
+        if (done == 0 && info.mask == BN_MASK_PREFIX)
+            check_ok(bn_session_append_prefix(s, tokens, NULL, (int32_t)n, BN_LOGITS_ALL, logits),
+                     "prefix");
+        else
+            check_ok(bn_session_append(s, tokens, (int32_t)n, BN_LOGITS_ALL, logits), "append");
         for (size_t i = 0; i < n * vocab; i++)
             CHECK_MSG(isfinite(logits[i]), "logit %zu after token %zu", i % vocab, done);
         crc = scalar.bytes.crc32(crc, (const uint8_t *)logits, n * vocab * sizeof *logits);
     }
     free(logits);
+    free(tokens);
     return crc;
 }
 
 /* The vector of a text, by its mean. */
-static uint32_t hash_embedding(bn_session *s, size_t piece) {
+static uint32_t hash_embedding(const bn_model_info *info, bn_session *s, size_t piece) {
     enum { TEXT = 50 };
     bn_kernels scalar;
     float out[DIM];
@@ -160,6 +187,7 @@ static uint32_t hash_embedding(bn_session *s, size_t piece) {
     for (int i = 0; i < TEXT; i++)
         tokens[i] = i * i % VOCAB;
     check_ok(bn_session_rewind(s, 0), "rewind");
+    piece = info->mask == BN_MASK_BIDIRECTIONAL ? TEXT : piece;
     for (size_t done = 0, n; done < TEXT; done += n) {
         n = piece && piece < TEXT - done ? piece : piece ? TEXT - done : 1 + done / 2;
         n = n < TEXT - done ? n : TEXT - done;
@@ -173,11 +201,12 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     bn_session *s;
     check_ok(bn_model_get_info(model, &info), "info");
     const int32_t n_ctx = info.max_context < TOKENS ? (int32_t)info.max_context : TOKENS;
-    const bn_session_options options = {.n_ctx = n_ctx, .kv_type = (int32_t)type};
+    const bn_session_options options = {
+        .n_ctx = n_ctx, .kv_type = (int32_t)type, .batch = piece == LONGEST ? 300 : 0};
     check_ok(bn_session_new(model, &options, &s), "session");
     uint32_t crc = hash_session(model, s, piece);
     if (info.vocab_size == VOCAB && info.dim == DIM) /* not of a FILE */
-        crc ^= hash_embedding(s, piece);
+        crc ^= hash_embedding(&info, s, piece);
     bn_session_free(s);
     return crc;
 }
@@ -203,30 +232,30 @@ static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn
     return first;
 }
 
+static const struct {
+    void (*recipe)(tiny_writer *);
+    bn_kv_type type;
+} models[] = {{relu2_decoder, BN_KV_F16},         {silu_decoder, BN_KV_F32},
+              {relu2_decoder, BN_KV_INT8},        {gelu_decoder, BN_KV_F16},
+              {tall_decoder, BN_KV_F16},          {tiny_original, BN_KV_F32},
+              {bidirectional_encoder, BN_KV_F16}, {prefix_decoder, BN_KV_INT8}};
+enum { MODELS = sizeof models / sizeof *models };
+
 int main(int argc, char **argv) {
-    size_t size;
+    uint32_t hashes[MODELS];
     if (argc > 1) {
         printf("logits %08" PRIx32 "\n", hash_all(argv[1], NULL, 0, BN_KV_F16));
         return 0;
     }
-    uint8_t *relu2 = tiny_file(relu2_decoder, SIZE_MAX, SIZE_MAX, &size);
-    const uint32_t a = hash_all(NULL, relu2, size, BN_KV_F16);
-    const uint32_t c = hash_all(NULL, relu2, size, BN_KV_INT8);
-    free(relu2);
-    uint8_t *silu = tiny_file(silu_decoder, SIZE_MAX, SIZE_MAX, &size);
-    const uint32_t b = hash_all(NULL, silu, size, BN_KV_F32);
-    free(silu);
-    uint8_t *gelu = tiny_file(gelu_decoder, SIZE_MAX, SIZE_MAX, &size);
-    const uint32_t d = hash_all(NULL, gelu, size, BN_KV_F16);
-    free(gelu);
-    uint8_t *tall = tiny_file(tall_decoder, SIZE_MAX, SIZE_MAX, &size);
-    const uint32_t e = hash_all(NULL, tall, size, BN_KV_F16);
-    free(tall);
-    uint8_t *original = tiny_file(tiny_original, SIZE_MAX, SIZE_MAX, &size);
-    const uint32_t f = hash_all(NULL, original, size, BN_KV_F32);
-    free(original);
-    printf("logits %08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %08" PRIx32 " %08" PRIx32
-           "\n",
-           a, b, c, d, e, f);
+    for (size_t i = 0; i < MODELS; i++) {
+        size_t size;
+        uint8_t *file = tiny_file(models[i].recipe, SIZE_MAX, SIZE_MAX, &size);
+        hashes[i] = hash_all(NULL, file, size, models[i].type);
+        free(file);
+    }
+    printf("logits");
+    for (size_t i = 0; i < MODELS; i++)
+        printf(" %08" PRIx32, hashes[i]);
+    printf("\n");
     return 0;
 }
