@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.text import Detokenizer
 
 
@@ -45,7 +47,8 @@ class Answer:
 class Lookup:
     """Guesses what comes next: what followed the last time that the newest tokens occurred.
 
-    Prompt lookup decoding: no second model, and good where a text repeats itself (code, summaries).
+    Prompt lookup decoding: no second model, and good where a text repeats itself (code, summaries). Where a
+    vector stands (-1) no token occurred, and none is guessed.
     """
 
     LONGEST = 3  # tokens that must agree, or as few as SHORTEST
@@ -59,8 +62,9 @@ class Lookup:
 
     def add(self, token: int) -> None:
         for n in range(self.SHORTEST, self.LONGEST + 1):
-            if len(self._tokens) >= n:
-                self._after[tuple(self._tokens[-n:])] = len(self._tokens)
+            newest = tuple(self._tokens[-n:])
+            if len(newest) == n and NO_TOKEN not in (*newest, token):
+                self._after[newest] = len(self._tokens)
         self._tokens.append(token)
 
     def guess(self, most: int) -> list[int]:
@@ -68,6 +72,8 @@ class Lookup:
         for n in range(self.LONGEST, self.SHORTEST - 1, -1):
             place = self._after.get(tuple(self._tokens[-n:]))
             if place is not None:
-                since = self._tokens[place:]  # if the text goes on repeating, this comes round again
+                since = list(
+                    itertools.takewhile(NO_TOKEN.__ne__, self._tokens[place:])
+                )  # if the text goes on repeating, this comes round again
                 return [since[i % len(since)] for i in range(most)]
         return []

@@ -102,7 +102,7 @@ def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dic
             peak.append(machine.int8_peak(model.isa, model.threads))
         info, session_bytes = model.info, session.nbytes
         left_out = statistics.median(skipped)
-        bytes_per_token = info.bytes_per_token + model.kv_bytes_per_token * (depth + gen // 2) - left_out
+        bytes_per_token = info.bytes_per_token + model.kv_bytes(depth + gen // 2) - left_out
         decode_speed, prefill_speed = statistics.median(decode), statistics.median(prefill)
         return {
             "isa": model.isa,

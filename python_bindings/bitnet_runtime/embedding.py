@@ -30,11 +30,12 @@ def embed(model: ModelFacts, texts: Sequence[list[int]], pooling: str | None) ->
         sessions: list[Session] = []
         for group in _together(texts):
             while len(sessions) < len(group):  # only the first ever holds a long text
-                room = min(MOST_TOKENS, model.n_ctx) if sessions else max(map(len, texts))
+                room = min(MOST_TOKENS, model.n_ctx)
+                room = room if sessions else max(room, *map(len, texts))
                 sessions.append(stack.enter_context(Session._new(model, room)))
             for session in sessions:
                 session.reset()
-            if len(group) == 1:  # in pieces, so that Ctrl-C is obeyed
+            if len(group) == 1:  # in pieces, if that can be, so that Ctrl-C is obeyed
                 out[group[0]] = sessions[0].embed(texts[group[0]], pooling)
             else:
                 out[group] = embed_batch(sessions[: len(group)], [texts[place] for place in group], pooling)

@@ -35,7 +35,8 @@ class ModelFormatError(BitnetError, ValueError):
 
 
 class UnsupportedModelError(ModelFormatError):
-    """A valid file whose model this engine cannot run, or that has no head and so no logits."""
+    """A valid file whose model this engine cannot run, or a call that its model has no answer to: it has no head
+    and so no logits, no table of tokens, or a mask without a next token."""
 
 
 class ModelTooLargeError(BitnetError, MemoryError):
@@ -113,6 +114,8 @@ _CLASSES: dict[int, type[BitnetError]] = {
     lib.BN_ERR_NUMERIC: NumericError,
     lib.BN_ERR_THREAD: ThreadError,
     lib.BN_ERR_NO_HEAD: UnsupportedModelError,
+    lib.BN_ERR_NO_TABLE: UnsupportedModelError,
+    lib.BN_ERR_MASK: UnsupportedModelError,
 }
 """Statuses not named here say that the file is wrong."""
 

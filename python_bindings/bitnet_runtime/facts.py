@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 KV_TYPES = {ffi.string(lib.bn_kv_name(number)).decode(): number for number in range(lib.BN_KV_TYPES)}
 POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
+MASKS = {lib.BN_MASK_CAUSAL: "causal", lib.BN_MASK_BIDIRECTIONAL: "bidirectional", lib.BN_MASK_PREFIX: "prefix"}
 SECTIONS = (lib.BN_SECTION_METADATA, lib.BN_SECTION_TOKENIZER, lib.BN_SECTION_TEMPLATE)
 
 
@@ -60,12 +61,14 @@ class ModelFacts(Unique):
         struct = ffi.new("bn_model_info *")
         check(lib.bn_model_get_info(handle.pointer, struct))
         self._info = ModelInfo(*(int(getattr(struct, name)) for name in ModelInfo._fields))
-        self._has_head = bool(struct.has_head)
+        self._has_head, self._has_embedding = bool(struct.has_head), bool(struct.has_embedding)
+        self._mask, self._window = MASKS[struct.mask], int(struct.sliding_window)
         self._pooling = next((name for name, number in POOLING.items() if number == struct.pooling), None)
         self._isa: str = ffi.string(struct.isa).decode()
         most = self._info.max_context
         self._n_ctx = most if n_ctx is None else whole("n_ctx", n_ctx, 1, most, ", the model's context")
         self._kv_bytes_per_token = int(struct.kv_bytes_per_token[KV_TYPES[kv_type]])
+        self._kv_window_bytes_per_token = int(struct.kv_window_bytes_per_token[KV_TYPES[kv_type]])
         self._present = {kind: bool(self._section(kind)) for kind in SECTIONS}
         self._metadata = self._json_section(lib.BN_SECTION_METADATA)
         generation = self._metadata.get("generation") or {}
@@ -109,8 +112,23 @@ class ModelFacts(Unique):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of cache that each token of context adds."""
+        """Bytes of cache that each token of context adds, however long it is."""
         return self._kv_bytes_per_token
+
+    def kv_bytes(self, n_tokens: int) -> int:
+        """Bytes of cache that a token sees, the last of `n_tokens`: layers with a window no more than that."""
+        return self._kv_bytes_per_token * n_tokens + self._kv_window_bytes_per_token * min(n_tokens, self._window)
+
+    @property
+    def mask(self) -> str:
+        """What a token sees: "causal", itself and what is before it; "bidirectional", all of its text; "prefix",
+        as causal, and all of the prompt."""
+        return self._mask
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether it takes tokens; else it takes vectors in their place (`Session.append_embeddings`)."""
+        return self._has_embedding
 
     @property
     def has_head(self) -> bool:
@@ -128,6 +146,22 @@ class ModelFacts(Unique):
             raise UnsupportedModelError(
                 f"{self.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
                 "see Model.embed"
+            )
+
+    def require_embedding(self) -> None:
+        """Raises UnsupportedModelError if the model has no table of tokens."""
+        if not self.has_embedding:
+            raise UnsupportedModelError(
+                f"{self.path.name} has no embedding of tokens: it takes vectors, see Session.append_embeddings"
+            )
+
+    def require_next_token(self) -> None:
+        """Raises UnsupportedModelError if a text has no next token: without a head, or where tokens see all."""
+        self.require_head()
+        if self.mask == "bidirectional":
+            raise UnsupportedModelError(
+                f"{self.path.name} is bidirectional: its tokens see those that follow, so none can be generated or "
+                "scored; use embed, or Session.append for the logits of a whole text"
             )
 
     # ---- what the file says of text ----

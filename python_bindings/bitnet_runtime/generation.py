@@ -285,8 +285,10 @@ def finish(stream: Stream) -> Result:
 def extend(session: Session, prompt: Sequence[int]) -> int:
     """Make the session hold the prompt and its logits; returns how many tokens were computed.
 
-    What it already holds of the prompt's beginning is kept: the bits are the same.
+    What it already holds of the prompt's beginning is kept: the bits are the same. But a prefix, which all its
+    tokens see, is computed anew.
     """
-    same = session._keep(prompt)
-    session.feed(prompt[same:])
+    prefix = session._model.mask == "prefix"
+    same = session._keep(() if prefix else prompt)
+    session.feed(prompt[same:], prefix=prefix)
     return len(prompt) - same

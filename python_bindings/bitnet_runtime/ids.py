@@ -21,20 +21,54 @@ if TYPE_CHECKING:
 NO_SEQUENCES = (bytes, bytearray, memoryview)  # of bytes, which are no ids
 
 
-def token_ids(value: Ids, param: str, vocab_size: int) -> list[int]:
-    """The ids as a list of ints below `vocab_size`; it may be empty. `param` is how the caller knows them."""
+NO_TOKEN = -1  # stands in a text for a vector
+
+
+def token_ids(value: Ids, param: str, vocab_size: int, *, vectors: bool = False) -> list[int]:
+    """The ids as a list of ints below `vocab_size`; it may be empty. `param` is how the caller knows them.
+
+    vectors: NO_TOKEN is one of them.
+    """
+    least = NO_TOKEN if vectors else 0
     if not _is_sequence(value):
         raise InvalidParameterError(f"{param} is {shown(value)}, expected token ids, as in [1, 2, 3]", param)
     try:
         ids = list(map(operator.index, value.tolist() if hasattr(value, "tolist") else value))
     except TypeError as error:
         raise InvalidParameterError(f"{param}: {error}, expected token ids, as in [1, 2, 3]", param) from None
-    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+    if ids and (min(ids) < least or max(ids) >= vocab_size):
+        wrong = next(token for token in ids if not least <= token < vocab_size)
         raise InvalidParameterError(
-            f"{param} has the id {shown(wrong)}, expected ids from 0 to {vocab_size - 1}", param
+            f"{param} has the id {shown(wrong)}, expected ids from 0 to {vocab_size - 1}"
+            + (f", or {NO_TOKEN} for a row of embeddings" if vectors else ""),
+            param,
         )
     return ids
+
+
+def embedding_rows(value: object, dim: int, rows: int | None = None) -> NDArray[np.float32]:
+    """Vectors in place of tokens as float32[n, dim], n >= 1, in one piece. rows: how many there have to be."""
+    import numpy as np
+
+    expected = f"float32 of shape ({'n' if rows is None else rows}, {dim})"
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # whatever an object's own conversion raises
+        raise InvalidParameterError(f"embeddings: {error}, expected {expected}", "embeddings") from None
+    wrong_shape = array.ndim != 2 or array.shape[1] != dim or len(array) < 1 or rows not in (None, len(array))
+    if array.dtype.kind != "f" or wrong_shape:
+        raise InvalidParameterError(
+            f"embeddings are {array.dtype} of shape {array.shape}, expected {expected}", "embeddings"
+        )
+    with np.errstate(over="ignore"):  # such as 1e300, which is refused below
+        array = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(array).all():
+        place = np.argwhere(~np.isfinite(array))[0].tolist()
+        raise InvalidParameterError(
+            f"embeddings have {array[tuple(place)]} in row {place[0]}, column {place[1]}, expected finite numbers",
+            "embeddings",
+        )
+    return array
 
 
 def is_several(value: object, param: str) -> bool:

@@ -115,7 +115,8 @@ class Model(ModelFacts):
         A list of prompts gives a list of results, 16 at a time computed together: each is what its
         prompt gives alone.
 
-        session: with one, what it holds of the prompt's beginning is not computed again.
+        session: with one, what it holds of the prompt's beginning is not computed again. Of a model whose
+        `mask` is "prefix" the prompt is the prefix, and computed each time.
         options: all of them at once, in place of the model's own.
         """
         if not is_several(prompt, "prompt"):
@@ -166,9 +167,11 @@ class Model(ModelFacts):
     def score(self, text: Prompt) -> list[float]:
         """Natural log of the probability of each token, given all before it.
 
-        One number a token of `tokenize(text)`; the first is NaN, as nothing comes before it.
+        One number a token of `tokenize(text)`; the first is NaN, as nothing comes before it. Of a model whose
+        `mask` is "prefix" all tokens are scored as causal ones, without a prefix. Raises UnsupportedModelError
+        for a bidirectional model.
         """
-        self.require_head()
+        self.require_next_token()
         refuse_several(text, "text", "score takes one text; call it for each")
         tokens = self._tokens(text, "text", self.n_ctx)
         if not tokens:
@@ -214,7 +217,7 @@ class Model(ModelFacts):
 
     def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
         """Token ids to continue, of which there is one at least."""
-        self.require_head()
+        self.require_next_token()
         tokens = self._tokens(prompt, "prompt", n_ctx)
         if not tokens:
             found = "is empty and the model has no start token" if isinstance(prompt, str) else "is an empty list"
@@ -223,6 +226,7 @@ class Model(ModelFacts):
 
     def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
         """Token ids of a text that is to fit the context."""
+        self.require_embedding()
         if isinstance(text, str) and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
             raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
         tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from bitnet_runtime._native import ffi, lib
@@ -16,13 +16,14 @@ from bitnet_runtime.errors import (
     ContextLengthError,
     InvalidParameterError,
     StateError,
+    UnsupportedModelError,
     check,
     check_session,
     shown,
 )
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Handle, Unique
-from bitnet_runtime.ids import token_ids
+from bitnet_runtime.ids import NO_TOKEN, embedding_rows, token_ids
 from bitnet_runtime.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -77,58 +78,121 @@ class Session(Unique):
         Raises ContextLengthError before any work. Ctrl-C is obeyed every 128 tokens, and so is
         `cancel`, with CancelledError; the session then holds the tokens that were finished.
         """
+        array = self._array(tokens)
+        call = lib.bn_session_append
+        return self._append(len(array), logits, lambda s, at, *rest: call(s, array + at, *rest))
+
+    def append_embeddings(
+        self, embeddings: NDArray[np.floating[Any]], logits: Literal["last", "all", "none"] = "last"
+    ) -> NDArray[np.float32] | None:
+        """`append` for vectors in place of tokens: float32[n, dim], what enters the first layer, without the scale
+        that a model may give its own. Other float types are converted.
+
+        `tokens` then has -1 where they stand; penalties and drafts pass these by. Raises InvalidParameterError
+        for another shape or type, and for what is not finite.
+        """
+        view, dim, call = self._vectors(embeddings), self._model.info.dim, lib.bn_session_append_embeddings
+        return self._append(len(view) // dim, logits, lambda s, at, *rest: call(s, view + at * dim, *rest))
+
+    def append_prefix(
+        self,
+        tokens: Ids,
+        embeddings: NDArray[np.floating[Any]] | None = None,
+        logits: Literal["last", "all", "none"] = "last",
+    ) -> NDArray[np.float32] | None:
+        """`append` for the prefix of a text, of a model whose `mask` is "prefix": its tokens all see each other.
+        The session must be empty.
+
+        A token -1 takes the next row of `embeddings`, float32[number of -1, dim]. All is one step, which Ctrl-C
+        waits for; `cancel` ends it. Raises UnsupportedModelError with another mask, StateError when the session
+        is not empty; else as `append_embeddings`. What is appended later is causal.
+        """
+        if self._model.mask != "prefix":
+            raise UnsupportedModelError(f"the mask of {self._model.path.name} is {self._model.mask}, expected prefix")
+        array, view = self._array(tokens, vectors=True), ffi.NULL
+        missing = list(array).count(NO_TOKEN)
+        if missing or embeddings is not None:
+            view = self._vectors(embeddings, missing)
+        call = lib.bn_session_append_prefix
+        with self._lock:
+            if self.position:
+                raise StateError(f"a prefix begins a text, and this one has {self.position} tokens; reset() it before")
+            return self._append(len(array), logits, lambda s, _, *rest: call(s, array, view, *rest), whole=True)
+
+    def feed(self, tokens: Ids, keep_logits: bool = True, *, prefix: bool = False) -> None:
+        """`append`, or `append_prefix`, without an array: what `sample` needs, and no numpy."""
+        array, call = self._array(tokens), lib.bn_session_append
+        if prefix:
+            self._run(
+                len(array),
+                keep_logits,
+                lambda s, _, *rest: lib.bn_session_append_prefix(s, array, ffi.NULL, *rest),
+                whole=True,
+            )
+        else:
+            self._run(len(array), keep_logits, lambda s, at, *rest: call(s, array + at, *rest))
+
+    def _append(self, n: int, logits: str, call: Callable[..., int], whole: bool = False) -> NDArray[np.float32] | None:
+        """What the methods above have in common. call(session, first, n, bn_logits, out): one of the library."""
         if logits not in ("last", "all", "none"):
             raise InvalidParameterError(f"logits is {shown(logits)}, expected 'last', 'all' or 'none'", "logits")
-        if logits == "none":
-            self.feed(tokens, keep_logits=False)
-            return None
-        import numpy as np
-
-        if logits == "last":
-            with self._lock:
-                self.feed(tokens)
-                return self._row()
-        self._model.require_head()
-        array = self._array(tokens)
-        out = np.empty((len(array), self._vocab_size), np.float32)
-        view = ffi.from_buffer("float[]", out)
         with self._lock:
-            handle = self._room(len(array))
-            for start in range(0, len(array), BLOCK):
-                n = min(BLOCK, len(array) - start)
-                rows = view + start * self._vocab_size
-                self._check(lib.bn_session_append(handle.pointer, array + start, n, lib.BN_LOGITS_ALL, rows))
-        return out
+            if logits != "all":
+                self._run(n, logits == "last", call, whole)
+                return self._row() if logits == "last" else None
+            import numpy as np
 
-    def feed(self, tokens: Ids, keep_logits: bool = True) -> None:
-        """`append` without an array: what `sample` needs, and no numpy."""
-        array = self._array(tokens)
+            self._model.require_head()
+            out = np.empty((n, self._vocab_size), np.float32)
+            view = ffi.from_buffer("float[]", out)
+            handle = self._room(n)
+            for start, size in self._pieces(n, whole):
+                rows = view + start * self._vocab_size
+                self._check(call(handle.pointer, start, size, lib.BN_LOGITS_ALL, rows))
+            return out
+
+    def _run(self, n: int, keep_logits: bool, call: Callable[..., int], whole: bool = False) -> None:
         if keep_logits:
             self._model.require_head()
         with self._lock:
-            handle = self._room(len(array))
-            for start in range(0, len(array), BLOCK):
-                n = min(BLOCK, len(array) - start)
-                last = keep_logits and start + n == len(array)
+            handle = self._room(n)
+            for start, size in self._pieces(n, whole):
+                last = keep_logits and start + size == n
                 rows = lib.BN_LOGITS_LAST if last else lib.BN_LOGITS_NONE
-                self._check(lib.bn_session_append(handle.pointer, array + start, n, rows, ffi.NULL))
+                self._check(call(handle.pointer, start, size, rows, ffi.NULL))
+
+    def _pieces(self, n: int, whole: bool = False) -> Iterator[tuple[int, int]]:
+        """Beginnings and lengths of what goes to the library at a time: all of a text whose tokens see all."""
+        most = n if whole or self._model.mask == "bidirectional" else BLOCK
+        return ((start, min(most, n - start)) for start in range(0, n, most))
 
     def embed(self, tokens: Ids, pooling: str | None = None) -> NDArray[np.float32]:
         """Append tokens and return the vector of all tokens held, float32[dim]; see `Model.embed`.
 
-        What the session holds already must have come by `embed` too, or it is a StateError. Leaves no logits.
+        What the session holds already must have come by `embed` too, or it is a StateError; of a bidirectional
+        model it holds nothing. Leaves no logits.
         """
+        array, call = self._array(tokens), lib.bn_session_embed
+        return self._embed(len(array), pooling, lambda s, at, *rest: call(s, array + at, *rest))
+
+    def embed_embeddings(
+        self, embeddings: NDArray[np.floating[Any]], pooling: str | None = None
+    ) -> NDArray[np.float32]:
+        """`embed` for vectors in place of tokens, float32[n, dim], as `append_embeddings` takes them."""
+        view, dim, call = self._vectors(embeddings), self._model.info.dim, lib.bn_session_embed_embeddings
+        return self._embed(len(view) // dim, pooling, lambda s, at, *rest: call(s, view + at * dim, *rest))
+
+    def _embed(self, n: int, pooling: str | None, call: Callable[..., int]) -> NDArray[np.float32]:
+        """call(session, first, n, bn_pooling, out): one of the library."""
         import numpy as np
 
         kind = self._model._pooling_number(pooling)
-        array = self._array(tokens)
         out = np.empty(self._model.info.dim, np.float32)
         view = ffi.from_buffer("float[]", out)
         with self._lock:
-            handle = self._room(len(array))
-            for start in range(0, len(array), BLOCK):
-                n = min(BLOCK, len(array) - start)
-                status = lib.bn_session_embed(handle.pointer, array + start, n, kind, view)
+            handle = self._room(n)
+            for start, size in self._pieces(n):
+                status = call(handle.pointer, start, size, kind, view)
                 if status == lib.BN_ERR_STATE:
                     raise StateError(
                         "this session holds tokens that did not come by embed with this pooling; call reset() before"
@@ -139,14 +203,14 @@ class Session(Unique):
     def score(self, tokens: Ids) -> list[float]:
         """Append tokens and return the natural log of the probability of each, given all before it.
 
-        The first is NaN when the session was empty.
+        The first is NaN when the session was empty. Raises UnsupportedModelError for a bidirectional model.
         """
+        self._model.require_next_token()
         array = self._array(tokens)
         out = ffi.new("float[]", len(array))
         with self._lock:
             handle = self._room(len(array))
-            for start in range(0, len(array), BLOCK):
-                n = min(BLOCK, len(array) - start)
+            for start, n in self._pieces(len(array)):
                 self._check(lib.bn_session_score(handle.pointer, array + start, n, out + start))
         return list(out)
 
@@ -221,9 +285,17 @@ class Session(Unique):
             lib.bn_session_cancel(handle.pointer)
 
     def rewind(self, n: int) -> None:
-        """Forget all tokens from position n on; then logits are unavailable until the next append. Ends a `cancel`."""
+        """Forget all tokens from position n on; then logits are unavailable until the next append. Ends a `cancel`.
+
+        n is 0, or from `rewind_least` to the position, else it is a StateError.
+        """
         with self._lock:
             n = whole("n", n, 0, self.position, ", the position")
+            if 0 < n < self.rewind_least:
+                raise StateError(
+                    f"n is {n}, expected 0 or {self.rewind_least} to {self.position}: a text that came whole cannot "
+                    "be cut, and layers with a window have forgotten what is long past; rewind(0) and append again"
+                )
             self._cancelled = False
             self._cut(n)
 
@@ -242,6 +314,7 @@ class Session(Unique):
             held, same = self.tokens, 0
             while same < min(len(held), len(prompt) - 1) and held[same] == prompt[same]:
                 same += 1
+            same = same if same >= self.rewind_least else 0
             self._cut(same)
             return same
 
@@ -267,6 +340,13 @@ class Session(Unique):
             return int(lib.bn_session_position(handle.pointer))
 
     @property
+    def rewind_least(self) -> int:
+        """The least n, but for 0, that `rewind` takes."""
+        with self._lock:
+            handle = self._open
+            return int(lib.bn_session_rewind_least(handle.pointer))
+
+    @property
     def n_ctx(self) -> int:
         """Tokens that fit."""
         with self._lock:
@@ -275,7 +355,7 @@ class Session(Unique):
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens held, oldest first."""
+        """The tokens held, oldest first; -1 for a vector in place of one."""
         with self._lock:
             handle, n = self._open, self.position
             return list(ffi.unpack(lib.bn_session_tokens(handle.pointer), n)) if n else []
@@ -333,15 +413,25 @@ class Session(Unique):
     def _check(self, status: int) -> None:
         check_all((self,), status)
 
-    def _array(self, tokens: Ids) -> Any:
-        """int32[n], n >= 1."""
-        ids = token_ids(tokens, "tokens", self._vocab_size)
+    def _array(self, tokens: Ids, *, vectors: bool = False) -> Any:
+        """int32[n], n >= 1. vectors: with -1 for some of them."""
+        ids = token_ids(tokens, "tokens", self._vocab_size, vectors=vectors)
+        if not vectors or any(token != NO_TOKEN for token in ids):
+            self._model.require_embedding()
         if not ids:
             raise InvalidParameterError("tokens is empty, expected at least one token id", "tokens")
         return ffi.new("int32_t[]", ids)
 
+    def _vectors(self, embeddings: object, rows: int | None = None) -> Any:
+        """float[n * dim], which keeps the array that it points into."""
+        return ffi.from_buffer("float[]", embedding_rows(embeddings, self._model.info.dim, rows))
+
     def _room(self, n: int) -> Handle:
         """The handle, when n more tokens fit."""
+        if self._model.mask == "bidirectional" and self.position:
+            raise StateError(
+                "a bidirectional text comes whole, in one call, and this session holds one; reset() it before"
+            )
         if self.position + n > self.n_ctx:
             raise ContextLengthError(self.position + n, self.n_ctx, most=self._model.info.max_context)
         return self._open
