@@ -38,7 +38,12 @@ PLAIN = ModelConfig(
 )  # fmt: skip
 LOCAL = PLAIN.replace(n_heads=3, n_kv_heads=1, head_dim=10, sliding_window=9)
 MIXED = LOCAL.replace(n_layers=4, sliding_window=37, global_every=2, rope_theta=1e6, rope_local_theta=1e4, qk_norm=True)
-KINDS = {"plain": PLAIN, "local": LOCAL, "mixed": MIXED}
+BERT = PLAIN.replace(
+    position="learned", norm="layer", norm_bias=True, pre_norm=False, residual_norm=True, embedding_norm=True,
+    final_norm=False, activation="gelu_erf", ffn="plain", qkv_bias=True, o_bias=True, ffn_bias=True, n_heads=3,
+    n_kv_heads=3, pooling="first",
+)  # fmt: skip
+KINDS = {"plain": PLAIN, "local": LOCAL, "mixed": MIXED, "bert": BERT}
 MASKS = ("causal", "bidirectional", "prefix")
 
 

@@ -58,6 +58,11 @@ static void embed_rows(void *context, int32_t thread, size_t first, size_t end) 
         embed_row(context, row);
 }
 
+static void enter(bn_pass *p, const bn_layer *none) {
+    (void)none;
+    bn_each_row(p, embed_rows, p);
+}
+
 /* q, and k and v into the cache, where rows before and behind may look for them. */
 static void remember(bn_pass *p, const bn_layer *l) {
     const bn_config *c = &p->stack->config;
@@ -81,14 +86,16 @@ static void respond(bn_pass *p, const bn_layer *l) {
     bn_feed_forward(p, &l->ffn); /* x += down(act(gate) · up) */
 }
 
-/* Half a layer, of as many rows at a time as there is scratch memory for. */
-static void each_piece(bn_pass *p, const bn_layer *l, void (*half)(bn_pass *, const bn_layer *)) {
+typedef void step(bn_pass *p, const bn_layer *l);
+
+/* A step of all rows, of as many at a time as there is scratch memory for. */
+static void each_piece(bn_pass *p, const bn_layer *l, step *do_step) {
     for (size_t first = 0; first < p->rows; first += p->w->batch) {
         const size_t left = p->rows - first;
         bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
         bn_pass piece = {
             .m = p->m, .stack = p->stack, .w = &w, .rows = left < w.batch ? left : w.batch};
-        half(&piece, l);
+        do_step(&piece, l);
         if (piece.not_finite)
             p->not_finite = 1;
     }
@@ -98,13 +105,13 @@ bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, 
                      const atomic_int *stop) {
     bn_pass pass = {.m = m, .stack = stack, .w = w, .rows = rows}, *p = &pass;
 
-    bn_each_row(p, embed_rows, p);
+    each_piece(p, NULL, enter);
     for (uint32_t i = 0; i < stack->config.n_layers; i++) {
+        const bn_layer *l = &stack->layers[i];
         if (stop && atomic_load(stop))
             return BN_ERR_CANCELLED;
-        each_piece(p, &stack->layers[i],
-                   remember); /* all rows, before the first attends to the last */
-        each_piece(p, &stack->layers[i], respond);
+        each_piece(p, l, remember); /* of all rows, as the first may attend to the last */
+        each_piece(p, l, respond);
     }
     return p->not_finite ? BN_ERR_NUMERIC : BN_OK;
 }
