@@ -271,11 +271,12 @@ class ModelConfig:
 
     @property
     def ternary_weights(self) -> int:
-        """Number of ternary weights of a dense stack."""
+        """Number of ternary weights, of all experts."""
         attention, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        ffn = self.ffn_dim * max(1, self.n_experts)
         sizes = {
             "q": attention, "k": kv, "v": kv, "o": attention,
-            "gate": self.ffn_dim if self.ffn == "gated" else 0, "up": self.ffn_dim, "down": self.ffn_dim,
+            "gate": ffn if self.ffn == "gated" else 0, "up": ffn, "down": ffn,
         }  # fmt: skip
         return self.n_layers * self.dim * sum(sizes[role] for role in self.ternary)
 
@@ -331,11 +332,9 @@ EXPORTED: dict[str, tuple[object, ...]] = {
     "embedding_norm": (False,),
     "final_norm": (True,),
     "activation": ("relu2", "silu", "gelu", "relu"),
-    "n_experts": (0,),
     "position": ("rope",),
     "head_bias": (False,),
     "head_format": ("int8", "f16", "f32"),
-    "dropout": (0.0,),
     "pooling": ("none", "last", "mean", "first"),
     "out_dim": (0,),
     "image_token": (0,),
@@ -358,6 +357,11 @@ _BONSAI: dict[str, Any] = {
     "activation": "silu", "sub_norm": False, "qk_norm": True, "weight_scale": "group", "head_format": "ternary",
 }  # fmt: skip
 
+_THINKER: dict[str, Any] = {
+    "dim": 256, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "head_dim": 64, "ffn_dim": 1024, "max_context": 512,
+    "activation": "silu", "sub_norm": False, "tie_embeddings": False, "dropout": 0.1,
+}  # fmt: skip
+
 PRESETS: dict[str, ModelConfig] = {
     # The demo: 2 million parameters, trained in minutes on two cores. Few heads, few layers: at this
     # size training spends its time on attention and on reading activations, not on products.
@@ -369,6 +373,9 @@ PRESETS: dict[str, ModelConfig] = {
         vocab_size=2048, dim=256, n_layers=3, n_heads=4, n_kv_heads=1, head_dim=64, ffn_dim=512, max_context=256,
         activation="silu",
     ),
+    # The decoder of a small multimodal model; with 8 experts, of which a token takes 2, four times the parameters.
+    "thinker": ModelConfig(vocab_size=5000, **_THINKER),
+    "thinker-moe": ModelConfig(vocab_size=5000, n_experts=8, experts_per_token=2, **_THINKER),
     # Characters in, about 1 million parameters.
     "mini-gpt": ModelConfig(
         vocab_size=512, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,

@@ -37,8 +37,8 @@ class Settings:
 
     preset: str = option(
         "tiny",
-        "where model and training start from: tiny, gguf, mini-gpt or bitnet-2b4t; of these gguf, with the tokenizer "
-        "llama-bpe, becomes a GGUF file that takes text",
+        "where model and training start from: tiny, gguf, thinker, thinker-moe, mini-gpt or bitnet-2b4t; of these "
+        "gguf, with the tokenizer llama-bpe, becomes a GGUF file that takes text",
     )
     data: list[str] = option(
         [],
@@ -70,6 +70,9 @@ class Settings:
     weight_decay: float = option(0.1, "of matrices, in the first half of the run; then 0")
     quantize_warmup: float = option(
         0.7, "share of the run in which weights and activations go over from float to quantized; finetune: 0.5 at most"
+    )
+    balance_loss: float = option(
+        0.0, "weight in the loss of how unevenly the experts are taken, 1 to their number; usual: 0.01"
     )
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
     spike: float = option(0.0, "nats by which a loss may exceed the median of the 20 before it; 0: any number")
@@ -107,7 +110,7 @@ class Settings:
             "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
             "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5 if self.source else 0.9),
             "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
-            "distill_layer": (0, 1e4), "weight_decay": (0, 10), "clip": (0, 1e9), "spike": (0, 1e9),
+            "distill_layer": (0, 1e4), "weight_decay": (0, 10), "clip": (0, 1e9), "balance_loss": (0, 10), "spike": (0, 1e9),
             "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
             "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
         }  # fmt: skip
@@ -155,6 +158,8 @@ class Settings:
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "tiny": {"lr": 8e-3, "batch": 8, "steps": 1500},
     "gguf": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "llama-bpe"},
+    "thinker": {"batch": 8, "steps": 5000},
+    "thinker-moe": {"batch": 8, "steps": 5000},
     "mini-gpt": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
     "bitnet-2b4t": {  # as published
         "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,

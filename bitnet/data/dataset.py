@@ -144,6 +144,14 @@ def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
 # ---- batches ----
 
 
+def seed_of(seed: int, number: int) -> int:
+    """Of the random numbers that belong to sequence `number` of a run with this seed.
+
+    32 bits, all that torch's generator takes. Two odd factors, so that neighbours of one and the other do not meet.
+    """
+    return (seed * 0x9E3779B1 ^ number * 0x85EBCA77) & 0xFFFFFFFF
+
+
 class Batches:
     """Sequence n, a pure function of the seed and n, so that a position is one integer.
 

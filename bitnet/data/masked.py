@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitnet.data.dataset import IGNORED, Batches, Tokens
+from bitnet.data.dataset import IGNORED, Batches, Tokens, seed_of
 
 SHARE, HIDDEN, RANDOM = 0.15, 0.8, 0.1
 
@@ -32,8 +32,7 @@ class Masking:
         return inputs, targets
 
     def _row(self, row: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        # Of a seed the generator takes 32 bits. Two odd factors, so that neighbours of one and the other do not meet.
-        random = torch.Generator().manual_seed((self.seed * 0x9E3779B1 ^ number * 0x85EBCA77) & 0xFFFFFFFF)
+        random = torch.Generator().manual_seed(seed_of(self.seed, number))
         counts, fate = torch.rand(2, len(row), generator=random)
         others = torch.randint(self.vocab_size, row.shape, generator=random)
         chosen = counts < SHARE

@@ -113,6 +113,11 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    @property
+    def balance(self) -> Tensor:
+        """How unevenly the experts were taken in the last pass, the mean of the layers: 1 evenly, n_experts at most."""
+        return torch.stack([block.balance for block in self.blocks]).mean()
+
     @contextlib.contextmanager
     def partly_quantized(self, amount: float) -> Iterator[None]:
         """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet import process
-from bitnet.report.figures import PANELS, Panel, Records, series
+from bitnet.report.figures import Panel, Records, panels, series
 from bitnet.train import runlog
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def as_html(title: str, facts: Facts, text: str, records: Records) -> bytes:
     figures = "".join(
         f"<figure><h2>{html.escape(panel.title)}</h2><p>{html.escape(panel.reading)}</p>"
         f'<img alt="{html.escape(panel.title)}" src="data:image/png;base64,{_encoded(panel, records)}"></figure>'
-        for panel in PANELS
+        for panel in panels(records)
     )
     return _PAGE.format(
         title=html.escape(printable(title)), rows=rows, figures=figures, text=html.escape(printable(text))
@@ -200,13 +200,13 @@ def as_png(title: str, facts: Facts, text: str, records: Records) -> bytes:
     lines = [part for line in printable(text).expandtabs(4).split("\n") for part in textwrap.wrap(
         line, 150, drop_whitespace=False, replace_whitespace=False) or [""]][:40]  # fmt: skip
     head = [f"{name:16}{value}" for name, value in facts.items()]
-    rows = (len(PANELS) + 1) // 2
+    rows = (len(panels(records)) + 1) // 2
     tops = 0.21 * (len(head) + 1) + 0.3, 0.2 * (len(lines) + 1) + 0.5
     figure = plt.figure(figsize=(15, 4.3 * rows + sum(tops)), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.14, w_pad=0.1)
     grid = figure.add_gridspec(rows + 2, 2, height_ratios=[tops[0], *[4.3] * rows, tops[1]])
     _words(figure.add_subplot(grid[0, :]), title, head)
-    for i, panel in enumerate(PANELS):
+    for i, panel in enumerate(panels(records)):
         axes = figure.add_subplot(grid[1 + i // 2, i % 2])
         reading = textwrap.fill(panel.reading, 105)
         axes.set_title(reading, loc="left", fontsize=9, color="#555555")

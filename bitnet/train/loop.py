@@ -1,9 +1,9 @@
 """`bitnet train`: from text to a checkpoint.
 
-There is no random state to restore when a run is resumed: initial weights come from the seed,
-and batch i is a pure function of the seed and i (`bitnet.data.dataset`). So on one CPU, with the same
-number of threads, a run that was interrupted ends in the same bits as one that was not. Only a
-budget of --minutes cannot promise that, since its schedule follows the clock.
+There is no random state to restore when a run is resumed: initial weights come from the seed, batch i is
+a pure function of the seed and i (`bitnet.data.dataset`), and so is what dropout drops of it. So on one
+CPU, with the same number of threads, a run that was interrupted ends in the same bits as one that was
+not. Only a budget of --minutes cannot promise that, since its schedule follows the clock.
 """
 
 from __future__ import annotations
@@ -237,8 +237,11 @@ def update(run: Run) -> tuple[float, float]:
     (counted,) = parallel.total([sum(int((targets != dataset.IGNORED).sum()) for _, targets, *_ in batches)])
     amount = schedule.quantization(settings, run.progress)
     weights = distill.weights(settings, run.state["sizes"])
+    weights |= {"balance": settings.balance_loss} if model.config.n_experts else {}
     means = dict.fromkeys(weights, 0.0)
-    for i, batch in enumerate(batches, start=1):
+    for i, (number, batch) in enumerate(zip(starts, batches, strict=True), start=1):
+        if model.config.dropout:  # what is dropped is a function of the seed and the sequence, as the sequence is
+            torch.manual_seed(dataset.seed_of(settings.seed, number))
         on_device = [tensor.to(device) for tensor in batch]
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
         # With --recompute the backward pass quantizes, too.
@@ -252,7 +255,7 @@ def update(run: Run) -> tuple[float, float]:
     means = dict(zip(means, parallel.total(list(means.values())), strict=True))
     total = sum(weights[name] * mean for name, mean in means.items())
     run.terms = {"quantized": amount} if settings.quantize_warmup else {}
-    run.terms |= means | {"weights": weights} if run.distillation else {}
+    run.terms |= means | {"weights": weights} if len(means) > 1 else {}
     norm = parallel.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)).item()
     if not bad_step(run, total, norm):
         for group in optimizer.param_groups:
@@ -265,9 +268,12 @@ def update(run: Run) -> tuple[float, float]:
 
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *documents: Tensor) -> dict[str, Tensor]:
-    """Sums over the targets that count, in nats: cross-entropy, and with a teacher what is learnt from it."""
+    """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
+    their balance."""
     logits_NV, targets_N = run.forward(inputs, *documents).flatten(0, 1), targets.flatten()
     terms = {"cross_entropy": F.cross_entropy(logits_NV, targets_N, reduction="sum")}
     if run.distillation:
         terms |= run.distillation.terms(logits_NV, targets, inputs, *documents)
+    if run.model.config.n_experts:
+        terms["balance"] = (targets_N != dataset.IGNORED).sum() * run.model.balance
     return terms

@@ -103,6 +103,16 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
     """Raises, before the text is read, what would only be found afterwards."""
     if problems := unsupported(config):
         raise TrainingError("this model could not be exported: " + "; ".join(problems))
+    if settings.balance_loss and not config.n_experts:
+        raise TrainingError(
+            f"balance_loss is {settings.balance_loss:g}, but this model has no experts to balance; "
+            "leave it out, or add --set n_experts=8 --set experts_per_token=2"
+        )
+    if config.experts_per_token == 1 and config.normalize_routing:
+        raise TrainingError(
+            "experts_per_token is 1 with normalize_routing, so the share of that expert is always 1 and no gradient "
+            "reaches the router; add --set normalize_routing=no, or take more experts"
+        )
     if settings.context > config.max_context:
         raise TrainingError(
             f"--context is {settings.context:,}, the model has at most {config.max_context:,}; "

@@ -108,7 +108,7 @@ def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *document
     norms = [model.get_submodule(name.removesuffix(".weight")) for name in inserted]
     handles = [norm.register_forward_pre_hook(measure) for norm in norms]
     try:
-        with torch.no_grad(), model.partly_quantized(0.0):
+        with torch.no_grad(), model.evaluating(), model.partly_quantized(0.0):
             model.hidden(inputs, *documents)
     finally:
         for handle in handles:
