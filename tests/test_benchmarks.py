@@ -93,7 +93,7 @@ def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert is_picture(tmp_path / "small.png")
 
 
-@pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0)])
+@pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0), ("experts", 1)])
 def test_training(
     name: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_interrupted_and_resumed_is_as_uninterrupted(
 
 
 def test_dropout_drops_something_else_in_every_pass(run: Path, sentences: str, tmp_path: Path) -> None:
-    """Of two runs that differ in nothing but the seed of dropout, and so of all else, this is no test; of one is."""
+    """Two passes a step, each with a seed of its own; the first seed of a run is that of its weights."""
     drawn: list[int] = []
     seed = torch.manual_seed
 
