@@ -109,7 +109,8 @@ def markdown(results: dict[str, Any]) -> str:
         "# Experts against a dense model\n\n"
         f"{EXPERTS} experts, of which a token takes {TAKEN}, each 1/{TAKEN} as wide as the dense network. Loss on the "
         f"whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation of {len(rows[0]['losses'])} "
-        f"seeds at the best learning rate. Balancing loss: {results['balance_loss']:g}. Taken: 1 is as often as all.\n\n"
+        f"seeds at the best learning rate. Balancing loss: {results['balance_loss']:g}. "
+        "Taken: 1 is as often as all.\n\n"
         f"{report.table(head, cells)}\n\nLoss of seed 0 by learning rate:\n\n{rates}"
     )
 
