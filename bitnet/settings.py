@@ -110,9 +110,10 @@ class Settings:
             "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
             "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5 if self.source else 0.9),
             "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
-            "distill_layer": (0, 1e4), "weight_decay": (0, 10), "clip": (0, 1e9), "balance_loss": (0, 10),
-            "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12), "save_every": (1, 1e9),
-            "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9), "batch_tokens": (0, 1e9),
+            "distill_layer": (0, 1e4), "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
+            "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12),
+            "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
+            "batch_tokens": (0, 1e9),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
