@@ -46,10 +46,16 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     steps = -(-args.tokens // (batch * dense.max_context))
     runs = Runs(args.runs, args.jobs, {"data": args.data} if args.data else {})
     runs.prepare(dense)
-    rows: dict[str, dict[str, Any]] = {}
+    plans: dict[str, tuple[ModelConfig, dict[str, Any]]] = {}
     for name, config in variants(dense).items():
         options = training_runs.budget(steps, batch) | {"layers-every": max(1, steps // 10)}
-        options |= {"balance-loss": args.balance_loss} if config.n_experts else {}
+        plans[name] = config, options | ({"balance-loss": args.balance_loss} if config.n_experts else {})
+    runs.all({  # one of each first, to see early where it goes
+        f"{name}-lr{RATE:g}-seed0": (config, options | {"lr": RATE, "seed": 0})
+        for name, (config, options) in plans.items()
+    })  # fmt: skip
+    rows: dict[str, dict[str, Any]] = {}
+    for name, (config, options) in plans.items():
         rate, tried = training_runs.best_rate(runs, name, config, options, RATE, search=not args.quick)
         outcomes = [*runs.all({
             f"{name}-lr{rate:g}-seed{seed}": (config, options | {"lr": rate, "seed": seed})

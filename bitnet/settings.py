@@ -37,7 +37,7 @@ class Settings:
 
     preset: str = option(
         "tiny",
-        "where model and training start from: tiny, gguf, thinker, thinker-moe, mini-gpt or bitnet-2b4t; of these "
+        "where model and training start from: tiny, gguf, mini-gpt, thinker, thinker-moe or bitnet-2b4t; of these "
         "gguf, with the tokenizer llama-bpe, becomes a GGUF file that takes text",
     )
     data: list[str] = option(
@@ -159,9 +159,9 @@ class Settings:
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "tiny": {"lr": 8e-3, "batch": 8, "steps": 1500},
     "gguf": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "llama-bpe"},
+    "mini-gpt": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
     "thinker": {"batch": 8, "steps": 5000},
     "thinker-moe": {"batch": 8, "steps": 5000},
-    "mini-gpt": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
     "bitnet-2b4t": {  # as published
         "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,
         "accumulate": 256, "steps": 100_000,

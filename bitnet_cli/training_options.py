@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
     """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
-    parser.add_argument("--config", metavar="FILE.toml", help="options in tables [train] and [model]; flags win")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML: options in tables [train] and [model]; or a Thinker's JSON; flags win"
+    )
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append",
         help="an option of the model, such as dim=256; repeatable; docs/options.md lists them",

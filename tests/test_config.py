@@ -119,8 +119,11 @@ def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture
     for verb in ("train", "finetune"):
         assert bitnet_cli.main([verb, "--help"]) == 0
         helps[verb] = " ".join(capsys.readouterr().out.split())
-    assert "peak learning rate [tiny, gguf, mini-gpt: 0.008; bitnet-2b4t: 0.0012]" in helps["train"]
-    assert "[tiny, gguf, mini-gpt: 1500; bitnet-2b4t: 100000]" in helps["train"]
+    assert (
+        "peak learning rate [tiny, gguf, mini-gpt: 0.008; thinker, thinker-moe: 0.004; bitnet-2b4t: 0.0012]"
+        in helps["train"]
+    )
+    assert "[tiny, gguf, mini-gpt: 1500; thinker, thinker-moe: 5000; bitnet-2b4t: 100000]" in helps["train"]
     assert "[tiny, bitnet-2b4t: bpe; gguf: llama-bpe; mini-gpt: char]" in helps["train"]
     assert "peak learning rate [0.0001]" in helps["finetune"] and "and --resume [1000]" in helps["finetune"]
     for config in (PRESETS["tiny"], PRESETS["tiny"].replace(ternary=()), PRESETS["bitnet-2b4t"]):

@@ -6,7 +6,8 @@
     [model]
     dim = 256
 
-A run that is resumed has its own settings in place of a preset. docs/options.md lists all options.
+The JSON configuration of a Thinker may take the place of the file. A run that is resumed has its own
+settings in place of a preset. docs/options.md lists all options.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from bitnet.config import BOOLEANS, PRESETS, ModelConfig
 from bitnet.settings import PRESET_SETTINGS, Settings, did_you_mean, flag_of
+from bitnet.train import thinker
 
 INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
 """Options that take the place of another. Whichever of the two is given last counts."""
@@ -38,7 +40,7 @@ class Given:
     """What a person says of a run."""
 
     options: Mapping[str, Any]  # of training, by name; None: not given
-    config: str | None = None  # a TOML file with more of them
+    config: str | None = None  # a TOML file with more of them, or the JSON of a Thinker
     model: Sequence[str] = ()  # options of the model, NAME=VALUE each
 
 
@@ -156,6 +158,8 @@ def absolute(path: str, made: bool = False) -> str:
 
 
 def _read(path: str) -> dict[str, Any]:
+    if path.endswith(".json"):
+        return thinker.parse(Path(path).read_text(encoding="utf-8"), path)
     try:
         with open(path, "rb") as handle:
             values = tomllib.load(handle)
