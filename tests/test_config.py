@@ -119,12 +119,10 @@ def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture
     for verb in ("train", "finetune"):
         assert bitnet_cli.main([verb, "--help"]) == 0
         helps[verb] = " ".join(capsys.readouterr().out.split())
-    assert (
-        "peak learning rate [tiny, gguf, mini-gpt: 0.008; thinker, thinker-moe: 0.004; bitnet-2b4t: 0.0012]"
-        in helps["train"]
-    )
+    rates = "[tiny, gguf, mini-gpt: 0.008; thinker, thinker-moe: 0.004; bitnet-2b4t: 0.0012]"
+    assert f"peak learning rate {rates}" in helps["train"]
     assert "[tiny, gguf, mini-gpt: 1500; thinker, thinker-moe: 5000; bitnet-2b4t: 100000]" in helps["train"]
-    assert "[tiny, bitnet-2b4t: bpe; gguf: llama-bpe; mini-gpt: char]" in helps["train"]
+    assert "[tiny, thinker, thinker-moe, bitnet-2b4t: bpe; gguf: llama-bpe; mini-gpt: char]" in helps["train"]
     assert "peak learning rate [0.0001]" in helps["finetune"] and "and --resume [1000]" in helps["finetune"]
     for config in (PRESETS["tiny"], PRESETS["tiny"].replace(ternary=()), PRESETS["bitnet-2b4t"]):
         settings = Settings.from_dict(of_source(config)[0] | {"source": "x"})
