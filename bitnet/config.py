@@ -1,8 +1,7 @@
 """Every hyperparameter of every model family, in one flat record.
 
-`ModelConfig` can say more than this version runs: `bitnet train` and the C engine each refuse by
-name what the engine cannot run; `bitnet.model.transformer` builds all of it. The packed file stores the same fields
-(export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
+`ModelConfig` can say more than this version runs: images, drafts and adapters are refused by name. The packed file
+stores the same fields (export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
 """
 
 from __future__ import annotations
@@ -321,40 +320,31 @@ POSITIVE = (
     "rope_low_freq_factor", "rope_high_freq_factor", "rope_beta_fast", "rope_beta_slow", "rope_attention_factor",
 )  # fmt: skip
 
-EXPORTED: dict[str, tuple[object, ...]] = {
-    "input": ("tokens",),
-    "mask": ("causal",),
-    "has_head": (True,),
-    "attention_softcap": (0.0,),
-    "norm": ("rms",),
-    "norm_bias": (False,),
-    "residual_norm": (False,),
-    "embedding_norm": (False,),
-    "final_norm": (True,),
-    "activation": ("relu2", "silu", "gelu", "relu"),
-    "position": ("rope",),
-    "head_bias": (False,),
-    "head_format": ("int8", "f16", "f32"),
-    "pooling": ("none", "last", "mean", "first"),
-    "out_dim": (0,),
-    "image_token": (0,),
-    "similarity_scale": (0.0,),
-    "adapter_rank": (0,),
-}
-"""What `bitnet train` takes so far, because it can be exported and run; `bitnet.model` builds more."""
+OTHER_ISSUES: dict[str, tuple[object, ...]] = {
+    "input": ("tokens",), "pooling": ("none", "last", "mean", "first"), "out_dim": (0,), "image_token": (0,),
+    "similarity_scale": (0.0,), "adapter_rank": (0,),
+}  # fmt: skip
+"""What can be said of images, drafts and adapters and is not trained yet, by the values that are."""
 
 
-def unsupported(config: ModelConfig) -> list[str]:
-    """What of a configuration `bitnet train` does not take, by name."""
+def untrained(config: ModelConfig) -> list[str]:
+    """What of a configuration nothing trains yet, by name."""
     return [
         f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
-        for field, allowed in EXPORTED.items()
+        for field, allowed in OTHER_ISSUES.items()
         if getattr(config, field) not in allowed
     ]
 
 
 _BONSAI: dict[str, Any] = {
     "activation": "silu", "sub_norm": False, "qk_norm": True, "weight_scale": "group", "head_format": "ternary",
+}  # fmt: skip
+
+_TRANSFORMER_2017: dict[str, Any] = {
+    "vocab_size": 37_000, "dim": 512, "n_layers": 6, "n_heads": 8, "n_kv_heads": 8, "head_dim": 64, "ffn_dim": 2048,
+    "max_context": 512, "embedding_scale": math.sqrt(512), "norm": "layer", "norm_bias": True, "pre_norm": False,
+    "residual_norm": True, "sub_norm": False, "final_norm": False, "ffn": "plain", "activation": "relu",
+    "position": "sinusoidal", "qkv_bias": True, "o_bias": True, "ffn_bias": True, "dropout": 0.1,
 }  # fmt: skip
 
 _THINKER: dict[str, Any] = {
@@ -373,13 +363,21 @@ PRESETS: dict[str, ModelConfig] = {
         vocab_size=2048, dim=256, n_layers=3, n_heads=4, n_kv_heads=1, head_dim=64, ffn_dim=512, max_context=256,
         activation="silu",
     ),
-    # The decoder of a small multimodal model; with 8 experts, of which a token takes 2, four times the parameters.
-    "thinker": ModelConfig(vocab_size=5000, **_THINKER),
-    "thinker-moe": ModelConfig(vocab_size=5000, n_experts=8, experts_per_token=2, **_THINKER),
     # Characters in, about 1 million parameters.
     "mini-gpt": ModelConfig(
         vocab_size=512, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,
     ),
+    # As large, with a learned vector for each position.
+    "mini-gpt-learned": ModelConfig(
+        vocab_size=512, dim=128, n_layers=5, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=352, max_context=256,
+        position="learned",
+    ),
+    # The decoder of a small multimodal model; with 8 experts, of which a token takes 2, four times the parameters.
+    "thinker": ModelConfig(vocab_size=5000, **_THINKER),
+    "thinker-moe": ModelConfig(vocab_size=5000, n_experts=8, experts_per_token=2, **_THINKER),
+    # arXiv 1706.03762, base: half of it as a decoder, and as an encoder for --objective mlm. Ternary.
+    "transformer-2017": ModelConfig(**_TRANSFORMER_2017),
+    "transformer-2017-encoder": ModelConfig(mask="bidirectional", pooling="mean", **_TRANSFORMER_2017),
     # microsoft/bitnet-b1.58-2B-4T, arXiv 2504.12285.
     "bitnet-2b4t": ModelConfig(
         vocab_size=128_256, dim=2560, n_layers=30, n_heads=20, n_kv_heads=5, head_dim=128, ffn_dim=6912,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet import config, settings
-from bitnet.config import EXPORTED, PRESETS, ModelConfig
+from bitnet.config import OTHER_ISSUES, PRESETS, ModelConfig
 from bitnet.settings import CONVERSION, PRESET_SETTINGS, Settings, default_of
 
 HEAD = """# Presets and options
@@ -89,10 +89,9 @@ def _training() -> list[str]:
 def _model() -> list[str]:
     """The fields of ModelConfig under the headings that its source has, each with the comment beside it."""
     lines = ["## Model: `--set NAME=VALUE`, or `[model]`", ""]
-    lines += ["`bitnet.model` builds all of them. Not all can be exported and run yet: of these options `bitnet train`"]
-    lines += ["takes the values named here, and refuses others before it begins.", ""]
-    lines += ["| option | values |", "|---|---|"]
-    lines += [f"| `{name}` | {', '.join(_toml(value) for value in values)} |" for name, values in EXPORTED.items()]
+    others = ", ".join(f"`{name}`" for name in OTHER_ISSUES)
+    lines += [f"Images, drafts and adapters can be said and are not trained yet: of {others}"]
+    lines += ["only the defaults, or the poolings without weights, are taken.", ""]
     fields = {f.name: f for f in dataclasses.fields(ModelConfig)}
     for name, comment in _comments():
         if not name:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 
 CHOICES = {
+    "objective": ("next", "mlm", "contrastive"),
     "optimizer": ("adamw", "muon"),
     "schedule": ("constant", "cosine", "two_stage"),
     "precision": ("auto", "fp32", "bf16"),
@@ -37,8 +38,9 @@ class Settings:
 
     preset: str = option(
         "tiny",
-        "where model and training start from: tiny, gguf, mini-gpt, thinker, thinker-moe or bitnet-2b4t; of these "
-        "gguf, with the tokenizer llama-bpe, becomes a GGUF file that takes text",
+        "where model and training start from: tiny, gguf, mini-gpt, mini-gpt-learned, thinker, thinker-moe, "
+        "transformer-2017, transformer-2017-encoder or bitnet-2b4t; of these gguf, with the tokenizer llama-bpe, "
+        "becomes a GGUF file that takes text",
     )
     data: list[str] = option(
         [],
@@ -51,6 +53,13 @@ class Settings:
         "bpe", "bpe, llama-bpe (which llama.cpp has too), byte or char, or the path of a tokenizer.json"
     )
     validation: float = option(0.05, "share of the documents kept for validation")
+
+    objective: str = option(
+        "next",
+        "the next token; mlm: hidden tokens, of a bidirectional model; contrastive: which texts belong "
+        "together, of a model without a head",
+    )
+    temperature: float = option(0.05, "by which similarities of texts are divided; contrastive")
 
     steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
     minutes: float = option(0.0, "train this long instead of --steps; the schedule follows the clock; 0: --steps")
@@ -106,8 +115,8 @@ class Settings:
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(words)}")
         ranges: dict[str, tuple[float, float]] = {
-            "validation": (1e-6, 0.5), "steps": (1, 1e9), "minutes": (0, 1e6), "batch": (1, 1e6),
-            "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
+            "validation": (1e-6, 0.5), "temperature": (1e-3, 100), "steps": (1, 1e9), "minutes": (0, 1e6),
+            "batch": (1, 1e6), "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
             "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5 if self.source else 0.9),
             "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
             "distill_layer": (0, 1e4), "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
@@ -160,8 +169,11 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "tiny": {"lr": 8e-3, "batch": 8, "steps": 1500},
     "gguf": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "llama-bpe"},
     "mini-gpt": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
+    "mini-gpt-learned": {"lr": 8e-3, "batch": 8, "steps": 1500, "tokenizer": "char"},
     "thinker": {"batch": 8, "steps": 5000},
     "thinker-moe": {"batch": 8, "steps": 5000},
+    "transformer-2017": {"batch": 8, "accumulate": 6, "steps": 100_000},
+    "transformer-2017-encoder": {"objective": "mlm", "batch": 8, "accumulate": 6, "steps": 100_000},
     "bitnet-2b4t": {  # as published
         "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,
         "accumulate": 256, "steps": 100_000,

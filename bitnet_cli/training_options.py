@@ -58,8 +58,6 @@ def given(args: argparse.Namespace) -> Given:
 
 def conclude(outcome: Outcome, as_json: bool) -> int:
     """Say where the checkpoint is and how good the model. Returns the exit code: 130 / 143 on Ctrl-C / SIGTERM."""
-    from bitnet.train.run import describe
-
     if outcome.signal:
         return 128 + outcome.signal
     if outcome.checkpoint and outcome.validation:
@@ -68,5 +66,5 @@ def conclude(outcome: Outcome, as_json: bool) -> int:
             print(json.dumps(figures | {"validation": dataclasses.asdict(outcome.validation)}))
         else:
             spent = f"{outcome.reached['tokens']:,} tokens, {outcome.reached['seconds']:.0f} s"
-            show(f"{outcome.checkpoint}: validation {describe(outcome.validation)} after {spent}\n")
+            show(f"{outcome.checkpoint}: validation {outcome.validation} after {spent}\n")
     return 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bitnet.data.dataset import IGNORED, Tokens
-from bitnet.data.masked import MaskedBatches, MaskedTokens, Masking
+from bitnet.data.masked import Masking, Prefixing, ViewedBatches, ViewedTokens
 
 MASK, WORDS = 300, 300
 TEXT = Tokens(np.random.default_rng(0).integers(0, WORDS, 40_000).astype(np.uint16), 90_000, "digest")
@@ -16,7 +16,7 @@ TEXT = Tokens(np.random.default_rng(0).integers(0, WORDS, 40_000).astype(np.uint
 def test_shares() -> None:
     """Of 15 in 100 that count 80 are hidden, 10 exchanged, 10 kept: within 4 standard deviations."""
     rows = TEXT.window(range(100), 384)[0]
-    inputs, targets = Masking(MASK, WORDS, 1)(rows, range(100))
+    inputs, targets = Masking(MASK, WORDS, 1)(rows, rows, range(100))
     counts = targets != IGNORED
     assert targets[counts].equal(rows[counts]) and inputs[~counts].equal(rows[~counts])
     n, m = rows.numel(), int(counts.sum())
@@ -30,18 +30,32 @@ def test_shares() -> None:
 
 
 def test_a_sequence_is_a_function_of_its_number_and_the_seed() -> None:
-    batches = MaskedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 5))
+    batches = ViewedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 5))
     whole, parts = batches.sequences(0, 8), [batches.sequences(i, i + 1) for i in range(8)]
     for i, tensor in enumerate(whole):
         assert tensor.equal(torch.cat([part[i] for part in parts]))
-    other = MaskedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 6)).sequences(0, 8)
+    other = ViewedBatches(TEXT, 4, 64, 5, Masking(MASK, WORDS, 6)).sequences(0, 8)
     assert not whole[0].equal(other[0])
-    held_out = MaskedTokens(TEXT, Masking(MASK, WORDS, 0))
+    held_out = ViewedTokens(TEXT, Masking(MASK, WORDS, 0))
     assert held_out.window([3], 64)[0].equal(held_out.window([3], 64)[0])
     assert held_out.windows(64) == TEXT.windows(64) and held_out.n_tokens == TEXT.n_tokens
 
 
 def test_every_row_has_a_target() -> None:
     for number in range(200):
-        _, targets = Masking(MASK, WORDS, 0)(torch.zeros(1, 3, dtype=torch.long), [number])
+        row = torch.zeros(1, 3, dtype=torch.long)
+        _, targets = Masking(MASK, WORDS, 0)(row, row, [number])
         assert (targets != IGNORED).any()
+
+
+def test_a_prefix_is_not_learnt() -> None:
+    """Its last token says what follows it; lengths go from 1 to all but one."""
+    view = Prefixing(3)
+    inputs, following = TEXT.window(range(300), 16)
+    seen, targets, documents, prefix = view(inputs, following, range(300))
+    assert seen.equal(inputs) and not documents.any() and (prefix.min(), prefix.max()) == (1, 15)
+    for row, length in enumerate(prefix.tolist()):
+        assert (targets[row, : length - 1] == IGNORED).all()
+        assert targets[row, length - 1 :].equal(following[row, length - 1 :])
+    again = [view(inputs[i : i + 1], following[i : i + 1], [i])[3] for i in range(300)]
+    assert prefix.equal(torch.cat(again)) and not prefix.equal(Prefixing(4)(inputs, following, range(300))[3])

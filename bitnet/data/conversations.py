@@ -185,7 +185,11 @@ def _dialogue(ids: list[int], spans: list[tuple[int, int]]) -> Dialogue:
 class Dialogues:
     """Encoded conversations, packed into rows. The counterpart of `bitnet.data.dataset.Tokens`."""
 
-    def __init__(self, conversations: Sequence[Conversation], encoder: Encoder, words: Tokenizer) -> None:
+    def __init__(
+        self, conversations: Sequence[Conversation], encoder: Encoder, words: Tokenizer, prefix: bool = False
+    ) -> None:
+        """prefix: a row holds one conversation, and what stands before its first answer is its prefix."""
+        self.prefix = prefix
         self._all = [dialogue for each in conversations for dialogue in encoder.encode(each)]
         recipe = hashlib.sha256(words.to_str().encode())
         for dialogue in self._all:
@@ -210,7 +214,8 @@ class Dialogues:
         return len(self._rows(context))
 
     def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
-        """Inputs, targets (IGNORED where nothing is learnt) and documents, int64 (len(indices), context) each."""
+        """Inputs, targets (IGNORED where nothing is learnt) and documents, int64 (len(indices), context) each; with
+        `prefix` the length of each row's prefix, (len(indices),)."""
         rows = self._rows(context)
         inputs = torch.zeros(len(indices), context, dtype=torch.int64)
         targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, -1)
@@ -223,7 +228,9 @@ class Dialogues:
                 targets[row, first:last] = torch.where(counts[1:], ids[1:].long(), IGNORED)
                 documents[row, first:last] = number
                 first = last
-        return inputs, targets, documents
+        if not self.prefix:
+            return inputs, targets, documents
+        return inputs, targets, documents, (targets != IGNORED).int().argmax(1) + 1
 
     def _rows(self, context: int) -> list[list[int]]:
         """Best fit: the longest first, each into the fullest row that takes it."""
@@ -233,7 +240,7 @@ class Dialogues:
             rows: list[list[int]] = []
             free: list[tuple[int, int]] = []  # room, row; sorted
             for i in sorted(learnt, key=lambda i: -lengths[i]):
-                place = bisect.bisect_left(free, (lengths[i], -1))
+                place = len(free) if self.prefix else bisect.bisect_left(free, (lengths[i], -1))
                 room, row = free.pop(place) if place < len(free) else (context, len(rows))
                 if row == len(rows):
                     rows.append([])
@@ -257,7 +264,7 @@ class Batches:
         return self.sequences(i * self.batch, (i + 1) * self.batch)
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
-        """Inputs, targets and documents of the sequences from `first` to before `last`."""
+        """`Dialogues.window` of the sequences from `first` to before `last`."""
         places = [divmod(n, self.rows) for n in range(first, last)]
         orders = {epoch: self._order(epoch) for epoch in {epoch for epoch, _ in places}}
         return self.tokens.window([int(orders[epoch][place]) for epoch, place in places], self.context)

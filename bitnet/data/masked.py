@@ -1,12 +1,13 @@
-"""Masked language modelling: some tokens are hidden, and the model says what they were.
+"""Sequences of which only some targets count, or whose tokens are hidden. Each is a pure function of its number.
 
-15 of 100 positions count. Of these 80 of 100 become the mask token, 10 another token drawn at random, and 10
-stay as they are (arXiv 1810.04805 §3.1). Which ones is a pure function of the seed and the sequence's number.
+Masked language modelling: 15 of 100 positions count. Of these 80 of 100 become the mask token, 10 another token
+drawn at random, and 10 stay as they are (arXiv 1810.04805 §3.1).
+A prefix: the tokens of a beginning of random length see each other, and what follows is learnt (arXiv 1910.10683 §3.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,20 +17,21 @@ from bitnet.data.dataset import IGNORED, Batches, Tokens, seed_of
 
 SHARE, HIDDEN, RANDOM = 0.15, 0.8, 0.1
 
+View = Callable[[Tensor, Tensor, Sequence[int]], tuple[Tensor, ...]]
+"""Inputs and next tokens (B, T), and the sequences' numbers: to inputs, targets, and what else a model is told."""
+
 
 @dataclass(frozen=True)
 class Masking:
-    """What is put in place of hidden tokens: token `mask`, or one of the first `vocab_size`."""
+    """Inputs with hidden tokens, and these as targets. In their place: `mask`, or one of the first `vocab_size`."""
 
     mask: int
     vocab_size: int
     seed: int
 
-    def __call__(self, inputs_BT: Tensor, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs with hidden tokens, and targets, IGNORED where a token does not count. numbers: of the sequences."""
+    def __call__(self, inputs_BT: Tensor, _: Tensor, numbers: Sequence[int]) -> tuple[Tensor, ...]:
         pairs = [self._row(row, number) for row, number in zip(inputs_BT, numbers, strict=True)]
-        inputs, targets = (torch.stack(rows) for rows in zip(*pairs, strict=True))
-        return inputs, targets
+        return tuple(torch.stack(rows) for rows in zip(*pairs, strict=True))
 
     def _row(self, row: Tensor, number: int) -> tuple[Tensor, Tensor]:
         random = torch.Generator().manual_seed(seed_of(self.seed, number))
@@ -42,23 +44,41 @@ class Masking:
         return torch.where(chosen, seen, row), torch.where(chosen, row, IGNORED)
 
 
-class MaskedBatches(Batches):
-    """Sequence n as `Batches` cuts it, with tokens hidden."""
+@dataclass(frozen=True)
+class Prefixing:
+    """Inputs, the targets behind a prefix, documents (a row is one), and the lengths of the prefixes (B,)."""
 
-    def __init__(self, tokens: Tokens, batch: int, context: int, seed: int, masking: Masking) -> None:
+    seed: int
+
+    def __call__(self, inputs_BT: Tensor, next_BT: Tensor, numbers: Sequence[int]) -> tuple[Tensor, ...]:
+        n_tokens = inputs_BT.shape[1]
+        prefix_B = torch.tensor([self._length(n_tokens, number) for number in numbers])
+        inside = torch.arange(n_tokens) < prefix_B[:, None] - 1  # its last token says what follows it
+        return inputs_BT, torch.where(inside, IGNORED, next_BT), torch.zeros_like(inputs_BT), prefix_B
+
+    def _length(self, n_tokens: int, number: int) -> int:
+        random = torch.Generator().manual_seed(seed_of(self.seed, number))
+        return int(torch.randint(1, max(n_tokens, 2), (), generator=random))
+
+
+class ViewedBatches(Batches):
+    """Sequence n as `Batches` cuts it, in another view."""
+
+    def __init__(self, tokens: Tokens, batch: int, context: int, seed: int, view: View) -> None:
         super().__init__(tokens, batch, context, seed)
-        self.masking = masking
+        self.view = view
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
-        return self.masking(super().sequences(first, last)[0], range(first, last))
+        inputs, targets = super().sequences(first, last)
+        return self.view(inputs, targets, range(first, last))
 
 
 @dataclass(frozen=True)
-class MaskedTokens:
-    """Text to evaluate on: the same tokens hidden each time."""
+class ViewedTokens:
+    """Text to evaluate on: the same tokens hidden, or as long a prefix, each time."""
 
     text: Tokens
-    masking: Masking
+    view: View
 
     @property
     def n_tokens(self) -> int:
@@ -72,6 +92,6 @@ class MaskedTokens:
         """How many windows of `context` inputs fit without overlap."""
         return self.text.windows(context)
 
-    def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (IGNORED where nothing is hidden), int64 (len(indices), context) each."""
-        return self.masking(self.text.window(indices, context)[0], indices)
+    def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
+        """The view of windows of `context` tokens; targets are IGNORED where nothing counts."""
+        return self.view(*self.text.window(indices, context), indices)

@@ -18,6 +18,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 END = "<|endoftext|>"
 END_ID = 0
+MASK = "<|mask|>"
+MASKS = (MASK, "[MASK]", "<mask>")
+"""What stands for a hidden token: ours, and what others call theirs."""
 KINDS = ("bpe", "llama-bpe", "byte", "char")
 
 # Pieces that BPE never merges across: a word with one space before it, up to three digits,
@@ -37,14 +40,16 @@ def check_kind(kind: str) -> None:
         raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
 
 
-def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`.
+def build(kind: str, texts: Iterable[str], vocab_size: int, masks: bool = False) -> Tokenizer:
+    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. masks: its last one stands for hidden tokens.
 
-    Raises ValueError when vocab_size cannot hold the 256 bytes and the end token.
+    Raises ValueError when vocab_size cannot hold the 256 bytes and the special tokens.
     """
     check_kind(kind)
-    if vocab_size < 257:
-        raise ValueError(f"vocab_size is {vocab_size}, expected at least 257: the 256 bytes and {END}")
+    if vocab_size < 257 + masks:
+        named = f"{END} and {MASK}" if masks else END
+        raise ValueError(f"vocab_size is {vocab_size}, expected at least {257 + masks}: the 256 bytes and {named}")
+    vocab_size -= masks
     tokenizer = (
         _characters(texts, vocab_size) if kind == "char" else _bytes(LLAMA_PIECES if kind == "llama-bpe" else PIECES)
     )
@@ -57,7 +62,7 @@ def build(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         )
         tokenizer.train_from_iterator(texts, trainer)
         tokenizer.model.ignore_merges = kind == "llama-bpe"  # a piece that is a token is that token, in llama.cpp
-    tokenizer.add_special_tokens([END])
+    tokenizer.add_special_tokens([END, MASK] if masks else [END])
     return _plain(tokenizer)
 
 
@@ -118,6 +123,18 @@ def ends_beside(file: str | Path) -> dict[str, Any]:
         return {}
     start = {"bos_token_id": found["bos_token"]} if "bos_token" in found else {}
     return {"eos_token_ids": list(dict.fromkeys(reversed(found.values())))} | start
+
+
+def mask_token(tokenizer: Tokenizer) -> int:
+    """What stands for a hidden token. Raises ValueError: there is none."""
+    found = (tokenizer.token_to_id(name) for name in MASKS)
+    token = next((token for token in found if token is not None), None)
+    if token is None:
+        raise ValueError(
+            f"the tokenizer has no token for what is hidden, expected one of {', '.join(MASKS)}; add it to the "
+            "tokenizer.json as a special token, or let `bitnet train` make a tokenizer"
+        )
+    return token
 
 
 def _bytes(pieces: str) -> Tokenizer:

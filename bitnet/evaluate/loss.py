@@ -21,7 +21,7 @@ from bitnet.data import corpus, dataset
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bitnet.data import conversations
+    from bitnet.data import conversations, masked
     from bitnet.model.transformer import Transformer
     from bitnet_runtime import Model, Session
 
@@ -38,6 +38,21 @@ class Result:
         """total: nats of `counted` tokens."""
         nats = total / counted
         return cls(nats, nats / math.log(2) / bytes_per_token, math.exp(min(nats, 700.0)), counted)
+
+    def __str__(self) -> str:
+        return f"{self.nats_per_token:.4f} nats/token, {self.bits_per_byte:.4f} bits/byte"
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Of tokens that were hidden from a bidirectional model."""
+
+    nats_per_token: float
+    accuracy: float  # share that the model takes for the likeliest
+    tokens: int  # hidden
+
+    def __str__(self) -> str:
+        return f"{self.nats_per_token:.4f} nats/hidden token, {self.accuracy:.1%} right"
 
 
 # ---- windows ----
@@ -103,12 +118,12 @@ def _too_short(n_tokens: int, context: int) -> corpus.DataError:
 
 def evaluate(
     model: Transformer,
-    tokens: dataset.Tokens | conversations.Dialogues | Overlapping,
+    tokens: dataset.Tokens | conversations.Dialogues | Overlapping | masked.ViewedTokens,
     context: int,
     batch: int = 16,
     limit: int = 0,
-) -> Result:
-    """Mean loss of text, or of the answers in conversations, over windows of `context` tokens.
+) -> Result | Hidden:
+    """Mean loss of text, of the answers in conversations, or of what a view lets count, over windows of `context`.
 
     They are evenly spaced when `limit` > 0 tokens are too few for all.
 
@@ -117,6 +132,7 @@ def evaluate(
     import torch
     from torch.nn import functional as F
 
+    from bitnet.data import masked
     from bitnet.model import parallel
 
     device = model.device
@@ -125,7 +141,7 @@ def evaluate(
         raise _too_short(tokens.n_tokens, context)
     each = tokens.stride if isinstance(tokens, Overlapping) else context
     chosen = chosen_windows(n, max(1, limit // each) if limit else 0)
-    total, counted = 0.0, 0
+    total, counted, right = 0.0, 0, 0
     with torch.no_grad(), model.evaluating():
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
             rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)
@@ -134,7 +150,10 @@ def evaluate(
             if counts:
                 total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
                 counted += int((targets != dataset.IGNORED).sum())
-    total, n_counted = parallel.total([total, counted])
+                right += int((logits.argmax(1) == targets.flatten()).sum())
+    total, n_counted, n_right = parallel.total([total, counted, right])
+    if isinstance(tokens, masked.ViewedTokens) and isinstance(tokens.view, masked.Masking):
+        return Hidden(total / n_counted, n_right / n_counted, int(n_counted))
     return Result.of(total, int(n_counted), tokens.bytes_per_token)
 
 

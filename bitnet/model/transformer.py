@@ -23,7 +23,7 @@ from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig
 from bitnet.model.block import Block
 from bitnet.model.layers import norm_of
-from bitnet.model.masks import attention_mask, positions
+from bitnet.model.masks import attention_mask, begins, positions
 from bitnet.model.positions import rope_tables, sinusoids
 from bitnet.quant import embedding_rows, output_logits
 
@@ -32,9 +32,13 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def pooled(hidden_BTD: Tensor, pooling: str) -> Tensor:
-    """One vector of length 1 for each text, (B, D), of its hidden states."""
-    return F.normalize(POOLS[pooling](hidden_BTD), dim=-1)
+def pooled(hidden_BTD: Tensor, pooling: str, documents_BT: Tensor | None = None) -> Tensor:
+    """One vector of length 1 for each text, (B, D), of its hidden states: those of a row's first document."""
+    if documents_BT is None:
+        return F.normalize(POOLS[pooling](hidden_BTD), dim=-1)
+    lengths = (begins(documents_BT).cumsum(1) == 1).sum(1).tolist()
+    texts = [POOLS[pooling](row[None, :n]) for row, n in zip(hidden_BTD, lengths, strict=True)]
+    return F.normalize(torch.cat(texts), dim=-1)
 
 
 def places(
@@ -202,18 +206,21 @@ class Transformer(nn.Module):
             for block in self.blocks:
                 block.keep_weights, block.attention_weights = False, None
 
-    def embed(self, tokens_BT: Tensor, pooling: str = "") -> Tensor:
-        """One vector of length 1 for each text, (B, D). pooling: "last", "mean" or "first"; "": the model's own."""
+    def embed(self, tokens_BT: Tensor, pooling: str = "", documents_BT: Tensor | None = None) -> Tensor:
+        """One vector of length 1 for each text, (B, D): of a row's first document, where more follow.
+
+        pooling: "last", "mean" or "first"; "": the model's own.
+        """
         pooling = pooling or self.config.pooling
         if pooling not in POOLS:
             raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLS)}")
-        return pooled(self.hidden(tokens_BT), pooling)
+        return pooled(self.hidden(tokens_BT, documents_BT), pooling, documents_BT)
 
     def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of the token after each position. Raises ValueError without a head."""
+        """Logits (B, T, V) of the token after each position; without a head the vectors of the texts (B, D)."""
         config = self.config
         if not config.has_head:
-            raise ValueError("this model has no head and so no logits; use embed or hidden")
+            return self.embed(tokens_BT, documents_BT=documents_BT)
         weight = cast(nn.Linear, self.embedding if config.tie_embeddings else self.head).weight
         hidden_BTD = self.hidden(tokens_BT, documents_BT, prefix_B)
         logits_BTV = output_logits(hidden_BTD, weight, config.head_format, self.amount, config.weight_scale)

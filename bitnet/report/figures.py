@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet.train.runlog import LOSSES
+
 Records = Sequence[dict[str, Any]]
 Array = NDArray[np.float64]
 
@@ -44,6 +46,12 @@ def series(records: Records, *path: str) -> tuple[Array, Array]:
     pairs = [(number(record.get("tokens")), number(_at(record, path))) for record in records]
     found = np.array([pair for pair in pairs if not math.isnan(sum(pair))]).reshape(-1, 2)
     return found[:, 0], found[:, 1]
+
+
+def held_out(records: Records) -> tuple[Array, Array]:
+    """Tokens seen, and the loss on held-out text."""
+    found = [series(records, "validation", name) for name in LOSSES]
+    return next((pair for pair in found if len(pair[0])), found[0])
 
 
 def of_layers(records: Records, quantity: str) -> tuple[Array, dict[str, Array]]:
@@ -89,7 +97,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
 
 def _losses(axes: Any, records: Records) -> bool:
     tokens, losses = series(records, "loss")
-    checked, validation = series(records, "validation", "nats_per_token")
+    checked, validation = held_out(records)
     if len(losses):
         axes.plot(tokens, losses, lw=0.7, color=PALE, label="training, each step")
         axes.plot(tokens, smooth(losses, max(1, len(losses) // 50)), lw=1.2, color=ACCENT, label="training, mean")
@@ -98,7 +106,7 @@ def _losses(axes: Any, records: Records) -> bool:
     skipped, _ = series([r for r in records if "skipped" in r], "step")
     for at in skipped:
         axes.axvline(at, color="#d02020", lw=0.6, alpha=0.6, label="_" if at != skipped[0] else "skipped step")
-    axes.set_ylabel("nats per token")
+    axes.set_ylabel("nats")
     if len(losses) + len(validation) + len(skipped):
         axes.legend(frameon=False, loc="upper right")
     return len(losses) + len(validation) > 0

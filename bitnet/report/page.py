@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet import process
-from bitnet.report.figures import Panel, Records, panels, series
+from bitnet.report.figures import Panel, Records, held_out, panels, series
 from bitnet.train import runlog
 
 if TYPE_CHECKING:
@@ -87,9 +87,13 @@ def summary(run: Path, records: Records) -> Facts:
         facts["tokens"] = f"{tokens[-1]:,.0f} in {seconds[-1] / 60:,.1f} min, {tokens[-1] / seconds[-1]:,.0f} a second"
     if len(losses := series(records, "loss")[1]):
         facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/token (median of the last 20 steps)"
-    if len(nats := series(records, "validation", "nats_per_token")[1]):
-        bits = series(records, "validation", "bits_per_byte")[1]
-        facts["validation loss"] = f"{nats[-1]:.4f} nats/token" + (f", {bits[-1]:.4f} bits/byte" if len(bits) else "")
+    if len(nats := held_out(records)[1]):
+        each = "pair" if len(series(records, "validation", "nats_per_pair")[1]) else "token"
+        facts["validation loss"] = f"{nats[-1]:.4f} nats/{each}"
+        for name, shown in (("bits_per_byte", "{:.4f} bits/byte"), ("accuracy", "{:.1%} right"),
+                            ("recall", "recall@1 {:.1%}"), ("recall_back", "back {:.1%}")):  # fmt: skip
+            if len(found := series(records, "validation", name)[1]):
+                facts["validation loss"] += ", " + shown.format(found[-1])
     if skipped := sum("skipped" in r for r in records):
         facts["skipped steps"] = f"{skipped:,}"
     return facts
@@ -134,6 +138,8 @@ def sample(checkpoint: Checkpoint | None, problem: str, prompt: str, n: int) -> 
         return f"[no sample: {problem}]"
     try:
         config = checkpoint.config
+        if not config.has_head or config.mask == "bidirectional":
+            return "[none: this model does not say what comes next]"
         if config.ternary_weights > LARGEST:
             return f"[none: {config.ternary_weights:,} ternary weights are for `bitnet export` and `bitnet generate`]"
         words = checkpoint.words

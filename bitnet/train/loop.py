@@ -21,18 +21,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn import functional as F
 
 from bitnet import process
 from bitnet.data import dataset
-from bitnet.evaluate.loss import Result
 from bitnet.model import parallel
-from bitnet.train import checkpoint, distill, memory, runlog, saving, schedule, source_model, telemetry
+from bitnet.train import checkpoint, distill, memory, objectives, runlog, saving, schedule, source_model, telemetry
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.errors import TrainingError
 from bitnet.train.prepare import prepare
 from bitnet.train.progress import Progress, say
 from bitnet.train.resolve import Given, resolve, run_folder
-from bitnet.train.run import Run, TrainingError, describe
+from bitnet.train.run import Run
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
@@ -47,7 +46,7 @@ class Outcome:
     signal: int = 0  # that stopped it, after saving; 0: its budget is spent
     checkpoint: Path | None = None  # the last one, when the budget is spent; of several processes the first knows it
     reached: dict[str, Any] = dataclasses.field(default_factory=dict)  # step, tokens, seconds
-    validation: Result | None = None
+    validation: objectives.Result | None = None
 
 
 Read = Callable[[str], source_model.Start]
@@ -145,7 +144,7 @@ def _carry_out(run: Run) -> Outcome:
     if not parallel.is_first():
         return Outcome()
     try:
-        runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {describe(result)}")
+        runlog.plot(log.records, run.folder / "loss.png", f"{run.folder.name}: {result}")
     except ModuleNotFoundError as error:
         say(f"no loss.png: it needs {error.name}, which is not installed")
     return Outcome(0, checkpoint.all_of(run.folder)[-1], run.now(), result)
@@ -163,8 +162,7 @@ def loop(run: Run, log: runlog.Log) -> int:
             if state["step"] % settings.eval_every == 0:
                 result, rate = run.evaluate(log, settings.eval_tokens), run.optimizer.param_groups[0]["lr"]
                 progress.say(
-                    f"step {state['step']:,}: loss {loss:.3f}, validation {describe(result)}, lr {rate:.2g}, "
-                    f"{progress.speed}"
+                    f"step {state['step']:,}: loss {loss:.3f}, validation {result}, lr {rate:.2g}, {progress.speed}"
                 )
             late = settings.save_minutes and state["seconds"] - saved_at >= 60 * settings.save_minutes
             if state["step"] % settings.save_every == 0 or late:
@@ -186,7 +184,7 @@ def step(run: Run, log: runlog.Log, started: float) -> float:
     if problem:
         skip_or_stop(run, problem)
     state["step"] += 1
-    state["tokens"] += run.sequences * run.batches.context
+    state["tokens"] += run.sequences * run.tokens_each
     (state["seconds"],) = parallel.largest([time.monotonic() - started])
     if problem:
         log.write(run.now() | {"skipped": problem})
@@ -267,13 +265,13 @@ def update(run: Run) -> tuple[float, float]:
     return total, norm
 
 
-def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *documents: Tensor) -> dict[str, Tensor]:
+def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:
     """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
-    their balance."""
-    logits_NV, targets_N = run.forward(inputs, *documents).flatten(0, 1), targets.flatten()
-    terms = {"cross_entropy": F.cross_entropy(logits_NV, targets_N, reduction="sum")}
+    their balance. told: what the model is told of the inputs: documents, prefixes."""
+    output = run.forward(inputs, *told)
+    terms = {"cross_entropy": objectives.term(run.settings, output, targets)}
     if run.distillation:
-        terms |= run.distillation.terms(logits_NV, targets, inputs, *documents)
+        terms |= run.distillation.terms(output.flatten(0, 1), targets, inputs, *told)
     if run.model.config.n_experts:
-        terms["balance"] = (targets_N != dataset.IGNORED).sum() * run.model.balance
+        terms["balance"] = (targets != dataset.IGNORED).sum() * run.model.balance
     return terms

@@ -12,7 +12,7 @@ from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import optimizers
-from bitnet.train.run import TrainingError
+from bitnet.train.errors import TrainingError
 
 
 def check(config: ModelConfig, settings: Settings) -> None:

@@ -1,11 +1,10 @@
-"""How a training run is put together from its settings: text, tokenizer, token ids, model and optimizer."""
+"""How a training run is put together from its settings: model, optimizer, and what it learns from."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,18 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from bitnet.config import ModelConfig, unsupported
-from bitnet.data import conversations, corpus, dataset, tokenizer
+from bitnet.config import ModelConfig, untrained
+from bitnet.data import pairs, tokenizer
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import distill, memory, optimizers, source_model
+from bitnet.train import distill, memory, objectives, optimizers, source_model
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
-from bitnet.train.run import Run, TrainingError
+from bitnet.train.run import Run, tokens_each
+from bitnet.train.texts import read_data
 
 MANY = 100  # times a token is seen, from which on a model mostly learns its text by heart
 
@@ -62,7 +63,8 @@ def prepare(
         config = with_room(settings, config, words, start)
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
-    sequences = sequences_of_step(settings, batches.context)
+    each = tokens_each(settings, batches.context)
+    sequences = sequences_of_step(settings, each)
     model, forward = build_model(settings, config, None if newest else start, batches)
     model.recompute = settings.recompute
     if settings.compile:
@@ -78,15 +80,17 @@ def prepare(
         state |= {name: before[name] for name in state.keys() & before.keys()}
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
-    if parallel.is_first() and isinstance(batches.tokens, dataset.Tokens) and isinstance(held_out, dataset.Tokens):
-        state["texts"] = {"train": batches.tokens.to_dict(), "validation": held_out.to_dict()}
+    if parallel.is_first() and (text := objectives.text_of(batches.tokens)) and (other := objectives.text_of(held_out)):
+        state["texts"] = {"train": text.to_dict(), "validation": other.to_dict()}
+    if isinstance(batches.tokens, pairs.Pairs):
+        state["pairs"] = batches.tokens.given
     n_tokens = batches.tokens.n_tokens
     say(
         f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
         f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
-    if not settings.minutes and (times := settings.steps * sequences * batches.context / n_tokens) > MANY:
+    if not settings.minutes and (times := settings.steps * sequences * each / n_tokens) > MANY:
         say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or lower --steps")
     parts = words, batches, held_out, sequences, model, forward, optimizer
     run = Run(settings, folder, *parts, state, template, generation)
@@ -101,8 +105,9 @@ def prepare(
 
 def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
     """Raises, before the text is read, what would only be found afterwards."""
-    if problems := unsupported(config):
-        raise TrainingError("this model could not be exported: " + "; ".join(problems))
+    if problems := untrained(config):
+        raise TrainingError("images, drafts and adapters are not trained yet: " + "; ".join(problems))
+    objectives.check(settings, config)
     if settings.balance_loss and not config.n_experts:
         raise TrainingError(
             f"balance_loss is {settings.balance_loss:g}, but this model has no experts to balance; "
@@ -149,92 +154,16 @@ def set_threads(wanted: int) -> None:
         torch.set_num_threads(min(wanted, cores))
 
 
-def read_data(
-    settings: Settings,
-    config: ModelConfig,
-    newest: Checkpoint | None,
-    before: dict[str, Any],
-    start: source_model.Start | None,
-) -> tuple[
-    Tokenizer,
-    str | None,
-    dict[str, Any],
-    dataset.Batches | conversations.Batches,
-    dataset.Tokens | conversations.Dialogues,
-]:
-    """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
-    template, generation = (start.template, start.generation) if start else (None, {})
-    if newest is not None:
-        template, generation = newest.template, newest.generation
-    elif not start and Path(settings.tokenizer).is_file():
-        generation = tokenizer.ends_beside(settings.tokenizer)
-    context = settings.context or config.max_context
-
-    def choose(texts: Iterable[str]) -> Tokenizer:
-        return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
-
-    if settings.chat:
-        talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
-        words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
-        words.encode_special_tokens = True  # which does not go from one process to another
-        template, generation = conversations.with_template(words, template, generation)
-        encoder = conversations.Encoder(words, template, generation)
-        dialogues, others = (conversations.Dialogues(side, encoder, words) for side in talks)
-        if cut := dialogues.too_long(context):
-            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
-        return (
-            words,
-            template,
-            generation,
-            conversations.Batches(dialogues, settings.batch, context, settings.seed),
-            others,
-        )
-
-    def read() -> tuple[Tokenizer, dataset.Tokens, dataset.Tokens]:
-        folder = settings.run_folder
-        if before and all(before["settings"].get(name) == getattr(settings, name) for name in ("data", "validation")):
-            kept = [dataset.recorded(before, side, folder) for side in ("train", "validation")]
-            if kept[0] and kept[1]:
-                return choose([]), kept[0], kept[1]
-        texts = corpus.Documents(settings.data)
-        say(f"{folder}: reading the text and making token ids of it")
-        sides = corpus.split(texts, settings.validation, say)
-        if texts.left_out:
-            say(texts.left_out)
-        words = choose(sides[0])
-        first = tokenizer.separator(words, generation)
-        train = dataset.tokenize(sides[0], words, folder, "train", first)
-        held_out = dataset.tokenize(sides[1], words, folder, "validation", first)
-        return words, train, held_out
-
-    words, tokens, held_out = parallel.from_first(read)  # the others map the files
-    words.encode_special_tokens = True
-    return words, template, generation, dataset.Batches(tokens, settings.batch, context, settings.seed), held_out
-
-
-def begin(
-    start: source_model.Start, config: ModelConfig, batches: dataset.Batches | conversations.Batches, device: str
-) -> Transformer:
+def begin(start: source_model.Start, config: ModelConfig, batches: objectives.Batches, device: str) -> Transformer:
     """The model that a finetuning begins with; norms that were added are calibrated on the first batch."""
     model, inserted = source_model.build(start, config)
     model = model.to(device)
     if inserted:
-        inputs, _, *documents = (t.to(device) for t in batches[0])
-        source_model.calibrate(model, inserted, inputs, *documents)
+        inputs, _, *told = (t.to(device) for t in batches[0])
+        source_model.calibrate(model, inserted, inputs, *told)
     for line in (start.what, *start.assumptions, *[f"added {len(inserted)} norms, calibrated"][: len(inserted)]):
         say(line)
     return model
-
-
-def choose_tokenizer(
-    settings: Settings, config: ModelConfig, texts: Iterable[str], newest: Checkpoint | None
-) -> Tokenizer:
-    """That of the checkpoint, of the file named, or a new one."""
-    if newest is not None:
-        return newest.words
-    if Path(settings.tokenizer).is_file():
-        return tokenizer.load(settings.tokenizer)
-    return tokenizer.build(settings.tokenizer, texts, config.vocab_size)
 
 
 def choose_device(wanted: str) -> str:
@@ -261,7 +190,7 @@ def build_model(
     settings: Settings,
     config: ModelConfig,
     start: source_model.Start | None,
-    batches: dataset.Batches | conversations.Batches,
+    batches: objectives.Batches,
 ) -> tuple[Transformer, nn.Module]:
     """The model at the start of a run, and what a training step calls. The seed gives the same in every process."""
     sharded = parallel.launched() and settings.parallel == "fsdp"

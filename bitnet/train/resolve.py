@@ -31,8 +31,8 @@ INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
 PATHS = ("data", "chat", "tokenizer", "source", "teacher", "tensorboard")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
 
-KEPT = ("preset", "tokenizer", "source")
-"""Options that a run keeps: model, vocabulary and first weights follow from them."""
+KEPT = ("preset", "tokenizer", "source", "objective")
+"""Options that a run keeps: model, vocabulary, first weights and what is learnt follow from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,8 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
     """Raises ValueError: an option that a run which is resumed cannot follow."""
     before, elsewhere = saved["settings"], "start another run with --out to change it"
     for name in KEPT:
-        if name in train and train[name] != (old := absolute(before.get(name, ""))):
+        old = before.get(name, "")
+        if name in train and train[name] != (old := absolute(old) if name in PATHS else old):
             raise ValueError(f"{name} is {train[name]}, but a resumed run keeps its {name}, {old}; {elsewhere}")
     model = ModelConfig.from_dict(saved["model"])
     if overrides.get("vocab_size") == saved.get("vocab_size"):

@@ -12,19 +12,14 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from bitnet.bitlinear import BitLinear
-from bitnet.data import conversations, dataset
-from bitnet.evaluate.loss import Result, evaluate
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings
-from bitnet.train import distill, runlog, saving, schedule
+from bitnet.train import distill, objectives, runlog, saving, schedule
 from bitnet.train.checkpoint import Checkpoint, CheckpointError
+from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
-
-
-class TrainingError(ValueError):
-    """The run cannot begin or go on."""
 
 
 @dataclasses.dataclass
@@ -34,8 +29,8 @@ class Run:
     settings: Settings
     folder: Path
     words: Tokenizer
-    batches: dataset.Batches | conversations.Batches
-    held_out: dataset.Tokens | conversations.Dialogues
+    batches: objectives.Batches
+    held_out: objectives.HeldOut
     sequences: int  # in an optimizer step, of all processes together
     model: Transformer
     forward: nn.Module  # what a step calls: the model, or DDP around it
@@ -52,6 +47,11 @@ class Run:
         if self.settings.minutes:
             return float(self.state["seconds"] / (60 * self.settings.minutes))
         return float((self.state["step"] + 0.5) / self.settings.steps)
+
+    @property
+    def tokens_each(self) -> int:
+        """Of a sequence, or a pair of texts."""
+        return tokens_each(self.settings, self.batches.context)
 
     def now(self) -> dict[str, Any]:
         return {name: self.state[name] for name in ("step", "tokens", "seconds")}
@@ -93,12 +93,12 @@ class Run:
         advice = f"{good}, from which --resume goes on" if self.state["step"] else good
         return TrainingError(f"{self.folder} cannot be written at step {self.state['step']:,}: {what}{where}; {advice}")
 
-    def evaluate(self, log: runlog.Log, limit: int = 0) -> Result:
+    def evaluate(self, log: runlog.Log, limit: int = 0) -> objectives.Result:
         """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""
         if not limit and self.held_out.n_tokens > self.settings.eval_tokens:
             say(f"evaluating on all {self.held_out.n_tokens:,} tokens of validation")
         with compiler.eagerly():
-            result = evaluate(self.model, self.held_out, self.batches.context, self.settings.batch, limit)
+            result = objectives.evaluate(self.model, self.held_out, self.settings, self.batches.context, limit)
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         log.write(record if limit else record | {"final": True})
         return result
@@ -111,5 +111,6 @@ def zero_fraction(model: Transformer) -> float:
     return zeros / max(1, sum(m.weight.numel() for m in layers))
 
 
-def describe(result: Result) -> str:
-    return f"{result.nats_per_token:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte"
+def tokens_each(settings: Settings, context: int) -> int:
+    """What a step counts for one of its sequences."""
+    return 2 * context if settings.objective == "contrastive" else context

@@ -14,6 +14,9 @@ from typing import Any
 
 from bitnet_runtime.terminal import escape
 
+LOSSES = ("nats_per_token", "nats_per_pair")
+"""What an evaluation calls its loss, by what the run learns."""
+
 
 class Log:
     """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n.
@@ -96,11 +99,9 @@ def plot(records: list[dict[str, Any]], file: Path, title: str) -> None:
     checks = [r for r in records if "validation" in r]
     figure, loss_axis = plt.subplots(figsize=(8, 4.5), dpi=120)
     loss_axis.plot([r["tokens"] for r in steps], [r["loss"] for r in steps], lw=0.6, color="#9db4c8", label="training")
-    loss_axis.plot(
-        [r["tokens"] for r in checks], [r["validation"]["nats_per_token"] for r in checks],
-        marker="o", ms=3, color="#12446b", label="validation",
-    )  # fmt: skip
-    loss_axis.set(xlabel="tokens", ylabel="nats per token")
+    held_out = [next(r["validation"][name] for name in LOSSES if name in r["validation"]) for r in checks]
+    loss_axis.plot([r["tokens"] for r in checks], held_out, marker="o", ms=3, color="#12446b", label="validation")
+    loss_axis.set(xlabel="tokens", ylabel="nats")
     loss_axis.set_title(escape(title), parse_math=False)
     loss_axis.grid(alpha=0.2)
     loss_axis.legend(frameon=False, loc="upper center")

@@ -95,7 +95,7 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
     return model, inserted
 
 
-def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *documents: Tensor) -> None:
+def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *told: Tensor) -> None:
     """Give each inserted norm the mean RMS of what reaches it as its gain, so that it changes least.
 
     (With a gain of 1 the model begins as if its weights were random: arXiv 2510.13998 reproduced.)
@@ -109,7 +109,7 @@ def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *document
     handles = [norm.register_forward_pre_hook(measure) for norm in norms]
     try:
         with torch.no_grad(), model.evaluating(), model.partly_quantized(0.0):
-            model.hidden(inputs, *documents)
+            model.hidden(inputs, *told)
     finally:
         for handle in handles:
             handle.remove()

@@ -15,8 +15,7 @@ from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
-    from bitnet.data import conversations, corpus
-    from bitnet.evaluate.loss import Overlapping
+    from bitnet.data import corpus
     from bitnet.train.checkpoint import Checkpoint
     from bitnet_runtime import Model
 
@@ -141,35 +140,25 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a checkpoint."""
-    from bitnet.data import conversations, corpus, dataset, tokenizer
-    from bitnet.evaluate.loss import Overlapping, check_vocabulary, evaluate
+    """The figures of a checkpoint, of what it has learnt to do."""
+    from bitnet.data import dataset
+    from bitnet.evaluate.loss import Overlapping, check_vocabulary
     from bitnet.settings import Settings
+    from bitnet.train import objectives, texts
 
-    folder, model, words, state = checkpoint.folder, checkpoint.model, checkpoint.words, checkpoint.state_of_run
-    check_vocabulary(words, model.config, str(folder))
+    folder, model, state = checkpoint.folder, checkpoint.model, checkpoint.state_of_run
+    check_vocabulary(checkpoint.words, model.config, str(folder))
     settings = Settings.from_dict(state["settings"])
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
-        tokens: Overlapping | conversations.Dialogues
-        if settings.chat and not args.data:
-            if args.stride:
-                raise ValueError("--stride is for text; of conversations each is measured from its beginning")
-            encoder = conversations.Encoder(words, checkpoint.template or conversations.CHATML, checkpoint.generation)
-            held_out = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation)[1]
-            tokens = conversations.Dialogues(held_out, encoder, words)
-        elif not args.data and (kept := dataset.recorded(state, "validation", folder.resolve().parent)):
-            tokens = Overlapping(kept, stride)
-        else:
-            texts = corpus.Documents(args.data or settings.data)
-            first = tokenizer.separator(words, checkpoint.generation)
-            text = dataset.tokenize(
-                texts if args.data else corpus.split(texts, settings.validation)[1], words, Path(scratch), "text", first
-            )
-            _note(texts)
-            tokens = Overlapping(text, stride)
-        result = evaluate(model, tokens, context, settings.batch, args.tokens)
-    return asdict(result) | {"context": context, "stride": stride, "checkpoint": folder.name}
+        text = texts.of_checkpoint(checkpoint, settings, args.data, Path(scratch), say)
+        if isinstance(text, dataset.Tokens):
+            text = Overlapping(text, stride)
+        elif args.stride:
+            raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
+        result = objectives.evaluate(model, text, settings, context, args.tokens)
+    places = {"context": context} | ({"stride": stride} if isinstance(text, Overlapping) else {})
+    return asdict(result) | places | {"checkpoint": folder.name}
 
 
 def _note(texts: corpus.Documents) -> None:
@@ -189,8 +178,19 @@ def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
 
 
 def line(figures: dict[str, Any]) -> str:
+    if "recall" in figures:
+        return (
+            f"{figures['nats_per_pair']:.4f} nats/pair  recall@1 {figures['recall']:.1%}  back "
+            f"{figures['recall_back']:.1%}  ({figures['pairs']:,} pairs, among {figures['pool']:,}, "
+            f"context {figures['context']:,})"
+        )
+    if "accuracy" in figures:
+        return (
+            f"{figures['nats_per_token']:.4f} nats/hidden token  {figures['accuracy']:.1%} right  "
+            f"({figures['tokens']:,} hidden tokens, context {figures['context']:,})"
+        )
+    where = "".join(f", {name} {figures[name]:,}" for name in ("context", "stride") if name in figures)
     return (
         f"{figures['nats_per_token']:.4f} nats/token  {figures['bits_per_byte']:.4f} bits/byte  "
-        f"perplexity {figures['perplexity']:.2f}  ({figures['tokens']:,} tokens, "
-        f"context {figures['context']:,}, stride {figures['stride']:,})"
+        f"perplexity {figures['perplexity']:.2f}  ({figures['tokens']:,} tokens{where})"
     )

@@ -1,0 +1,186 @@
+"""Pairs of texts that belong together, for contrastive learning.
+
+They come from .jsonl files of which every line is an object with two texts, such as {"question": "…", "answer": "…"}.
+Any other text gives adjacent pieces of the same document. A pair is kept as token ids like everything else
+(`bitnet.data.dataset`): two documents of a pair follow each other, and of other text each document is cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bitnet.data import corpus
+from bitnet.data.corpus import DataError
+from bitnet.data.dataset import Tokens
+
+LEAST = 8  # tokens of a piece: less says nothing of its document
+
+
+# ---- files ----
+
+
+def files_of(sources: Sequence[str]) -> list[Path]:
+    """The .jsonl files with pairs that sources name; none where they are other text.
+
+    Raises DataError: there are both.
+    """
+    if not sources or any(source.startswith(corpus.HUB) for source in sources):
+        return []
+    files = corpus.files_of(sources)
+    of_pairs = [file for file in files if file.suffix == ".jsonl" and _begins_with_a_pair(file)]
+    if of_pairs and len(of_pairs) < len(files):
+        other = next(file for file in files if file not in of_pairs)
+        raise DataError(f"{of_pairs[0]} holds pairs of texts and {other} does not; give one kind of data")
+    return of_pairs
+
+
+def _begins_with_a_pair(file: Path) -> bool:
+    with file.open("rb") as lines:
+        first = next((line for line in lines if line.strip()), b"")
+    try:
+        record = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and sum(isinstance(value, str) for value in record.values()) == 2
+
+
+class Joined:
+    """The pairs of files, each as one text, so that what splits texts keeps a pair together."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+
+    def __iter__(self) -> Iterator[str]:
+        names: tuple[str, str] | None = None
+        for file in self._files:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        names, pair = _pair(line, f"{file}, line {number}", names)
+                        yield json.dumps(pair)
+
+
+def _pair(line: bytes, where: str, names: tuple[str, str] | None) -> tuple[tuple[str, str], list[str]]:
+    """The names of the two fields, those of the first line, and what a line has there."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON: {error}") from None
+    texts = record if isinstance(record, dict) else {}
+    if names is None:
+        first, second = (name for name, value in texts.items() if isinstance(value, str))
+        names = first, second
+    pair = [texts.get(name) for name in names]
+    if not all(isinstance(text, str) and text.strip() for text in pair):
+        raise DataError(f'{where}: expected an object with the texts "{names[0]}" and "{names[1]}", neither empty')
+    found = [str(text) for text in pair]
+    try:
+        "".join(found).encode()
+    except UnicodeEncodeError:  # JSON can spell it
+        raise DataError(f"{where}: a text holds half of a surrogate pair, which is no character") from None
+    return names, found
+
+
+@dataclass(frozen=True)
+class Separate:
+    """The texts of joined pairs, one after the other."""
+
+    joined: Iterable[str]
+
+    def __iter__(self) -> Iterator[str]:
+        for pair in self.joined:
+            yield from json.loads(pair)
+
+
+def separate(train: corpus.Texts, held_out: corpus.Texts) -> tuple[Separate, Separate]:
+    """Both sides of split pairs. Raises DataError: there are too few to hold some out."""
+    if train.cut[0] >= 0:
+        n = len(train.digests)
+        raise DataError(f"{n:,} pairs of texts, of which none is held out by chance; add data, or raise --validation")
+    return Separate(train), Separate(held_out)
+
+
+# ---- pairs and batches ----
+
+
+class Pairs:
+    """Pairs in token ids. The counterpart of `bitnet.data.dataset.Tokens`."""
+
+    def __init__(self, tokens: Tokens, first: int, given: bool) -> None:
+        """first: the token before every document. given: each two documents are a pair; else each is cut into some."""
+        self.text, self.first, self.given = tokens, first, given
+        self.digest, self.n_tokens = tokens.digest, tokens.n_tokens
+        starts = np.flatnonzero(tokens.ids == first)
+        self._documents = np.stack([starts + 1, np.append(starts[1:], len(tokens.ids))], axis=1)
+        self._cut: tuple[int, NDArray[np.int64]] = (0, np.empty((0, 4), np.int64))
+
+    def count(self, context: int) -> int:
+        return len(self._places(context))
+
+    def rows(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, int64 (2n, context): first texts, then those that belong to them; targets (n,): whose vector is
+        nearest; documents (2n, context), 0 for the text and 1 for what fills the row up."""
+        places = self._places(context)[list(indices)]
+        inputs = torch.full((2 * len(places), context), self.first)
+        documents = torch.ones_like(inputs)
+        for row, (start, end) in enumerate([*places[:, :2], *places[:, 2:]]):
+            ids = self.text.ids[start : min(end, start + context - 1)].astype(np.int64)
+            inputs[row, 1 : 1 + len(ids)] = torch.from_numpy(ids)
+            documents[row, : 1 + len(ids)] = 0
+        return inputs, torch.arange(len(places)), documents
+
+    def _places(self, context: int) -> NDArray[np.int64]:
+        """Where each pair lies: start and end of one text, start and end of the other. (n, 4)"""
+        if self._cut[0] != context:
+            if self.given:
+                places = self._documents.reshape(-1, 4)
+            else:
+                places = np.concatenate([np.empty((0, 4), np.int64), *self._pieces(context - 1)])
+            self._cut = (context, places)
+        return self._cut[1]
+
+    def _pieces(self, most: int) -> Iterator[NDArray[np.int64]]:
+        """Of each document an even number of pieces of at most so many tokens, as long as each other."""
+        for start, end in self._documents:
+            n_pairs = -(-(end - start) // (2 * most))
+            if n_pairs and end - start >= 2 * LEAST:
+                edges = np.linspace(start, end, 2 * n_pairs + 1).round().astype(np.int64)
+                yield np.stack([edges[:-2:2], edges[1:-1:2], edges[1:-1:2], edges[2::2]], axis=1)
+
+
+class Batches:
+    """Pair n, a pure function of the seed and n; an epoch visits every pair once in random order."""
+
+    def __init__(self, pairs: Pairs, batch: int, context: int, seed: int) -> None:
+        self.tokens, self.batch, self.context, self.seed = pairs, batch, context, seed
+        self.n = pairs.count(context)
+        if self.n < batch:
+            raise DataError(
+                f"the training text has {self.n:,} pairs, one batch needs {batch:,}; add data, or lower --batch"
+            )
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        """Batch i."""
+        return self.sequences(i * self.batch, (i + 1) * self.batch)
+
+    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """`Pairs.rows` of the pairs from `first` to before `last`."""
+        return self.tokens.rows([self._at(n) for n in range(first, last)], self.context)
+
+    def _at(self, n: int) -> int:
+        epoch, place = divmod(n, self.n)
+        if epoch != self._epoch:
+            random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._epoch, self._order = epoch, torch.randperm(self.n, generator=random)
+        return int(self._order[place])

@@ -1,0 +1,135 @@
+"""What a run learns from: tokenizer, training batches, and what is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bitnet.config import ModelConfig
+from bitnet.data import conversations, corpus, dataset, pairs, tokenizer
+from bitnet.model import parallel
+from bitnet.settings import Settings
+from bitnet.train import objectives, source_model
+from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.progress import say
+
+
+def read_data(
+    settings: Settings,
+    config: ModelConfig,
+    newest: Checkpoint | None,
+    before: dict[str, Any],
+    start: source_model.Start | None,
+) -> tuple[Tokenizer, str | None, dict[str, Any], objectives.Batches, objectives.HeldOut]:
+    """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
+    template, generation = (start.template, start.generation) if start else (None, {})
+    if newest is not None:
+        template, generation = newest.template, newest.generation
+    elif not start and Path(settings.tokenizer).is_file():
+        generation = tokenizer.ends_beside(settings.tokenizer)
+    context = settings.context or config.max_context
+
+    def choose(texts: Iterable[str]) -> Tokenizer:
+        return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
+
+    if settings.chat:
+        talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
+        words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
+        words.encode_special_tokens = True  # which does not go from one process to another
+        template, generation = conversations.with_template(words, template, generation)
+        encoder, prefix = conversations.Encoder(words, template, generation), config.mask == "prefix"
+        dialogues, others = (conversations.Dialogues(side, encoder, words, prefix) for side in talks)
+        if cut := dialogues.too_long(context):
+            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
+        talk_batches = conversations.Batches(dialogues, settings.batch, context, settings.seed)
+        return words, template, generation, talk_batches, others
+    words, sides = parallel.from_first(lambda: read_text(settings, before, generation, choose))
+    words.encode_special_tokens = True
+    batches = objectives.batches(settings, config, words, sides[0], context)  # the other processes map the files
+    return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1])
+
+
+Sides = tuple[dataset.Tokens, dataset.Tokens] | tuple[pairs.Pairs, pairs.Pairs]
+
+
+def read_text(
+    settings: Settings,
+    before: dict[str, Any],
+    generation: dict[str, Any],
+    choose: Callable[[Iterable[str]], Tokenizer],
+) -> tuple[Tokenizer, Sides]:
+    """Tokenizer, and the token ids of training and validation: those that the run has, or of the text read anew."""
+    folder, contrastive = settings.run_folder, settings.objective == "contrastive"
+    if before and all(before["settings"].get(name) == getattr(settings, name) for name in ("data", "validation")):
+        kept = [dataset.recorded(before, side, folder) for side in ("train", "validation")]
+        if kept[0] and kept[1]:
+            words = choose([])
+            return words, _in_pairs(contrastive, words, generation, before.get("pairs", False), kept[0], kept[1])
+    texts, given = _source(settings.data, contrastive)
+    say(f"{folder}: reading the text and making token ids of it")
+    split = corpus.split(texts, settings.validation, say)
+    _note(texts, say)
+    sides: tuple[Iterable[str], Iterable[str]] = pairs.separate(*split) if given else split
+    words = choose(sides[0])
+    first = tokenizer.separator(words, generation)
+    train = dataset.tokenize(sides[0], words, folder, "train", first)
+    held_out = dataset.tokenize(sides[1], words, folder, "validation", first)
+    return words, _in_pairs(contrastive, words, generation, given, train, held_out)
+
+
+def of_checkpoint(
+    checkpoint: Checkpoint, settings: Settings, data: Sequence[str] | None, scratch: Path, say: Callable[[str], object]
+) -> objectives.HeldOut:
+    """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids."""
+    words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_of_run
+    if settings.chat and not data:
+        encoder = conversations.Encoder(words, checkpoint.template or conversations.CHATML, checkpoint.generation)
+        talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation)[1]
+        return conversations.Dialogues(talks, encoder, words, config.mask == "prefix")
+    first, contrastive = tokenizer.separator(words, checkpoint.generation), settings.objective == "contrastive"
+    kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
+    given = bool(state.get("pairs"))
+    if kept is None:
+        texts, given = _source(data or settings.data, contrastive)
+        side: Iterable[str]
+        if data:
+            side = pairs.Separate(texts) if given else texts
+        else:
+            split = corpus.split(texts, settings.validation)
+            side = pairs.separate(*split)[1] if given else split[1]
+        kept = dataset.tokenize(side, words, scratch, "text", first)
+        _note(texts, say)
+    if contrastive:
+        return pairs.Pairs(kept, first, given)
+    return objectives.held_out(settings, config, words, kept)
+
+
+def _source(data: Sequence[str], contrastive: bool) -> tuple[corpus.Documents | pairs.Joined, bool]:
+    """The texts that sources name, and whether they are joined pairs."""
+    files = pairs.files_of(data) if contrastive else []
+    return (pairs.Joined(files), True) if files else (corpus.Documents(data), False)
+
+
+def _note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) -> None:
+    if isinstance(texts, corpus.Documents) and texts.left_out:
+        say(texts.left_out)
+
+
+def _in_pairs(wanted: bool, words: Tokenizer, generation: dict[str, Any], given: bool, *sides: dataset.Tokens) -> Sides:
+    first = tokenizer.separator(words, generation)
+    train, held_out = sides
+    return (pairs.Pairs(train, first, given), pairs.Pairs(held_out, first, given)) if wanted else (train, held_out)
+
+
+def choose_tokenizer(
+    settings: Settings, config: ModelConfig, texts: Iterable[str], newest: Checkpoint | None
+) -> Tokenizer:
+    """That of the checkpoint, of the file named, or a new one."""
+    if newest is not None:
+        return newest.words
+    if Path(settings.tokenizer).is_file():
+        return tokenizer.load(settings.tokenizer)
+    return tokenizer.build(settings.tokenizer, texts, config.vocab_size, masks=settings.objective == "mlm")

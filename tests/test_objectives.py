@@ -1,0 +1,182 @@
+"""`bitnet train --objective`: each learns, goes on in the same bits, is measured, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitnet.data import dataset
+from bitnet.evaluate.loss import evaluate
+from bitnet.train.checkpoint import Checkpoint
+from training import TINY, bitnet, bits, killed_before, losses
+
+torch.set_num_threads(1)
+
+ENCODER = ("--set", "mask=bidirectional", "--set", "position=learned", "--set", "norm=layer")
+OBJECTIVES = {
+    "mlm": (*ENCODER, "--objective", "mlm", "--lr", "0.02"),
+    "contrastive": (
+        *ENCODER, "--objective", "contrastive", "--set", "has_head=no", "--set", "pooling=mean", "--set",
+        "n_experts=2", "--set", "experts_per_token=2",
+    ),
+    "prefix": ("--set", "mask=prefix"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Texts each of which has words of its own."""
+    folder, rng = tmp_path_factory.mktemp("subjects"), random.Random(0)
+    for i in range(60):
+        own = ["".join(rng.choices("abcdefghij", k=4)) for _ in range(4)]
+        (folder / f"{i}.txt").write_text(" ".join(rng.choices(own, k=120)), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(sentences: str, subjects: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Path]]:
+    """Of each objective the data and a run."""
+    found = {}
+    for name, options in OBJECTIVES.items():
+        data, out = subjects if name == "contrastive" else sentences, tmp_path_factory.mktemp(name) / "run"
+        assert bitnet("train", *TINY, *options, "--data", data, "--out", out) == 0
+        found[name] = data, out
+    return found
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_interrupted_and_resumed_is_as_uninterrupted(
+    name: str, runs: dict[str, tuple[str, Path]], tmp_path: Path
+) -> None:
+    data, whole = runs[name]
+    killed_before(13, "train", *TINY, *OBJECTIVES[name], "--data", data, "--out", tmp_path / "run")
+    assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0
+    assert bits(tmp_path / "run" / "step-000020") == bits(whole / "step-000020")
+    assert losses(tmp_path / "run") == losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "more"),
+    [
+        ("mlm", "nats_per_token", {"accuracy", "tokens"}),
+        ("contrastive", "nats_per_pair", {"recall", "recall_back", "pairs", "pool"}),
+        ("prefix", "nats_per_token", {"bits_per_byte", "perplexity", "tokens"}),
+    ],
+)
+def test_it_learns_and_eval_says_the_same(
+    name: str, loss: str, more: set[str], runs: dict[str, tuple[str, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = runs[name]
+    checks = [record["validation"] for record in losses(run) if "validation" in record]
+    assert checks[0].keys() == {loss} | more and checks[-1][loss] < checks[0][loss]
+    assert bitnet("eval", run, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {key: said[key] for key in checks[-1]} == checks[-1]
+    assert bitnet("eval", run, "--data", data) == 0  # other text, and figures for people
+    assert {"mlm": "right", "contrastive": "recall@1", "prefix": "bits/byte"}[name] in capsys.readouterr().out
+    assert bitnet("eval", run, "--stride", "8") == 1
+    assert "--stride is for text of which each token follows" in capsys.readouterr().err
+    assert bitnet("report", run, "--out", run / "page.png") == 0 and (run / "loss.png").is_file()
+
+
+def test_hidden_tokens_are_hidden(runs: dict[str, tuple[str, Path]]) -> None:
+    """The mask token is the last, no text has it, and a model that copies what it sees is wrong."""
+    run = Checkpoint.open(runs["mlm"][1])
+    assert run.words.token_to_id("<|mask|>") == run.words.get_vocab_size() - 1 == run.config.vocab_size - 1
+    assert run.words.encode("<|mask|>", add_special_tokens=False).ids[0] != run.config.vocab_size - 1
+    text = dataset.recorded(run.state, "validation", run.folder.parent)
+    assert text and int(text.ids.max()) < run.config.vocab_size - 1
+
+
+def test_a_prefix_costs_what_a_causal_pass_says_of_the_rest(runs: dict[str, tuple[str, Path]]) -> None:
+    """With prefixes of one token a prefix model is a causal one: the same loss as without the mask."""
+    run = Checkpoint.open(runs["prefix"][1])
+    text = dataset.recorded(run.state, "validation", run.folder.parent)
+    assert text
+    model = run.model
+    prefix = torch.ones(3, dtype=torch.int64)
+    inputs, _ = text.window(range(3), 32)
+    with torch.no_grad():
+        assert torch.allclose(model(inputs, torch.zeros_like(inputs), prefix), model(inputs), atol=1e-5)
+    assert dataclasses.asdict(evaluate(model, text, 32))["tokens"] == text.windows(32) * 32
+
+
+def test_conversations_with_a_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row is one conversation; its prefix is what stands before the first answer."""
+    rng, file = random.Random(0), tmp_path / "talks.jsonl"
+    with file.open("w") as out:
+        for _ in range(40):
+            asked = rng.choice(["one", "two", "six"]) + str(rng.randrange(1000))
+            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": asked[::-1]}]
+            out.write(json.dumps({"messages": messages}) + "\n")
+    options = (*TINY, "--tokenizer", "byte", "--set", "max_context=64", "--set", "mask=prefix", "--steps", "12")
+    assert bitnet("train", *options, "--chat", file, "--validation", "0.3", "--out", tmp_path / "run") == 0
+    assert bitnet("eval", tmp_path / "run") == 0
+    assert "bits/byte" in capsys.readouterr().out
+
+
+def test_pairs_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng, file = random.Random(0), tmp_path / "pairs.jsonl"
+    with file.open("w") as out:
+        for _ in range(80):
+            own = "".join(rng.choices("abcdefghij", k=6))
+            out.write(json.dumps({"question": f"where is {own}", "answer": f"{own} is here"}) + "\n")
+    options = (*TINY, *OBJECTIVES["contrastive"], "--tokenizer", "byte", "--validation", "0.2")
+    killed_before(12, "train", *options, "--data", file, "--out", tmp_path / "run")
+    copy = file.rename(tmp_path / "elsewhere.jsonl")
+    assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0  # the text is needed no more
+    capsys.readouterr()
+    assert bitnet("eval", tmp_path / "run", "--json") == 0
+    n = json.loads(capsys.readouterr().out)["pairs"]
+    assert 2 <= n < 40
+    assert bitnet("eval", tmp_path / "run", "--json", "--data", copy) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == 80
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--set", "has_head=no"), "--objective next, but the model has no head; add --set has_head=yes, or --obj"),
+        (
+            ("--set", "mask=bidirectional"),
+            "each token sees the one it is to say; add --set mask=causal, or --objective",
+        ),
+        (("--objective", "mlm"), "mask is causal, so a hidden token sees one side alone; add --set mask=bidirectional"),
+        ((*ENCODER, "--objective", "mlm", "--set", "has_head=no"), "the model has no head; add --set has_head=yes"),
+        (("--objective", "contrastive"), "the model has a head; add --set has_head=no"),
+        (
+            ("--objective", "contrastive", "--set", "has_head=no"),
+            "pooling is none, so a text has no vector; add --set pooling=mean",
+        ),
+        ((*OBJECTIVES["contrastive"], "--batch", "1"), "there is no other text to tell from; raise --batch"),
+        ((*ENCODER, "--objective", "mlm", "--chat", "x.jsonl"), "--chat is for the next token; give --data"),
+        (("--objective", "gap"), "invalid choice: 'gap'"),
+        (("--set", "input=embeddings"), "are not trained yet: input = 'embeddings' (only 'tokens')"),
+        (
+            ("--set", "adapter_rank=2", "--set", 'adapters=["q"]'),
+            "adapters are not trained yet: adapter_rank",
+        ),
+    ],
+)
+def test_refusals(options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bitnet("train", *TINY, *options, "--out", tmp_path / "run") in (1, 2)
+    assert said in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_without_a_mask_token(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bitnet("train", *TINY, "--steps", "1", "--data", sentences, "--out", tmp_path / "run") == 0
+    words = tmp_path / "run" / "step-000001" / "tokenizer.json"
+    options: tuple[Any, ...] = (*TINY, *OBJECTIVES["mlm"], "--tokenizer", words, "--data", sentences)
+    assert bitnet("train", *options, "--out", tmp_path / "other") == 1
+    assert "has no token for what is hidden, expected one of <|mask|>, [MASK], <mask>" in capsys.readouterr().err
+
+
+def test_the_objective_stays(runs: dict[str, tuple[str, Path]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bitnet("train", "--resume", "--out", runs["mlm"][1], "--objective", "next", "--steps", "30") == 1
+    assert "objective is next, but a resumed run keeps its objective, mlm" in capsys.readouterr().err

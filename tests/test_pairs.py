@@ -1,0 +1,162 @@
+"""Pairs of texts: which they are, how they become rows, what is refused; and the contrastive loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bitnet.config import ModelConfig
+from bitnet.data import corpus, pairs
+from bitnet.data.corpus import DataError
+from bitnet.data.dataset import Tokens
+from bitnet.evaluate import contrast
+from bitnet.model.transformer import Transformer
+
+torch.set_num_threads(1)
+
+
+def tokens_of(*documents: int) -> Tokens:
+    """Documents of so many tokens, counted through, each behind a 0."""
+    ids, n = [], 1
+    for length in documents:
+        ids += [0, *range(n, n + length)]
+        n += length
+    return Tokens(np.array(ids, np.uint16), 4 * n, "digest")
+
+
+def test_adjacent_pieces_of_documents() -> None:
+    """All of a document, in an even number of pieces of its own, none longer than a row."""
+    text = pairs.Pairs(tokens_of(40, 3, 0, 16), 0, given=False)
+    assert text.count(12) == 3  # 40 tokens in 2 pairs of pieces of at most 11; 3 are too few; 16 in one pair
+    inputs, targets, documents = text.rows(range(3), 12)
+    assert targets.tolist() == [0, 1, 2] and inputs.shape == documents.shape == (6, 12)
+    pieces = [row[own == 0].tolist() for row, own in zip(inputs, documents, strict=True)]
+    assert all(piece[0] == 0 for piece in pieces)
+    assert pieces[0][1:] + pieces[3][1:] + pieces[1][1:] + pieces[4][1:] == list(range(1, 41))
+    assert pieces[2][1:] + pieces[5][1:] == list(range(44, 60))
+    assert {len(piece) for piece in pieces} == {9, 11}
+    assert (inputs[documents == 1] == 0).all()
+
+
+def test_given_pairs_and_long_ones() -> None:
+    text = pairs.Pairs(tokens_of(2, 30, 1, 1), 0, given=True)
+    assert text.count(5) == 2
+    inputs, _, documents = text.rows([1, 0], 5)
+    assert inputs.tolist() == [[0, 33, 0, 0, 0], [0, 1, 2, 0, 0], [0, 34, 0, 0, 0], [0, 3, 4, 5, 6]]
+    assert documents.sum(1).tolist() == [3, 2, 3, 0]
+
+
+def test_pair_n_is_a_function_of_the_seed_and_n() -> None:
+    text = pairs.Pairs(tokens_of(*[20] * 9), 0, given=False)
+    batches = pairs.Batches(text, 2, 12, 5)
+    one_by_one = torch.cat([batches.sequences(n, n + 1)[0][:1] for n in range(18)])
+    two = torch.cat([batches[i][0][:2] for i in range(9)])
+    assert two.equal(one_by_one)
+    assert len({tuple(row) for row in one_by_one[:9].tolist()}) == 9  # an epoch visits each once
+    assert not two.equal(torch.cat([pairs.Batches(text, 2, 12, 6)[i][0][:2] for i in range(9)]))
+    with pytest.raises(DataError, match=r"has 9 pairs, one batch needs 10; add data, or lower --batch"):
+        pairs.Batches(text, 10, 12, 5)
+
+
+def written(folder: Path, *records: Any) -> Path:
+    file = folder / "pairs.jsonl"
+    lines = (record if isinstance(record, bytes) else json.dumps(record).encode() for record in records)
+    file.write_bytes(b"\n".join(lines))
+    return file
+
+
+def test_pairs_of_files_stay_together(tmp_path: Path) -> None:
+    file = written(tmp_path, *({"question": f"q{i}", "n": i, "answer": f"a{i}"} for i in range(60)))
+    assert pairs.files_of([str(file)]) == [file]
+    sides = pairs.separate(*corpus.split(pairs.Joined([file]), 0.2))
+    train, held_out = (list(side) for side in sides)
+    assert len(train) + len(held_out) == 120 and 2 <= len(held_out) < 60
+    for texts in (train, held_out):
+        assert all(second == "a" + first[1:] for first, second in zip(texts[::2], texts[1::2], strict=True))
+
+
+def test_other_text_holds_no_pairs(tmp_path: Path) -> None:
+    file = written(tmp_path, {"text": "alone"})
+    (tmp_path / "a.txt").write_text("text")
+    assert pairs.files_of([]) == [] and pairs.files_of(["hf:x"]) == []
+    assert pairs.files_of([str(file)]) == pairs.files_of([str(tmp_path / "a.txt")]) == []
+    written(tmp_path, {"a": "x", "b": "y"})
+    with pytest.raises(DataError, match=r"pairs\.jsonl holds pairs of texts and .*a\.txt does not"):
+        pairs.files_of([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"a": "x"}, 'line 2: expected an object with the texts "a" and "b", neither empty'),
+        ({"a": "x", "b": " "}, "neither empty"),
+        ({"a": "x", "b": 3}, "neither empty"),
+        ([1], "neither empty"),
+        ({"a": "x", "b": "\ud800"}, "half of a surrogate pair"),
+        (b"{", "line 2: not JSON"),
+        (b"[" * 100_000, "line 2: not JSON"),
+        (b'{"a": "\xff"}', "line 2 is not UTF-8"),
+    ],
+)
+def test_damaged_pairs_are_refused(record: Any, said: str, tmp_path: Path) -> None:
+    file = written(tmp_path, {"a": "x", "b": "y"}, record)
+    with pytest.raises(DataError) as error:
+        list(pairs.Joined([file]))
+    assert said in str(error.value)
+
+
+def test_too_few_pairs_to_hold_some_out(tmp_path: Path) -> None:
+    file = written(tmp_path, {"a": "x", "b": "y"})
+    with pytest.raises(DataError, match="1 pairs of texts, of which none is held out by chance"):
+        pairs.separate(*corpus.split(pairs.Joined([file]), 0.05))
+
+
+def test_info_nce_by_hand() -> None:
+    """Two pairs in a plane: the right ones at cosines 1 and 0.8, the wrong ones at 0 and 0.6."""
+    vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.6, 0.8]])
+    table = [[2.0, 1.2], [0.0, 1.6]]  # over a temperature of 0.5
+
+    def missed(right: float, wrong: float) -> float:
+        return math.log(1 + math.exp(wrong - right))
+
+    rows = missed(table[0][0], table[0][1]) + missed(table[1][1], table[1][0])
+    columns = missed(table[0][0], table[1][0]) + missed(table[1][1], table[0][1])
+    assert contrast.info_nce(vectors, torch.arange(2), 0.5).item() == pytest.approx((rows + columns) / 2)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "first"])
+@pytest.mark.parametrize("mask", ["bidirectional", "causal"])
+def test_what_fills_a_row_changes_no_vector(pooling: str, mask: str) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=61, dim=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, max_context=16,
+        has_head=False, pooling=pooling, mask=mask,
+    )  # fmt: skip
+    model, text = Transformer(config).double().eval(), pairs.Pairs(tokens_of(3, 9), 0, given=True)
+    inputs, _, documents = text.rows([0], 12)
+    with torch.no_grad():
+        together = model(inputs, documents)
+        for row, n in enumerate((4, 10)):
+            assert torch.allclose(together[row], model.embed(inputs[row : row + 1, :n])[0], atol=1e-9)
+
+
+def test_evaluation_finds_the_right_one() -> None:
+    """A model whose vectors are those of the texts' first tokens: all pairs of equal ones are found, no others."""
+    config = ModelConfig(
+        vocab_size=400, dim=32, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=32, ffn_dim=8, max_context=8,
+        has_head=False, pooling="last", mask="causal", head_format="f32", residual_scale=1e-9,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Transformer(config)
+    same = [token for i in range(1, 31) for token in (0, i, 0, i if i <= 20 else i + 300)]
+    text = pairs.Pairs(Tokens(np.array(same, np.uint16), 1, "x"), 0, given=True)
+    found = contrast.evaluate(model, text, 8, 0.05, batch=7)
+    assert (found.pairs, found.pool) == (30, 30) and 20 <= 30 * found.recall < 27 and 20 <= 30 * found.recall_back < 27
+    assert contrast.evaluate(model, text, 8, 0.05, batch=4).nats_per_pair == pytest.approx(found.nats_per_pair)
+    assert contrast.evaluate(model, text, 8, 0.05, limit=160).pairs == 10
