@@ -321,14 +321,14 @@ POSITIVE = (
 )  # fmt: skip
 
 OTHER_ISSUES: dict[str, tuple[object, ...]] = {
-    "input": ("tokens",), "pooling": ("none", "last", "mean", "first"), "out_dim": (0,), "image_token": (0,),
-    "similarity_scale": (0.0,), "adapter_rank": (0,),
+    "input": ("tokens", "embeddings"), "pooling": ("none", "last", "mean", "first"), "out_dim": (0,),
+    "image_token": (0,), "similarity_scale": (0.0,), "adapter_rank": (0,),
 }  # fmt: skip
-"""What can be said of images, drafts and adapters and is not trained yet, by the values that are."""
+"""What can be said of images, drafts and adapters and nothing computes yet, by the values that are."""
 
 
-def untrained(config: ModelConfig) -> list[str]:
-    """What of a configuration nothing trains yet, by name."""
+def not_yet(config: ModelConfig) -> list[str]:
+    """What of a configuration belongs to images, drafts or adapters, by name."""
     return [
         f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
         for field, allowed in OTHER_ISSUES.items()

@@ -90,8 +90,8 @@ def _model() -> list[str]:
     """The fields of ModelConfig under the headings that its source has, each with the comment beside it."""
     lines = ["## Model: `--set NAME=VALUE`, or `[model]`", ""]
     others = ", ".join(f"`{name}`" for name in OTHER_ISSUES)
-    lines += [f"Images, drafts and adapters can be said and are not trained yet: of {others}"]
-    lines += ["only the defaults, or the poolings without weights, are taken.", ""]
+    lines += [f"Images, drafts and adapters can be said and are not trained yet. Of {others}"]
+    lines += ["values that mean them are refused.", ""]
     fields = {f.name: f for f in dataclasses.fields(ModelConfig)}
     for name, comment in _comments():
         if not name:

@@ -157,7 +157,7 @@ def test_pairs_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ((*OBJECTIVES["contrastive"], "--batch", "1"), "there is no other text to tell from; raise --batch"),
         ((*ENCODER, "--objective", "mlm", "--chat", "x.jsonl"), "--chat is for the next token; give --data"),
         (("--objective", "gap"), "invalid choice: 'gap'"),
-        (("--set", "input=embeddings"), "are not trained yet: input = 'embeddings' (only 'tokens')"),
+        (("--set", "input=embeddings"), "input is embeddings, and text has none; add --set input=tokens"),
         (
             ("--set", "adapter_rank=2", "--set", 'adapters=["q"]'),
             "adapters are not trained yet: adapter_rank",

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bitnet.bitlinear import BitLinear
-from bitnet.config import ModelConfig
+from bitnet.config import ModelConfig, not_yet
 from bitnet.model.block import Block
 from bitnet.model.layers import norm_of
 from bitnet.model.masks import attention_mask, begins, positions
@@ -79,6 +79,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if problems := not_yet(config):
+            raise ValueError("images, drafts and adapters are not computed yet: " + "; ".join(problems))
         self.config = config
         own_head = config.has_head and not config.tie_embeddings
         has_table = config.input == "tokens" or (config.has_head and config.tie_embeddings)

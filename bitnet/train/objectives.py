@@ -45,6 +45,9 @@ def check(settings: Settings, config: ModelConfig) -> None:
             (settings.batch < 2, "--batch is 1, so there is no other text to tell from", "raise --batch"),
         ],
     }  # fmt: skip
+    problems[objective].append(
+        (config.input != "tokens", "input is embeddings, and text has none", "add --set input=tokens")
+    )
     plain = objective == "next" and config.mask == "causal"
     problems[objective] += [
         (bool(settings.chat) and objective != "next", "--chat is for the next token", "give --data"),

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from bitnet.config import ModelConfig, untrained
+from bitnet.config import ModelConfig, not_yet
 from bitnet.data import pairs, tokenizer
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
@@ -105,7 +105,7 @@ def prepare(
 
 def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
     """Raises, before the text is read, what would only be found afterwards."""
-    if problems := untrained(config):
+    if problems := not_yet(config):
         raise TrainingError("images, drafts and adapters are not trained yet: " + "; ".join(problems))
     objectives.check(settings, config)
     if settings.balance_loss and not config.n_experts:

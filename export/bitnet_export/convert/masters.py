@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitnet.config import untrained
+from bitnet.config import not_yet
 from bitnet.data import tokenizer
 from bitnet.train import source_model
 from bitnet_export.foreign.hf.read import open_folder
@@ -40,7 +40,7 @@ def read_start(path: str) -> source_model.Start:
     with open_folder(Path(path), floats=True) as source:
         if not source.config.has_head:
             raise SourceError(f"{path} is an embedding model, without a head; finetuning learns the next token")
-        if problems := untrained(source.config):
+        if problems := not_yet(source.config):
             raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
         if source.tokenizer is None:
             raise SourceError(f"{path} has no tokenizer.json and no tokenizer.model; copy that of the model there")
