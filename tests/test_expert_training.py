@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bitnet.report.figures import of_experts
+from bitnet.report.experts import of_experts
 from bitnet.train import telemetry
 from bitnet.train.checkpoint import Checkpoint
 from training import TINY, bitnet, bits, killed_before, losses

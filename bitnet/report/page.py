@@ -7,32 +7,22 @@ page says in the place where it would be.
 from __future__ import annotations
 
 import base64
-import contextlib
-import errno
 import html
-import io
-import os
 import statistics
 import textwrap
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet import process
-from bitnet.report.figures import Panel, Records, held_out, panels, series
+from bitnet.report.experts import panels
+from bitnet.report.figures import Panel, Records, held_out, series
+from bitnet.report.output import LARGEST, ReportError, check_out, printable, put, pyplot, saved
 from bitnet.train import runlog
 
 if TYPE_CHECKING:
     from bitnet.train.checkpoint import Checkpoint
 
-LARGEST = 200_000_000  # ternary weights of a model that may generate a sample here, without the engine
-
 Facts = dict[str, str]
-
-
-class ReportError(ValueError):
-    """There is nothing to report, or nowhere to write it."""
 
 
 def write(run: Path, out: Path, prompt: str = "", tokens: int = 100) -> None:
@@ -40,41 +30,22 @@ def write(run: Path, out: Path, prompt: str = "", tokens: int = 100) -> None:
 
     Raises ReportError.
     """
-    if out.suffix not in (".html", ".png"):
-        raise ReportError(f"--out is {out}, expected a name that ends in .html or .png")
+    check_out(out)
     if not 0 <= tokens <= 4096:
         raise ReportError(f"--tokens is {tokens}, expected 0 to 4096")
     if not (run / "log.jsonl").is_file():
         raise ReportError(f"{run} has no log.jsonl, expected a run folder of `bitnet train`")
-    if not out.parent.is_dir():
-        raise ReportError(f"--out is {out}, but the folder {out.parent} does not exist")
     records = runlog.read(run / "log.jsonl")
     if not records:
         raise ReportError(f"{run}/log.jsonl holds no step yet; wait for the first")
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        with _writing(out):  # before it is drawn, which takes a while
-            partial.touch()
-            if out.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+    def page() -> bytes:
         checkpoint, problem = _newest(run)
         facts = summary(run, records) | _of_checkpoint(checkpoint, problem)
         title, text = f"bitnet report: {run.resolve().name}", sample(checkpoint, problem, prompt, tokens)
-        page = as_html(title, facts, text, records) if out.suffix == ".html" else as_png(title, facts, text, records)
-        with _writing(out):
-            partial.write_bytes(page)
-            partial.rename(out)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        return as_html(title, facts, text, records) if out.suffix == ".html" else as_png(title, facts, text, records)
 
-
-@contextlib.contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ReportError(f"{out} cannot be written: {error.strerror}; name another --out") from error
+    put(out, page)
 
 
 def summary(run: Path, records: Records) -> Facts:
@@ -202,7 +173,7 @@ pre {{ background: #f5f5f2; padding: 1rem; white-space: pre-wrap; overflow-wrap:
 
 
 def as_png(title: str, facts: Facts, text: str, records: Records) -> bytes:
-    plt = _pyplot()
+    plt = pyplot()
     lines = [part for line in printable(text).expandtabs(4).split("\n") for part in textwrap.wrap(
         line, 150, drop_whitespace=False, replace_whitespace=False) or [""]][:40]  # fmt: skip
     head = [f"{name:16}{value}" for name, value in facts.items()]
@@ -221,12 +192,7 @@ def as_png(title: str, facts: Facts, text: str, records: Records) -> bytes:
                       weight="bold", fontsize=11)  # fmt: skip
         _draw(panel, axes, records)
     _words(figure.add_subplot(grid[-1, :]), "Sample", lines)
-    return _saved(figure)
-
-
-def printable(text: str) -> str:
-    """Control characters, which neither HTML nor a font can show, replaced."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    return saved(figure)
 
 
 def _words(axes: Any, title: str, lines: list[str]) -> None:
@@ -237,9 +203,9 @@ def _words(axes: Any, title: str, lines: list[str]) -> None:
 
 
 def _encoded(panel: Panel, records: Records) -> str:
-    figure, axes = _pyplot().subplots(figsize=(8, 3.6), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(8, 3.6), layout="constrained")
     _draw(panel, axes, records)
-    return base64.b64encode(_saved(figure)).decode()
+    return base64.b64encode(saved(figure)).decode()
 
 
 def _draw(panel: Panel, axes: Any, records: Records) -> None:
@@ -259,21 +225,3 @@ def _short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
     return f"{value:g}"
-
-
-def _saved(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter of a sample that the font lacks is shown as a box
-        figure.savefig(buffer, format="png", dpi=110)
-    _pyplot().close(figure)
-    return buffer.getvalue()
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -35,7 +35,10 @@ from bitnet.train.run import Run
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
-WRITTEN = r"\..*|lock|log\.jsonl|log\.partial|loss\.png|report\.html|step-.*|(train|validation)-\w+\.(bin|partial)"
+WRITTEN = (
+    r"\..*|lock|log\.jsonl|log\.partial|loss\.png|(report|attention)\.html|step-.*"
+    r"|(train|validation)-\w+\.(bin|partial)"
+)
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
 

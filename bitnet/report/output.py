@@ -1,0 +1,76 @@
+"""What pages have in common: where they are written, and pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+LARGEST = 200_000_000  # ternary weights of a model that may compute here, without the engine
+
+
+class ReportError(ValueError):
+    """There is nothing to report, or nowhere to write it."""
+
+
+def check_out(out: Path) -> None:
+    """Raises ReportError: no page can have this name."""
+    if out.suffix not in (".html", ".png"):
+        raise ReportError(f"--out is {out}, expected a name that ends in .html or .png")
+    if not out.parent.is_dir():
+        raise ReportError(f"--out is {out}, but the folder {out.parent} does not exist")
+
+
+def put(out: Path, page: Callable[[], bytes]) -> None:
+    """Write what `page` makes, whole or not at all. Raises ReportError."""
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        with _writing(out):  # before it is drawn, which takes a while
+            partial.touch()
+            if out.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        made = page()
+        with _writing(out):
+            partial.write_bytes(made)
+            partial.rename(out)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{out} cannot be written: {error.strerror}; name another --out") from error
+
+
+def printable(text: str) -> str:
+    """Control characters, which neither HTML nor a font can show, replaced."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def saved(figure: Any) -> bytes:
+    """The figure as a PNG; it is closed."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter of a sample that the font lacks is shown as a box
+        figure.savefig(buffer, format="png", dpi=110)
+    pyplot().close(figure)
+    return buffer.getvalue()
+
+
+def pyplot() -> Any:
+    """matplotlib for files, without a screen; imported when something is drawn."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
