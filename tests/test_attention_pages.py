@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 def test_weights(finished: Path) -> None:
     """Of every token, from the document's first on; spaces can be seen."""
     names, layers = weights_of(Checkpoint.open(finished), "the cat\nsees")
-    assert names[0] == "<|endoftext|" and "".join(names[1:]) == "the·cat↵sees"
+    assert names[0] == "<|endoftext|>" and "".join(names[1:]) == "the·cat↵sees"
     n = len(names)
     assert [heads.shape for heads in layers] == [(2, n, n)] * 2
     for heads in layers:

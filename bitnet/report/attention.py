@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bitnet.train.checkpoint import Checkpoint
 
 MOST = 128  # tokens of a text: more would be a gray square
+LONGEST = 13  # letters of a token that are shown
 NAMED = 40  # tokens that have their names beside the picture
 
 READING = (
@@ -63,7 +64,7 @@ def weights_of(checkpoint: Checkpoint, text: str) -> tuple[list[str], list[NDArr
 
 def _name(token: str) -> str:
     """A token with its spaces and ends of lines to be seen."""
-    return printable(token.replace(" ", "·").replace("\n", "↵").replace("\t", "→"))[:12]
+    return printable(token.replace(" ", "·").replace("\n", "↵").replace("\t", "→"))[:LONGEST]
 
 
 def as_html(title: str, names: list[str], layers: list[NDArray[np.float32]]) -> bytes:

@@ -79,7 +79,8 @@ def _load_map(axes: Any, records: Records) -> bool:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for (layer, expert), value in np.ndenumerate(table) if table.shape[0] <= 16 >= table.shape[1] else ():
-        axes.text(expert, layer, f"{value:.2f}", ha="center", va="center", fontsize=8)
+        color = "white" if abs(value - 1) > 0.7 else "black"
+        axes.text(expert, layer, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
     return True
 
 
