@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import bitnet_cli
 import hf_families
 import hf_models
 from bitnet import quant
-from bitnet.config import TERNARY_LINEARS, ModelConfig, unsupported
+from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -24,7 +23,6 @@ from bitnet.train import checkpoint, loop, runlog, schedule, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_checkpoint
 from bitnet_export.convert.masters import read_start
-from bitnet_export.foreign.hf.read import open_folder
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
 from bitnet_runtime import Model
@@ -105,19 +103,9 @@ def test_without_quantizers_the_model_is_the_source(source: tuple[torch.nn.Modul
 
 @pytest.mark.parametrize("name", hf_families.MAKE)
 def test_every_family_is_read(name: str, tmp_path: Path) -> None:
-    """As it is, or refused by the name of what cannot be trained."""
+    """Computes what transformers does, before its quantizers come in."""
     theirs = hf_families.save(name, tmp_path / "model")
     tokenizer.build("byte", [], 257).save(str(tmp_path / "model" / "tokenizer.json"))
-    if hf_families.is_encoder(name):
-        with pytest.raises(SourceError, match="is an embedding model, without a head"):
-            read_start(str(tmp_path / "model"))
-        return
-    with open_folder(tmp_path / "model", floats=True) as source:
-        problems = unsupported(source.config)
-    if problems:
-        with pytest.raises(SourceError, match=f"cannot be trained: {re.escape(problems[0])}"):
-            read_start(str(tmp_path / "model"))
-        return
     start = read_start(str(tmp_path / "model"))
     settings, config = start.defaults()
     assert start.config.ternary == () and config.ternary == TERNARY_LINEARS and settings["quantize_warmup"] > 0
@@ -125,9 +113,34 @@ def test_every_family_is_read(name: str, tmp_path: Path) -> None:
     tokens = hf_families.tokens_of(3, 30)
     expected = hf_families.result(theirs, tokens)
     with torch.no_grad(), model.partly_quantized(0.0):
-        found = model(tokens)
+        found = model.hidden(tokens) if hf_families.is_encoder(name) else model(tokens)
     # fp32 sums of up to a hundred products in another order.
     assert float((found - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_an_encoder_becomes_ternary_by_contrast(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was published, in full precision: `--objective next` says what it is for."""
+    hf_families.save("bert", tmp_path / "bert")
+    tokenizer.build("byte", [], 257).save(str(tmp_path / "bert" / "tokenizer.json"))
+    options = [tmp_path / "bert", "--data", text, "--out", tmp_path / "run", "--steps", "4", "--batch", "4"]
+    options += [
+        "--validation",
+        "0.4",
+        "--context",
+        "24",
+        "--threads",
+        "1",
+        "--layers-every",
+        "0",
+        "--eval-every",
+        "100",
+    ]
+    words = [str(word) for word in options]
+    assert bitnet_cli.main(["finetune", *words]) == 1
+    assert "the model has no head; add --set has_head=yes, or --objective contrastive" in capsys.readouterr().err
+    assert bitnet_cli.main(["finetune", *words, "--objective", "contrastive", "--set", "pooling=mean"]) == 0
+    made = Checkpoint.open(tmp_path / "run").config
+    assert made.mask == "bidirectional" and made.norm == "layer" and made.ternary == TERNARY_LINEARS
 
 
 def test_masters_of_a_ternary_model_stay_ternary_from_the_first_step(tmp_path: Path) -> None:
@@ -161,9 +174,6 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
         read_start(str(tmp_path / "m.bitnet"))
     with pytest.raises(checkpoint.CheckpointError, match="does not exist, expected a checkpoint"):
         read_start(str(tmp_path / "nowhere"))
-    with pytest.raises(SourceError, match="without a head"):
-        folder = hf_models.embedding("qwen3").save(tmp_path / "embedding")
-        read_start(str(folder))
     model = full_precision("llama")
     model.save_pretrained(tmp_path / "silent")
     with pytest.raises(SourceError, match="has no tokenizer"):

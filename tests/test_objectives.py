@@ -177,6 +177,15 @@ def test_a_tokenizer_without_a_mask_token(sentences: str, tmp_path: Path, capsys
     assert "has no token for what is hidden, expected one of <|mask|>, [MASK], <mask>" in capsys.readouterr().err
 
 
+def test_too_few_pairs_to_measure_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is said before the first step."""
+    (tmp_path / "a.txt").write_text("some words of a text " * 100, encoding="utf-8")
+    options = (*TINY, *OBJECTIVES["contrastive"], "--tokenizer", "byte", "--validation", "0.01")
+    assert bitnet("train", *options, "--data", tmp_path / "a.txt", "--out", tmp_path / "run") == 1
+    assert "1 pairs of texts to measure on, expected at least 2" in (error := capsys.readouterr().err)
+    assert "step 1" not in error
+
+
 def test_the_objective_stays(runs: dict[str, tuple[str, Path]], capsys: pytest.CaptureFixture[str]) -> None:
     assert bitnet("train", "--resume", "--out", runs["mlm"][1], "--objective", "next", "--steps", "30") == 1
     assert "objective is next, but a resumed run keeps its objective, mlm" in capsys.readouterr().err

@@ -47,13 +47,18 @@ def info_nce(vectors_ND: Tensor, targets_N: Tensor, temperature: float) -> Tenso
     return (both[0] + both[1]) / 2
 
 
+def check(n: int) -> None:
+    """Raises DataError: so few pairs say nothing."""
+    if n < 2:
+        raise DataError(f"{n} pairs of texts to measure on, expected at least 2; add data, or raise --validation")
+
+
 def evaluate(
     model: Transformer, pairs: Pairs, context: int, temperature: float, batch: int = 16, limit: int = 0
 ) -> Contrast:
     """limit: tokens, or 0 for all; then pairs are evenly spaced."""
     n = pairs.count(context)
-    if n < 2:
-        raise DataError(f"{n} pairs of texts are held out, expected at least 2; add data, or raise --validation")
+    check(n)
     chosen = chosen_windows(n, max(2, limit // (2 * context)) if limit else 0)
     pools = -(-len(chosen) // POOL)
     each = [chosen[i * len(chosen) // pools : (i + 1) * len(chosen) // pools] for i in range(pools)]

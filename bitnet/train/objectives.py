@@ -72,10 +72,11 @@ def batches(
 
 
 def held_out(
-    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | pairs.Pairs
+    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | pairs.Pairs, context: int
 ) -> dataset.Tokens | masked.ViewedTokens | pairs.Pairs:
     """Text to evaluate on."""
     if isinstance(tokens, pairs.Pairs):
+        contrast.check(tokens.count(context))
         return tokens
     view = view_of(settings, config, words, HELD_OUT_SEED)
     return masked.ViewedTokens(tokens, view) if view else tokens

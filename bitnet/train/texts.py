@@ -49,7 +49,7 @@ def read_data(
     words, sides = parallel.from_first(lambda: read_text(settings, before, generation, choose))
     words.encode_special_tokens = True
     batches = objectives.batches(settings, config, words, sides[0], context)  # the other processes map the files
-    return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1])
+    return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1], context)
 
 
 Sides = tuple[dataset.Tokens, dataset.Tokens] | tuple[pairs.Pairs, pairs.Pairs]
@@ -81,7 +81,12 @@ def read_text(
 
 
 def of_checkpoint(
-    checkpoint: Checkpoint, settings: Settings, data: Sequence[str] | None, scratch: Path, say: Callable[[str], object]
+    checkpoint: Checkpoint,
+    settings: Settings,
+    data: Sequence[str] | None,
+    context: int,
+    scratch: Path,
+    say: Callable[[str], object],
 ) -> objectives.HeldOut:
     """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids."""
     words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_of_run
@@ -102,9 +107,8 @@ def of_checkpoint(
             side = pairs.separate(*split)[1] if given else split[1]
         kept = dataset.tokenize(side, words, scratch, "text", first)
         _note(texts, say)
-    if contrastive:
-        return pairs.Pairs(kept, first, given)
-    return objectives.held_out(settings, config, words, kept)
+    text = pairs.Pairs(kept, first, given) if contrastive else kept
+    return objectives.held_out(settings, config, words, text, context)
 
 
 def _source(data: Sequence[str], contrastive: bool) -> tuple[corpus.Documents | pairs.Joined, bool]:

@@ -151,7 +151,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     settings = Settings.from_dict(state["settings"])
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
-        text = texts.of_checkpoint(checkpoint, settings, args.data, Path(scratch), say)
+        text = texts.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say)
         if isinstance(text, dataset.Tokens):
             text = Overlapping(text, stride)
         elif args.stride:

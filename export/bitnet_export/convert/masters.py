@@ -38,8 +38,6 @@ def read_start(path: str) -> source_model.Start:
     if source_model.is_checkpoint(path):
         return source_model.read_checkpoint(path)
     with open_folder(Path(path), floats=True) as source:
-        if not source.config.has_head:
-            raise SourceError(f"{path} is an embedding model, without a head; finetuning learns the next token")
         if problems := not_yet(source.config):
             raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
         if source.tokenizer is None:
