@@ -67,6 +67,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "first_position": 1, "activation": "gelu_erf", "attention_softcap": 2.0, "sliding_window": 7,
         "tie_embeddings": False, "residual_scale": 0.8,
     },
+    "experts": {
+        **LAYER_NORM, **BIASES, "residual_norm": True, "linear_norm": True, "activation": "gelu_erf",
+        "position": "learned", "residual_scale": 0.8, "n_experts": 4, "experts_per_token": 2,
+    },
 }  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
 
 @contextmanager
 def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
-    """Count the inputs of each layer's `down` in the forward passes of the block.
+    """Count the inputs of each layer's `down`, of all experts together, in the forward passes of the block.
 
     Yields (3, n_layers): zero before quantization, zero after it, all.
     """
@@ -67,8 +67,10 @@ def counting_zero_inputs(model: Transformer) -> Iterator[NDArray[np.int64]]:
         return count
 
     handles = [
-        model.get_submodule(f"layers.{i}.down").register_forward_pre_hook(counter(i))
-        for i in range(model.config.n_layers)
+        module.register_forward_pre_hook(counter(i))
+        for i, layer in enumerate(model.layers)
+        for name, module in layer.named_modules()
+        if name.split(".")[-1] == "down"  # of each expert
     ]
     try:
         yield counts
