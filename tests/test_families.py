@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from bitnet.model.block import Block, routes
 from bitnet.model.masks import positions, visible
 from bitnet.model.positions import sinusoids
 from bitnet.model.transformer import Transformer
+from bitnet_export import PackedFile, random_model
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
@@ -98,6 +100,14 @@ def test_sinusoids_by_hand() -> None:
     expected = [math.sin(a), math.cos(a), math.sin(b), math.cos(b), math.sin(c)]
     assert table[2].tolist() == pytest.approx(expected, abs=6e-8)  # rounded to fp32
     assert table.dtype == torch.float32 and table[0].tolist() == [0, 1, 0, 1, 0]
+
+
+def test_sinusoids_of_a_random_model(tmp_path: Path) -> None:
+    """By numpy, for it needs no torch; the two sines may differ in the last place of fp64."""
+    random_model(SMALL.replace(position="sinusoidal", dim=47, max_context=50), tmp_path / "m.bitnet")
+    file = PackedFile.open(tmp_path / "m.bitnet")
+    table = next(file.values(record) for record in file.tensors.values() if record.key.name == "position.weight")
+    assert torch.allclose(torch.from_numpy(table), sinusoids(50, 47), rtol=0, atol=6e-8)
 
 
 def test_routes() -> None:

@@ -56,6 +56,9 @@ def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: floa
     if name in ("rope_frequencies", "rope_local_frequencies"):
         dim, of = config.rope_dim, config if name == "rope_frequencies" else config.of_layer(0)
         return Encoded.f32(of.rope_theta ** (-np.arange(0, dim, 2) / dim))
+    if name == "position" and config.position == "sinusoidal":
+        angle = np.arange(spec.rows)[:, None] * 10_000.0 ** (-(np.arange(spec.cols) // 2 * 2) / spec.cols)
+        return Encoded.f32(np.where(np.arange(spec.cols) % 2, np.cos(angle), np.sin(angle)))
     if spec.key.part == 1:
         return Encoded.f32(rng.normal(0, 0.1, shape))
     if spec.form == "vector":
