@@ -169,3 +169,13 @@ def test_export_verifies_them(changes: dict[str, Any], tmp_path: Path) -> None:
     checkpoint_of(BASE.replace(**changes), tmp_path / "c")
     report = export_checkpoint(tmp_path / "c", tmp_path / "m.bitnet", tokens=512)
     assert report.short.median <= 1e-5
+
+
+@pytest.mark.parametrize("activation", ["relu2", "relu"])
+def test_lines_change_no_bit_behind_a_layer_norm(activation: str, tmp_path: Path) -> None:
+    """Which makes of the zeros that lines are skipped for something else."""
+    changes = {**LAYER_NORM, **BIASES, "activation": activation, "residual_norm": True, "linear_norm": True}
+    _, path = packed(changes, tmp_path)
+    pack_checkpoint(Checkpoint.open(tmp_path / "c"), tmp_path / "lines.bitnet", sparse=True)
+    rows = texts(3, 40)
+    assert np.array_equal(of_engine(path, rows), of_engine(tmp_path / "lines.bitnet", rows))
