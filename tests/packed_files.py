@@ -281,6 +281,9 @@ def _values(good: bytes) -> Cases:
     for most, status in ((1, "BN_OK"), (1.001, "BN_ERR_SCALE"), (-1.001, "BN_ERR_SCALE"), (2.0**100, "BN_ERR_SCALE")):
         value = most * 0.9999999 * records.MOST_ANGLE / (SMALL.max_context - 1)
         yield f"a frequency is {value}", patch(good, frequency, "f", value), status
+    from_1 = patch(good, section_start(good, records.STACKS) + 4 * _WORD_NAMES.index("first_position"), "I", 1)
+    value = 0.9999999 * records.MOST_ANGLE / (SMALL.max_context - 1)  # of the positions from 0 on
+    yield "an angle too large at the last position", patch(from_1, frequency, "f", value), "BN_ERR_SCALE"
     for field in range(4):
         byte = good[offset + 5] | 3 << 2 * field
         yield f"code 3 in field {field}", patch(good, offset + 5, "B", byte), "BN_ERR_CODE"
