@@ -6,10 +6,10 @@
  */
 #define _GNU_SOURCE /* clock_gettime */
 
+#include "limits.h"
+
 #include "bitnet_runtime.h"
-#include "kernels.h"
 #include "system/pages.h"
-#include "system/threads.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -32,18 +32,17 @@ static double seconds_of(bn_pool *pool, size_t items, size_t most, bn_task task,
 
 /* --- Reading --- */
 
-enum { LINE = 64, BLOCK = 4 * LINE, MOST_BLOCKS = 4096 };
+enum { LINE = 64, BLOCK = BN_READ_UNIT, MOST_BLOCKS = 4096 };
 
 typedef struct stream {
-    uint8_t *bytes; /* [blocks][BLOCK] */
-    size_t blocks;
+    const uint8_t *bytes;  /* [blocks][BLOCK] */
     _Atomic uint64_t sink; /* keeps the sums alive */
 } stream;
 
 /* Each thread writes the part it will read: memory is real, and near the thread. */
 static void touch(void *context, int32_t thread, size_t first, size_t end) {
-    stream *s = context;
-    memset(s->bytes + first * BLOCK, thread + 1, (end - first) * BLOCK);
+    uint8_t *bytes = context;
+    memset(bytes + first * BLOCK, thread + 1, (end - first) * BLOCK);
 }
 
 /* One load of each line: memory moves whole lines, and so few instructions cannot be what limits
@@ -63,6 +62,11 @@ static void read_lines(void *context, int32_t thread, size_t first, size_t end) 
     atomic_fetch_add_explicit(&s->sink, a + b + c + d, memory_order_relaxed);
 }
 
+double bn_read_rate(bn_pool *pool, const uint8_t *bytes, size_t size) {
+    stream s = {.bytes = bytes};
+    return (double)size / seconds_of(pool, size / BLOCK, MOST_BLOCKS, read_lines, &s);
+}
+
 bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_per_s) {
     if (gb_per_s == NULL || threads < 1 || bytes < (uint64_t)BN_HUGE_PAGE)
         return BN_ERR_ARGUMENT;
@@ -73,18 +77,18 @@ bn_status bn_measure_read_bandwidth(int32_t threads, uint64_t bytes, double *gb_
     if (status != BN_OK)
         return status;
     size_t size = (size_t)bytes / BN_HUGE_PAGE * BN_HUGE_PAGE;
-    stream s = {.bytes = bn_pages_new(&size), .blocks = size / BLOCK};
-    if (s.bytes == NULL) {
+    uint8_t *buffer = bn_pages_new(&size);
+    if (buffer == NULL) {
         bn_pool_free(pool);
         return BN_ERR_MEMORY;
     }
-    bn_pool_run(pool, s.blocks, MOST_BLOCKS, touch, &s);
+    bn_pool_run(pool, size / BLOCK, MOST_BLOCKS, touch, buffer);
     double best = 0;
     for (int pass = 0; pass < PASSES; pass++) {
-        const double rate = (double)size / seconds_of(pool, s.blocks, MOST_BLOCKS, read_lines, &s);
+        const double rate = bn_read_rate(pool, buffer, size);
         best = rate > best ? rate : best;
     }
-    free(s.bytes);
+    free(buffer);
     bn_pool_free(pool);
     *gb_per_s = best * 1e-9;
     return BN_OK;
@@ -108,6 +112,12 @@ static void multiply(void *context, int32_t thread, size_t first, size_t end) {
     atomic_fetch_add_explicit(&b->sink, sink, memory_order_relaxed);
 }
 
+double bn_int8_rate(const bn_kernels *kernels, bn_pool *pool, size_t items) {
+    burst b = {.kernels = kernels};
+    const double took = seconds_of(pool, items, items, multiply, &b);
+    return (double)atomic_load(&b.macs) / took;
+}
+
 bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_per_s) {
     bn_kernels kernels;
     if (gmac_per_s == NULL || threads < 1 || !bn_kernels_select(&kernels, isa))
@@ -125,9 +135,7 @@ bn_status bn_measure_int8_peak(const char *isa, int32_t threads, double *gmac_pe
     }
     double best = 0;
     for (int pass = 0; pass < PASSES; pass++) {
-        atomic_store(&b.macs, 0);
-        took = seconds_of(pool, items, items, multiply, &b);
-        const double rate = (double)atomic_load(&b.macs) / took;
+        const double rate = bn_int8_rate(&kernels, pool, items);
         best = rate > best ? rate : best;
     }
     bn_pool_free(pool);
