@@ -3,9 +3,9 @@
  * passes.c: passes of a model, and between them a look at the limits of the machine, every few
  * milliseconds: on a shared machine both move together. Started by passes.py.
  *
- *     passes MODEL decode TOKENS SECONDS THREADS       one after another, from an empty context
- *     passes MODEL prefill TOKENS SECONDS THREADS      of one prompt
- *     passes MODEL embed TEXTS SECONDS THREADS         of 128 tokens each, together
+ *     passes MODEL decode TOKENS SECONDS THREADS BATCH     one after another, from an empty context
+ *     passes MODEL prefill TOKENS SECONDS THREADS BATCH    of one prompt
+ *     passes MODEL embed TEXTS SECONDS THREADS BATCH       of 128 tokens each, together
  *
  * Prints what the model is, then of each pass its seconds, gigabytes read and int8 multiply-adds
  * (1e9) a second beside it.
@@ -87,7 +87,7 @@ static const struct {
     void (*pass)(bench *b);
 } kinds[] = {{"decode", decode}, {"prefill", prefill}, {"embed", embed}};
 
-static void open_all(bench *b, const char *path, int together, int32_t threads) {
+static void open_all(bench *b, const char *path, int together, int32_t threads, int32_t batch) {
     char detail[BN_DETAIL_SIZE] = "";
     uint32_t random = 1;
     ok(bn_model_open(path, &(bn_load_options){.threads = threads}, &b->model, detail), detail);
@@ -103,7 +103,9 @@ static void open_all(bench *b, const char *path, int together, int32_t threads) 
     b->lengths = some((size_t)b->n_sessions, sizeof *b->lengths);
     b->vectors = some((size_t)b->n_sessions * b->info.dim, sizeof *b->vectors);
     for (int32_t i = 0; i < b->n_sessions; i++) {
-        ok(bn_session_new(b->model, &(bn_session_options){.n_ctx = b->n_ctx}, &b->sessions[i]), "");
+        ok(bn_session_new(b->model, &(bn_session_options){.n_ctx = b->n_ctx, .batch = batch},
+                          &b->sessions[i]),
+           "");
         b->texts[i] = b->tokens;
         b->lengths[i] = TEXT;
     }
@@ -129,14 +131,14 @@ int main(int argc, char **argv) {
     size_t kind = 0;
     bn_pool *pool;
     void *buffer = NULL;
-    while (argc == 6 && kind < 3 && strcmp(argv[2], kinds[kind].name) != 0)
+    while (argc == 7 && kind < 3 && strcmp(argv[2], kinds[kind].name) != 0)
         kind++;
-    if (argc != 6 || kind == 3) {
-        fprintf(stderr, "usage: passes MODEL decode|prefill|embed COUNT SECONDS THREADS\n");
+    if (argc != 7 || kind == 3) {
+        fprintf(stderr, "usage: passes MODEL decode|prefill|embed COUNT SECONDS THREADS BATCH\n");
         return 2;
     }
     b.n = atoi(argv[3]);
-    open_all(&b, argv[1], kinds[kind].pass == embed, atoi(argv[5]));
+    open_all(&b, argv[1], kinds[kind].pass == embed, atoi(argv[5]), atoi(argv[6]));
     ok(bn_pool_new(b.info.threads, &pool), "");
     if (posix_memalign(&buffer, 1 << 21, BUFFER) != 0)
         ok(BN_ERR_MEMORY, "");
