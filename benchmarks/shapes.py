@@ -1,9 +1,10 @@
-"""The models that are measured: random weights, three sizes, room for 4,096 tokens of context and more."""
+"""The models that are measured, with random weights."""
 
 from __future__ import annotations
 
 from bitnet.config import PRESETS, ModelConfig
 
+# Decoders of three sizes, with room for 4,096 tokens of context and more.
 SHAPES: dict[str, ModelConfig] = {
     "bitnet-2b4t": PRESETS["bitnet-2b4t"].replace(max_context=8192),
     "100m": ModelConfig(
@@ -11,5 +12,22 @@ SHAPES: dict[str, ModelConfig] = {
     ),
     "10m": ModelConfig(
         vocab_size=16_000, dim=256, n_layers=8, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=768, max_context=8192,
+    ),
+}  # fmt: skip
+
+# Other families. A token of "experts-2b" meets as many weights as one of 2B4T; "thinker-moe" is a small decoder.
+FAMILIES: dict[str, ModelConfig] = {
+    "thinker-moe": ModelConfig(
+        vocab_size=5000, dim=256, n_layers=4, n_heads=4, n_kv_heads=4, head_dim=64, ffn_dim=1024, max_context=512,
+        activation="silu", sub_norm=False, tie_embeddings=False, n_experts=8, experts_per_token=2,
+    ),
+    "experts-2b": PRESETS["bitnet-2b4t"].replace(
+        n_experts=8, experts_per_token=2, ffn_dim=PRESETS["bitnet-2b4t"].ffn_dim // 2, activation="silu",
+    ),
+    "bert-base": ModelConfig(
+        vocab_size=30_522, dim=768, n_layers=12, n_heads=12, n_kv_heads=12, head_dim=64, ffn_dim=3072, max_context=512,
+        mask="bidirectional", has_head=False, pooling="mean", position="learned", ffn="plain", activation="gelu_erf",
+        norm="layer", norm_bias=True, pre_norm=False, residual_norm=True, embedding_norm=True, final_norm=False,
+        sub_norm=False, qkv_bias=True, o_bias=True, ffn_bias=True,
     ),
 }  # fmt: skip

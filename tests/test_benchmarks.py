@@ -19,7 +19,7 @@ from bitnet.config import ModelConfig
 from bitnet_runtime import machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-engine, report, vs = (importlib.import_module(name) for name in ("engine", "report", "vs_llama_cpp"))
+engine, passes, report, vs = (importlib.import_module(name) for name in ("engine", "passes", "report", "vs_llama_cpp"))
 
 
 SMALL = ModelConfig(
@@ -91,6 +91,26 @@ def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "| batch 3 |" in (tmp_path / "small.md").read_text()
     assert math.isfinite(json.loads((tmp_path / "small.json").read_text())["first_token_ms"])
     assert is_picture(tmp_path / "small.png")
+
+
+def test_shares_of_passes(tmp_path: Path) -> None:
+    """Each pass is held against the limit right behind it."""
+    head = "avx2 2 1000000 500000 1000000 100"
+    printed = f"{head}\n0.010 5.0 100.0\n0.020 2.5 50.0\n0.005 10.0 200.0\n"
+    rows = [{"shape": "small"} | passes.summary(printed, kind, count) for kind, count in (("decode", 20), ("embed", 5))]
+    decode, embed = rows
+    assert (decode["isa"], decode["threads"], decode["passes"]) == ("avx2", 2, 3)
+    assert decode["bytes_per_token"] == 500_000 + 128 * 100  # the mean depth of 256 tokens
+    assert decode["tok_s"] == pytest.approx([1500, 2000, 3000])
+    assert decode["share"] == pytest.approx([20 * 512_800 / 0.010 / 5e9] * 3)
+    assert embed["share"] == pytest.approx([5 * 128 * 1e6 / 0.010 / 100e9] * 3)
+    results = {"origin": report.origin("python benchmarks/passes.py"), "rows": rows}
+    report.write(tmp_path, "passes", results, passes.markdown(rows), passes.panels(rows))
+    assert (
+        "| small | decode 20 | 3 | 2,000 | 21% (21% to 21%) | read bandwidth | 5.0 GB/s |"
+        in (tmp_path / "passes.md").read_text()
+    )
+    assert is_picture(tmp_path / "passes.png")
 
 
 @pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0), ("experts", 1)])

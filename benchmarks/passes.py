@@ -1,0 +1,148 @@
+"""Experts and encoders on random weights, held against the machine's limits, which are looked at after each pass.
+
+    python benchmarks/passes.py                       # about 6 minutes on two cores, 4 GB of disk
+
+`passes.c` measures. A share is that of one pass, by the limit right behind it; of shares and speeds the median is
+given, and the quartiles. Decode is one text from an empty context on, 256 tokens long at most; embed is texts of 128
+tokens, together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import report
+from shapes import FAMILIES
+
+from bitnet_export import random_model
+from bitnet_runtime import default_threads
+
+# What is measured of each shape: tokens of a pass, or texts. A pass should take milliseconds if it can.
+PASSES: dict[str, dict[str, int]] = {
+    "thinker-moe": {"decode": 20, "prefill": 512},
+    "experts-2b": {"decode": 1, "prefill": 512},
+    "bert-base": {"embed": 16},
+}
+CONTEXT, TEXT = 256, 128  # of decode and embed; those of passes.c
+LIMIT = {"decode": "read bandwidth", "prefill": "int8 peak", "embed": "int8 peak"}
+
+
+def program() -> Path:
+    """passes.c, compiled with the engine of this folder."""
+    build = report.ROOT / "build" / "benchmarks"
+    options = ["-DBITNET_BENCHMARKS=ON", "--log-level=WARNING"]
+    subprocess.run(["cmake", "-S", report.ROOT, "-B", build, *options], check=True, stdout=sys.stderr)
+    command = ["cmake", "--build", build, "--parallel", "--target", "passes"]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return build / "passes"
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """The first, the median, the third."""
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
+
+
+def summary(printed: str, kind: str, count: int) -> dict[str, Any]:
+    """Of what passes.c printed."""
+    head, *lines = printed.splitlines()
+    isa, *numbers = head.split()
+    threads, weights, read, macs, cache = map(int, numbers)
+    passes = [tuple(map(float, line.split())) for line in lines]
+    tokens = count * TEXT if kind == "embed" else count
+    if kind == "decode":
+        read += cache * CONTEXT // 2
+        shares = [1e-9 * tokens * read / took / bandwidth for took, bandwidth, _ in passes]
+    else:
+        shares = [1e-9 * tokens * macs / took / peak for took, _, peak in passes]
+    return {
+        "kind": kind,
+        "count": count,
+        "isa": isa,
+        "threads": threads,
+        "ternary_weights": weights,
+        "bytes_per_token": read,
+        "macs_per_token": macs,
+        "passes": len(passes),
+        "tok_s": quartiles([tokens / took for took, *_ in passes]),
+        "share": quartiles(shares),
+        "read_gb_s": quartiles([bandwidth for _, bandwidth, _ in passes]),
+        "int8_gmac_s": quartiles([peak for *_, peak in passes]),
+    }
+
+
+def measure(binary: Path, shape: str, path: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each kind of pass."""
+    rows = []
+    print(f"writing random weights of shape {shape} …", file=sys.stderr)
+    random_model(FAMILIES[shape], path)
+    for kind, count in PASSES[shape].items():
+        print(f"{shape}, {kind} …", file=sys.stderr)
+        words = [binary, path, kind, count, args.seconds, args.threads, args.batch]
+        done = subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
+        rows.append({"shape": shape} | summary(done.stdout, kind, count))
+    path.unlink()
+    return rows
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    def percent(shares: list[float]) -> str:
+        return f"{shares[1]:.0%} ({shares[0]:.0%} to {shares[2]:.0%})"
+
+    first = rows[0]
+    table = [
+        [
+            row["shape"], f"{row['kind']} {row['count']}", row["passes"], row["tok_s"][1], percent(row["share"]),
+            LIMIT[row["kind"]],
+            f"{row['read_gb_s'][1]:.1f} GB/s" if row["kind"] == "decode" else f"{row['int8_gmac_s'][1]:.0f} GMAC/s",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    head = ["shape", "pass", "passes", "tok/s", "of the limit (quartiles)", "limit", "median of it"]
+    return f"# Experts and encoders, {first['isa']}, {first['threads']} threads\n\n{report.table(head, table)}"
+
+
+def panels(rows: list[dict[str, Any]]) -> list[report.Panel]:
+    labels = [f"{row['shape']}\n{row['kind']}" for row in rows]
+    shares = {"": [100 * row["share"][1] for row in rows]}
+    speeds = {"": [row["tok_s"][1] for row in rows]}
+    return [
+        report.Panel("percent of the machine's limit", labels, shares, unit=" %"),
+        report.Panel("tokens a second", labels, speeds),
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Measure experts and encoders on random weights.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--shape", choices=FAMILIES, nargs="+", default=list(FAMILIES), help="models")
+    add("--threads", type=int, default=default_threads(), metavar="N", help="threads")
+    add("--seconds", type=float, default=30, metavar="N", help="of each measurement")
+    add("--batch", type=int, default=0, metavar="N", help="tokens of a prompt computed at a time; 0: as sessions do")
+    add("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    shapes = " ".join(args.shape)
+    command = f"python benchmarks/passes.py --shape {shapes} --threads {args.threads} --seconds {args.seconds:g}"
+    origin = report.origin(f"{command} --batch {args.batch}")
+    binary = program()
+    with tempfile.TemporaryDirectory(dir=report.ROOT / "build", prefix="passes-") as folder:
+        rows = [row for shape in args.shape for row in measure(binary, shape, Path(folder) / "model.bitnet", args)]
+    text = markdown(rows)
+    report.write(args.out, "passes", {"origin": origin, "rows": rows}, text, panels(rows))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
