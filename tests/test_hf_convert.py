@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel, AutoModelForCausalLM
 
 import hf_families
 from bitnet_cli import main
 from bitnet_export import PackedFile
-from bitnet_export.convert.incoming import convert
+from bitnet_export.convert.incoming import convert, open_source, pack_source
+from bitnet_export.foreign.hf.write import write_folder
 from bitnet_export.packed import encodings, records
 from bitnet_runtime import Model
 
@@ -109,3 +111,33 @@ def test_the_floats_of_a_ternary_model_stay_as_they_are(tmp_path: Path) -> None:
     assert stored(tmp_path / "m.bitnet") == {"TERNARY_2BIT", "F32"}
     convert(tmp_path / "model", tmp_path / "m.bitnet", linears="int8", tokens=64)
     assert stored(tmp_path / "m.bitnet") == {"TERNARY_2BIT", "INT8_ROWS"} and encodings.INT8_ROWS.kind == "int8"
+
+
+@pytest.mark.parametrize("name", hf_families.MAKE)
+def test_out_again(name: str, tmp_path: Path) -> None:
+    """From transformers to a packed file and back: it loads every tensor, and computes what it computed."""
+    theirs = hf_families.save(name, tmp_path / "model")
+    with open_source(tmp_path / "model") as source:
+        pack_source(source, tmp_path / "m.bitnet", head="f32")
+        pooling = source.config.pooling
+    written = write_folder(tmp_path / "m.bitnet", tmp_path / "out")
+    assert "quant_method" not in written.what  # nothing rounds its inputs
+    more = {"add_pooling_layer": False} if hf_families.is_encoder(name) else {}
+    load = AutoModel if hf_families.is_encoder(name) else AutoModelForCausalLM
+    again, info = load.from_pretrained(tmp_path / "out", dtype=torch.float32, output_loading_info=True,
+                                       attn_implementation="eager", **more)  # fmt: skip
+    assert not any(info.values()), info  # no missing, unexpected or mismatched tensor
+    again.set_experts_implementation("eager")
+    tokens = hf_families.tokens_of(3, 41)
+    expected, found = hf_families.result(theirs, tokens), hf_families.result(again, tokens)
+    # Gains are written less 1, positions have the first type of token in them: a rounding each.
+    assert float((found - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
+    with open_source(tmp_path / "out") as source:
+        assert source.config.pooling == pooling
+        pack_source(source, tmp_path / "again.bitnet", head="f32")
+    first, second = PackedFile.open(tmp_path / "m.bitnet"), PackedFile.open(tmp_path / "again.bitnet")
+    assert second.configs == first.configs and list(second.tensors) == list(first.tensors)
+    for key, record in first.tensors.items():
+        np.testing.assert_allclose(
+            second.values(second.tensors[key]), first.values(record), atol=2.0**-23, rtol=2.0**-23
+        )

@@ -51,6 +51,18 @@ CONFIGS = {
     ),
     "Qwen2ForCausalLM": PLAIN.replace(qkv_bias=True, rope_scaling="linear", rope_factor=2.0),
     "MistralForCausalLM": PLAIN.replace(sliding_window=7, activation="relu"),
+    "GemmaForCausalLM": PLAIN.replace(activation="gelu", embedding_scale=float(np.float32(48**0.5)), head_dim=10),
+    "Gemma2ForCausalLM": PLAIN.replace(
+        activation="gelu",
+        embedding_scale=float(np.float32(48**0.5)),
+        post_norm=True,
+        attention_scale=17**-0.5,
+        sliding_window=7,
+        global_every=2,
+        attention_softcap=5.0,
+        logit_softcap=9.0,
+        head_format="f16",
+    ),
 }
 
 
@@ -246,6 +258,8 @@ def test_greedy_defaults(tmp_path: Path) -> None:
         ),
         ({"ffn": "plain"}, "ffn is 'plain', it computes 'gated'"),
         ({"o_bias": True}, "o_bias is True, it computes False"),
+        ({"sub_norm": False, "n_experts": 3, "experts_per_token": 2}, "MixtralForCausalLM: its experts are parameters"),
+        ({"sub_norm": False, "post_norm": True, "embedding_scale": 2.0}, "embedding_scale is 2.0, it computes 6.92820"),
         ({"rope_dim": 8}, "rope_dim is 8, only models whose whole heads turn"),
         ({"attention_scale": 0.5}, "attention_scale is 0.5, only 1/sqrt"),
         ({"linear_norm": True}, "linear_norm with a quantized head"),

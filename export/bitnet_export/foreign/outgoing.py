@@ -68,22 +68,36 @@ SIZES = (*_SIZES, "name", "norm_eps", "rope_theta", "rope_dim", "attention_scale
 
 
 def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig, list[str]]:
-    """A packed file, its one stack, and why that is no plain decoder, a phrase each.
+    """A packed file, its one stack, and why that is no plain decoder, a phrase each. Raises as `open_single`."""
+    file, config = open_single(path)
+    return file, config, rope_problems(file, config) + scale_problems(config)
 
-    Raises PackedFormatError, or ValueError: there are several stacks.
-    """
-    from bitnet.model.positions import frequency_tables
 
+def open_single(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
+    """A packed file and its one stack. Raises PackedFormatError, or ValueError: there are several stacks."""
     file = PackedFile.open(path)
     if len(file.configs) != 1:
         raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
-    config, problems = file.configs[0], []
+    return file, file.configs[0]
+
+
+def scale_problems(config: ModelConfig) -> list[str]:
+    if abs(config.attention_scale * config.head_dim**0.5 - 1) > 1e-6:  # one fp32 rounding in STACKS
+        return [f"attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written"]
+    return []
+
+
+def rope_problems(file: PackedFile, config: ModelConfig) -> list[str]:
+    """Why its positions are not those of RoPE with the frequencies of rope_theta in whole heads, a phrase each."""
+    from bitnet.model.positions import frequency_tables
+
+    problems = []
     if config.position != "rope" or config.rope_dim != config.head_dim:
         found = f"rope_dim is {config.rope_dim}" if config.position == "rope" else f"position is {config.position!r}"
         problems.append(f"{found}, only models whose whole heads turn (RoPE) can be written")
-    if abs(config.attention_scale * config.head_dim**0.5 - 1) > 1e-6:  # one fp32 rounding in STACKS
-        problems.append(f"attention_scale is {config.attention_scale}, only 1/sqrt(head_dim) can be written")
-    tables = frequency_tables(config) if config.position == "rope" else {}
+    if config.first_position:
+        problems.append(f"first_position is {config.first_position}, only 0 can be written")
+    tables = frequency_tables(config)
     for record in file.tensors.values():
         if record.key.name in tables:
             expected = tables[record.key.name].numpy()
@@ -91,7 +105,7 @@ def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig,
             # powers differently: a few units of 2^-24.
             if not np.allclose(file.values(record)[0], expected, rtol=1e-6, atol=0):
                 problems.append(f"{record.key.name} is not the table of rope_theta = {config.rope_theta}")
-    return file, config, problems
+    return problems
 
 
 def nearest(program: str, candidates: Iterable[tuple[Graph, list[str]]]) -> tuple[Graph, list[str]]:
@@ -152,7 +166,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     with renaming(path) as temporary:
         temporary.mkdir()
         yield temporary
-        for file in (*temporary.iterdir(), temporary):
+        for file in (*temporary.rglob("*"), temporary):
             flush(file)
 
 

@@ -75,6 +75,14 @@ class Places(NamedTuple):
             chosen[role] = place if given or isinstance(place, Slice) else place.removeprefix(prefix)
         return cls(tensors, chosen, given + layers)
 
+    @classmethod
+    def written(cls, names: Names, prefix: str, layers: str, *, head: bool) -> Places:
+        """Of a folder that is to be written: of several names the first; without the prefix if it has no head."""
+        first = {role: name[0] if isinstance(name, list) else name for role, name in {**NAMES, **names}.items()}
+        if not head:
+            first = {role: n if isinstance(n, Slice) else n.removeprefix(prefix) for role, n in first.items()}
+        return cls({}, first, (prefix if head else "") + layers, ".rms_norm")
+
     def module(self, key: Key) -> str:
         role = records.ROLES[key.role]
         base = role.removesuffix(LINEAR_NORM)
@@ -99,7 +107,7 @@ class Places(NamedTuple):
 
     def shape(self, spec: Spec, experts: int) -> tuple[int, ...]:
         """Which shape the folder's tensor has to have. experts: how many there are."""
-        role, place = self._place(spec.key)
+        role, place = self.place(spec.key)
         of = place.of if isinstance(place, Slice) else 1
         if spec.form == "vector":
             return (of * spec.cols,)
@@ -108,24 +116,29 @@ class Places(NamedTuple):
         rows = spec.rows + (self.skipped if role == "position" else 0)
         return (spec.cols, of * rows) if self._is_transposed(role) else (of * rows, spec.cols)
 
+    def added(self) -> str | None:
+        """A table whose first row is added to every token, if there is one."""
+        return f"{_text(self.names[_TOKEN_TYPE])}.weight" if _TOKEN_TYPE in self.names else None
+
     def is_whole(self, key: Key) -> bool:
         """Whether the folder's tensor is ours as it is."""
-        role, place = self._place(key)
+        role, place = self.place(key)
         return isinstance(place, str) and not self._is_transposed(role)
 
     def check_added(self, key: Key, cols: int) -> set[str]:
         """Names of what else a tensor is made of, with that number of columns."""
-        if records.ROLES[key.role] != "position" or _TOKEN_TYPE not in self.names:
+        added = self.added()
+        if records.ROLES[key.role] != "position" or added is None:
             return set()
-        entry = self.entry(f"{self.names[_TOKEN_TYPE]}.weight")
+        entry = self.entry(added)
         if len(entry.shape) != 2 or entry.shape[0] < 1 or entry.shape[1] != cols:
             raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected rows of {cols}")
         entry.floats()
-        return {f"{self.names[_TOKEN_TYPE]}.weight"}
+        return {added}
 
     def floats(self, key: Key) -> Floats:
         """Of shapes that were checked."""
-        role, place = self._place(key)
+        role, place = self.place(key)
         values = self.entry(self.name(key)).floats()
         if self._is_transposed(role) and key.part == 0:
             values = _turned(values)
@@ -139,7 +152,7 @@ class Places(NamedTuple):
             values = mapped(values, lambda w: np.float32(1) + w)
         return values
 
-    def _place(self, key: Key) -> tuple[str, Name]:
+    def place(self, key: Key) -> tuple[str, Name]:
         role = records.ROLES[key.role]
         return role, self.names[role.removesuffix(LINEAR_NORM)]
 
@@ -149,9 +162,10 @@ class Places(NamedTuple):
     def _positions(self, table: Floats) -> Floats:
         """From the first token on; with what is added to each token, because every one is of type 0."""
         ours = _rows(table, self.skipped, table.shape[0] - self.skipped)
-        if _TOKEN_TYPE not in self.names:
+        added = self.added()
+        if added is None:
             return ours
-        types = self.entry(f"{self.names[_TOKEN_TYPE]}.weight").floats()
+        types = self.entry(added).floats()
         return mapped(ours, lambda rows: rows + types.rows(0, 1))
 
 

@@ -8,7 +8,8 @@ It multiplies by the scale, so that γ is stored as it is; the older `BitLinear`
 half of all fp32 numbers γ no fp32 number has γ as its reciprocal. Two forms of the weight:
 - uint8 [N/4, K], four codes a byte, weight_scale = γ: where there is one γ and N is a multiple of 4;
 - fp32 [N, K] = scale · code, weight_scale = 1: scales of rows and groups, other N, and the head.
-The head quantizes its inputs where the engine's does, with int8 or ternary rows.
+The head quantizes its inputs where the engine's does, with int8 or ternary rows. A model of floats alone needs
+neither, and none of the classes without linear layers in the sense of torch (experts, GPT-2) takes another.
 transformers 5 wants `accelerate` for either, and runs them on the CPU as anywhere.
 Source: integrations/bitnet.py, core_model_loading.py and modeling_*.py of transformers 5.23.
 """
@@ -26,26 +27,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export.foreign.outgoing import (
-    SIZES,
-    Graph,
-    Written,
-    nearest,
-    open_decoder,
-    refuse,
-    replacing_folder,
-    value_rows,
-    write_json,
-)
+from bitnet.config import TERNARY_LINEARS
+from bitnet_export.foreign.outgoing import Written, open_single, refuse, replacing_folder, value_rows, write_json
 from bitnet_export.foreign.side_files import generation_of, special_tokens, write_generation, write_tokenizer
 from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
-from bitnet_export.packed.records import NONE, ROLES, Record
+from bitnet_export.packed.records import ROLE, ROLES, Record
 
-from .places import NAMES
-
-ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
+from .architectures import Architecture, architecture_of, describe, head_is_quantized, quantizes
+from .places import LINEAR_NORM, Slice
+from .settings import write_pooling
 
 
 class _Entry(NamedTuple):
@@ -58,6 +49,7 @@ class _Entry(NamedTuple):
 
 
 _MATRICES = (*TERNARY_LINEARS, "embedding", "head")
+_DENSE = ("router", "position")
 # A quantized model is not converted when it is loaded, so that floats are those it computes in.
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
 
@@ -74,161 +66,80 @@ def write_folder(
     Raises PackedFormatError for a bad source, ValueError naming what no architecture of transformers
     computes, FileExistsError, OSError. Nothing is left behind then.
     """
-    file, config, problems = open_decoder(source)
-    graph, differences = _architecture(file, config)
-    refuse(f"{source} cannot become a Hugging Face folder", problems + differences)
+    file, config = open_single(source)
+    architecture = architecture_of(file, config)
+    refuse(f"{source} cannot become a Hugging Face folder", architecture.problems)
     out = Path(out)
-    entries, generation = list(_entries(file)), generation_of(file)
+    entries, generation = list(_entries(file, architecture)), generation_of(file)
     with replacing_folder(out) as folder:
         _write_tensors(folder / "model.safetensors", entries, progress)
-        write_json(folder / "config.json", _describe(file, config, graph) | special_tokens(generation))
+        write_json(folder / "config.json", describe(file, config, architecture) | special_tokens(generation))
         write_generation(folder, generation)
         write_tokenizer(folder, file, config, generation)
-        size = sum(path.stat().st_size for path in folder.iterdir())
+        if not config.has_head and config.pooling != "none":
+            write_pooling(folder, config)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     notes = [
-        'for the same logits load it with dtype float32, and run the engine with --kv-type f32 (kv_type="f32"): '
+        'for the same numbers load it with dtype float32, and run the engine with --kv-type f32 (kv_type="f32"): '
         "its cache of f16 moves log-probabilities by up to 0.1"
     ]
     if unpacked := sum(_is_ternary(r) and not _is_packed(r) for r in file.tensors.values()):
         notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
-    return Written(f"Hugging Face folder, {graph.name}, quant_method bitnet", len(entries), size, tuple(notes))
-
-
-# ---- which architecture ----
-
-
-def _graphs(c: ModelConfig) -> list[tuple[str, Graph]]:
-    """model_type and architecture; what each computes, from its modeling file."""
-    rope = (name for name in c.to_dict() if name.startswith("rope_"))
-    more = ("activation", "tie_embeddings", "linear_norm", "ternary", "weight_scale", "head_format")
-    free: tuple[str, ...] = (*SIZES, *more, *rope)
-    attention = {"qkv_bias": (False, True), "o_bias": (c.qkv_bias,)}  # one switch for all four
-    kinds: dict[str, tuple[str, dict[str, tuple[Any, ...]], tuple[str, ...]]] = {
-        "bitnet": ("BitNetForCausalLM", {"sub_norm": (True,), **attention}, ()),
-        "llama": ("LlamaForCausalLM", {"ffn_bias": (False, True), **attention}, ()),
-        "qwen3": ("Qwen3ForCausalLM", {"qk_norm": (True,), **attention}, ()),
-        "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": (True,)}, ()),
-        "mistral": ("MistralForCausalLM", {}, ("sliding_window",)),
-    }
-    return [(kind, Graph(name, computes, free + also)) for kind, (name, computes, also) in kinds.items()]
-
-
-def _architecture(file: PackedFile, c: ModelConfig) -> tuple[Graph, list[str]]:
-    """The architecture that computes this model, or the nearest; and why it does not, a phrase each."""
-    candidates = []
-    for kind, graph in _graphs(c):
-        found = graph.differences(c)
-        if kind == "bitnet" and c.n_heads * c.head_dim != c.dim:
-            found.append(f"n_heads · head_dim is {c.n_heads * c.head_dim}, its norm before o has dim = {c.dim} inputs")
-        if kind == "llama" and c.dim % c.n_heads:
-            found.append(f"dim is {c.dim}, it wants a multiple of n_heads = {c.n_heads}")
-        candidates.append((graph, found))
-    graph, problems = nearest("transformers", candidates)
-    if c.linear_norm and _left_alone(file):
-        problems.append("linear_norm with projections of floats, transformers has the norms only in quantized ones")
-    if c.linear_norm and _head_is_quantized(file):
-        problems.append(
-            "linear_norm with a quantized head, transformers would put a norm before the head too: "
-            "convert the model with --head f16 or f32 first"
-        )
-    return graph, problems
-
-
-def _describe(file: PackedFile, c: ModelConfig, graph: Graph) -> dict[str, Any]:
-    """config.json."""
-    kind = next(kind for kind, other in _graphs(c) if other.name == graph.name)
-    skipped = _left_alone(file) + ([] if _head_is_quantized(file) else ["lm_head"])
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": c.rope_theta}
-    if c.rope_scaling != "none":
-        rope |= {"rope_type": c.rope_scaling, "factor": c.rope_factor}
-    if c.rope_scaling in ("llama3", "yarn"):
-        rope["original_max_position_embeddings"] = c.rope_original_context
-    if c.rope_scaling == "llama3":
-        rope |= {"low_freq_factor": c.rope_low_freq_factor, "high_freq_factor": c.rope_high_freq_factor}
-    if c.rope_scaling == "yarn":
-        rope |= {"beta_fast": c.rope_beta_fast, "beta_slow": c.rope_beta_slow}
-        rope["attention_factor"] = c.rope_attention_factor
-    description = {
-        "architectures": [graph.name],
-        "model_type": kind,
-        "dtype": "float32",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.dim,
-        "intermediate_size": c.ffn_dim,
-        "num_hidden_layers": c.n_layers,
-        "num_attention_heads": c.n_heads,
-        "num_key_value_heads": c.n_kv_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": ACTIVATIONS[c.activation],
-        "max_position_embeddings": c.max_context,
-        "rms_norm_eps": c.norm_eps,
-        "rope_theta": c.rope_theta,  # where programs older than rope_parameters look
-        "rope_parameters": rope,
-        "attention_bias": c.qkv_bias,
-        "mlp_bias": c.ffn_bias,
-        "tie_word_embeddings": c.tie_embeddings,
-        "quantization_config": {
-            "quant_method": "bitnet",
-            "linear_class": "autobitlinear",
-            "quantization_mode": "offline",
-            "use_rms_norm": c.linear_norm,
-            "rms_norm_eps": c.norm_eps,
-            "modules_to_not_convert": skipped,
-        },
-    }
-    if c.rope_scaling != "none":
-        description["rope_scaling"] = rope
-    return description | ({"sliding_window": c.sliding_window or None} if kind == "mistral" else {})
-
-
-def _left_alone(file: PackedFile) -> list[str]:
-    """Projections of floats, which do not quantize their inputs."""
-    return [
-        _module(record)
-        for record in file.tensors.values()
-        if ROLES[record.key.role] in TERNARY_LINEARS and record.key.part == 0 and record.scope == encodings.SCALE_NONE
-    ]
-
-
-def _head_is_quantized(file: PackedFile) -> bool:
-    tables = {ROLES[r.key.role]: r for r in file.tensors.values() if ROLES[r.key.role] in ("embedding", "head")}
-    return tables.get("head", tables["embedding"]).scope != encodings.SCALE_NONE
+    method = ", quant_method bitnet" if quantizes(file) else ""
+    return Written(f"Hugging Face folder, {architecture.name}{method}", len(entries), size, tuple(notes))
 
 
 # ---- tensors ----
 
 
-def _module(record: Record) -> str:
-    role = ROLES[record.key.role]
-    base = role.removesuffix("_linear_norm")
-    name = str(NAMES[base]) + (".rms_norm" if base != role else "")
-    return name if record.key.layer == NONE else f"model.layers.{record.key.layer}.{name}"
-
-
-def _entries(file: PackedFile) -> Iterator[_Entry]:
+def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
     """The tensors of the folder, in the order of the packed file."""
+    places, family = architecture.places, architecture.family
     scale = np.ones(1, np.float32)  # weight_scale of the projection whose bias comes next
     for record in file.tensors.values():
         role = ROLES[record.key.role]
-        if role == "rope_frequencies":
+        if role.startswith("rope_"):
             continue
-        name = _module(record)
-        if record.key.part == 1:  # transformers adds the bias before it multiplies by the scale
-            yield _vector(f"{name}.bias", file.values(record)[0] / scale)
+        name, module = places.name(record.key), places.module(record.key)
+        place = places.place(record.key)[1]
+        if isinstance(place, Slice) or (family.transposed and role in TERNARY_LINEARS and record.key.part == 0):
+            if not isinstance(place, Slice) or place.at == 0:  # the others are in that of the first
+                yield _whole(file, record, architecture)
+        elif record.key.part == 1:  # transformers adds the bias before it multiplies by the scale
+            yield _vector(name, file.values(record)[0] / scale)
+        elif role in _DENSE:
+            yield _vector(name, file.values(record))
         elif role not in _MATRICES:
-            yield _vector(f"{name}.weight", file.values(record)[0])
+            gain = file.values(record)[0]
+            yield _vector(name, gain - 1 if family.one_plus and not role.endswith(LINEAR_NORM) else gain)
         elif _is_packed(record):
             scale = file.scales(record)
-            yield _Entry(f"{name}.weight", "U8", (record.rows // 4, record.cols), _packed_rows(file, record))
-            yield _vector(f"{name}.weight_scale", scale)
+            yield _Entry(name, "U8", (record.rows // 4, record.cols), _packed_rows(file, record))
+            yield _vector(f"{module}.weight_scale", scale)
         else:
             scale = np.ones(1, np.float32)
-            rows = functools.partial(value_rows, file, record)
-            yield _Entry(f"{name}.weight", "F32", (record.rows, record.cols), rows)
+            yield _Entry(name, "F32", (record.rows, record.cols), functools.partial(value_rows, file, record))
             if role != "embedding" and record.scope != encodings.SCALE_NONE:
-                yield _vector(f"{name}.weight_scale", scale)
-    if file.configs[0].tie_embeddings and _head_is_quantized(file):
+                yield _vector(f"{module}.weight_scale", scale)
+    if added := places.added():
+        yield _vector(added, np.zeros((1, file.configs[0].dim), np.float32))
+    if file.configs[0].tie_embeddings and head_is_quantized(file):
         yield _vector("lm_head.weight_scale", np.ones(1, np.float32))
+
+
+def _whole(file: PackedFile, record: Record, architecture: Architecture) -> _Entry:
+    """A tensor that several of ours make up, or one that lies there inputs × outputs; of floats."""
+    name = architecture.places.name(record.key)
+    roles = [ROLE[role] for role in TERNARY_LINEARS]
+    keys = [record.key._replace(role=role) for role in roles]
+    parts = [file.tensors[key] for key in keys if key in file.tensors and architecture.places.name(key) == name]
+    rows = sum(part.cols if record.key.part else part.rows for part in parts)
+
+    def values() -> Iterator[NDArray[Any]]:
+        matrix = np.concatenate([file.values(part) for part in parts], axis=1 if record.key.part else 0)
+        yield matrix if record.key.part else matrix.T
+
+    return _Entry(name, "F32", (rows,) if record.key.part else (record.cols, rows), values)
 
 
 def _vector(name: str, values: NDArray[np.float32]) -> _Entry:
