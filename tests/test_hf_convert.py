@@ -17,10 +17,12 @@ from bitnet_export import PackedFile
 from bitnet_export.convert.incoming import convert, open_source, pack_source
 from bitnet_export.foreign.hf.write import write_folder
 from bitnet_export.packed import encodings, records
-from bitnet_runtime import Model
+from bitnet_runtime import Model, UnsupportedModelError
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
+WAITING = pytest.mark.xfail(raises=UnsupportedModelError)  # until the engine has the mask of an encoder
+FAMILIES = [pytest.param(name, marks=[WAITING] * hf_families.is_encoder(name)) for name in hf_families.MAKE]
 LINEARS = {records.ROLE[role] for role in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
@@ -41,7 +43,7 @@ def engine(path: Path, tokens: torch.Tensor, **options: Any) -> np.ndarray[Any, 
     return np.array(rows)
 
 
-@pytest.mark.parametrize("name", hf_families.MAKE)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
     """The weights are numbers that f16 holds, so that nothing but the order of sums differs."""
     theirs = hf_families.save(name, tmp_path / "model")
@@ -57,7 +59,7 @@ def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> 
     assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", pytest.param("bert", marks=WAITING)])
 def test_int8_linears(name: str, tmp_path: Path) -> None:
     """`convert` holds the engine against torch; what the model computes moves a little, and the report says so."""
     theirs = hf_families.save(name, tmp_path / "model")
