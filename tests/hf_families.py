@@ -12,6 +12,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
+    DistilBertConfig,
+    DistilBertModel,
     Gemma2Config,
     Gemma2ForCausalLM,
     GemmaConfig,
@@ -66,13 +68,17 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     ),
     "bert": lambda: BertModel(BertConfig(**_SIZES)),
     "bert, masked": lambda: BertForMaskedLM(BertConfig(**_SIZES, type_vocab_size=1)),
+    "distilbert": lambda: DistilBertModel(
+        DistilBertConfig(vocab_size=VOCABULARY, dim=36, hidden_dim=52, n_layers=3, n_heads=3,
+                         max_position_embeddings=CONTEXT, attn_implementation="eager")
+    ),
     "roberta": lambda: RobertaModel(RobertaConfig(**_SIZES, pad_token_id=4)),
     "roberta, masked": lambda: RobertaForMaskedLM(RobertaConfig(**_SIZES)),
 }  # fmt: skip
 
 
 def is_encoder(name: str) -> bool:
-    return name.startswith(("bert", "roberta"))
+    return name.startswith(("bert", "distilbert", "roberta"))
 
 
 def make(name: str, dtype: torch.dtype = torch.float16, seed: int = 1) -> nn.Module:
@@ -99,6 +105,6 @@ def result(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """Logits, or of an encoder the states of the tokens: (n, T, ...)."""
     if type(model).__name__.endswith("ForMaskedLM"):
         model = model.base_model
-    out = model(tokens, use_cache=False)
+    out = model(tokens) if "distil" in model.config.model_type else model(tokens, use_cache=False)
     found: torch.Tensor = out.logits if "logits" in out else out.last_hidden_state
     return found

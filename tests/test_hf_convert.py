@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoModelForCausalLM
 
 import hf_families
@@ -23,6 +24,7 @@ torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the w
 
 WAITING = pytest.mark.xfail(raises=UnsupportedModelError)  # until the engine has the mask of an encoder
 FAMILIES = [pytest.param(name, marks=[WAITING] * hf_families.is_encoder(name)) for name in hf_families.MAKE]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "##s", "a", "b"]
 LINEARS = {records.ROLE[role] for role in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
@@ -143,3 +145,28 @@ def test_out_again(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(
             second.values(second.tensors[key]), first.values(record), atol=2.0**-23, rtol=2.0**-23
         )
+
+
+@WAITING
+def test_texts_become_vectors_as_sentence_transformers_has_them(tmp_path: Path) -> None:
+    """With the words of the folder and what they put before and behind a text; the mean, or what the folder says."""
+    theirs = hf_families.save("bert", tmp_path / "model")
+    words = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    words.add_special_tokens(WORDS[:5])
+    around = [("[CLS]", WORDS.index("[CLS]")), ("[SEP]", WORDS.index("[SEP]"))]
+    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    words.save(str(tmp_path / "model" / "tokenizer.json"))
+    texts = ["Hello worlds", "a b unknown a", "b"]
+    assert words.encode(texts[0]).tokens == ["[CLS]", "hello", "world", "##s", "[SEP]"]
+    for pooling, pick in (("mean", lambda x: x.mean(0)), ("cls", lambda x: x[0])):
+        (tmp_path / "model" / "1_Pooling").mkdir(exist_ok=True)
+        mode = {"pooling_mode_mean_tokens": pooling == "mean", "pooling_mode_cls_token": pooling == "cls"}
+        (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps(mode))
+        convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", tokens=64)
+        with Model.load(tmp_path / "m.bitnet", kv_type="f32") as model:
+            found = model.embed(texts)
+        for text, vector in zip(texts, found, strict=True):
+            states = hf_families.result(theirs, torch.tensor([words.encode(text).ids]))[0]
+            expected = torch.nn.functional.normalize(pick(states), dim=-1).numpy()
+            assert np.abs(vector - expected).max() <= 1e-5  # fp32 sums in another order

@@ -100,6 +100,12 @@ _THINKER_NAMES: Names = {
     "router": "moe.router", "gate": _thinker("gate_proj"), "up": _thinker("up_proj") + _thinker("fc1"),
     "down": _thinker("down_proj") + _thinker("fc2"), "embedding": "tok_emb", "final_norm": "norm",
 }  # fmt: skip
+_DISTILBERT_NAMES: Names = {
+    "q": "attention.q_lin", "k": "attention.k_lin", "v": "attention.v_lin", "o": "attention.out_lin",
+    "attn_post_norm": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2", "ffn_post_norm": "output_layer_norm",
+    "embedding": "distilbert.embeddings.word_embeddings", "position": "distilbert.embeddings.position_embeddings",
+    "embedding_norm": "distilbert.embeddings.LayerNorm",
+}  # fmt: skip
 
 
 def _bert(prefix: str) -> Names:
@@ -158,6 +164,15 @@ _ROBERTA = _BERT._replace(
     model_type="roberta", parts=(its.after_padding,), defaults={**_BERT.defaults, "pad_token_id": 1},
     names=_bert("roberta."), prefix="roberta.", aside=r"(roberta\.)?pooler\..*|lm_head\..*",
 )  # fmt: skip
+_DISTILBERT = Family(
+    "distilbert", _ENCODER, (), {"hidden_act": "gelu", "max_position_embeddings": 512, "rms_norm_eps": 1e-12},
+    fields={
+        "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim", "hidden_act": "activation",
+    },
+    neutral={"sinusoidal_pos_embds": (False, True)}, names=_DISTILBERT_NAMES, prefix="distilbert.",
+    layers="transformer.layer.", head=False, pooling="mean", aside=r"vocab_\w+\..*",
+)  # fmt: skip
 _GPT2_FAMILY = Family(
     "gpt2", _GPT2, (its.four_times_wider,),
     {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_new", "max_position_embeddings": 1024},
@@ -204,6 +219,8 @@ FAMILIES = {
     "BertModel": _BERT,
     "BertForMaskedLM": _BERT,
     "BertForPreTraining": _BERT,
+    "DistilBertModel": _DISTILBERT,
+    "DistilBertForMaskedLM": _DISTILBERT,
     "RobertaModel": _ROBERTA,
     "RobertaForMaskedLM": _ROBERTA,
     "XLMRobertaModel": _ROBERTA._replace(model_type="xlm-roberta"),

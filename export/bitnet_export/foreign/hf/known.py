@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = {
     "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "n_ctx", "reorder_and_upcast_attn",
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-    "pooler_size_per_head", "pooler_type",
+    "pooler_size_per_head", "pooler_type", "qa_dropout", "seq_classif_dropout", "tie_weights_",
     # of a Thinker, for its training
     "dropout", "lr", "wd", "warmup_steps", "max_steps", "batch_size", "max_grad_norm", "val_split", "seed", "data_path",
     "save_dir", "save_every", "val_freq", "checkpoint_freq", "print_freq", "num_workers", "gradient_accumulation_steps",

@@ -87,8 +87,8 @@ def _is_ternary(weights: Weights, key: Key) -> bool:
     """Whether a projection holds codes, or floats that are. A matrix of zeros says nothing."""
     if weights.entry(key).dtype == "U8":
         return True
-    values = weights.matrix(key)
-    return bool(values.all().any()) and ternary_values(values) is not None
+    found = ternary_values(weights.matrix(key))
+    return found is not None and bool(found.codes.any())
 
 
 def _left_alone(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> frozenset[str]:
