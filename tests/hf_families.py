@@ -31,8 +31,6 @@ from transformers import (
     RobertaModel,
 )
 
-import hf_models
-
 VOCABULARY, CONTEXT = 301, 50
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 36, "intermediate_size": 52, "num_hidden_layers": 3,
@@ -82,10 +80,14 @@ def is_encoder(name: str) -> bool:
 
 
 def make(name: str, dtype: torch.dtype = torch.float16, seed: int = 1) -> nn.Module:
-    """fp32, of values that dtype holds."""
-    torch.manual_seed(seed)
-    model = MAKE[name]().eval()
-    hf_models.randomize(model, dtype, seed, norms=0.0 if name.startswith("gemma") else 1.0)
+    """fp32, of values that dtype holds, large enough that every part of the model matters."""
+    model, random = MAKE[name]().eval(), torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        for kind, p in module.named_parameters(recurse=False):
+            norm = type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
+            mean = 1.0 if norm and kind == "weight" and not name.startswith("gemma") else 0.0
+            std = 1.0 if isinstance(module, nn.Embedding) else 0.2 if norm or kind == "bias" else 0.1
+            p.data = (torch.randn(p.shape, generator=random) * std + mean).to(dtype).float()
     return model
 
 
