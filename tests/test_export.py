@@ -327,7 +327,7 @@ def test_an_engine_that_computes_something_else_is_found(
     right = module.engine_scores
     for error, message in (
         (lambda s: s - 3e-5, "median difference in short prompts"),
-        (lambda s: np.where(np.arange(s.shape[1]) > 20, s - 0.5, s), "mean difference in a long text"),
+        (lambda s: s - 0.5 * (s.size > 64 * 7), "mean difference in a long text"),  # more than the prompts have
         (lambda s: s * np.nan, "nan nats"),
     ):
         monkeypatch.setattr(module, "engine_scores", lambda *args, error=error: error(right(*args)))

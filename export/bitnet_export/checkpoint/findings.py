@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
-"""log p(token | those before it in its window), (n, T - 1); of a model without a head vectors, (n, D)."""
+"""log p of the tokens that are asked for (`scoring`), text after text; without a head the numbers of vectors."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ class Agreement:
 
     @classmethod
     def of(
-        cls, engine: Scores, torch32: Scores, torch64: Scores, length: int | None = None, *, vectors: bool = False
+        cls, engine: Scores, torch32: Scores, torch64: Scores, shape: tuple[int, ...], *, vectors: bool = False
     ) -> Self:
-        """torch64 may be of the first windows only. length: tokens of a window; None: one more than its scores."""
+        """torch64 may be of the first windows only. shape: windows, and tokens of each."""
+        engine, torch32, torch64 = engine.ravel(), torch32.ravel(), torch64.ravel()
         difference, floor = engine - torch32, np.abs(torch64 - torch32[: len(torch64)])
         return cls(
-            windows=len(engine),
-            tokens=len(engine) * (length or engine.shape[1] + 1),
+            windows=shape[0],
+            tokens=shape[0] * shape[1],
             median=float(np.median(np.abs(difference))),
             mean=float(np.abs(difference).mean()),
             worst=float(np.abs(difference).max()),
@@ -129,6 +130,7 @@ class Report:
     zero_fraction: tuple[float, ...]  # of each layer's ternary weights
     tensors_equal: int
     text: str  # where the compared tokens come from
+    asked: str  # what of them is compared: "tokens", "tokens behind a prefix", "hidden tokens" or "vectors of texts"
     short: Agreement
     long: Agreement
     head: HeadCost
@@ -145,6 +147,11 @@ class Report:
             f"unfinished saved when quantizers counted {100 * self.quantized:.0f} %, of which the file has 100 %: "
             "let the run end, with bitnet train --resume --out RUN"
         )
+        loss = [
+            f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
+            f"difference {long.loss_engine - long.loss_torch:+.1e}, of {self.asked}",
+            f"head       {self.head}",
+        ]
         return "\n".join(
             [
                 *([unfinished] if self.quantized < 1 else []),
@@ -157,9 +164,7 @@ class Report:
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
-                f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
-                f"difference {long.loss_engine - long.loss_torch:+.1e}",
-                f"head       {self.head}",
+                *([] if long.vectors else loss),
                 f"inputs     {self.zero_inputs}" + ("; the engine leaves them out" if self.sparse else ""),
             ]
         )

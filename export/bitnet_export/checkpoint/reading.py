@@ -45,7 +45,8 @@ class EngineReader:
 
     def embed(self, text: Text) -> Floats:
         pooling = "last" if self.config.pooling == "none" else self.config.pooling
-        vector: Floats = self.session.embed(text.tolist() if text.ndim == 1 else text, pooling)
+        embed = self.session.embed if text.ndim == 1 else self.session.embed_embeddings
+        vector: Floats = embed(text.tolist() if text.ndim == 1 else text, pooling)
         return vector
 
 

@@ -18,7 +18,7 @@ def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]
     from bitnet.data import corpus, tokenizer
 
     if not checkpoint.has_tokenizer:
-        drawn = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, n)
+        drawn = np.random.default_rng(0).integers(0, max(checkpoint.config.vocab_size, 1), n)
         return drawn, "random tokens (the checkpoint has no tokenizer)"
     words = checkpoint.words
     try:
@@ -34,6 +34,13 @@ def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]
             if len(ids) >= n:
                 break
     return np.array(ids[:n]), " and ".join(used) + (f" (the validation text cannot be read: {missing})" * bool(missing))
+
+
+def mask_token_of(checkpoint: Checkpoint) -> int:
+    """What stands for a hidden token; any token where none is made for it."""
+    names = ("<|mask|>", "[MASK]", "<mask>") if checkpoint.has_tokenizer else ()
+    found = (checkpoint.words.token_to_id(name) for name in names)
+    return next((token for token in found if token is not None), 0)
 
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:

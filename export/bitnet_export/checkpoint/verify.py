@@ -8,7 +8,8 @@ So there are three questions, the distance between torch in fp64 and in fp32 bei
 - A long text: is the mean difference that of rounding events, or larger?
 - The same: do the differences cancel, so that the loss is the same?
 
-Of a model without a head the vectors of the texts are compared, number by number, in the same way.
+Of a model without a head the vectors of the texts are compared, number by number, in the same way. What
+others are asked, `scoring` says.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from bitnet_export.packed.reader import PackedFile
 
 from .findings import Agreement, HeadCost, Report, Scores, ZeroInputs
 from .quantized import quantized
-from .real_text import real_tokens
+from .real_text import mask_token_of, real_tokens
+from .scoring import MAX_LOGITS, Texts, engine_scores, texts_of, torch_scores
 from .sparsity import counting_zero_inputs
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ FLOOR_TOKENS = 8192  # of the long text, scored in fp64 too
 EXACT = 1e-5  # nats a token; fp32 noise where no activation changed its code
 ROUNDED = 3e-3  # nats a token; after one did
 LOSS = 1e-4  # nats, of the mean over a long text
-
-MAX_LOGITS = 1 << 24  # torch computes at a time: 128 MB in fp64
 
 
 class VerificationError(ValueError):
@@ -67,21 +66,26 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
     model = _with_head(trained, packed_file.configs[0].head_format)
     facts = _check_weights(packed_file, model)
     ids, source = real_tokens(checkpoint, max(tokens, SHORT * PROMPTS))
-    length = min(model.config.max_context, len(ids), max(SHORT, MAX_LOGITS // model.config.vocab_size))
-    prompts, text = _windows(ids[: SHORT * PROMPTS], min(SHORT, length)), _windows(ids[: max(tokens, length)], length)
+    config = model.config
+    length = min(config.max_context, len(ids), max(SHORT, MAX_LOGITS // max(config.vocab_size, 1)))
+    mask_token, short_length = mask_token_of(checkpoint), min(SHORT, length)
+    prompts = texts_of(config, _windows(ids[: SHORT * PROMPTS], short_length), mask_token)
+    text = texts_of(config, _windows(ids[: max(tokens, length)], length), mask_token)
     reference = copy.deepcopy(model).double()
     with counting_zero_inputs(model) as counts:
-        scores = _torch_scores(model, text)
+        scores = torch_scores(model, text)
     with Model.load(file, kv_type="f32") as engine:
-        short = _agreement(engine, _torch_scores(model, prompts), reference, prompts)
-        long = _agreement(engine, scores, reference, text)
-    check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
-    check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean)
-    check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
+        short = _agreement(engine, torch_scores(model, prompts), reference, prompts, short_length)
+        long = _agreement(engine, scores, reference, text, length)
+    unit = "nats a token" if config.has_head else "of a number of a vector"
+    check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median, unit)
+    check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean, unit)
+    check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error, unit)
     return Report(
         checkpoint=checkpoint.folder.name,
         quantized=amount if isinstance(amount := checkpoint.state_if_any.get("quantized"), float) else 1.0,
         text=source,
+        asked=text.what,
         short=short,
         long=long,
         head=_head_cost(trained, model, text, scores),
@@ -90,10 +94,10 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
     )
 
 
-def check_limit(what: str, found: float, limit: float) -> None:
+def check_limit(what: str, found: float, limit: float, unit: str = "nats a token") -> None:
     if not found <= limit:  # NaN fails too
         raise VerificationError(
-            f"engine against torch: {what} is {found:.1e} nats a token, expected at most {limit:.1e}; "
+            f"engine against torch: {what} is {found:.1e} {unit}, expected at most {limit:.1e}; "
             "the engine does not compute this model right, please report it"
         )
 
@@ -141,49 +145,18 @@ def _stored(
     return [("codes", file.codes(record), numbers), ("scales", file.scales(record), scales.ravel())]
 
 
-# ---- log-probabilities ----
+# ---- scores ----
 
 
 def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return ids[: len(ids) // length * length].reshape(-1, length)
 
 
-def _agreement(engine: Model, torch32: Scores, reference: Transformer, windows: NDArray[np.int64]) -> Agreement:
-    """windows: (n, T) token ids, each window a text of its own. torch32: their scores. reference: the model in fp64."""
-    few = windows[: math.ceil(FLOOR_TOKENS / windows.shape[1])]
-    found, exact = engine_scores(engine, windows), _torch_scores(reference, few)
-    return Agreement.of(found, torch32, exact, windows.shape[1], vectors=not engine.has_head)
-
-
-def engine_scores(engine: Model, windows: NDArray[np.int64]) -> Scores:
-    """log p(token | those before it in its window): (n, T - 1). Without a head the windows' vectors: (n, D)."""
-    if not engine.has_head:
-        return engine.embed(windows.tolist(), pooling=engine.pooling or "last").astype(np.float64)
-    with engine.session(n_ctx=windows.shape[1]) as session:
-
-        def score(row: Sequence[int]) -> list[float]:
-            session.reset()
-            return session.score(row)[1:]
-
-        return np.array([score(row.tolist()) for row in windows])
-
-
-def _torch_scores(model: Transformer, windows: NDArray[np.int64]) -> Scores:
-    import torch
-
-    rows = max(1, MAX_LOGITS // (windows.shape[1] * model.config.vocab_size))
-    scores: list[Scores] = []
-    with torch.inference_mode():
-        for start in range(0, len(windows), rows):
-            tokens = torch.from_numpy(windows[start : start + rows])
-            if not model.config.has_head:
-                pooling = model.config.pooling
-                scores.append(model.embed(tokens, "last" if pooling == "none" else pooling).double().numpy())
-                continue
-            logits = model(tokens[:, :-1]).double()
-            target = logits.gather(-1, tokens[:, 1:, None])[..., 0]
-            scores.append((target - logits.logsumexp(-1)).numpy())
-    return np.concatenate(scores)
+def _agreement(engine: Model, torch32: Scores, reference: Transformer, texts: Texts, length: int) -> Agreement:
+    """torch32: the scores of the texts, of windows of `length` tokens. reference: the model in fp64."""
+    exact = torch_scores(reference, texts[: math.ceil(FLOOR_TOKENS / length)])
+    found = engine_scores(engine, reference.config, texts)
+    return Agreement.of(found, torch32, exact, (len(texts), length), vectors=texts.targets is None)
 
 
 # ---- the price of the head ----
@@ -196,7 +169,7 @@ def _with_head(model: Transformer, head_format: str) -> Transformer:
     return other
 
 
-def _head_cost(trained: Transformer, model: Transformer, windows: NDArray[np.int64], scores: Scores) -> HeadCost:
-    """scores: of `windows` by `model`, which is `trained` with its own head format."""
-    as_trained = scores if model.config == trained.config else _torch_scores(trained, windows)
+def _head_cost(trained: Transformer, model: Transformer, texts: Texts, scores: Scores) -> HeadCost:
+    """scores: of `texts` by `model`, which is `trained` with its own head format."""
+    as_trained = scores if model.config == trained.config else torch_scores(trained, texts)
     return HeadCost.of(model.config.head_format, trained.config.head_format, scores, as_trained)

@@ -25,7 +25,8 @@ from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model.transformer import pooled
 from bitnet.quant import stored_rows
 from bitnet_export.checkpoint.findings import Agreement, Checked, HeadCost, Scores
-from bitnet_export.checkpoint.verify import EXACT, LOSS, SHORT, VerificationError, check_limit, engine_scores
+from bitnet_export.checkpoint.scoring import engine_scores, texts_of
+from bitnet_export.checkpoint.verify import EXACT, LOSS, SHORT, VerificationError, check_limit
 from bitnet_export.foreign.source import Progress, Source, Ternary
 from bitnet_export.foreign.source import Tensor as Stored
 from bitnet_export.packed.reader import PackedFile
@@ -70,7 +71,7 @@ def verify_source(
     progress("comparing with the source: the engine")
     with Model.load(path, kv_type="f32", verify=False) as engine:
         all_logits = _prompt_logits(engine, texts[0]) if config.has_head else None
-        found = [engine_scores(engine, windows) for windows in texts]
+        found = [engine_scores(engine, config, texts_of(config, windows)) for windows in texts]
     progress("comparing with the source: the reference, layer by layer")
     with torch.inference_mode():
         states = hidden_states(source, passes, weights.compare)
@@ -78,7 +79,7 @@ def verify_source(
             _vectors(config, states) if all_logits is None else _log_probabilities(source, passes, states, all_logits)
         )
     short, long = (
-        Agreement.of(found[i], ref32[i], ref64[i], texts[i].shape[1], vectors=not config.has_head) for i in (0, 1)
+        Agreement.of(found[i], ref32[i], ref64[i], texts[i].shape, vectors=not config.has_head) for i in (0, 1)
     )
     noise = float(np.abs(noisy[-1] - ref32[-1]).mean())
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)

@@ -1,0 +1,140 @@
+"""How well a model says a text, or what vector it has of it: in the engine and in torch, whatever the family.
+
+A causal model says each token from those before it. With a prefix it says what follows that, a bidirectional
+model with a head tokens that are hidden from it, one without gives the vector of a text. A model that takes
+vectors is given random ones, and its logits are as good a comparison as those of real text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet.config import ModelConfig
+
+from .findings import Scores
+from .reading import EngineReader
+
+if TYPE_CHECKING:
+    from bitnet.model.transformer import Transformer
+    from bitnet_runtime import Model, Session
+
+MAX_LOGITS = 1 << 24  # torch computes at a time: 128 MB in fp64
+
+HIDDEN = 0.15  # of the tokens of a text, as in training
+NOTHING = -100  # a position of which no token is asked
+
+
+@dataclass(frozen=True)
+class Texts:
+    """n texts of T tokens each."""
+
+    inputs: NDArray[Any]  # (n, T) token ids, or (n, T, D) vectors
+    targets: NDArray[np.int64] | None = None  # (n, T), what the logits of a position are to say; None: no head
+    prefixes: NDArray[np.int64] | None = None  # (n,), how many tokens of a text all others see
+    hidden: bool = False  # targets stand at their own place, not at the one before
+
+    def __getitem__(self, rows: slice) -> Texts:
+        inputs, targets, prefixes = (
+            None if x is None else x[rows] for x in (self.inputs, self.targets, self.prefixes)
+        )  # fmt: skip
+        assert inputs is not None
+        return Texts(inputs, targets, prefixes, self.hidden)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def what(self) -> str:
+        """That is compared, in words."""
+        if self.targets is None:
+            return "vectors of texts"
+        return "hidden tokens" if self.hidden else "tokens behind a prefix" if self.prefixes is not None else "tokens"
+
+
+def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -> Texts:
+    """What a model is asked of windows (n, T) of token ids. mask_token: that stands for a hidden one."""
+    inputs: NDArray[Any] = ids
+    targets: NDArray[np.int64] | None = None
+    prefixes: NDArray[np.int64] | None = None
+    hidden = config.mask == "bidirectional"
+    if config.has_head and hidden:
+        inputs, targets = _hide(ids, mask_token)
+    elif config.has_head:
+        inputs, targets = ids[:, :-1], ids[:, 1:]
+        if config.mask == "prefix":  # from one token to all
+            prefixes = np.linspace(1, inputs.shape[1], len(ids)).astype(np.int64)
+            inside = np.arange(inputs.shape[1]) < prefixes[:, None] - 1  # the prefix's last token says what follows
+            targets = np.where(inside, NOTHING, targets)
+    if config.input != "tokens":
+        inputs = np.random.default_rng(1).standard_normal((*inputs.shape, config.dim), np.float32)
+    return Texts(inputs, targets, prefixes, hidden)
+
+
+def _hide(ids: NDArray[np.int64], mask_token: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A share of the tokens of each text, at least one; always the same."""
+    chances = np.random.default_rng(0).random(ids.shape)
+    asked = (chances < HIDDEN) | (chances == chances.min(1, keepdims=True))
+    return np.where(asked, mask_token, ids), np.where(asked, ids, NOTHING)
+
+
+# ---- the engine ----
+
+
+def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
+    """log p of the targets, text after text; without a head the numbers of the vectors."""
+    if texts.targets is None and texts.inputs.ndim == 2:
+        return engine.embed(texts.inputs.tolist(), pooling=engine.pooling or "last").astype(np.float64).ravel()
+    with engine.session(n_ctx=min(texts.inputs.shape[1] + 1, config.max_context)) as session:
+        return np.concatenate([_of_one(session, config, texts[i : i + 1]) for i in range(len(texts))])
+
+
+def _of_one(session: Session, config: ModelConfig, text: Texts) -> Scores:
+    reader, (inputs,) = EngineReader(session, config), text.inputs
+    reader.restart()
+    if text.targets is None:
+        return reader.embed(inputs).astype(np.float64)
+    (targets,) = text.targets
+    prefix = 0 if text.prefixes is None else int(text.prefixes[0])
+    if inputs.ndim == 1 and not text.hidden:
+        tokens = [*inputs.tolist(), int(targets[-1])]
+        if prefix:
+            reader.session.append_prefix(tokens[:prefix])
+        return np.array(session.score(tokens[prefix:])[0 if prefix else 1 :])
+    parts = [part for part in np.split(inputs, [prefix]) if len(part)]
+    rows = np.concatenate([reader.read(part, prefix > 0 and i == 0) for i, part in enumerate(parts)])
+    asked = targets != NOTHING
+    x = rows[asked].astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    chosen: Scores = x[np.arange(len(x)), targets[asked]] - np.log(np.exp(x).sum(-1))
+    return chosen
+
+
+# ---- torch ----
+
+
+def torch_scores(model: Transformer, texts: Texts) -> Scores:
+    """The same of a model in fp32 or fp64."""
+    import torch
+
+    config, scores = model.config, []
+    rows = max(1, MAX_LOGITS // (texts.inputs.shape[1] * max(config.vocab_size, 1)))
+    with torch.inference_mode():
+        for start in range(0, len(texts), rows):
+            part = texts[start : start + rows]
+            inputs = torch.from_numpy(part.inputs)
+            if inputs.is_floating_point():
+                inputs = inputs.to(next(model.parameters()).dtype)
+            if part.targets is None:
+                pooling = "last" if config.pooling == "none" else config.pooling
+                scores.append(model.embed(inputs, pooling).double().numpy().ravel())
+                continue
+            prefixes = None if part.prefixes is None else torch.from_numpy(part.prefixes)
+            targets, logits = torch.from_numpy(part.targets), model(inputs, None, prefixes).double()
+            asked = targets != NOTHING
+            target = logits[asked].gather(-1, targets[asked][:, None])[:, 0]
+            scores.append((target - logits[asked].logsumexp(-1)).numpy())
+    return np.concatenate(scores)
