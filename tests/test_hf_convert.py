@@ -18,12 +18,10 @@ from bitnet_export import PackedFile
 from bitnet_export.convert.incoming import convert, open_source, pack_source
 from bitnet_export.foreign.hf.write import write_folder
 from bitnet_export.packed import encodings, records
-from bitnet_runtime import Model, UnsupportedModelError
+from bitnet_runtime import Model
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
-WAITING = pytest.mark.xfail(raises=UnsupportedModelError)  # until the engine has the mask of an encoder
-FAMILIES = [pytest.param(name, marks=[WAITING] * hf_families.is_encoder(name)) for name in hf_families.MAKE]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "##s", "a", "b"]
 LINEARS = {records.ROLE[role] for role in ("q", "k", "v", "o", "gate", "up", "down")}
 
@@ -45,7 +43,7 @@ def engine(path: Path, tokens: torch.Tensor, **options: Any) -> np.ndarray[Any, 
     return np.array(rows)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", hf_families.MAKE)
 def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
     """The weights are numbers that f16 holds, so that nothing but the order of sums differs."""
     theirs = hf_families.save(name, tmp_path / "model")
@@ -61,7 +59,7 @@ def test_the_engine_gives_what_transformers_gives(name: str, tmp_path: Path) -> 
     assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", pytest.param("bert", marks=WAITING)])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", "bert"])
 def test_int8_linears(name: str, tmp_path: Path) -> None:
     """`convert` holds the engine against torch; what the model computes moves a little, and the report says so."""
     theirs = hf_families.save(name, tmp_path / "model")
@@ -147,7 +145,6 @@ def test_out_again(name: str, tmp_path: Path) -> None:
         )
 
 
-@WAITING
 def test_texts_become_vectors_as_sentence_transformers_has_them(tmp_path: Path) -> None:
     """With the words of the folder and what they put before and behind a text; the mean, or what the folder says."""
     theirs = hf_families.save("bert", tmp_path / "model")
