@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import bitnet_cli
 import hf_families
@@ -39,6 +46,9 @@ FAST = ["--threads", "1", "--steps", "8", "--batch", "4", "--context", "24", "--
 def full_precision(family: str) -> torch.nn.Module:
     if family == "llama":
         model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False))
+    elif family == "mixtral":
+        experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+        model = MixtralForCausalLM(MixtralConfig(**SHAPE, **experts))
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
     hf_models.randomize(model, torch.float32, seed=1)
@@ -51,7 +61,7 @@ def save(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "mixtral"])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
     model = full_precision(request.param)
     return model, save(model, tmp_path_factory.mktemp("source") / request.param)
@@ -252,9 +262,9 @@ def test_sub_norms_are_added_and_calibrated(source: tuple[torch.nn.Module, Path]
     config = start.defaults()[1].replace(sub_norm=True)
     tokens = torch.randint(0, 300, (4, 24), generator=torch.Generator().manual_seed(0))
     model, inserted = source_model.build(start, config)
-    assert sorted(inserted) == sorted(
-        f"layers.{i}.{kind}_sub_norm.weight" for i in range(2) for kind in ("attn", "ffn")
-    )
+    experts = [f"experts.{i}." for i in range(config.n_experts)] or [""]
+    places = ["attn_sub_norm", *(f"{expert}ffn_sub_norm" for expert in experts)]
+    assert sorted(inserted) == sorted(f"layers.{i}.{place}.weight" for i in range(2) for place in places)
     plain = source_model.build(start, start.config)[0]
 
     def distance() -> float:
@@ -264,6 +274,8 @@ def test_sub_norms_are_added_and_calibrated(source: tuple[torch.nn.Module, Path]
     before = distance()
     source_model.calibrate(model, inserted, tokens)
     assert distance() < 0.7 * before
+    source_model.calibrate(model, inserted, tokens[:1, :1])  # of experts that no token takes nothing is known
+    assert all(bool(model.get_parameter(name).isfinite().all()) for name in inserted)
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert run("finetune", source[1], "--data", text, *FAST, "--set", "sub_norm=true", "--out", tmp_path / "run") == 0
     assert Checkpoint.open(tmp_path / "run").config.sub_norm

@@ -103,6 +103,8 @@ def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *told: Te
     """
 
     def measure(norm: RMSNorm, args: tuple[Tensor, ...]) -> None:
+        if not args[0].numel():  # of an expert that no token took
+            return
         norm.weight.fill_(args[0].float().square().mean(-1).sqrt().mean().clamp(min=norm.eps))
 
     norms = [model.get_submodule(name.removesuffix(".weight")) for name in inserted]
