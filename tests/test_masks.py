@@ -43,7 +43,8 @@ BERT = PLAIN.replace(
     final_norm=False, activation="gelu_erf", ffn="plain", qkv_bias=True, o_bias=True, ffn_bias=True, n_heads=3,
     n_kv_heads=3, pooling="first",
 )  # fmt: skip
-KINDS = {"plain": PLAIN, "local": LOCAL, "mixed": MIXED, "bert": BERT}
+EXPERTS = LOCAL.replace(n_experts=5, experts_per_token=2)
+KINDS = {"plain": PLAIN, "local": LOCAL, "mixed": MIXED, "bert": BERT, "experts": EXPERTS}
 MASKS = ("causal", "bidirectional", "prefix")
 
 
