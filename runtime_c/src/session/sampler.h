@@ -29,12 +29,11 @@ size_t bn_sample_scratch_size(uint32_t vocab);
 bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler);
 
 /* logits: float[vocab], vocab in 1..2^31-1; sampler as in the public header. tokens: the text so
- * far, oldest first, BN_NO_TOKEN where there is none, read by the penalties only; may be NULL when n_tokens
- * is 0. *rng advances by
- * one draw and *token is set on success only; scratch holds nothing between calls. Fails with
- * BN_ERR_ARGUMENT (a parameter is NaN or out of range, a bias token is not in the vocabulary),
- * BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC (some x is NaN or +infinity, or all are
- * -infinity). */
+ * far, oldest first, BN_NO_TOKEN where there is none, read by the penalties only; may be NULL when
+ * n_tokens is 0. *rng advances by one draw and *token is set on success only; scratch holds nothing
+ * between calls. Fails with BN_ERR_ARGUMENT (a parameter is NaN or out of range, a bias token is
+ * not in the vocabulary), BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC (some x is NaN
+ * or +infinity, or all are -infinity). */
 bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
                     const int32_t *tokens, int32_t n_tokens, uint64_t *rng, void *scratch,
                     const bn_kernels *kernels, int32_t *token);
