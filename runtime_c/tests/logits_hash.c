@@ -96,6 +96,54 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
         tiny_tensor(w, TINY_NONE, role, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
 }
 
+/* Three tall experts of which a token takes two, in every encoding: of the first, rows go through
+ * tables, a column that is not full and rows that are left over. */
+static void mixture_decoder(tiny_writer *w) {
+    enum { EXPERTS = 3 };
+    const uint32_t one = tiny_float_bits(1);
+    const uint32_t words[48] = {[2] = VOCAB,
+                                [3] = DIM,
+                                [4] = 1,
+                                [5] = HEADS,
+                                [6] = KV_HEADS,
+                                [7] = HEAD,
+                                [8] = TALL_FFN,
+                                [9] = TOKENS,
+                                [12] = PRE_NORM | TINY_FINAL_NORM,
+                                [13] = one,
+                                [15] = SILU,
+                                [16] = EXPERTS,
+                                [17] = 2,
+                                [19] = one,
+                                [20] = 4,
+                                [21] = 1,
+                                [22] = one,
+                                [23] = one,
+                                [24] = tiny_float_bits(0.22f),
+                                [28] = 1,
+                                [29] = HEAD,
+                                [31] = 1};
+    const unsigned gate[] = {4, 4, 5}, up[] = {4, 7, 6}, down[] = {4, 8, 2};
+    const unsigned scope[] = {[4] = 1, [5] = 1, [6] = 2, [7] = 1, [8] = 2};
+    tiny_stack(w, words, "mixture");
+    tiny_tensor(w, 0, 1, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, 0, 2, TINY_NONE, 0, 4, 1, HEADS * HEAD, DIM);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 4, 1, KV_HEADS * HEAD, DIM);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
+    tiny_tensor(w, 0, 10, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, 0, 11, TINY_NONE, 0, 2, 0, EXPERTS, DIM);
+    for (unsigned e = 0; e < EXPERTS; e++)
+        tiny_with_bias(w, 0, 12, e, gate[e], scope[gate[e]], TALL_FFN, DIM);
+    for (unsigned e = 0; e < EXPERTS; e++)
+        tiny_with_bias(w, 0, 13, e, up[e], scope[up[e]], TALL_FFN, DIM);
+    for (unsigned e = 0; e < EXPERTS; e++)
+        tiny_with_bias(w, 0, 15, e, down[e], scope[down[e]], DIM, TALL_FFN);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+}
+
 static void relu2_decoder(tiny_writer *w) {
     decoder(w, PRE_NORM | SUB_NORM, RELU2, 0, 0, 0);
 }
@@ -235,10 +283,10 @@ static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn
 static const struct {
     void (*recipe)(tiny_writer *);
     bn_kv_type type;
-} models[] = {{relu2_decoder, BN_KV_F16},         {silu_decoder, BN_KV_F32},
-              {relu2_decoder, BN_KV_INT8},        {gelu_decoder, BN_KV_F16},
-              {tall_decoder, BN_KV_F16},          {tiny_original, BN_KV_F32},
-              {bidirectional_encoder, BN_KV_F16}, {prefix_decoder, BN_KV_INT8}};
+} models[] = {
+    {relu2_decoder, BN_KV_F16},         {silu_decoder, BN_KV_F32},    {relu2_decoder, BN_KV_INT8},
+    {gelu_decoder, BN_KV_F16},          {tall_decoder, BN_KV_F16},    {tiny_original, BN_KV_F32},
+    {bidirectional_encoder, BN_KV_F16}, {prefix_decoder, BN_KV_INT8}, {mixture_decoder, BN_KV_F16}};
 enum { MODELS = sizeof models / sizeof *models };
 
 int main(int argc, char **argv) {
