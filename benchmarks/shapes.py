@@ -17,10 +17,7 @@ SHAPES: dict[str, ModelConfig] = {
 
 # Other families. A token of "experts-2b" meets as many weights as one of 2B4T; "thinker-moe" is a small decoder.
 FAMILIES: dict[str, ModelConfig] = {
-    "thinker-moe": ModelConfig(
-        vocab_size=5000, dim=256, n_layers=4, n_heads=4, n_kv_heads=4, head_dim=64, ffn_dim=1024, max_context=512,
-        activation="silu", sub_norm=False, tie_embeddings=False, n_experts=8, experts_per_token=2,
-    ),
+    "thinker-moe": PRESETS["thinker-moe"],
     "experts-2b": PRESETS["bitnet-2b4t"].replace(
         n_experts=8, experts_per_token=2, ffn_dim=PRESETS["bitnet-2b4t"].ffn_dim // 2, activation="silu",
     ),
