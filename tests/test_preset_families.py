@@ -46,3 +46,13 @@ def test_the_transformer_of_2017() -> None:
 def test_learned_positions() -> None:
     extra = names_of(PRESETS["mini-gpt-learned"]) - names_of(PRESETS["mini-gpt"])
     assert extra == {"position.weight"}
+
+
+def test_a_ternary_head_is_trained_and_exported(sentences: str, tmp_path: Path) -> None:
+    """With a bias, both learnt; the export compares it with the engine."""
+    options = ("--set", "head_format=ternary", "--set", "tie_embeddings=no", "--set", "head_bias=yes", "--steps", "3")
+    assert bitnet("train", *TINY, *options, "--data", sentences, "--out", tmp_path / "run") == 0
+    first, last = (Checkpoint(tmp_path / "run" / name) for name in ("step-000000", "step-000003"))
+    for name in ("head.weight", "head.bias"):
+        assert not first.tensor(name).equal(last.tensor(name))
+    assert bitnet("export", tmp_path / "run", tmp_path / "model.bitnet") == 0
