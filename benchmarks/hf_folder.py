@@ -17,7 +17,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
+from bitnet.presets import PRESETS
 
 CHUNK = 1 << 22  # values drawn at a time
 

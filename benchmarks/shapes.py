@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
+from bitnet.presets import PRESETS
 
 # Decoders of three sizes, with room for 4,096 tokens of context and more.
 SHAPES: dict[str, ModelConfig] = {

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bitnet import config, settings
-from bitnet.config import OTHER_ISSUES, PRESETS, ModelConfig
+from bitnet.config import NOT_YET, ModelConfig
+from bitnet.presets import PRESETS
 from bitnet.settings import CONVERSION, PRESET_SETTINGS, Settings, default_of
 
 HEAD = """# Presets and options
@@ -89,7 +90,7 @@ def _training() -> list[str]:
 def _model() -> list[str]:
     """The fields of ModelConfig under the headings that its source has, each with the comment beside it."""
     lines = ["## Model: `--set NAME=VALUE`, or `[model]`", ""]
-    others = ", ".join(f"`{name}`" for name in OTHER_ISSUES)
+    others = ", ".join(f"`{name}`" for name in NOT_YET)
     lines += [f"Images, drafts and adapters can be said and are not trained yet. Of {others}"]
     lines += ["values that mean them are refused.", ""]
     fields = {f.name: f for f in dataclasses.fields(ModelConfig)}

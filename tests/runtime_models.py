@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
+from bitnet.presets import PRESETS
 from bitnet_export import Encoded, random_model, write_packed
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary

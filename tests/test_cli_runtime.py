@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.config import PRESETS
+from bitnet.presets import PRESETS
 from bitnet_export import random_model
 from bitnet_runtime import Model
 from bitnet_runtime.model import KV_TYPES

@@ -13,7 +13,8 @@ import pytest
 
 import bitnet_cli
 from bitnet import reference
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
+from bitnet.presets import PRESETS
 from bitnet.settings import Settings, default_of, of_source
 from bitnet.train.resolve import Given, resolve
 

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from bitnet.config import PRESETS
 from bitnet.data import conversations
+from bitnet.presets import PRESETS
 from bitnet_cli import main
 from bitnet_export import random_model
 from bitnet_runtime.session import Session

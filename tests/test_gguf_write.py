@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import bitnet_cli
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
 from bitnet.data import tokenizer as built_in
+from bitnet.presets import PRESETS
 from bitnet_export import PackedFile, random_model
 from bitnet_export.convert.incoming import open_source, pack_source
 from bitnet_export.foreign.gguf import blocks

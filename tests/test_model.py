@@ -13,10 +13,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
 from bitnet.model.layers import rotate
 from bitnet.model.positions import rope_frequencies
 from bitnet.model.transformer import Transformer
+from bitnet.presets import PRESETS
 
 Array = NDArray[np.float64]
 

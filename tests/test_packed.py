@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import packed_files
-from bitnet.config import CHOICES, PRESETS, ModelConfig
+from bitnet.config import CHOICES, ModelConfig
+from bitnet.presets import PRESETS
 from bitnet_export import Encoded, PackedFile, random_model, write_packed
 from bitnet_export.packed import encodings, records, writer
 from bitnet_export.packed.records import Spec, expected_tensors
@@ -308,7 +309,7 @@ def test_writing_holds_one_tensor_in_memory(tmp_path: Path) -> None:
     """A 190 MB model within 100 MB beyond the interpreter: its largest tensor has 33 MB."""
     script = """
 import resource, sys
-from bitnet.config import PRESETS
+from bitnet.presets import PRESETS
 from bitnet_export import random_model
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 random_model(PRESETS["bitnet-2b4t"].replace(n_layers=9, vocab_size=12_800), sys.argv[1])
@@ -438,7 +439,7 @@ def test_a_write_beyond_a_file_size_limit_is_cleaned_up(tmp_path: Path) -> None:
     """The same with a real failing write, in a process of its own."""
     script = """
 import resource, signal, sys
-from bitnet.config import PRESETS
+from bitnet.presets import PRESETS
 from bitnet_export import random_model
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -523,7 +524,7 @@ import sys
 for name in ("torch", "safetensors", "tokenizers", "bitnet_runtime"):
     sys.modules[name] = None
 import bitnet_export
-from bitnet.config import PRESETS
+from bitnet.presets import PRESETS
 bitnet_export.random_model(PRESETS["mini-gpt"], sys.argv[1])
 print(len(bitnet_export.PackedFile.open(sys.argv[1]).tensors))
 """

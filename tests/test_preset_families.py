@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
+from bitnet.presets import PRESETS
 from bitnet.train.checkpoint import Checkpoint
 from training import TINY, bitnet, losses
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bitnet import settings
-from bitnet.config import PRESETS
 from bitnet.data import tokenizer
+from bitnet.presets import PRESETS
 from bitnet.train import checkpoint, prepare, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.real_text import real_tokens

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bitnet_cli
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
+from bitnet.presets import PRESETS
 from bitnet.quant import embedding_rows, ternary_codes
 from bitnet.settings import Settings
 from bitnet.train import checkpoint, loop, runlog

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet.config import PRESETS, ModelConfig
+from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
+from bitnet.presets import PRESETS
 from bitnet.settings import Settings
 from bitnet.train.resolve import Given, resolve
 from bitnet.train.thinker import DEFAULTS

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitnet.config import BOOLEANS, PRESETS, ModelConfig
+from bitnet.config import BOOLEANS, ModelConfig
+from bitnet.presets import PRESETS
 from bitnet.settings import PRESET_SETTINGS, Settings, did_you_mean, flag_of
 from bitnet.train import thinker
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _random_file(shape: str, encoding: str) -> Iterator[Path]:
     """A temporary packed file with random weights of a preset's shape."""
-    from bitnet.config import PRESETS
+    from bitnet.presets import PRESETS
     from bitnet_export import random_model
 
     if shape not in PRESETS:
