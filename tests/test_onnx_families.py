@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 from bitnet_export import Encoded, PackedFile, write_packed
-from bitnet_export.foreign.onnx import FORMS, write_onnx
+from bitnet_export.foreign.onnx import FORMS, OnnxReport, write_onnx
 from bitnet_export.foreign.onnx.session import OnnxModel
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.random_model import _draw
@@ -98,10 +98,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
+def written(folder: Path, name: str, form: str) -> OnnxReport:
+    return write_onnx(packed_model(folder, name), folder / f"{name}-{form}", form=form)
+
+
+@functools.cache
 def export(folder: Path, name: str, form: str) -> OnnxModel:
-    out = folder / f"{name}-{form}"
-    write_onnx(packed_model(folder, name), out, form=form)
-    return OnnxModel(out / "model.onnx", CONFIGS[name], threads=1)
+    written(folder, name, form)
+    return OnnxModel(folder / f"{name}-{form}" / "model.onnx", CONFIGS[name], threads=1)
 
 
 def texts(config: ModelConfig, *shape: int) -> NDArray[Any]:
@@ -138,6 +142,14 @@ def test_vectors_are_those_of_numpy(folder: Path, name: str, form: str) -> None:
     hidden = model.run(prompts)[0]
     worst = np.abs(hidden - np.stack([expected.hidden(prompt) for prompt in prompts])).max((1, 2))
     assert np.median(worst) <= 1e-4  # states are of order 1 to 10
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_engine_agrees(folder: Path, name: str) -> None:
+    report, config = written(folder, name, "int8"), CONFIGS[name]
+    assert report.compared == 32 * 8 + 64 and report.prompts_median <= 1e-5
+    assert report.vectors == (not config.has_head) and ("vectors differ" in str(report)) == report.vectors
+    assert min(report.prefill) > 0 and all(report.decode) == (name in WRITERS or name in PREFIXES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

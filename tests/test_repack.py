@@ -107,6 +107,10 @@ def test_what_the_engine_cannot_run_is_converted_without_it(tmp_path: Path) -> N
         {"n_experts": 3, "experts_per_token": 2},
         {"has_head": False},  # which names no pooling
         {"has_head": False, "pooling": "mean", "n_experts": 2, "experts_per_token": 1, "ffn": "plain"},
+        {"mask": "bidirectional"},
+        {"mask": "bidirectional", "has_head": False, "input": "embeddings", "vocab_size": 0},
+        {"mask": "prefix", "sliding_window": 5},
+        {"mask": "prefix", "input": "embeddings"},
     ],
 )
 def test_every_family_computes_the_same(tmp_path: Path, family: dict[str, Any]) -> None:

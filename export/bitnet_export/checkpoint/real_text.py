@@ -38,9 +38,12 @@ def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]
 
 def mask_token_of(checkpoint: Checkpoint) -> int:
     """What stands for a hidden token; any token where none is made for it."""
-    names = ("<|mask|>", "[MASK]", "<mask>") if checkpoint.has_tokenizer else ()
-    found = (checkpoint.words.token_to_id(name) for name in names)
-    return next((token for token in found if token is not None), 0)
+    from bitnet.data import tokenizer
+
+    try:
+        return tokenizer.mask_token(checkpoint.words) if checkpoint.has_tokenizer else 0
+    except ValueError:
+        return 0
 
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:

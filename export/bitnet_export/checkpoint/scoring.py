@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LOGITS = 1 << 24  # torch computes at a time: 128 MB in fp64
 
-HIDDEN = 0.15  # of the tokens of a text, as in training
-NOTHING = -100  # a position of which no token is asked
+NOTHING = -100  # a position of which no token is asked; bitnet.data.dataset.IGNORED, without torch
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -
     prefixes: NDArray[np.int64] | None = None
     hidden = config.mask == "bidirectional"
     if config.has_head and hidden:
-        inputs, targets = _hide(ids, mask_token)
+        inputs, targets = _hide(config, ids, mask_token)
     elif config.has_head:
         inputs, targets = ids[:, :-1], ids[:, 1:]
         if config.mask == "prefix":  # from one token to all
@@ -74,11 +73,15 @@ def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -
     return Texts(inputs, targets, prefixes, hidden)
 
 
-def _hide(ids: NDArray[np.int64], mask_token: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A share of the tokens of each text, at least one; always the same."""
-    chances = np.random.default_rng(0).random(ids.shape)
-    asked = (chances < HIDDEN) | (chances == chances.min(1, keepdims=True))
-    return np.where(asked, mask_token, ids), np.where(asked, ids, NOTHING)
+def _hide(config: ModelConfig, ids: NDArray[np.int64], mask_token: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As in training; always the same."""
+    import torch
+
+    from bitnet.data.masked import Masking
+
+    tokens = torch.from_numpy(ids)
+    inputs, targets = Masking(mask_token, config.vocab_size, seed=0)(tokens, tokens, range(len(ids)))
+    return inputs.numpy(), targets.numpy()
 
 
 # ---- the engine ----

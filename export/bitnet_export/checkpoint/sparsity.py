@@ -14,7 +14,8 @@ from bitnet_export.packed import encodings
 from bitnet_export.packed.encodings import Encoding
 
 from .findings import ZeroInputs
-from .real_text import real_tokens
+from .real_text import mask_token_of, real_tokens
+from .scoring import texts_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,9 +42,10 @@ def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
     model = checkpoint.model
     tokens, _ = real_tokens(checkpoint, TOKENS)
     length = min(model.config.max_context, len(tokens))
+    windows = tokens[: len(tokens) // length * length].reshape(-1, length)
     with counting_zero_inputs(model) as counts, torch.inference_mode():
-        for start in range(0, len(tokens) - length + 1, length):
-            model(torch.from_numpy(tokens[None, start : start + length]))
+        for text in texts_of(model.config, windows, mask_token_of(checkpoint)).inputs:
+            model.hidden(torch.from_numpy(text[None]))
     return ZeroInputs.of(counts)
 
 
