@@ -122,7 +122,7 @@ bn_status bn_check_tensors(const bn_file *file, char *detail); /* tensors.c */
 
 /* A tensor's name for messages, e.g. "layers.3.down", "layers.0.experts.7.up.bias", with
  * "stacks.1." in front for all but the first stack. */
-enum { BN_NAME_SIZE = 80 };
+enum { BN_NAME_SIZE = 96 };
 void bn_record_name(const bn_record *record, char name[BN_NAME_SIZE]);
 
 /* x rounded up to BN_ALIGN; x is a place inside a file that is in memory, so nothing overflows. */
