@@ -27,5 +27,6 @@ VERBS = (
     Verb("inspect", "show what is in a packed file"),
     Verb("generate", "continue a text"),
     Verb("chat", "talk to a model"),
+    Verb("embed", "vectors of texts, or how alike texts are"),
     Verb("bench", "measure speed and memory against the machine's limits"),
 )

@@ -1,4 +1,4 @@
-"""`bitnet generate | chat | bench` as a user runs them."""
+"""`bitnet generate | chat | embed | bench` as a user runs them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bitnet.presets import PRESETS
@@ -64,6 +65,26 @@ def test_json(models: Path) -> None:
     assert found["timings"]["generation_tokens_per_second"] > 0
 
 
+def test_vectors_of_texts(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("one text\ntwo\x0btexts\n", encoding="utf-8")
+    with Model.load(models / "small") as model:
+        vectors = model.embed(["one text", "two\x0btexts"], pooling="mean")
+    common = models / "small", "--pooling", "mean", "--quiet"
+    for args, stdin in (
+        (("-p", "one text", "--text", "two\x0btexts"), ""),
+        (("-f", tmp_path / "lines"), ""),
+        ((), "one text\r\ntwo\x0btexts"),
+    ):
+        done = bitnet("embed", *common, *args, stdin=stdin)
+        assert done.returncode == 0 and not done.stderr
+        assert np.array_equal(np.array([json.loads(line) for line in done.stdout.splitlines()], np.float32), vectors)
+    alike = json.loads(bitnet("embed", *common, "-f", tmp_path / "lines", "--similarity", "--json").stdout)
+    assert alike["texts"] == ["one text", "two\x0btexts"]
+    assert np.allclose(alike["similarity"], vectors @ vectors.T, atol=1e-6)
+    table = bitnet("embed", *common, "-f", tmp_path / "lines", "--similarity").stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["1.0000", f"{vectors[1] @ vectors[0]:.4f}"]
+
+
 def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
     for kv_type in KV_TYPES:
         flags = ("-s", 11, "-n", 40, "--temp", 1.2, "--json", "--kv-type", kv_type)
@@ -98,6 +119,10 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-f", "{}/none"), 1, "none"),
         (("generate", "{}/script", "-p", "x", "--isa", "z80"), 1, "isa is 'z80', expected one of"),
         (("chat",), 2, "no model"),
+        (("embed",), 2, "no model"),
+        (("embed", "{}/small", "-p", "a", "-p", ""), 1, "text 2 is empty, expected at least one character"),
+        (("embed", "{}/small", "-f", "/dev/null"), 1, "/dev/null has no line, expected a text on each"),
+        (("embed", "{}/small", "-p", "a"), 1, "pooling"),
         (("bench",), 2, "either a packed file or --shape"),
         (("bench", "--shape", "huge"), 1, "shape is 'huge', expected one of tiny"),
         (("bench", "{}/script", "--prompt", "100"), 1, "gen need 129 tokens, the context holds 64"),

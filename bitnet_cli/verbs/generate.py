@@ -12,6 +12,7 @@ from typing import Any
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import add_model, add_sampling, fitting_session, model_path, note, opened, sampling
 from bitnet_cli.notes import cut_off, end_line, too_long
+from bitnet_cli.texts import read_text
 from bitnet_runtime.errors import ContextLengthError
 from bitnet_runtime.terminal import escape, show
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     path = model_path(args)
     if path is None:
         return refuse("no model; give a packed file, as in `bitnet generate model.bitnet -p TEXT`")
-    prompt = _prompt(args)
+    prompt = args.prompt if args.prompt is not None else read_text(args.file)
     if prompt is None:
         return refuse("no prompt; give -p TEXT or -f FILE, or pipe text in")
     with opened(args, path) as model:
@@ -56,21 +57,6 @@ def run(args: argparse.Namespace) -> int:
                 note(args, cut_off(result, model))
             note(args, end_line(result))
     return 0
-
-
-def _prompt(args: argparse.Namespace) -> str | None:
-    """The text to continue; None when there is none."""
-    if args.prompt is not None:
-        return str(args.prompt)
-    if args.file is None and (sys.stdin is None or sys.stdin.isatty()):
-        return None
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="strict")  # in the C locale it is not
-    try:
-        return sys.stdin.read() if args.file is None else str(args.file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        found = f"byte {error.start} is {error.object[error.start]:#04x}"
-        raise ValueError(f"{args.file or 'standard input'}: {found}, expected UTF-8 text") from None
 
 
 def _as_json(result: Any) -> dict[str, Any]:
