@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,16 +11,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bitnet_export import random_model
 from docs_text import Block, blocks, commands_of
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
+from thinker_reference import Thinker
 from training import TINY, bitnet
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README", "docs/train", "docs/watch", "docs/evaluate", "docs/finetune", "docs/convert", "docs/onnx")
 PAGES += ("docs/command-line", "docs/python", "docs/performance", "docs/several-machines")
 
+TINY_THINKER = {
+    "vocab_size": 61, "n_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 24, "ctx_len": 64, "rope_theta": 10_000,
+    "use_swiglu": True, "use_gqa": False, "use_moe": False,
+}  # fmt: skip
 NOT_HERE = (
     "--tasks",  # downloads
     "--shape bitnet-2b4t",  # takes minutes
@@ -51,6 +58,10 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     random_model(SMALL.replace(pooling="last"), folder / "embedding.bitnet", tokenizer=tokenizer)
     scripted_model(folder / "assistant.bitnet", [b"Four", b"."], template=TEMPLATE)
     (folder / "prompt.txt").write_text("the cat")
+    thinker = Thinker(TINY_THINKER)
+    (folder / "checkpoints/thinker_tiny").mkdir(parents=True)
+    (folder / "checkpoints/thinker_tiny/config.json").write_text(json.dumps(TINY_THINKER))
+    torch.save(thinker.state_dict(), folder / "checkpoints/thinker_tiny/thinker.pt")
     turns = '{"messages": [{"role": "user", "content": "%d"}, {"role": "assistant", "content": "the cat"}]}\n'
     (folder / "talks.jsonl").write_text("".join(turns % i for i in range(8)))
     return folder
