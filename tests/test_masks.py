@@ -15,6 +15,7 @@ from torch import Tensor
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
+from bitnet_export import random_model
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import (
     ContextLengthError,
@@ -297,7 +298,7 @@ def test_bidirectional_texts_have_no_next_token(pairs: Callable[[str, str], Pair
         (np.zeros((1, 40), np.int64), r"int64 of shape \(1, 40\)"),
         ([["a"] * 40], "<U1 of shape"),
         ([[1.0, 2.0], [3.0]], "expected float32 of shape"),
-        (None, "object of shape"),
+        (None, "embeddings are None, expected float32"),
         (np.full((1, 40), np.nan), "embeddings have nan in row 0, column 0, expected finite numbers"),
         (np.full((1, 40), 1e300), "embeddings have inf in row 0, column 0"),
     ],
@@ -320,7 +321,7 @@ def test_refusals_of_mixed_prefixes(pairs: Callable[[str, str], Pair]) -> None:
     one = np.ones((1, 40), np.float32)
     with Model.load(path) as model, model.session(10) as session:
         for tokens, vectors, message in (
-            ([1, -1], None, r"expected float32 of shape \(1, 40\)"),
+            ([1, -1], None, r"embeddings are None, expected float32 of shape \(1, 40\)"),
             ([1, 2], one, r"expected float32 of shape \(0, 40\)"),
             ([-1, -1], one, r"expected float32 of shape \(2, 40\)"),
             ([-2], one, "tokens has the id -2, expected ids from 0 to 300, or -1 for a row of embeddings"),
@@ -339,6 +340,9 @@ def test_refusals_of_mixed_prefixes(pairs: Callable[[str, str], Pair]) -> None:
         session.append_prefix([1, -1, 2], one)
         assert session.tokens == [1, -1, 2]
         assert 0 <= session.sample(repeat_penalty=1.3, temperature=0) < 301
+        session.reset()
+        session.append_prefix([1, 2], one[:0])  # none, and none is asked for
+        assert session.tokens == [1, 2]
 
 
 def test_models_of_vectors(tmp_path: Path) -> None:
@@ -359,6 +363,11 @@ def test_models_of_vectors(tmp_path: Path) -> None:
             lambda: session.append([1]),
             lambda: session.embed([1]),
         ):
+            with pytest.raises(UnsupportedModelError, match="has no embedding of tokens: it takes vectors"):
+                call()
+    random_model(config.replace(has_head=False, vocab_size=0), tmp_path / "no words.bitnet")
+    with Model.load(tmp_path / "no words.bitnet") as runtime, runtime.session(10) as session:
+        for call in (lambda: session.append([1], "none"), lambda: session.embed([1]), lambda: runtime.embed([1])):
             with pytest.raises(UnsupportedModelError, match="has no embedding of tokens: it takes vectors"):
                 call()
 

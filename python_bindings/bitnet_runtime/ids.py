@@ -47,7 +47,7 @@ def token_ids(value: Ids, param: str, vocab_size: int, *, vectors: bool = False)
 
 
 def embedding_rows(value: object, dim: int, rows: int | None = None) -> NDArray[np.float32]:
-    """Vectors in place of tokens as float32[n, dim], n >= 1, in one piece. rows: how many there have to be."""
+    """Vectors in place of tokens as float32[n, dim], n >= 1, in one piece. rows: how many it must have, if known."""
     import numpy as np
 
     expected = f"float32 of shape ({'n' if rows is None else rows}, {dim})"
@@ -55,11 +55,10 @@ def embedding_rows(value: object, dim: int, rows: int | None = None) -> NDArray[
         array = np.asarray(value)
     except Exception as error:  # whatever an object's own conversion raises
         raise InvalidParameterError(f"embeddings: {error}, expected {expected}", "embeddings") from None
-    wrong_shape = array.ndim != 2 or array.shape[1] != dim or len(array) < 1 or rows not in (None, len(array))
-    if array.dtype.kind != "f" or wrong_shape:
-        raise InvalidParameterError(
-            f"embeddings are {array.dtype} of shape {array.shape}, expected {expected}", "embeddings"
-        )
+    fits = array.ndim == 2 and array.shape[1] == dim and (len(array) >= 1 if rows is None else len(array) == rows)
+    if array.dtype.kind != "f" or not fits:
+        found = f"{array.dtype} of shape {array.shape}" if array.ndim else shown(value)
+        raise InvalidParameterError(f"embeddings are {found}, expected {expected}", "embeddings")
     with np.errstate(over="ignore"):  # such as 1e300, which is refused below
         array = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(array).all():

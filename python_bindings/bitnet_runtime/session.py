@@ -415,8 +415,10 @@ class Session(Unique):
 
     def _array(self, tokens: Ids, *, vectors: bool = False) -> Any:
         """int32[n], n >= 1. vectors: with -1 for some of them."""
+        if not vectors:
+            self._model.require_embedding()
         ids = token_ids(tokens, "tokens", self._vocab_size, vectors=vectors)
-        if not vectors or any(token != NO_TOKEN for token in ids):
+        if any(token != NO_TOKEN for token in ids):
             self._model.require_embedding()
         if not ids:
             raise InvalidParameterError("tokens is empty, expected at least one token id", "tokens")
