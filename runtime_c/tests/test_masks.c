@@ -138,13 +138,66 @@ static void test_bidirectional_refusals(void) {
     end();
 }
 
-/* A long pass that is cancelled in its middle leaves nothing behind. */
-static void test_stopped_pass(void) {
-    atomic_int stop = 1;
-    begin(BN_MASK_BIDIRECTIONAL, 0, 0);
-    bn_session *s = session(100, 8, 0);
-    CHECK_EQ(bn_forward(model, &model->stack, model->work, 0, &stop), BN_ERR_CANCELLED);
+/* A norm that cancels a session when it is first asked for. */
+static bn_normalize *usual_norm;
+static _Atomic(bn_session *) target;
+
+static float cancelling_norm(float *y, const float *x, const float *gain, const float *bias,
+                             size_t n, float eps) {
+    bn_session_cancel(atomic_exchange(&target, NULL));
+    return usual_norm(y, x, gain, bias, n, eps);
+}
+
+static void cancel_within(bn_session *s) {
+    usual_norm = model->kernels.vectors.rms_norm;
+    model->kernels.vectors.rms_norm = cancelling_norm;
+    atomic_store(&target, s);
+}
+
+/* A long text that comes whole is cancelled in its middle and leaves nothing behind, whatever room
+ * other sessions of the model asked for. */
+static void test_stopped_pass(uint32_t mask) {
+    float expected[VOCAB], found[VOCAB];
+    begin(mask, 0, 0);
+    bn_session *s = session(200, 8, 0), *roomy = session(TEXT, 4096, 0);
+    for (int round = 0; round < 3; round++) {
+        if (mask == BN_MASK_PREFIX)
+            ok(bn_session_append_prefix(s, text, NULL, 200, BN_LOGITS_LAST, expected));
+        else
+            ok(bn_session_append(s, text, 200, BN_LOGITS_LAST, expected));
+        CHECK(round == 0 || memcmp(expected, found, sizeof found) == 0);
+        memcpy(found, expected, sizeof found);
+        ok(bn_session_rewind(s, 0));
+        cancel_within(s);
+        CHECK_EQ(mask == BN_MASK_PREFIX
+                     ? bn_session_append_prefix(s, text, NULL, 200, BN_LOGITS_NONE, NULL)
+                     : bn_session_embed(s, text, 200, BN_POOL_LAST, NULL),
+                 BN_ERR_CANCELLED);
+        model->kernels.vectors.rms_norm = usual_norm;
+        CHECK_EQ(bn_session_position(s), 0);
+        CHECK_EQ(bn_session_rewind_least(s), 0);
+        CHECK(bn_session_cancelled(s) && !bn_session_logits(s));
+        ok(bn_session_rewind(s, 0));
+    }
+    bn_session_free(roomy);
     bn_session_free(s);
+    end();
+}
+
+/* Of tokens of several texts a cancel counts from the next call on, however small their blocks. */
+static void test_batch_is_not_stopped(void) {
+    begin(BN_MASK_PREFIX, 0, 0);
+    bn_session *two[2] = {session(10, 1, 0), session(10, 1, 0)};
+    for (int i = 0; i < 2; i++)
+        ok(bn_session_append_prefix(two[i], text, NULL, 2, BN_LOGITS_NONE, NULL));
+    cancel_within(two[0]);
+    ok(bn_append_batch(two, text, 2));
+    model->kernels.vectors.rms_norm = usual_norm;
+    CHECK_EQ(bn_append_batch(two, text, 2), BN_ERR_CANCELLED);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(bn_session_position(two[i]), 3);
+        bn_session_free(two[i]);
+    }
     end();
 }
 
@@ -302,7 +355,9 @@ int main(void) {
     test_prefix_is_seen();
     test_rewind_prefix();
     test_bidirectional_refusals();
-    test_stopped_pass();
+    test_stopped_pass(BN_MASK_BIDIRECTIONAL);
+    test_stopped_pass(BN_MASK_PREFIX);
+    test_batch_is_not_stopped();
     test_embed(0);
     test_embed(5);
     test_mixed_prefix();

@@ -109,13 +109,22 @@ void bn_batch_take(const bn_batch *b, size_t row) {
 
 /* --- the rows --- */
 
+/* Whether the rows are one text that had to come whole and is more than its session runs at a time:
+ * it can be cancelled within. What the workspace has room for is the wish of other sessions, too.
+ */
+static int is_long_text(const bn_batch *b) {
+    const bn_row *first = b->w->rows;
+    return first->position == 0 && first->cache->prefix == b->n &&
+           b->n > (size_t)first->session->batch;
+}
+
 /* Through the layers; bytes of weights left out there count for the first session. */
 static bn_status forward(const bn_batch *b) {
     const size_t threads = (size_t)bn_pool_threads(b->m->pool);
     bn_session *s = b->w->rows[0].session;
     memset(b->w->in.skipped, 0, threads * sizeof *b->w->in.skipped);
     const bn_status status =
-        bn_forward(b->m, b->stack, b->w, b->n, b->n > b->w->batch ? &s->cancelled : NULL);
+        bn_forward(b->m, b->stack, b->w, b->n, is_long_text(b) ? &s->cancelled : NULL);
     for (size_t i = 0; i < threads; i++)
         s->skipped += b->w->in.skipped[i];
     return status;
