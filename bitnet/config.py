@@ -10,8 +10,9 @@ import dataclasses
 import difflib
 import json
 import math
+import sys
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 TERNARY_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -165,7 +166,7 @@ class ModelConfig:
                 raise ValueError(f"{field} is {getattr(self, field)!r}, expected true or false")
         for field in POSITIVE:
             value = getattr(self, field)
-            if not (type(value) in (int, float) and math.isfinite(value) and value > 0):
+            if not (_finite(value) and value > 0):
                 raise ValueError(f"{field} is {value!r}, expected a finite number above 0")
         if not (type(self.dropout) in (int, float) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
@@ -173,7 +174,7 @@ class ModelConfig:
             raise ValueError("residual_norm and post_norm are both set, expected at most one")
         for field in ("logit_softcap", "attention_softcap", "rope_local_theta"):
             value = getattr(self, field)
-            if not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
+            if not (_finite(value) and value >= 0):
                 raise ValueError(f"{field} is {value!r}, expected 0 (none) or a positive number")
         if self.global_every == 1 or (self.global_every and not self.sliding_window):
             raise ValueError(
@@ -237,7 +238,7 @@ class ModelConfig:
                 )
         for field in ("pixel_mean", "pixel_std"):
             values = getattr(self, field)
-            numbers = type(values) is tuple and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+            numbers = type(values) is tuple and all(map(_finite, values))
             if not numbers or len(values) != self.channels or (field == "pixel_std" and not all(v > 0 for v in values)):
                 above = " above 0" * (field == "pixel_std")
                 raise ValueError(f"{field} is {values!r}, expected {self.channels} finite numbers{above}")
@@ -250,7 +251,7 @@ class ModelConfig:
         for field in ("similarity_scale", "similarity_bias"):
             value = getattr(self, field)
             least = 0.0 if field == "similarity_scale" else -math.inf
-            if not (type(value) in (int, float) and math.isfinite(value) and value >= least):
+            if not (_finite(value) and value >= least):
                 raise ValueError(f"{field} is {value!r}, expected a finite number" + " from 0 on" * (least == 0))
 
     @property
@@ -311,6 +312,11 @@ class ModelConfig:
         if self.attention_scale == 1.0 / math.sqrt(self.head_dim):
             values["attention_scale"] = 0.0
         return type(self).from_dict(values | changes)
+
+
+def _finite(value: object) -> bool:
+    """Whether it is a number that fp64 can hold; of integers `math.isfinite` cannot say it."""
+    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
 
 
 BOOLEANS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.type == "bool")

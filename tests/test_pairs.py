@@ -52,6 +52,12 @@ def test_given_pairs_and_long_ones() -> None:
     assert documents.sum(1).tolist() == [3, 2, 3, 0]
 
 
+def test_a_row_has_room_for_more_than_the_token_before_a_text() -> None:
+    for given in (True, False):
+        with pytest.raises(DataError, match=r"--context is 1, .* give 2 or more"):
+            pairs.Pairs(tokens_of(20, 20), 0, given).count(1)
+
+
 def test_pair_n_is_a_function_of_the_seed_and_n() -> None:
     text = pairs.Pairs(tokens_of(*[20] * 9), 0, given=False)
     batches = pairs.Batches(text, 2, 12, 5)

@@ -53,6 +53,7 @@ def test_other_forms(tmp_path: Path) -> None:
     config = resolved(TINY_JSON | {"use_swiglu": False, "use_gqa": True}, tmp_path)[1]
     assert (config.ffn, config.activation, config.ffn_bias) == ("plain", "gelu_erf", True)
     assert (config.n_heads, config.n_kv_heads, config.head_dim) == (4, 2, 64)
+    assert resolved(TINY_JSON | {"rope_theta": 10000.0}, tmp_path)[1] == PRESETS["thinker"]
     assert resolved(TINY_JSON | {"n_heads": 1, "use_gqa": True}, tmp_path)[1].n_kv_heads == 1
 
 
@@ -67,6 +68,7 @@ def test_other_forms(tmp_path: Path) -> None:
         (TINY_JSON | {"n_heads": 0}, "expected a multiple of n_heads = 0"),
         (TINY_JSON | {"d_ff": -1}, "ffn_dim is -1, expected an integer from 1"),
         (TINY_JSON | {"warmup_steps": -5}, "warmup is -0.001, expected 0 to 1"),
+        (TINY_JSON | {"rope_theta": 10**400}, "expected a finite number above 0"),
         ({"dim": 8}, "has no 'd_model'"),
         ([1], "has no 'd_model'"),
         ("{", "is not JSON"),

@@ -9,7 +9,7 @@ from bitnet.settings import did_you_mean
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 5000, "n_layers": 4, "d_model": 256, "n_heads": 4, "d_ff": 1024, "dropout": 0.1,
-    "rope_theta": 10_000, "ctx_len": 512, "use_swiglu": True, "use_gqa": False, "use_moe": False, "num_experts": 8,
+    "rope_theta": 10_000.0, "ctx_len": 512, "use_swiglu": True, "use_gqa": False, "use_moe": False, "num_experts": 8,
     "num_experts_per_tok": 2, "lr": 3e-4, "wd": 0.1, "warmup_steps": 10, "max_steps": 5000, "batch_size": 8,
     "max_grad_norm": 1.0, "val_split": 0.1, "seed": 42,
 }  # fmt: skip
@@ -51,7 +51,7 @@ def _model(said: dict[str, Any], path: str) -> dict[str, Any]:
     model = {
         "vocab_size": said["vocab_size"], "dim": width, "n_layers": said["n_layers"], "n_heads": heads,
         "n_kv_heads": max(1, heads // 2) if said["use_gqa"] else heads, "head_dim": width // heads,
-        "ffn_dim": said["d_ff"], "max_context": said["ctx_len"], "rope_theta": float(said["rope_theta"]),
+        "ffn_dim": said["d_ff"], "max_context": said["ctx_len"], "rope_theta": said["rope_theta"],
         "dropout": said["dropout"],
     }  # fmt: skip
     if not said["use_swiglu"]:

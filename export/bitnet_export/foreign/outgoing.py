@@ -1,4 +1,4 @@
-"""A packed file on its way into another format: what the writers of hf/, gguf/ and to_onnx/ share."""
+"""A packed file on its way into another format: what the writers of hf/, gguf/ and onnx/ share."""
 
 from __future__ import annotations
 

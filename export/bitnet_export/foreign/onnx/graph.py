@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, TensorProto
 
-from bitnet.config import ModelConfig
+from bitnet.config import ModelConfig, not_yet
 from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 
@@ -28,20 +28,7 @@ _BATCH, _LENGTH, _PAST, _TOTAL = "batch", "length", "past", "past + length"
 
 def unsupported(file: PackedFile, form: str) -> list[str]:
     """What the graph cannot say of a file, by name; empty when it can say all."""
-    limits: dict[str, tuple[object, ...]] = {
-        "input": ("tokens", "embeddings"),
-        "pooling": ("none", "last", "mean", "first"),
-        "out_dim": (0,),
-        "image_token": (0,),
-        "similarity_scale": (0.0,),
-        "adapter_rank": (0,),
-    }
-    config = file.configs[0]
-    found = [
-        f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
-        for field, allowed in limits.items()
-        if getattr(config, field) not in allowed
-    ]
+    found = not_yet(file.configs[0])
     if len(file.configs) > 1:
         found.append(f"{len(file.configs)} stacks (only 1)")
     if form == "int8" and any(record.scope == encodings.SCALE_GROUP for record in file.tensors.values()):
