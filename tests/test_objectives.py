@@ -139,6 +139,22 @@ def test_pairs_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out)["pairs"] == 80
 
 
+def test_no_batch_is_of_one_pair(subjects: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (*TINY, *OBJECTIVES["contrastive"], "--batch", "4", "--batch-tokens", str(64 * 9))
+    assert bitnet("train", *options, "--data", subjects, "--out", tmp_path / "run") == 1
+    assert "has 9 pairs in each process, in batches of 4, so the last one would have no" in capsys.readouterr().err
+
+
+def test_a_packed_file_is_measured_without_a_prefix(
+    runs: dict[str, tuple[str, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = runs["prefix"]
+    assert bitnet("export", run, tmp_path / "m.bitnet", "--tokens", "300") == 0
+    capsys.readouterr()
+    assert bitnet("eval", tmp_path / "m.bitnet", "--data", data, "--tokens", "100") == 0
+    assert "measured without a prefix, unlike its checkpoint" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -28,6 +28,8 @@ import torch
 from safetensors.torch import load_file
 
 import bitnet_cli
+from bitnet.data import dataset, pairs
+from bitnet.evaluate import contrast
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -130,6 +132,21 @@ def assert_same_curve(run: Path, whole: Path, tolerance: float, first: int = 0) 
 
 
 # ---- the same run ----
+
+
+def test_a_sharded_encoder_is_measured(text: str, tmp_path: Path) -> None:
+    """Its vectors are those of the whole model."""
+    run = tmp_path / "run"
+    argv = [*TINY, "--objective", "contrastive", "--set", "has_head=no", "--set", "pooling=mean", "--validation", "0.3"]
+    codes, errors = run_pair(run, *argv, "--batch-tokens", "512", "--data", text, "--steps", "2", "--parallel", "fsdp")
+    assert codes == [0, 0], errors
+    found = runlog.read(run / "log.jsonl")[-1]
+    assert found["step"] == 2 and found["final"]
+    checkpoint = Checkpoint.open(run)
+    held_out = dataset.recorded(checkpoint.state, "validation", run)
+    assert held_out
+    whole = contrast.evaluate(checkpoint.model, pairs.Pairs(held_out, 0, given=False), 32, 0.05)
+    assert found["validation"]["nats_per_pair"] == pytest.approx(whole.nats_per_pair, abs=1e-4)  # sums in another order
 
 
 @pytest.fixture(scope="module")

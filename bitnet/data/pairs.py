@@ -142,7 +142,9 @@ class Pairs:
     def _places(self, context: int) -> NDArray[np.int64]:
         """Where each pair lies: start and end of one text, start and end of the other. (n, 4)"""
         if context < 2:
-            raise DataError(f"--context is {context}, and the first token of a text says where it begins; give 2 or more")
+            raise DataError(
+                f"--context is {context}, and the first token of a text says where it begins; give 2 or more"
+            )
         if self._cut[0] != context:
             if self.given:
                 places = self._documents.reshape(-1, 4)

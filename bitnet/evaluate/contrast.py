@@ -80,7 +80,8 @@ def _vectors(model: Transformer, pairs: Pairs, indices: Sequence[int], context: 
     halves: tuple[list[Tensor], list[Tensor]] = [], []
     for first in range(0, len(indices), batch):
         inputs, _, documents = pairs.rows(indices[first : first + batch], context)
-        vectors = model.embed(inputs.to(model.device), documents_BT=documents.to(model.device))
+        # The model is called, and not `embed`: where it is sharded, a call brings the shards together.
+        vectors = model(inputs.to(model.device), documents.to(model.device))
         for half, part in zip(halves, vectors.chunk(2), strict=True):
             half.append(part)
     return torch.cat([*halves[0], *halves[1]])

@@ -50,8 +50,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
     )
     plain = objective == "next" and config.mask == "causal"
     problems[objective] += [
-        (settings.temperature != Settings().temperature and objective != "contrastive", "--temperature is of vectors of "
-         "texts", "leave it out"),
+        (settings.temperature != Settings().temperature and objective != "contrastive",
+         "--temperature is of vectors of texts", "leave it out"),
         (bool(settings.chat) and objective != "next", "--chat is for the next token", "give --data"),
         (settings.distilled and not plain, f"mask is {config.mask}, and only causal models of the next token can be "
          "distilled", "leave --distill and --distill-relations out"),

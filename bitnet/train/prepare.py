@@ -183,6 +183,12 @@ def sequences_of_step(settings: Settings, context: int) -> int:
             f"an optimizer step has {tokens:,} tokens, expected a multiple of {context * processes:,}: "
             f"sequences of {context:,} tokens, dealt out to {processes} processes; change {what}"
         )
+    alone = tokens // context // processes % settings.batch == 1
+    if settings.objective == "contrastive" and alone:
+        raise TrainingError(
+            f"an optimizer step has {tokens // context // processes:,} pairs in each process, in batches of "
+            f"{settings.batch:,}, so the last one would have no other text to tell from; change --batch or --accumulate"
+        )
     return tokens // context
 
 

@@ -26,8 +26,8 @@ FOR_TASKS = ("fewshot", "limit", "chat")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Loss of a model on text, or its answers to tasks of lm-evaluation-harness. A checkpoint is "
-        "measured in PyTorch, a packed file in the engine, with the same result. docs/evaluate.md says how to "
-        "read the figures."
+        "measured in PyTorch, a packed file in the engine, with the same result; only a packed model with prefixes "
+        "is measured without one. docs/evaluate.md says how to read the figures."
     )
     parser.add_argument("source", metavar="SRC", help="a packed file, a checkpoint, or a run folder (its newest)")
     parser.add_argument("--kv-type", choices=tuple(KV_TYPES), help="numbers in the engine's cache [f32]")
@@ -135,6 +135,8 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         texts = corpus.Documents(args.data)
         text = dataset.tokenize(texts, words, Path(scratch), "text", first)
         _note(texts)
+        if model.mask == "prefix":
+            say("measured without a prefix, unlike its checkpoint: each token from those before it")
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
     return asdict(result) | {"context": context, "stride": stride}
 
