@@ -7,6 +7,8 @@ from pathlib import Path
 
 from bitnet_runtime.terminal import show
 
+TOKENS = 100  # of the sample
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -22,12 +24,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="draw instead what each token of a text takes of each other, layer by layer and head by head",
     )  # fmt: skip
     parser.add_argument("--prompt", default="", metavar="", help="what the sample of text begins with")
-    parser.add_argument("--tokens", type=int, default=100, metavar="", help="of the sample; 0: no sample [100]")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, metavar="", help=f"of the sample; 0: no sample [{TOKENS}]"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from bitnet.report import attention, page
 
+    if args.attention is not None and (args.prompt or args.tokens != TOKENS):
+        raise ValueError(
+            "--prompt and --tokens are for the sample, which is not drawn with --attention; leave them out"
+        )
     run_folder = Path(args.run)
     out = Path(args.out or run_folder / ("report.html" if args.attention is None else "attention.html"))
     if args.attention is None:
