@@ -325,8 +325,9 @@ BN_API bn_status bn_session_append_embeddings(bn_session *session, const float *
 /* The prefix of a text, in one call: its tokens all see each other, and what is appended later sees
  * them and what is before it. tokens[i] = -1 takes the next row of `embeddings`, float[...][dim],
  * which is NULL when there is none. One turn, however long; of more than bn_session_options.batch
- * tokens a cancel ends it at the next layer, and nothing is kept. Fails with BN_ERR_MASK unless the model's mask is BN_MASK_PREFIX, with
- * BN_ERR_STATE unless the session is empty, and like bn_session_append_embeddings. */
+ * tokens a cancel ends it at the next layer, and nothing is kept. Fails with BN_ERR_MASK unless the
+ * model's mask is BN_MASK_PREFIX, with BN_ERR_STATE unless the session is empty, and like
+ * bn_session_append_embeddings. */
 BN_API bn_status bn_session_append_prefix(bn_session *session, const int32_t *tokens,
                                           const float *embeddings, int32_t n, bn_logits logits,
                                           float *out);

@@ -119,6 +119,8 @@ static void test_bidirectional_refusals(void) {
     CHECK_EQ(bn_session_embed(s, text, 1, BN_POOL_MEAN, NULL), BN_ERR_STATE);
     CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_MASK);
     CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_MASK);
+    CHECK_EQ(bn_session_score(s, text, 3, out), BN_ERR_MASK);
+    CHECK_EQ(bn_append_batch(&s, text, 1), BN_ERR_MASK);
     CHECK_EQ(bn_session_rewind_least(s), 30);
     CHECK_EQ(bn_session_rewind(s, 29), BN_ERR_STATE);
     ok(bn_session_rewind(s, 30));

@@ -56,13 +56,13 @@ bn_status bn_session_append_prefix(bn_session *s, const int32_t *tokens, const f
 
 static bn_status check_sessions(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
+        if (sessions[i] && bn_check_follows(sessions[i]))
+            return BN_ERR_MASK;
         const bn_status status = bn_check_tokens(sessions[i], tokens ? tokens + i : NULL, 1);
         if (status)
             return status;
         if (!sessions[i]->stack->config.has_head)
             return BN_ERR_NO_HEAD;
-        if (bn_check_follows(sessions[i]))
-            return BN_ERR_MASK;
         for (int32_t j = 0; j < i; j++)
             if (sessions[j] == sessions[i] || sessions[j]->stack != sessions[i]->stack)
                 return BN_ERR_ARGUMENT;

@@ -10,6 +10,8 @@
 
 bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, float *out) {
     BN_STANDARD_FLOATS;
+    if (s && bn_check_follows(s))
+        return BN_ERR_MASK;
     const bn_status status = bn_check_tokens(s, tokens, n);
     if (status)
         return status;
@@ -19,8 +21,6 @@ bn_status bn_session_score(bn_session *s, const int32_t *tokens, int32_t n, floa
     const bn_text text = {.tokens = tokens, .n = n};
     if (!c->has_head)
         return BN_ERR_NO_HEAD;
-    if (bn_check_follows(s))
-        return BN_ERR_MASK;
     const float *row = s->position > 0 ? bn_session_logits(s) : NULL;
     if (s->position > 0 && !row)
         return BN_ERR_STATE;

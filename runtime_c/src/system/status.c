@@ -50,7 +50,8 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_TOKEN:
         return "a token id outside the vocabulary";
     case BN_ERR_STATE:
-        return "called in the wrong order: no logits, embed after tokens of another call, or a part "
+        return "called in the wrong order: no logits, embed after tokens of another call, or a "
+               "part "
                "of a text that comes and goes whole";
     case BN_ERR_CANCELLED:
         return "the session was cancelled, and not rewound since";
@@ -63,7 +64,8 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_NO_TABLE:
         return "the model has no embedding of tokens: it takes vectors in their place";
     case BN_ERR_MASK:
-        return "not with the model's mask: a bidirectional text has no next token, and only a prefix "
+        return "not with the model's mask: a bidirectional text has no next token, and only a "
+               "prefix "
                "model takes a prefix";
     }
     return "unknown status";
