@@ -311,10 +311,10 @@ def test_a_message_without_an_answer_is_forgotten(
 
     calls = iter([KeyboardInterrupt, None, KeyboardInterrupt])
 
-    def feed(self: Session, *args: Any) -> None:
+    def feed(self: Session, *args: Any, **options: Any) -> None:
         if interrupted := next(calls):
             raise interrupted
-        original(self, *args)
+        original(self, *args, **options)
 
     original = Session.feed
     monkeypatch.setattr(Session, "feed", feed)

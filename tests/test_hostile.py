@@ -94,12 +94,21 @@ def test_what_refusing_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert found["grown_kb"] < 64 * 1024
 
 
+IMAGES: dict[str, Any] = {
+    "input": "images", "image_size": 8, "patch_size": 4, "channels": 1, "pixel_mean": [0.5], "pixel_std": [0.5],
+    "max_context": 4,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"input": "embeddings"}, "input"),
-        ({"mask": "bidirectional"}, "mask"),
-        ({"mask": "prefix"}, "mask"),
+        ({"input": "draft"}, "input = draft"),
+        (IMAGES, "input = images"),
+        ({"pooling": "attention"}, "pooling = attention"),
+        ({"out_dim": 5}, "a projector"),
+        ({"image_token": 3}, "an image token"),
+        ({"adapter_rank": 2, "adapters": ["q", "down"]}, "adapters"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

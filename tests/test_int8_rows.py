@@ -181,7 +181,7 @@ def test_both_writers_make_the_same_bytes(config: ModelConfig) -> None:
     spec = next(s for s in records.expected_tensors(config) if s.key.name == "embedding.weight")
     values = np.random.default_rng(0).normal(size=(spec.rows, spec.cols)).astype(np.float32)
     trained = pack.encode(spec, torch.from_numpy(values), config)
-    published = encode(spec, Floats.of(values), config, encodings.TERNARY_2BIT)
+    published = encode(spec, Floats.of(values), config, encodings.TERNARY_2BIT, encodings.F32)
     assert trained.encoding == published.encoding == records.stored_as(spec, config)
     assert np.array_equal(trained.data, published.data)
     assert trained.scales is not None and np.array_equal(trained.scales, published.scales)
