@@ -99,7 +99,7 @@ static void decoder(tiny_writer *w, unsigned norms, uint32_t activation, uint32_
 /* Three tall experts of which a token takes two, in every encoding: of the first, rows go through
  * tables, a column that is not full and rows that are left over. */
 static void mixture_decoder(tiny_writer *w) {
-    enum { EXPERTS = 3 };
+    enum { EXPERTS = 3, TALL_TOKENS = 120 }; /* emulated, each takes its time */
     const uint32_t one = tiny_float_bits(1);
     const uint32_t words[48] = {[2] = VOCAB,
                                 [3] = DIM,
@@ -108,7 +108,7 @@ static void mixture_decoder(tiny_writer *w) {
                                 [6] = KV_HEADS,
                                 [7] = HEAD,
                                 [8] = TALL_FFN,
-                                [9] = TOKENS,
+                                [9] = TALL_TOKENS,
                                 [12] = PRE_NORM | TINY_FINAL_NORM,
                                 [13] = one,
                                 [15] = SILU,
