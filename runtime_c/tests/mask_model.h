@@ -9,7 +9,7 @@
 #include "session/session.h"
 #include "tiny_file.h"
 
-enum { DIM = 40, HEAD = 12, HEADS = 4, KV_HEADS = 2, FFN = 50, VOCAB = 61, LAYERS = 2, TEXT = 600 };
+enum { DIM = 40, HEAD = 12, HEADS = 4, KV_HEADS = 2, FFN = 50, VOCAB = 61, LAYERS = 3, TEXT = 700 };
 
 /* What the next model is like. */
 static struct { uint32_t input, mask, window, global_every, headless; } kind;
