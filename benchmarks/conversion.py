@@ -117,10 +117,7 @@ def markdown(results: dict[str, Any]) -> str:
         for row in rows
     ]  # fmt: skip
     head = ["", "learning rate", "seeds", "nats/token", "deviation", "against random weights"]
-    rates = "\n".join(
-        f"- {VARIANTS[row['variant']].name}: " + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
-        for row in rows
-    )
+    rates = training_runs.tried((VARIANTS[row["variant"]].name, row) for row in rows)
     return (
         "# Conversion against training from scratch\n\n"
         f"Loss on the whole validation text after {rows[0]['tokens']:,} tokens, mean and deviation over seeds. "

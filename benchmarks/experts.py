@@ -107,10 +107,7 @@ def markdown(results: dict[str, Any]) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    rates = "\n".join(
-        f"- {NAMES[row['variant']]}: " + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
-        for row in rows
-    )
+    rates = training_runs.tried((NAMES[row["variant"]], row) for row in rows)
     return (
         "# Experts against a dense model\n\n"
         f"{EXPERTS} experts, of which a token takes {TAKEN}, each 1/{TAKEN} as wide as the dense network. Loss on the "

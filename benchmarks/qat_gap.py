@@ -137,10 +137,7 @@ def markdown(results: dict[str, Any]) -> str:
         ]
         for row in results["rows"]
     ]  # fmt: skip
-    rates = "\n".join(
-        f"- {NAMES[row['variant']]}: " + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
-        for row in results["rows"]
-    )
+    rates = training_runs.tried((NAMES[row["variant"]], row) for row in results["rows"])
     first = results["rows"][0]
     return (
         "# Ternary against full precision\n\n"

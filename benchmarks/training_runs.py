@@ -12,7 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,3 +149,11 @@ def spread(outcomes: list[Outcome]) -> tuple[float, float]:
     """Mean and standard deviation of final losses."""
     losses = [outcome.loss for outcome in outcomes]
     return statistics.mean(losses), statistics.stdev(losses) if len(losses) > 1 else 0.0
+
+
+def tried(variants: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """A line for each variant, its name and row of results: the loss at each learning rate."""
+    return "\n".join(
+        f"- {name}: " + ", ".join(f"{rate}: {loss:.4f}" for rate, loss in row["tried"].items())
+        for name, row in variants
+    )

@@ -27,6 +27,17 @@ def quick_gc() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For what asks torch for more threads: matrices this small lose more than they win from a second one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder of made-up sentences: enough structure to learn something in 20 steps."""

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tarfile
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,7 @@ SMALL = ModelConfig(
 TEXT = [inspect.getfile(module) for module in (argparse, ast, decimal, inspect, shutil, subprocess, tarfile, typing)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small lose more than they win from a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, seed: int = 0) -> Path:

@@ -72,8 +72,10 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:
             gate = self.gate_proj(x)
-            return self.down_proj(gate * torch.sigmoid(gate) * self.up_proj(x))  # type: ignore[no-any-return]
-        return self.fc2(F.gelu(self.fc1(x)))  # type: ignore[no-any-return]
+            out: Tensor = self.down_proj(gate * torch.sigmoid(gate) * self.up_proj(x))
+        else:
+            out = self.fc2(F.gelu(self.fc1(x)))
+        return out
 
 
 class Mixture(nn.Module):
@@ -88,7 +90,10 @@ class Mixture(nn.Module):
         weights = torch.zeros(*x.shape[:-1], len(self.experts)).scatter(
             -1, chosen, shares / shares.sum(-1, keepdim=True)
         )
-        return sum(weights[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts))  # type: ignore[return-value]
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            out = out + weights[..., i : i + 1] * expert(x)
+        return out
 
 
 class Block(nn.Module):
@@ -102,7 +107,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
-        return x + (self.moe if hasattr(self, "moe") else self.mlp)(self.norm2(x))  # type: ignore[no-any-return]
+        out: Tensor = x + (self.moe if hasattr(self, "moe") else self.mlp)(self.norm2(x))
+        return out
 
 
 class Thinker(nn.Module):
@@ -117,4 +123,5 @@ class Thinker(nn.Module):
         x = self.tok_emb(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.lm_head(self.norm(x))  # type: ignore[no-any-return]
+        logits: Tensor = self.lm_head(self.norm(x))
+        return logits

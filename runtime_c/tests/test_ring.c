@@ -9,6 +9,8 @@
 
 #include "mask_model.h"
 
+_Static_assert(TEXT >= 600 && (TEXT + 4) % BN_LANES == 0 && LAYERS == 3, "sizes below count on it");
+
 enum { WINDOW = 20, KEPT = 4096 /* a batch that leaves room for all */ };
 
 static float right[TEXT * VOCAB], found[TEXT * VOCAB];
