@@ -1,0 +1,356 @@
+"""Pictures that this project draws itself, with captions, and questions with their answers.
+
+    python -m bitnet.data.drawn pictures --n 2000 --seed 1
+
+A picture shows one shape at a place, two shapes beside or above each other, several equal shapes, or a word or digit.
+Each is a pure function of (seed, number): `scene` says what is in it, `caption` and `questions` what is true of it,
+`draw` paints it. What is asked of a model is to put together what it has never seen together: some pairs of a thing
+with a colour, a place or a number (`is_held_out`) are in no picture for training and in every other picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw, ImageFont
+
+SIZE = 64  # pixels of a side
+FINER = 4  # painted so many times as large and then reduced: edges become smooth
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "heart")
+COLOURS = {
+    "red": (214, 38, 38), "orange": (245, 135, 25), "yellow": (235, 200, 25), "green": (40, 155, 60),
+    "blue": (40, 85, 215), "purple": (135, 60, 175), "brown": (120, 70, 35), "black": (25, 25, 25),
+}  # fmt: skip
+PLACES = (
+    "top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right",
+)  # fmt: skip
+HEIGHTS = ("top", "centre", "bottom")
+NUMBERS = ("two", "three", "four", "five")
+DIGITS = tuple("0123456789")
+WORDS = (
+    "cat", "dog", "sun", "map", "key", "box", "bus", "cup", "hat", "pen", "jar", "fox", "owl", "leg", "ink", "zip",
+)  # fmt: skip
+TEXTS = DIGITS + WORDS
+FONTS = (
+    "", "DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono.ttf",
+)  # fmt: skip
+"""The one that Pillow brings along, and some that matplotlib does."""
+KINDS = ("place", "pair", "count", "text")
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A shape or a text. Middle and radius are shares of the picture's side; the turn is in degrees."""
+
+    what: str
+    colour: str
+    x: float
+    y: float
+    radius: float
+    turn: float
+    tone: tuple[int, ...]  # its colour as it is painted: no two reds are the same
+    font: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All that is in a picture. fact: its place, its number, or where the first of a pair is seen from the second."""
+
+    kind: str
+    things: tuple[Thing, ...]
+    fact: str
+    background: tuple[int, ...]
+    held_out: bool
+    seed: int  # of the words in which it is told
+
+    @property
+    def combinations(self) -> set[tuple[str, str]]:
+        """What is seen together: things with their colours, and with their place or number."""
+        pairs = {(thing.what, thing.colour) for thing in self.things}
+        return pairs if self.kind == "pair" else pairs | {(self.things[0].what, self.fact)}
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """The same for two pictures if the caption of one is true of the other."""
+        names = [f"{thing.colour} {thing.what}" for thing in self.things]
+        if self.kind != "pair":
+            return self.kind, self.fact, names[0]
+        turned = self.fact in ("right", "below")
+        return self.kind, OPPOSITE[self.fact] if turned else self.fact, *(names[::-1] if turned else names)
+
+
+def is_held_out(what: str, other: str) -> bool:
+    """Whether a thing is never seen in this colour, at this place, in this number: one of each for each thing."""
+    number = SHAPES.index(what) if what in SHAPES else TEXTS.index(what)
+    places = PLACES if what in SHAPES else HEIGHTS
+    words = next(words for words in (tuple(COLOURS), places, NUMBERS) if other in words)
+    return words.index(other) == (5 * number + 1) % len(words)
+
+
+def scene(seed: int, number: int, held_out: bool = False) -> Scene:
+    """Picture `number`, for training, or held out from it. What is for one is drawn again until it is."""
+    random = Random(f"{seed} {number} {held_out}")
+    kind = random.choice(KINDS)
+    while True:
+        found = _scene(kind, random, held_out)
+        if held_out == any(is_held_out(*pair) for pair in found.combinations):
+            return found
+
+
+def _scene(kind: str, random: Random, held_out: bool) -> Scene:
+    """Any of its kind."""
+
+    def thing(what: str, colour: str, x: float, y: float, radius: float, font: str = "") -> Thing:
+        turn = random.uniform(-8, 8)
+        near = tuple(min(255, max(0, level + random.randint(-14, 14))) for level in COLOURS[colour])
+        shaken = (x + random.uniform(-0.02, 0.02), y + random.uniform(-0.02, 0.02))
+        return Thing(what, colour, *shaken, radius, turn, near, font)
+
+    shapes, colours = random.sample(SHAPES, 2), random.sample(list(COLOURS), 2)
+    cells = [(0.18 + 0.32 * (place % 3), 0.18 + 0.32 * (place // 3)) for place in range(9)]
+    if kind == "place":
+        fact = random.choice(PLACES)
+        things = [thing(shapes[0], colours[0], *cells[PLACES.index(fact)], random.uniform(0.1, 0.13))]
+    elif kind == "count":
+        fact = random.choice(NUMBERS)
+        chosen, radius = random.sample(cells, 2 + NUMBERS.index(fact)), random.uniform(0.09, 0.115)
+        things = [thing(shapes[0], colours[0], x, y, radius) for x, y in chosen]
+    elif kind == "pair":
+        fact = random.choice(("left", "right", "above", "below"))
+        along, across = random.uniform(0.24, 0.3), random.uniform(-0.1, 0.1)
+        first = {"left": (along, 0.5 + across), "above": (0.5 + across, along)}
+        first |= {"right": (1 - along, 0.5 + across), "below": (0.5 + across, 1 - along)}
+        x, y = first[fact]
+        places = ((x, y), (1 - x, y)) if fact in ("left", "right") else ((x, y), (x, 1 - y))
+        things = [
+            thing(shape, colour, *place, random.uniform(0.13, 0.19))
+            for shape, colour, place in zip(shapes, colours, places, strict=True)
+        ]
+    else:
+        text = random.choice(random.choice((DIGITS, WORDS)))
+        radius = random.uniform(0.3, 0.4) if text in WORDS else random.uniform(0.15, 0.2)
+        fact = random.choice(HEIGHTS)
+        height = 0.26 + 0.24 * HEIGHTS.index(fact)
+        things = [thing(text, colours[0], 0.5, height, radius, random.choice(FONTS))]
+    light = tuple(random.randint(228, 255) for _ in range(3))
+    return Scene(kind, tuple(things), fact, light, held_out, random.getrandbits(32))
+
+
+# ---- what is true of a picture ----
+
+
+def _beside(fact: str) -> str:
+    return f"{fact} of" if fact in ("left", "right") else fact
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
+
+
+def caption(scene: Scene) -> str:
+    first = scene.things[0]
+    name = f"{first.colour} {first.what}"
+    if scene.kind == "place":
+        return f"{_a(name)} at the {scene.fact}"
+    if scene.kind == "count":
+        return f"{scene.fact} {plural(name)}"
+    if scene.kind == "pair":
+        other = scene.things[1]
+        return f"{_a(name)} {_beside(scene.fact)} {_a(f'{other.colour} {other.what}')}"
+    return f"the {text_kind(first.what)} {first.what} in {first.colour} at the {scene.fact}"
+
+
+def plural(name: str) -> str:
+    return f"{name}es" if name.endswith("cross") else f"{name}s"
+
+
+def text_kind(text: str) -> str:
+    return "number" if text in DIGITS else "word"
+
+
+def questions(scene: Scene) -> list[tuple[str, str]]:
+    """All that is asked of a picture, with the answers."""
+    first, random = scene.things[0], Random(scene.seed)
+    if scene.kind == "text":
+        kind = text_kind(first.what)
+        return [
+            ("what does it say?", first.what),
+            (f"what colour is the {kind}?", first.colour),
+            (f"where is the {kind}?", scene.fact),
+        ]
+    if scene.kind == "count":
+        asked = [
+            (f"how many {plural(first.what)} are there?", scene.fact),
+            (f"what colour are the {plural(first.what)}?", first.colour),
+        ]
+    elif scene.kind == "place":
+        asked = [
+            (f"where is the {first.what}?", scene.fact),
+            (f"what colour is the {first.what}?", first.colour),
+            (f"what is {first.colour}?", first.what),
+        ]
+    else:
+        one, other = random.sample(scene.things, 2)
+        fact = scene.fact if one is first else OPPOSITE[scene.fact]
+        said = random.choice((fact, OPPOSITE[fact]))
+        asked = [
+            (f"what is {_beside(fact)} the {other.what}?", f"{one.colour} {one.what}"),
+            (f"what colour is the {one.what}?", one.colour),
+            (f"what is {other.colour}?", other.what),
+            (f"is the {one.what} {_beside(said)} the {other.what}?", "yes" if said == fact else "no"),
+        ]
+    return [*asked, _is_there(scene, random)]
+
+
+def _is_there(scene: Scene, random: Random) -> tuple[str, str]:
+    """Whether there is what there is, or as often something else; while training nothing of what is held out."""
+    there = [(thing.what, thing.colour) for thing in scene.things]
+    what, colour = random.choice(there)
+    if random.random() < 0.5:
+        return f"is there {_a(f'{colour} {what}')}?", "yes"
+    others = [(what, other) for other in COLOURS] + [(other, colour) for other in SHAPES]
+    others = [pair for pair in others if pair not in there and (scene.held_out or not is_held_out(*pair))]
+    what, colour = random.choice(others)
+    return f"is there {_a(f'{colour} {what}')}?", "no"
+
+
+# ---- painting ----
+
+
+def _corners(*turns: tuple[float, float]) -> list[tuple[float, float]]:
+    """Points by direction (degrees from the top, clockwise) and distance."""
+    return [(far * math.sin(math.radians(at)), -far * math.cos(math.radians(at))) for at, far in turns]
+
+
+_HEART = [
+    (math.sin(t) ** 3, -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 15)
+    for t in (i * math.tau / 48 for i in range(48))
+]
+POLYGONS = {
+    "square": _corners(*((45 + 90 * i, 1.2) for i in range(4))),
+    "triangle": _corners(*((120 * i, 1.2) for i in range(3))),
+    "star": _corners(*((36 * i, 0.5 if i % 2 else 1.2) for i in range(10))),
+    "cross": _corners(*((90 * i + at, far) for i in range(4) for at, far in ((-17, 1.1), (17, 1.1), (45, 0.45)))),
+    "diamond": [(0.0, -1.2), (0.7, 0.0), (0.0, 1.2), (-0.7, 0.0)],
+    "heart": _HEART,
+}
+
+
+def draw(scene: Scene, size: int = SIZE) -> Image.Image:
+    """The picture, RGB. Its pixels are the same on every machine with the same Pillow and matplotlib."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (size * FINER, size * FINER), scene.background)
+    painter = ImageDraw.Draw(image)
+    for thing in scene.things:
+        paint = _paint_text if thing.what in TEXTS else _paint_shape
+        paint(painter, thing, size * FINER)
+    return image.reduce(FINER)
+
+
+def _paint_shape(painter: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
+    x, y, radius = thing.x * side, thing.y * side, thing.radius * side
+    if thing.what in ("circle", "ring"):
+        box = (x - radius, y - radius, x + radius, y + radius)
+        if thing.what == "circle":
+            painter.ellipse(box, fill=thing.tone)
+        else:
+            painter.ellipse(box, outline=thing.tone, width=round(0.38 * radius))
+        return
+    sin, cos = math.sin(math.radians(thing.turn)), math.cos(math.radians(thing.turn))
+    points = [(x + radius * (a * cos - b * sin), y + radius * (a * sin + b * cos)) for a, b in POLYGONS[thing.what]]
+    painter.polygon(points, fill=thing.tone)
+
+
+def _paint_text(painter: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
+    """As wide as twice the radius, a digit as high; upright, in the middle of its ink."""
+    box = painter.textbbox((0, 0), thing.what, _font(thing.font, 100))
+    extent = box[3] - box[1] if thing.what in DIGITS else box[2] - box[0]
+    font = _font(thing.font, max(1, round(100 * 2 * thing.radius * side / extent)))
+    left, top, right, bottom = painter.textbbox((0, 0), thing.what, font)
+    at = (thing.x * side - (left + right) / 2, thing.y * side - (top + bottom) / 2)
+    painter.text(at, thing.what, fill=thing.tone, font=font)
+
+
+@functools.lru_cache(256)
+def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
+    from PIL import ImageFont
+
+    if not name:
+        found = ImageFont.load_default(size)
+        assert isinstance(found, ImageFont.FreeTypeFont)  # Pillow without FreeType has bitmaps alone
+        return found
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, size)
+
+
+# ---- a folder ----
+
+
+MEANINGS = 1500  # that those held out have, and some more
+
+
+def scenes(seed: int, n: int, held_out: bool = False) -> Iterator[Scene]:
+    """The first n pictures. Of those held out each means something else, so that one caption is right."""
+    if held_out and n > MEANINGS:
+        raise ValueError(f"{n:,} held-out pictures are asked for, expected at most {MEANINGS:,}: no two mean the same")
+    all_of_them = (scene(seed, number, held_out) for number in itertools.count())
+    return itertools.islice(_distinct(all_of_them) if held_out else all_of_them, n)
+
+
+def _distinct(scenes: Iterator[Scene]) -> Iterator[Scene]:
+    seen = set()
+    for each in scenes:
+        if each.meaning not in seen:
+            seen.add(each.meaning)
+            yield each
+
+
+def write(folder: Path, n: int, seed: int, held_out: bool = False) -> None:
+    """PNG files, records.jsonl with a caption of each, questions.jsonl with all questions."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    records, asked = [], []
+    for number, each in enumerate(scenes(seed, n, held_out)):
+        name = f"images/{number:06}.png"
+        draw(each).save(folder / name)
+        records.append({"image": name, "caption": caption(each)})
+        asked += [{"image": name, "prefix": question, "suffix": answer} for question, answer in questions(each)]
+    for file, rows in (("records.jsonl", records), ("questions.jsonl", asked)):
+        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bitnet.data.drawn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="that gets the pictures, records.jsonl and questions.jsonl")
+    parser.add_argument("--n", type=int, default=1000, help="pictures [1000]")
+    parser.add_argument("--seed", type=int, default=0, help="[0]")
+    parser.add_argument("--held-out", action="store_true", help="with combinations that no other picture has")
+    args = parser.parse_args(argv)
+    try:
+        write(args.folder, args.n, args.seed, args.held_out)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
