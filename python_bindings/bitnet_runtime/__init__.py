@@ -8,7 +8,8 @@
             print(piece.text, end="", flush=True)
 
 Needs the compiled engine alone: `tokenizers` is imported when text is used, numpy when an array is
-asked for, and jinja2 in a process of its own on the first chat.
+asked for, Pillow when a picture has to be decoded or resized, and jinja2 in a process of its own on
+the first chat.
 """
 
 from bitnet_runtime.defaults import Sampling
@@ -17,6 +18,7 @@ from bitnet_runtime.errors import (
     CancelledError,
     ClosedError,
     ContextLengthError,
+    ImageError,
     InvalidParameterError,
     MissingDependencyError,
     ModelFileError,
@@ -43,6 +45,7 @@ __all__ = [
     "CancelledError",
     "ClosedError",
     "ContextLengthError",
+    "ImageError",
     "InvalidParameterError",
     "MissingDependencyError",
     "Model",

@@ -77,6 +77,10 @@ class TemplateError(BitnetError, ValueError):
     """The chat template is missing, wrong, or asks for more work than a template may."""
 
 
+class ImageError(BitnetError, ValueError):
+    """A picture that cannot be read, is too large, or is not what the call takes."""
+
+
 class MissingDependencyError(BitnetError, RuntimeError):
     """A library that this call needs is not installed."""
 

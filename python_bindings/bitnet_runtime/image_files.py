@@ -1,0 +1,183 @@
+"""Pictures from files, bytes and Pillow's images, as arrays. What strangers wrote is decoded within limits."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import io
+import os
+import re
+import stat
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from bitnet_runtime.errors import ImageError, MissingDependencyError, shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image as PillowImage
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""What is decoded. The decoders of others, such as of EPS, start programs."""
+
+MOST_PIXELS = 64_000_000  # of a picture, unless a caller says otherwise
+MOST_SIDE = 1 << 16  # pixels; resizing takes memory for each
+MOST_BYTES = 256 << 20  # of a file
+
+
+def decode(source: str | os.PathLike[str] | bytes | PillowImage.Image, most_pixels: int) -> NDArray[Any]:
+    """The pixels: uint8 (height, width) of grey ones, (height, width, 3), or (height, width, 4) with alpha; or float
+    (height, width). Of several frames the first; turned as EXIF says; numbers of 16 bits without the lower 8.
+    """
+    pillow, operations = _libraries()
+    name = _name(source)
+    try:
+        with _quiet, contextlib.ExitStack() as stack:
+            if isinstance(source, (str, bytes, os.PathLike)):
+                image: Any = pillow.open(stack.enter_context(_file(source)), formats=FORMATS)
+            else:
+                image = source
+            if image.format not in (None, "MPO", *FORMATS):  # Pillow has not decoded it yet
+                raise ImageError(f"{image.format}, expected one of {', '.join(FORMATS)}; convert() decodes others")
+            width, height = image.size
+            check_size(width, height, most_pixels)
+            return _pixels(operations.exif_transpose(image))
+    except ImageError as error:
+        raise ImageError(f"{name}: {error}") from None
+    except Exception as error:  # whatever a decoder raises; there is no list
+        said = str(error) or type(error).__name__
+        raise ImageError(f"{name}: it is damaged or cut short: {said:.200}") from None
+
+
+def check_size(width: int, height: int, most_pixels: int) -> None:
+    """Raises ImageError: nothing there, or more than is decoded or resized."""
+    if width < 1 or height < 1:
+        raise ImageError(f"{width} × {height} pixels, expected at least 1 × 1")
+    if width * height > most_pixels or max(width, height) > MOST_SIDE:
+        raise ImageError(
+            f"{width:,} × {height:,} pixels, expected at most {most_pixels:,} in all and {MOST_SIDE:,} on a side; "
+            "make it smaller first"
+        )
+
+
+def is_pillow_image(value: object) -> bool:
+    """Whether it is an image of Pillow, which is not imported for that."""
+    return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__)
+
+
+def pillow_image() -> Any:
+    """The module PIL.Image."""
+    return _libraries()[0]
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"pictures in files, and of another size than the model's, need the `Pillow` library ({error}): "
+            "pip install Pillow; uint8 arrays of the model's size work without it"
+        ) from error
+    return Image, ImageOps
+
+
+def _name(source: object) -> str:
+    """How messages call it."""
+    if isinstance(source, bytes):
+        return f"a picture of {len(source):,} bytes"
+    if isinstance(source, (str, os.PathLike)):
+        text = str(source)
+        return "a data: URL" if _is_data(text) else text if len(text) <= 300 else f"{text[:299]}…"
+    return "an image of Pillow"
+
+
+def _file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
+    """The bytes, open, and known to be a picture by the first of them."""
+    if isinstance(source, str) and _is_data(source):
+        source = _data(source)
+    elif isinstance(source, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source):
+        raise ImageError("a URL, expected a file, or data:image/png;base64,…; nothing is fetched from a network")
+    file = io.BytesIO(source) if isinstance(source, bytes) else _regular(source)
+    begin, size = file.read(16), file.seek(0, os.SEEK_END)
+    file.seek(0)
+    found = "" if any(begin.startswith(first) for first in _FIRST_BYTES) else f"begins with {begin!r}"
+    if size > MOST_BYTES or size == 0:
+        found = f"has {size:,} bytes"
+    if found:
+        file.close()
+        raise ImageError(f"it {found}, expected a picture: {', '.join(FORMATS)}, at most {MOST_BYTES >> 20} MiB")
+    return file
+
+
+_FIRST_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM", b"II", b"MM", *(b"P%d" % n for n in range(1, 7)))
+
+
+def _regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file, and never wait for a FIFO or a device."""
+    try:
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:  # a zero byte is a ValueError
+        raise ImageError(getattr(error, "strerror", None) or str(error)) from None
+    mode = os.fstat(number).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(number)
+        raise ImageError(f"it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}, expected a picture")
+    return open(number, "rb")
+
+
+def _is_data(text: str) -> bool:
+    return text[:5].lower() == "data:"
+
+
+def _data(url: str) -> bytes:
+    """The bytes of data:image/png;base64,…"""
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise ImageError(f"it is {shown(head, 60)}, expected data:image/png;base64,…")
+    if len(body) > MOST_BYTES // 3 * 4 + 4:
+        raise ImageError(f"it has {len(body):,} characters, expected at most {MOST_BYTES >> 20} MiB of a picture")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ImageError(f"its base64 is broken: {error}") from None
+
+
+def _pixels(image: Any) -> NDArray[Any]:
+    import numpy as np
+
+    if image.mode == "F":
+        return np.array(image)
+    if image.mode.startswith("I"):  # 16 bits; I holds 32, of which files use 16
+        wide = np.array(image)
+        if wide.min() < 0 or wide.max() > 0xFFFF:
+            raise ImageError(f"its numbers are from {wide.min()} to {wide.max()}, expected 0 to 65535")
+        return (wide >> 8).astype(np.uint8)
+    if image.has_transparency_data:
+        return np.array(image.convert("RGBA"))
+    return np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+
+
+class _Quiet:
+    """No warning comes out while somebody decodes: an error says what matters. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._filters.__exit__(None, None, None)
+
+
+_quiet = _Quiet()

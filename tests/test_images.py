@@ -1,0 +1,387 @@
+"""Pictures become the numbers of the image processors of transformers, and bad ones one clear error."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageSequence
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+from bitnet_runtime import ImageError, MissingDependencyError, image_files
+from bitnet_runtime.images import Processor
+
+RNG = np.random.default_rng(15)
+S = 20
+
+
+def noise(*shape: int) -> Any:
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def smooth(height: int, width: int) -> Any:
+    """A picture that JPEG keeps."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 255 // width, y * 255 // height, (x + y) * 127 // (height + width)], 2).astype(np.uint8)
+
+
+def encoded(picture: Any, format: str, **options: Any) -> bytes:
+    out = io.BytesIO()
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(out, format, **options)
+    return out.getvalue()
+
+
+def png(width: int, height: int, body: bytes = b"") -> bytes:
+    """A file that says it has so many pixels."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(body)),
+        (b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+# ---- the numbers of transformers ----
+
+
+@pytest.mark.parametrize("size", [(33, 50), (50, 33), (20, 20), (5, 7), (20, 90), (101, 41)])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "PPM", "GIF"])
+def test_files_give_the_numbers_of_the_processors_of_transformers(
+    size: tuple[int, int], format: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a picture.{format.lower()}"
+    Image.fromarray(noise(*size, 3)).save(path)
+    plain = {"do_normalize": False, "return_tensors": "np"}
+    square, crop = {"height": S, "width": S}, {"shortest_edge": S}
+    for resample, filter in ((3, "bicubic"), (2, "bilinear")):
+        siglip = SiglipImageProcessorPil(size=square, resample=resample)
+        clip = CLIPImageProcessorPil(size=crop, crop_size=square, resample=resample)
+        with Image.open(path) as picture:
+            expected = siglip(picture, **plain)["pixel_values"][0], clip(picture, **plain)["pixel_values"][0]
+        for reference, resize in zip(expected, ("stretch", "crop"), strict=True):
+            processor = Processor(S, resize=resize, filter=filter)
+            # The same integers; they divide by 255 in another order
+            np.testing.assert_allclose(processor.floats(path), reference, atol=2**-22, rtol=0)
+            assert (processor.bytes(path) == np.rint(reference * 255)).all()
+            assert processor.floats(path).dtype == np.float32 and processor.floats(path).flags.c_contiguous
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr"])
+def test_colours_are_those_of_pillow(mode: str) -> None:
+    picture = Image.fromarray(smooth(30, 40)).convert(mode)
+    format = {"CMYK": "JPEG", "YCbCr": "TIFF"}.get(mode, "PNG")
+    data = encoded(picture, format)
+    again = Image.open(io.BytesIO(data))
+    assert again.mode == mode
+    resized = again.convert("RGB").resize((S, S), Image.Resampling.BICUBIC)
+    assert (Processor(S).bytes(data) == np.asarray(resized).transpose(2, 0, 1)).all()
+
+
+def test_grey_is_that_of_pillow_for_files_arrays_and_floats() -> None:
+    picture = noise(S, S, 3)
+    expected = np.asarray(Image.fromarray(picture).convert("L"))[None]
+    processor = Processor(S, channels=1)
+    assert (processor.bytes(encoded(picture, "PNG")) == expected).all()
+    assert (processor.bytes(picture) == expected).all()
+    # Pillow rounds to 1/255
+    np.testing.assert_allclose(processor.floats(picture / np.float32(255)), expected / 255, atol=0.51 / 255)
+
+
+def test_sixteen_bits_lose_the_lower_eight() -> None:
+    wide = RNG.integers(0, 1 << 16, (S, S), np.uint16)
+    for format in ("PNG", "TIFF", "PPM"):
+        made = Processor(S).bytes(encoded(wide, format))
+        assert (made == (wide >> 8)[None]).all(), format
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_exif_says(orientation: int) -> None:
+    picture = noise(12, 30, 3)
+    turn = {1: lambda a: a, 2: np.fliplr, 3: lambda a: np.rot90(a, 2), 4: np.flipud, 5: lambda a: a.transpose(1, 0, 2)}
+    turn |= {6: lambda a: np.rot90(a, -1), 7: lambda a: np.rot90(a, 2).transpose(1, 0, 2), 8: np.rot90}
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    data = encoded(picture, "PNG", exif=exif)
+    expected = Processor(S, resize="crop").bytes(np.ascontiguousarray(turn[orientation](picture)))
+    assert (Processor(S, resize="crop").bytes(data) == expected).all()
+    assert (Processor(S, resize="crop").bytes(Image.open(io.BytesIO(data))) == expected).all()
+
+
+def test_what_is_transparent_is_white() -> None:
+    picture = noise(S, S, 4)
+    alpha = picture[:, :, 3:] / 255
+    expected = (picture[:, :, :3] * alpha + 255 * (1 - alpha)).transpose(2, 0, 1)
+    for form in (picture, encoded(picture, "PNG"), Image.fromarray(picture)):
+        assert np.abs(Processor(S).bytes(form) - expected).max() <= 0.5 + 1e-9
+    np.testing.assert_allclose(Processor(S).floats(picture / 255), expected / 255, atol=1e-6)
+    palette = Image.fromarray(np.zeros((S, S), np.uint8)).convert("P")
+    assert (Processor(S).bytes(encoded(palette, "GIF", transparency=0)) == 255).all()
+    assert (Processor(S).bytes(encoded(noise(S, S), "PNG", transparency=300 % 256))).any()
+    assert (Processor(S).bytes(encoded(Image.new("LA", (S, S), (0, 0)), "PNG")) == 255).all()
+
+
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_an_animation_is_its_first_frame(format: str) -> None:
+    frames = [Image.new("RGB", (S, S), colour) for colour in ("#ff0000", "#00ff00", "#0000ff")]
+    options = {"lossless": True} if format == "WEBP" else {}
+    data = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
+    assert len(list(ImageSequence.Iterator(Image.open(io.BytesIO(data))))) == 3
+    assert (Processor(S).bytes(data) == np.array([255, 0, 0])[:, None, None]).all()
+
+
+def test_every_form_of_a_picture_gives_the_same(tmp_path: Path) -> None:
+    picture = smooth(31, 17)
+    data, path = encoded(picture, "PNG"), tmp_path / "p.png"
+    path.write_bytes(data)
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    strided = np.asfortranarray(np.repeat(picture, 2, 0)[::2])
+    expected = Processor(S).bytes(picture)
+    for form in (data, bytearray(data), memoryview(data), path, str(path), url, Image.fromarray(picture), strided):
+        assert (Processor(S).bytes(form) == expected).all()
+    # Floats are resized as floats, and not rounded in between
+    for kind in (np.float16, np.float32, np.float64):
+        assert np.abs(Processor(S).floats((picture / 255).astype(kind)) - expected / 255).max() < 1.6 / 255
+    grey = noise(31, 17)
+    same = Processor(S).bytes(np.stack([grey] * 3, 2))
+    assert (Processor(S).bytes(grey) == same).all() and (Processor(S).bytes(grey[:, :, None]) == same).all()
+
+
+def test_a_float_array_of_the_right_size_is_taken_as_it_is() -> None:
+    picture = RNG.random((S, S, 3), np.float32)
+    assert (Processor(S).floats(picture) == picture.transpose(2, 0, 1)).all()
+    assert (Processor(S).bytes(picture) == np.rint(picture * 255).transpose(2, 0, 1)).all()
+
+
+def test_a_batch_is_a_list_one_picture_or_an_array_of_four_dimensions() -> None:
+    several, processor = noise(3, 31, 17, 3), Processor(S)
+    expected = np.stack([processor.floats(one) for one in several])
+    for form in (several, list(several), tuple(Image.fromarray(one) for one in several)):
+        assert (processor.batch(form) == expected).all()
+    assert (processor.batch(several[0]) == expected[:1]).all() and processor.batch([]).shape == (0, 3, S, S)
+    with pytest.raises(ImageError, match=r"^images\[1\]: an array with numbers from"):
+        processor.batch([several[0], several[0] * 1.0])
+
+
+# ---- what is refused ----
+
+
+def arrays() -> dict[str, tuple[Any, str]]:
+    bad = np.full((S, S, 3), 0.5, np.float32)
+    bad[3, 4, 1] = np.nan
+    return {
+        "NaN": (bad, "from nan to nan, expected finite ones from 0 to 1"),
+        "infinity": (np.full((S, S), np.inf), "from inf to inf"),
+        "beyond 1": (noise(S, S) * 1.0, "expected finite ones from 0 to 1; divide by 255"),
+        "below 0": (np.full((S, S), -0.5), "from -0.5 to -0.5"),
+        "channels first": (noise(3, S, S), r"\(3, 20, 20\), .* puts the channels last"),
+        "two channels": (noise(S, S, 2), r"\(20, 20, 2\), expected \(height, width\)"),
+        "five dimensions": (noise(1, 1, S, S, 3)[0], r"\(1, 20, 20, 3\)"),
+        "one dimension": (noise(S), r"\(20,\)"),
+        "no dimension": (np.array(3, np.uint8), r"shape \(\)"),
+        "empty": (noise(0, S, 3), "20 × 0 pixels, expected at least 1 × 1"),
+        "int64": (np.zeros((S, S), np.int64), "an array of int64, expected uint8, or float"),
+        "bool": (np.zeros((S, S), bool), "an array of bool"),
+        "complex": (np.zeros((S, S), complex), "an array of complex128"),
+        "object": (np.array([[None]]), "an array of object"),
+        "text": (np.array([["a"]]), "an array of <U1"),
+        "bomb": (np.broadcast_to(np.uint8(1), (10**5, 10**5)), "100,000 × 100,000 pixels, expected at most 64,000,000"),
+        "a number": (7, "a int, expected the name of a file"),
+        "nothing": (None, "a NoneType, expected"),
+    }
+
+
+@pytest.mark.parametrize("name", arrays())
+def test_arrays_that_are_no_pictures_are_refused(name: str) -> None:
+    array, message = arrays()[name]
+    with pytest.raises(ImageError, match=message):
+        Processor(S).floats(array)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n"
+BYTES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "it has 0 bytes, expected a picture: PNG"),
+    "text": (b"hello, world", "begins with b'hello, world', expected a picture"),
+    "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "begins with b'<svg xmlns="),
+    "pdf": (b"%PDF-1.7\n", "begins with b'%PDF"),
+    "eps": (EPS, "begins with b'%!PS-Adobe"),
+    "dos eps": (b"\xc5\xd0\xd3\xc6" + struct.pack("<II", 32, len(EPS)) + bytes(20) + EPS, "begins with"),
+    "ico": (b"\0\0\1\0" + bytes(60), "begins with"),
+    "only a signature": (b"\x89PNG\r\n\x1a\n", "it is damaged or cut short"),
+    "wave sound": (b"RIFF\x24\0\0\0WAVEfmt " + bytes(20), "cannot be identified|damaged"),
+    "no width": (png(0, 5), "0 × 5 pixels|damaged"),
+    "bomb": (png(9_000, 9_000), "9,000 × 9,000 pixels, expected at most 64,000,000"),
+    "great bomb": (png(60_000, 60_000), "60,000|pixels"),
+    "long": (png(70_000, 1, bytes(70_001)), "70,000 × 1 pixels, expected at most .* and 65,536 on a side"),
+    "no data": (png(30, 30), "damaged or cut short"),
+    "ppm bomb": (b"P6 9000 9000 255\n", "9,000 × 9,000 pixels"),
+    "ppm of nothing": (b"P6 0 3 255\n", "."),
+    "gif bomb": (b"GIF89a" + struct.pack("<HHBBB", 60_000, 60_000, 0, 0, 0) + b"\x3b", "."),
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_that_are_no_picture_are_refused(name: str, tmp_path: Path) -> None:
+    data, message = BYTES[name]
+    path = tmp_path / "bad.png"
+    path.write_bytes(data)
+    for form, named in ((data, f"a picture of {len(data):,} bytes"), (path, str(path))):
+        with pytest.raises(ImageError, match=message) as caught:
+            Processor(S).floats(form)
+        assert str(caught.value).startswith(named) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_every_file_cut_short_is_refused(format: str) -> None:
+    data = encoded(smooth(30, 30), format)
+    for end in {0, 1, 4, 10, 20, len(data) // 2, len(data) * 3 // 4}:
+        with pytest.raises(ImageError):
+            Processor(S).floats(data[:end])
+
+
+def test_paths_that_are_no_files_and_urls_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    refused = {
+        tmp_path: "it is a folder",
+        tmp_path / "none.png": "No such file",
+        tmp_path / "fifo": "not a regular file",
+        "/dev/zero": "not a regular file",
+        "a\0b": "null byte",
+        "x" * 5000: "too long",
+        "": "No such file",
+        "https://example.org/cat.png": "a URL, expected a file, .* nothing is fetched",
+        "file:///etc/passwd": "a URL",
+        "data:image/png,abc": "expected data:image/png;base64",
+        "data:image/png;base64,a§": "its base64 is broken",
+        "data:image/png;base64,": "it has 0 bytes",
+    }
+    for source, message in refused.items():
+        with pytest.raises(ImageError, match=message) as caught:
+            Processor(S).floats(source)
+        assert len(str(caught.value)) < 500
+    before = len(os.listdir("/proc/self/fd"))
+    for source in refused:
+        with pytest.raises(ImageError):
+            Processor(S).floats(source)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_sizes_of_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(noise(S, S, 3), "BMP")
+    monkeypatch.setattr(image_files, "MOST_BYTES", len(data) - 1)
+    for source in (data, "data:;base64," + base64.b64encode(data).decode()):
+        with pytest.raises(ImageError, match=r"bytes, expected a picture|characters, expected"):
+            Processor(S).floats(source)
+
+
+def test_limits_are_those_asked_for_and_no_long_picture_grows_by_cropping() -> None:
+    with pytest.raises(ImageError, match="20 × 20 pixels, expected at most 399"):
+        Processor(S, most_pixels=399).floats(encoded(noise(S, S, 3), "PNG"))
+    assert Processor(S, most_pixels=400).floats(encoded(noise(S, S, 3), "PNG")).shape == (3, S, S)
+    long = Image.new("L", (60_000, 1))
+    assert Processor(S).bytes(long).shape == (3, S, S)
+    with pytest.raises(ImageError, match="60,000 × 1 pixels, too long for a middle of 224 × 224"):
+        Processor(224, resize="crop").bytes(long)
+
+
+def test_an_eps_that_pillow_opened_starts_no_program() -> None:
+    with pytest.raises(ImageError, match="EPS, expected one of PNG"):
+        Processor(S).floats(Image.open(io.BytesIO(EPS)))
+    closed = Image.open(io.BytesIO(encoded(noise(S, S, 3), "PNG")))
+    closed.close()
+    with pytest.raises(ImageError, match="an image of Pillow: it is damaged"):
+        Processor(S).floats(closed)
+
+
+@pytest.mark.parametrize("options", [{"channels": 2}, {"resize": "pad"}, {"filter": "nearest"}])
+def test_a_processor_refuses_words_it_does_not_know(options: Any) -> None:
+    with pytest.raises(ImageError, match=f"{next(iter(options))} is .*, expected"):
+        Processor(S, **options)
+
+
+# ---- anything at all ----
+
+
+SOURCES = [
+    encoded(smooth(9, 14), "PNG"),
+    encoded(smooth(9, 14), "JPEG"),
+    encoded(smooth(9, 14), "GIF"),
+    encoded(smooth(9, 14), "TIFF", compression="tiff_lzw"),
+    encoded(smooth(9, 14), "WEBP"),
+    encoded(smooth(9, 14), "BMP"),
+    encoded(smooth(9, 14), "PPM"),
+]
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_changed_bytes_give_a_picture_or_an_image_error(data: st.DataObject) -> None:
+    changed = bytearray(data.draw(st.sampled_from(SOURCES)))
+    for place, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(changed) - 1), st.integers(0, 255)), max_size=6)
+    ):
+        changed[place] = value
+    cut = bytes(changed[: data.draw(st.integers(0, len(changed)))]) if data.draw(st.booleans()) else bytes(changed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            made = Processor(S, most_pixels=10_000).floats(cut)
+        except ImageError as error:
+            assert "\n" not in str(error)
+        else:
+            assert made.shape == (3, S, S) and made.min() >= 0 and made.max() <= 1
+
+
+def test_warnings_stay_inside_and_filters_come_back_from_many_threads() -> None:
+    palette = Image.fromarray(noise(S, S)).convert("P")
+    palette.info["transparency"] = bytes(range(256))  # which Pillow warns of
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=Processor(S).floats, args=(palette,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not caught and warnings.filters == before
+
+
+def test_without_pillow_arrays_of_the_right_size_work_and_files_say_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["PIL"] = None
+import numpy as np
+from bitnet_runtime import MissingDependencyError
+from bitnet_runtime.images import Processor
+assert Processor(4).floats(np.zeros((4, 4, 4), np.uint8)).max() == 1
+for picture in (b"abc", "a.png", np.zeros((5, 4), np.uint8)):
+    try:
+        Processor(4).floats(picture)
+    except MissingDependencyError as error:
+        assert "pip install Pillow" in str(error), error
+    else:
+        raise SystemExit("no error")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(image_files.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert issubclass(MissingDependencyError, RuntimeError)
