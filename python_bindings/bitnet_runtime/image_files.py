@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import io
+import logging
 import os
 import re
 import stat
@@ -80,7 +81,11 @@ def _libraries() -> tuple[Any, Any]:
             f"pictures in files, and of another size than the model's, need the `Pillow` library ({error}): "
             "pip install Pillow; uint8 arrays of the model's size work without it"
         ) from error
+    logging.getLogger("PIL").addHandler(_SILENT)  # or errors that are raised here are printed, too
     return Image, ImageOps
+
+
+_SILENT = logging.NullHandler()
 
 
 def _name(source: object) -> str:
