@@ -1,6 +1,6 @@
-"""Every hyperparameter of every model family, in one flat record.
+"""Every hyperparameter of every model family, in one record; a model that is shown images has a second one within.
 
-`ModelConfig` can say more than this version runs: images, drafts and adapters are refused by name. The packed file
+`ModelConfig` can say more than this version runs: drafts and adapters are refused by name. The packed file
 stores the same fields (export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
 """
 
@@ -10,25 +10,13 @@ import dataclasses
 import difflib
 import json
 import math
-import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
-TERNARY_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "input": ("tokens", "embeddings", "images", "draft"),
-    "mask": ("causal", "bidirectional", "prefix"),
-    "norm": ("rms", "layer"),
-    "ffn": ("gated", "plain"),
-    "activation": ("relu2", "silu", "gelu", "relu", "gelu_erf"),
-    "position": ("rope", "learned", "sinusoidal", "none"),
-    "rope_scaling": ("none", "linear", "llama3", "yarn"),
-    "pooling": ("none", "last", "mean", "first", "attention"),
-    "weight_scale": ("tensor", "row", "group"),
-    "head_format": ("int8", "f16", "f32", "ternary"),
-}
-"""Allowed words; the position in the tuple is the number in the packed file."""
+from bitnet.config_rules import CHOICES as CHOICES
+from bitnet.config_rules import TERNARY_LINEARS as TERNARY_LINEARS
+from bitnet.config_rules import check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +31,7 @@ class ModelConfig:
     n_kv_heads: int  # G, divides H; H: MHA, 1: MQA
     head_dim: int  # E, width of a head
     ffn_dim: int  # F, width between up and down
-    max_context: int  # tokens that a sequence may have
+    max_context: int  # tokens that a sequence may have; -1 with images: those of an image
     name: str = "decoder"  # of the stack in the packed file
 
     # input, output, mask
@@ -114,6 +102,7 @@ class ModelConfig:
     similarity_scale: float = 0.0  # a vector of an image times one of a text times this, plus the bias; 0: unsaid
     similarity_bias: float = 0.0  # that bias
     image_token: int = 0  # in whose place a decoder is given vectors of an image; 0: it sees no images
+    vision: ModelConfig | None = None  # the stack that looks at images for this one: a table of options
 
     # adapters: W·x + B·(A·x), A (rank, inputs), B (outputs, rank)
     adapter_rank: int = 0  # 0: there are none
@@ -133,131 +122,15 @@ class ModelConfig:
             object.__setattr__(self, "rope_dim", self.head_dim if self.position == "rope" else 0)
         if self.attention_scale == 0.0 and self.head_dim > 0:
             object.__setattr__(self, "attention_scale", 1.0 / math.sqrt(self.head_dim))
-        self._check()
-
-    def _check(self) -> None:
-        ranges = {
-            "vocab_size": (0 if self.input != "tokens" and not self.has_head else 1, 1 << 21),
-            "dim": (1, 65_536),
-            "n_layers": (1, 1024),
-            "n_heads": (1, 1024),
-            "n_kv_heads": (1, self.n_heads),
-            "head_dim": (1, 1024),
-            "ffn_dim": (1, 262_144),
-            "max_context": (1, 1 << 24),
-            "sliding_window": (0, 1 << 24),
-            "global_every": (0, 1024),
-            "n_experts": (0, 65_534),
-            "experts_per_token": (0, max(self.n_experts, 0)),
-            "rope_dim": (0, self.head_dim),
-            "out_dim": (0, 65_536),
-            "first_position": (0, 1 if self.position == "rope" else 0),
-            "image_token": (0, max(self.vocab_size - 1, 0)),
-        }
-        for field, (low, high) in ranges.items():
-            value = getattr(self, field)
-            if type(value) is not int or not low <= value <= high:
-                raise ValueError(f"{field} is {value!r}, expected an integer from {low} to {high}")
-        for field, words in CHOICES.items():
-            if getattr(self, field) not in words:
-                raise ValueError(f"{field} is {getattr(self, field)!r}, expected one of {', '.join(words)}")
-        for field in BOOLEANS:
-            if type(getattr(self, field)) is not bool:
-                raise ValueError(f"{field} is {getattr(self, field)!r}, expected true or false")
-        for field in POSITIVE:
-            value = getattr(self, field)
-            if not (_finite(value) and value > 0):
-                raise ValueError(f"{field} is {value!r}, expected a finite number above 0")
-        if not (type(self.dropout) in (int, float) and 0 <= self.dropout < 1):
-            raise ValueError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
-        if self.residual_norm and self.post_norm:
-            raise ValueError("residual_norm and post_norm are both set, expected at most one")
-        for field in ("logit_softcap", "attention_softcap", "rope_local_theta"):
-            value = getattr(self, field)
-            if not (_finite(value) and value >= 0):
-                raise ValueError(f"{field} is {value!r}, expected 0 (none) or a positive number")
-        if self.global_every == 1 or (self.global_every and not self.sliding_window):
-            raise ValueError(
-                f"global_every is {self.global_every} with sliding_window = {self.sliding_window}, "
-                "expected 0 (all layers alike), or at least 2 and a window"
-            )
-        if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads is {self.n_heads}, expected a multiple of n_kv_heads = {self.n_kv_heads}")
-        self._check_rope()
-        self._check_images()
-        if (self.n_experts > 0) != (self.experts_per_token > 0):
-            raise ValueError("n_experts and experts_per_token are both 0 or both positive")
-        if type(self.name) is not str:
-            raise ValueError(f"name is {self.name!r}, expected a text")
-        if len(self.name.encode()) > 63:
-            raise ValueError(f"name {self.name!r} is longer than 63 bytes")
-        for field in ("ternary", "adapters"):
-            roles, known = getattr(self, field), ", ".join(TERNARY_LINEARS)
-            if type(roles) is not tuple:
-                raise ValueError(f"{field} is {roles!r}, expected a list of some of {known}")
-            unknown = [role for role in roles if role not in TERNARY_LINEARS]
-            if unknown:
-                raise ValueError(f"{field} names {unknown[0]!r}, expected some of {known}")
-        if type(self.adapter_rank) is not int or not 0 <= self.adapter_rank < 1 << 16:
-            raise ValueError(f"adapter_rank is {self.adapter_rank!r}, expected an integer from 0 to 65535")
-        if (self.adapter_rank > 0) != (len(self.adapters) > 0):
-            raise ValueError(f"adapter_rank is {self.adapter_rank} and adapters {self.adapters}, expected both or none")
-
-    def _check_rope(self) -> None:
-        if self.rope_dim % 2 or (self.rope_dim > 0) != (self.position == "rope"):
-            expected = "an even number above 0" if self.position == "rope" else "0"
-            raise ValueError(f"rope_dim is {self.rope_dim} with position = {self.position!r}, expected {expected}")
-        needs = {
-            "llama3": ("rope_low_freq_factor", "rope_high_freq_factor"),
-            "yarn": ("rope_beta_slow", "rope_beta_fast"),
-        }
-        if self.rope_scaling not in needs:
-            return
-        if type(self.rope_original_context) is not int or self.rope_original_context < 1:
-            raise ValueError(
-                f"rope_original_context is {self.rope_original_context!r}, expected at least 1 with {self.rope_scaling}"
-            )
-        low, high = needs[self.rope_scaling]
-        if not getattr(self, low) < getattr(self, high):
-            raise ValueError(f"{low} is {getattr(self, low)}, expected less than {high}, {getattr(self, high)}")
-        if self.rope_scaling == "yarn" and self.rope_theta <= 1:
-            raise ValueError(f"rope_theta is {self.rope_theta}, expected more than 1 with yarn")
-
-    def _check_images(self) -> None:
-        of_images = self.input == "images"
-        ranges = {
-            "image_size": (1, 1 << 14) if of_images else (0, 0),
-            "patch_size": (1, max(self.image_size, 1)) if of_images else (0, 0),
-            "channels": (1, 3) if of_images else (0, 0),
-        }
-        for field, (low, high) in ranges.items():
-            value = getattr(self, field)
-            if type(value) is not int or not low <= value <= high:
-                raise ValueError(
-                    f"{field} is {value!r} with input = {self.input!r}, expected an integer from {low} to {high}"
-                )
-        for field in ("pixel_mean", "pixel_std"):
-            values = getattr(self, field)
-            numbers = type(values) is tuple and all(map(_finite, values))
-            if not numbers or len(values) != self.channels or (field == "pixel_std" and not all(v > 0 for v in values)):
-                above = " above 0" * (field == "pixel_std")
-                raise ValueError(f"{field} is {values!r}, expected {self.channels} finite numbers{above}")
-        if of_images and self.max_context != self.patches + self.class_token:
-            raise ValueError(
-                f"max_context is {self.max_context}, expected {self.patches + self.class_token}, the tokens of an image"
-            )
-        if self.class_token and not of_images:
-            raise ValueError(f"class_token is set with input = {self.input!r}, expected input = 'images'")
-        for field in ("similarity_scale", "similarity_bias"):
-            value = getattr(self, field)
-            least = 0.0 if field == "similarity_scale" else -math.inf
-            if not (_finite(value) and value >= least):
-                raise ValueError(f"{field} is {value!r}, expected a finite number" + " from 0 on" * (least == 0))
+        if self.input == "images" and self.max_context == -1:
+            object.__setattr__(self, "max_context", self.patches + self.class_token)
+        check(self)
 
     @property
     def patches(self) -> int:
         """Of an image."""
-        return (self.image_size // self.patch_size) ** 2 if self.patch_size else 0
+        known = type(self.image_size) is type(self.patch_size) is int and self.patch_size > 0
+        return (self.image_size // self.patch_size) ** 2 if known else 0
 
     def of_layer(self, layer: int) -> Self:
         """What this configuration says of one layer: every layer has its window and its RoPE."""
@@ -271,18 +144,40 @@ class ModelConfig:
 
     @property
     def ternary_weights(self) -> int:
-        """Number of ternary weights, of all experts."""
+        """Number of ternary weights, of all experts and all stacks."""
         attention, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         ffn = self.ffn_dim * max(1, self.n_experts)
         sizes = {
             "q": attention, "k": kv, "v": kv, "o": attention,
             "gate": ffn if self.ffn == "gated" else 0, "up": ffn, "down": ffn,
         }  # fmt: skip
-        return self.n_layers * self.dim * sum(sizes[role] for role in self.ternary)
+        seeing = self.vision.ternary_weights if self.vision else 0
+        return seeing + self.n_layers * self.dim * sum(sizes[role] for role in self.ternary)
+
+    @property
+    def width(self) -> int:
+        """Of the vectors that it gives without a head."""
+        return self.out_dim or self.dim
+
+    @property
+    def stacks(self) -> tuple[ModelConfig, ...]:
+        """As they stand in a packed file, each for itself: this one, and the one that looks at images for it."""
+        return (self.replace(vision=None), self.vision) if self.vision else (self,)
+
+    @classmethod
+    def of_stacks(cls, stacks: Iterable[Self]) -> Self:
+        """Inverse of `stacks`. Raises ValueError: they do not go together."""
+        main, *others = stacks
+        if len(others) > 1 or (others and others[0].input != "images"):
+            inputs = ", ".join(f"{stack.name!r} of {stack.input}" for stack in (main, *others))
+            raise ValueError(f"the stacks are {inputs}; expected one, or one and behind it one of images")
+        return main.replace(vision=others[0]) if others else main
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dictionary with every field."""
-        return dataclasses.asdict(self) | {field: list(getattr(self, field)) for field in TUPLES}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values |= {field: list(values[field]) for field in TUPLES}
+        return values | {"vision": self.vision.to_dict() if self.vision else None}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -299,44 +194,48 @@ class ModelConfig:
         missing = [name for name in required if name not in values]
         if missing:
             raise ValueError(f"model option {missing[0]!r} is missing")
+        if isinstance(seeing := values.get("vision"), dict):
+            values = values | {"vision": _within(cls.from_dict, seeing)}
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; unknown names raise as in `from_dict`.
+        """A copy with some fields changed; unknown names raise as in `from_dict`. vision: a dictionary of changes, too.
 
-        `rope_dim` and `attention_scale` that followed from `head_dim` follow from the new one.
+        `rope_dim` and `attention_scale` that followed from `head_dim` follow from the new one, and `max_context` from
+        the size of images and patches.
         """
-        values = self.to_dict()
+        values = self.to_dict() | {"vision": self.vision}
         if self.rope_dim == (self.head_dim if self.position == "rope" else 0):
             values["rope_dim"] = -1
         if self.attention_scale == 1.0 / math.sqrt(self.head_dim):
             values["attention_scale"] = 0.0
+        if self.input == "images":
+            values["max_context"] = -1
+        if (before := self.vision) and isinstance(seeing := changes.get("vision"), dict):
+            changes = changes | {"vision": _within(lambda changes: before.replace(**changes), seeing)}
         return type(self).from_dict(values | changes)
 
 
-def _finite(value: object) -> bool:
-    """Whether it is a number that fp64 can hold; of integers `math.isfinite` cannot say it."""
-    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
+def _within(make: Callable[[dict[str, Any]], ModelConfig], values: dict[str, Any]) -> ModelConfig:
+    """A vision stack; what is wrong with it is said to be wrong with that."""
+    try:
+        return make(values)
+    except ValueError as error:
+        raise ValueError(f"vision: {error}") from None
 
 
 BOOLEANS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.type == "bool")
 TUPLES = ("ternary", "pixel_mean", "pixel_std", "adapters")
-POSITIVE = (
-    "norm_eps", "embedding_scale", "residual_scale", "attention_scale", "rope_theta", "rope_factor",
-    "rope_low_freq_factor", "rope_high_freq_factor", "rope_beta_fast", "rope_beta_slow", "rope_attention_factor",
-)  # fmt: skip
 
-NOT_YET: dict[str, tuple[object, ...]] = {
-    "input": ("tokens", "embeddings"), "pooling": ("none", "last", "mean", "first"), "out_dim": (0,),
-    "image_token": (0,), "similarity_scale": (0.0,), "adapter_rank": (0,),
-}  # fmt: skip
-"""What can be said of images, drafts and adapters and nothing computes yet, by the values that are."""
+NOT_YET: dict[str, tuple[object, ...]] = {"input": ("tokens", "embeddings", "images"), "adapter_rank": (0,)}
+"""What can be said of drafts and adapters and nothing computes yet, by the values that are."""
 
 
 def not_yet(config: ModelConfig) -> list[str]:
-    """What of a configuration belongs to images, drafts or adapters, by name."""
+    """What of a configuration belongs to drafts or adapters, by name."""
     return [
-        f"{field} = {getattr(config, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
+        f"{field} = {getattr(stack, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
+        for stack in config.stacks
         for field, allowed in NOT_YET.items()
-        if getattr(config, field) not in allowed
+        if getattr(stack, field) not in allowed
     ]

@@ -12,6 +12,7 @@ import io
 import re
 import tokenize
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from bitnet import config, settings
@@ -90,8 +91,10 @@ def _training() -> list[str]:
 def _model() -> list[str]:
     """The fields of ModelConfig under the headings that its source has, each with the comment beside it."""
     lines = ["## Model: `--set NAME=VALUE`, or `[model]`", ""]
+    lines += ["A model that is shown images has a stack for them, `vision`, with options of its own:"]
+    lines += ["`--set vision.dim=256`, or a table `[model.vision]`.", ""]
     others = ", ".join(f"`{name}`" for name in NOT_YET)
-    lines += [f"Images, drafts and adapters can be said and are not trained yet. Of {others}"]
+    lines += [f"Drafts and adapters can be said and are not trained yet. Of {others}"]
     lines += ["values that mean them are refused.", ""]
     fields = {f.name: f for f in dataclasses.fields(ModelConfig)}
     for name, comment in _comments():
@@ -129,7 +132,9 @@ def _comments() -> list[tuple[str, str]]:
 
 
 def _kind(value: Any) -> str:
-    kinds: dict[type, str] = {bool: "yes or no", int: "whole number", float: "number", str: "text", tuple: "list"}
+    kinds: dict[type, str] = {
+        bool: "yes or no", int: "whole number", float: "number", str: "text", tuple: "list", NoneType: "table",
+    }  # fmt: skip
     return kinds[type(value)]
 
 
@@ -138,7 +143,7 @@ def _toml(value: Any) -> str:
         return ", ".join(value)
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _cell(text: str) -> str:

@@ -37,7 +37,7 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
             f"--compile, but torch cannot compile here ({reason}); it needs a C++ compiler, g++ or the one that CXX "
             "names, and Python's headers, on a GPU Triton too; or leave --compile out"
         ) from None
-    for layer in model.layers:
+    for layer in (layer for stack in model.stacks for layer in stack.layers):
         layer.compile(backend=backend, dynamic=False)
 
 

@@ -160,7 +160,7 @@ def shard(model: Transformer, device: str) -> None:
     weights = model.state_dict() if is_first() else {}
     model.to("meta")
     mesh = init_device_mesh(device, (size(),))
-    for layer in model.layers:
+    for layer in (layer for stack in model.stacks for layer in stack.layers):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     model.to_empty(device=device)

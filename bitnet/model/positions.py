@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bitnet.config import ModelConfig
+from bitnet.model.masks import attention_mask, positions
 
 
 def rope_frequencies(config: ModelConfig) -> Tensor:
@@ -60,6 +61,21 @@ def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tenso
     angle = torch.outer(position, rope_frequencies(config)).double()
     cos, sin = angle.cos() * config.rope_attention_factor, angle.sin() * config.rope_attention_factor
     return cos.to(like), sin.to(like)
+
+
+def places(
+    config: ModelConfig, x_BTD: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Where the tokens of x stand and what they see, for layers with this configuration: cos, sin and mask."""
+    n_tokens = x_BTD.shape[1]
+    mask = attention_mask(config, n_tokens, documents_BT, prefix_B, x_BTD)
+    if config.position != "rope":
+        return None, None, mask
+    cos, sin = rope_tables(config, n_tokens, like=x_BTD)
+    if documents_BT is not None:
+        at = positions(documents_BT)[:, None]  # the same for all heads
+        cos, sin = cos[at], sin[at]
+    return cos, sin, mask
 
 
 def sinusoids(n_positions: int, dim: int) -> Tensor:

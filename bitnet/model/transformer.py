@@ -5,13 +5,14 @@ heads, E head size, F width of the feed-forward network, V vocabulary. `q_BHTE` 
 (B, H, T, E).
 
 Parameter names are the roles of export/FORMAT.md: `layers.{i}.q.weight` is role q of layer i,
-`embedding.weight`, `final_norm.weight`, and `head.weight` when it is not the embedding.
+`embedding.weight`, `final_norm.weight`, and `head.weight` when it is not the embedding. Those of the stack that
+looks at images begin with `vision.`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -22,38 +23,12 @@ from torch.utils.checkpoint import checkpoint
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig, not_yet
 from bitnet.model.block import Block
+from bitnet.model.images import Images, Similarity, one_batch, patches_of, put_in_place
 from bitnet.model.layers import norm_of
-from bitnet.model.masks import attention_mask, begins, positions
-from bitnet.model.positions import rope_tables, sinusoids
+from bitnet.model.masks import positions
+from bitnet.model.pooling import POOLS, Pool, gathered
+from bitnet.model.positions import places, sinusoids
 from bitnet.quant import embedding_rows, output_logits
-
-POOLS: dict[str, Callable[[Tensor], Tensor]] = {
-    "last": lambda x: x[:, -1], "mean": lambda x: x.mean(1), "first": lambda x: x[:, 0],
-}  # fmt: skip
-
-
-def pooled(hidden_BTD: Tensor, pooling: str, documents_BT: Tensor | None = None) -> Tensor:
-    """One vector of length 1 for each text, (B, D), of its hidden states: those of a row's first document."""
-    if documents_BT is None:
-        return F.normalize(POOLS[pooling](hidden_BTD), dim=-1)
-    lengths = (begins(documents_BT).cumsum(1) == 1).sum(1).tolist()
-    texts = [POOLS[pooling](row[None, :n]) for row, n in zip(hidden_BTD, lengths, strict=True)]
-    return F.normalize(torch.cat(texts), dim=-1)
-
-
-def places(
-    config: ModelConfig, x_BTD: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Where the tokens of x stand and what they see, for layers with this configuration: cos, sin and mask."""
-    n_tokens = x_BTD.shape[1]
-    mask = attention_mask(config, n_tokens, documents_BT, prefix_B, x_BTD)
-    if config.position != "rope":
-        return None, None, mask
-    cos, sin = rope_tables(config, n_tokens, like=x_BTD)
-    if documents_BT is not None:
-        at = positions(documents_BT)[:, None]  # the same for all heads
-        cos, sin = cos[at], sin[at]
-    return cos, sin, mask
 
 
 class Bias(nn.Module):
@@ -65,8 +40,10 @@ class Bias(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A stack of layers, with a head a model of tokens; without one, of vectors of texts (`embed`).
+    """A stack of layers, with a head a model of tokens; without one, of vectors of texts or images (`embed`).
 
+    `vision` is the stack that looks at images for this one. Pixels (B, C, S, S) are normalized already: less the
+    mean, divided by the deviation.
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
     documents: int (B, T), when a row holds several texts: equal numbers in a row for the tokens of one. A
     token sees its own text only, at the positions it would have alone. Filling is a document of its own.
@@ -75,13 +52,15 @@ class Transformer(nn.Module):
     """
 
     amount: float | Tensor = 1.0
-    recompute = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if problems := not_yet(config):
-            raise ValueError("images, drafts and adapters are not computed yet: " + "; ".join(problems))
+            raise ValueError("drafts and adapters are not computed yet: " + "; ".join(problems))
+        if config.image_token and not config.vision:
+            raise ValueError(f"image_token is {config.image_token} without vision, expected a stack that sees images")
         self.config = config
+        self._recompute = False
         own_head = config.has_head and not config.tie_embeddings
         has_table = config.input == "tokens" or (config.has_head and config.tie_embeddings)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_table else None
@@ -95,11 +74,36 @@ class Transformer(nn.Module):
             self.head = nn.Linear(config.dim, config.vocab_size, config.head_bias)
         elif config.has_head and config.head_bias:
             self.head = Bias(config.vocab_size)
+        if config.input == "images":
+            self.patch = nn.Linear(config.channels * config.patch_size**2, config.dim, config.patch_bias)
+        self.class_embedding = nn.Parameter(torch.empty(config.dim)) if config.class_token else None
+        self.pool = Pool(config) if config.pooling == "attention" else None
+        self.projector = nn.Linear(config.dim, config.out_dim, config.projector_bias) if config.out_dim else None
         self.init_weights()
+        self.vision = Transformer(config.vision) if config.vision else None
+        towers = config.vision and not config.image_token
+        self.similarity = Similarity(config) if towers else None
+        if self.vision and self.vision.projector and config.image_token:  # as large as the rows of tokens
+            with torch.no_grad():
+                self.vision.projector.weight.mul_(config.embedding_scale * config.dim**-0.5)
 
     @property
     def blocks(self) -> list[Block]:
         return cast(list[Block], list(self.layers))
+
+    @property
+    def stacks(self) -> list[Transformer]:
+        """This one, and the one that looks at images for it."""
+        return [self, *([self.vision] if self.vision else [])]
+
+    @property
+    def recompute(self) -> bool:
+        return self._recompute
+
+    @recompute.setter
+    def recompute(self, wanted: bool) -> None:
+        for stack in self.stacks:
+            stack._recompute = wanted
 
     def init_weights(self) -> None:
         """Normal weights, gains 1, biases 0.
@@ -108,16 +112,20 @@ class Transformer(nn.Module):
         and γ does: o and down begin small, so that the token itself, of size D**-0.5, is not
         drowned in the residual stream by what random layers add to it. (Against 0.02 everywhere:
         5.3 nats instead of 5.8 after 150,000 tokens, three layers of width 128.)
+        Of images, what is float keeps the size of its inputs, and a patch becomes as large as a token.
         """
-        small = 0.02 / (2 * self.config.n_layers)
+        small, row = 0.02 / (2 * self.config.n_layers), self.config.dim**-0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 role = name.split(".")[-2]
-                row = self.config.dim**-0.5
-                std = {"embedding": row, "position": row, "o": small, "down": small}.get(role, 0.02)
+                kept = parameter.shape[1] ** -0.5
+                std = {"embedding": row, "position": row, "o": small, "down": small, "projector": kept}.get(role, 0.02)
+                std = row * kept if role == "patch" else kept if name.startswith("pool.") else std
                 nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+            elif name in ("class_embedding", "pool.probe"):
+                nn.init.normal_(parameter, std=row if name == "class_embedding" else 1.0)
 
     @property
     def balance(self) -> Tensor:
@@ -131,8 +139,7 @@ class Transformer(nn.Module):
         With `recompute` the backward pass has to be inside, too.
         """
         value = 1.0 if amount == 1 else torch.tensor(amount, device=self.device)
-        parts: list[Transformer | BitLinear] = [self]
-        parts += [module for module in self.modules() if isinstance(module, BitLinear)]
+        parts = [module for module in self.modules() if isinstance(module, Transformer | BitLinear)]
         try:
             for part in parts:
                 part.amount = value
@@ -155,18 +162,26 @@ class Transformer(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None) -> Tensor:
-        """Hidden states after the final norm, (B, T, D). tokens: ids (B, T), or vectors (B, T, D) in their place."""
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        documents_BT: Tensor | None = None,
+        prefix_B: Tensor | None = None,
+        images: Images | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, (B, T, D).
+
+        tokens: ids (B, T), or vectors (B, T, D) in their place, or pixels (B, C, S, S) of a stack of images.
+        """
         config = self.config
-        n_tokens = tokens_BT.shape[1]
-        if n_tokens > config.max_context:
+        if config.input != "images" and (n_tokens := tokens_BT.shape[1]) > config.max_context:
             raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
-        x_BTD = self.entering(tokens_BT, documents_BT)
+        x_BTD = self.entering(tokens_BT, documents_BT, images)
         of_layers = [config.of_layer(i) for i in range(config.n_layers)]
         at = {of_layer: places(of_layer, x_BTD, documents_BT, prefix_B) for of_layer in set(of_layers)}
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
             inputs = x_BTD, *at[of_layer]
-            if self.recompute and torch.is_grad_enabled():
+            if self._recompute and torch.is_grad_enabled():
                 keep = config.dropout > 0  # the same values are to be dropped again
                 x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=keep)
             else:
@@ -174,10 +189,17 @@ class Transformer(nn.Module):
         normed_BTD: Tensor = self.final_norm(x_BTD)
         return normed_BTD
 
-    def entering(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """What enters the first layer, (B, T, D): rows of the embedding, scaled, or the vectors given; positions."""
+    def entering(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, images: Images | None = None) -> Tensor:
+        """What enters the first layer, (B, T, D): rows of the embedding, scaled, patches, or what is given; positions.
+
+        In place of `image_token` come the vectors of images, as they are.
+        """
         config = self.config
-        if tokens_BT.is_floating_point():
+        if config.input == "images":
+            x_BTD = self.patch(patches_of(config, tokens_BT).to(self.patch.weight.dtype))
+            if self.class_embedding is not None:
+                x_BTD = torch.cat([self.class_embedding.expand(len(x_BTD), 1, -1).to(x_BTD), x_BTD], 1)
+        elif tokens_BT.is_floating_point():
             x_BTD = tokens_BT
         elif self.embedding is None:
             raise ValueError("this model takes vectors (B, T, D), no tokens: it has no embedding")
@@ -186,13 +208,28 @@ class Transformer(nn.Module):
                 tokens_BT, self.embedding.weight, config.head_format, self.amount, config.weight_scale
             )
             x_BTD = config.embedding_scale * rows_BTD
+            if config.image_token:
+                x_BTD = self.shown(x_BTD, tokens_BT, images)
         if config.position in ("learned", "sinusoidal"):
-            n_tokens = tokens_BT.shape[1]
+            n_tokens = x_BTD.shape[1]
             learned = config.position == "learned"
             table = self.position.weight if learned else sinusoids(n_tokens, config.dim).to(x_BTD)
             x_BTD = x_BTD + (table[:n_tokens] if documents_BT is None else table[positions(documents_BT)])
         x_BTD = self.embedding_norm(x_BTD)
         return F.dropout(x_BTD, config.dropout) if self.training and config.dropout else x_BTD
+
+    def shown(self, x_BTD: Tensor, tokens_BT: Tensor, images: Images | None) -> Tensor:
+        """x with what `vision` sees in the places of `image_token`."""
+        if images is None or not self.vision:
+            return put_in_place(x_BTD, tokens_BT, self.config.image_token, None, None)
+        pixels, counts = one_batch(images)
+        return put_in_place(x_BTD, tokens_BT, self.config.image_token, self.vision.features(pixels), counts)
+
+    def features(self, pixels_BCSS: Tensor) -> Tensor:
+        """The vectors of images, one of each patch, (B, N, out_dim): through the projector, if there is one."""
+        hidden_BND = self.hidden(pixels_BCSS)
+        out: Tensor = self.projector(hidden_BND) if self.projector else hidden_BND
+        return out
 
     def attention_weights(
         self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
@@ -209,22 +246,37 @@ class Transformer(nn.Module):
                 block.keep_weights, block.attention_weights = False, None
 
     def embed(self, tokens_BT: Tensor, pooling: str = "", documents_BT: Tensor | None = None) -> Tensor:
-        """One vector of length 1 for each text, (B, D): of a row's first document, where more follow.
+        """One vector of length 1 for each text, (B, width): of a row's first document, where more follow.
 
-        pooling: "last", "mean" or "first"; "": the model's own.
+        tokens: pixels (B, C, S, S) of a stack of images. pooling: "last", "mean" or "first"; "": the model's own.
         """
         pooling = pooling or self.config.pooling
-        if pooling not in POOLS:
-            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLS)}")
-        return pooled(self.hidden(tokens_BT, documents_BT), pooling, documents_BT)
+        pools = POOLS | ({"attention": self.pool} if self.pool else {})
+        if pooling not in pools:
+            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(pools)}")
+        x_BD = gathered(self.hidden(tokens_BT, documents_BT), pools[pooling], documents_BT)
+        return F.normalize(self.projector(x_BD) if self.projector else x_BD, dim=-1)
 
-    def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of the token after each position; without a head the vectors of the texts (B, D)."""
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        documents_BT: Tensor | None = None,
+        prefix_B: Tensor | None = None,
+        images: Images | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
+
+        images: those that the texts show in the places of `image_token`; of two towers any, (n, C, S, S), whose
+        vectors then follow those of the texts.
+        """
         config = self.config
         if not config.has_head:
-            return self.embed(tokens_BT, documents_BT=documents_BT)
+            vectors_BD = self.embed(tokens_BT, documents_BT=documents_BT)
+            if images is None or not self.vision:
+                return vectors_BD
+            return torch.cat([vectors_BD, self.vision.embed(one_batch(images)[0])])
         weight = cast(nn.Linear, self.embedding if config.tie_embeddings else self.head).weight
-        hidden_BTD = self.hidden(tokens_BT, documents_BT, prefix_B)
+        hidden_BTD = self.hidden(tokens_BT, documents_BT, prefix_B, images)
         logits_BTV = output_logits(hidden_BTD, weight, config.head_format, self.amount, config.weight_scale)
         if config.head_bias:
             logits_BTV = logits_BTV + cast(nn.Linear, self.head).bias

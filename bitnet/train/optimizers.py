@@ -54,7 +54,7 @@ def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[
 
 
 def of_layers(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The matrices of the layers; gains, biases and embeddings."""
-    named = list(model.named_parameters())
-    matrices = [p for name, p in named if p.dim() == 2 and name.startswith("layers.")]
-    return matrices, [p for name, p in named if p.dim() != 2 or not name.startswith("layers.")]
+    """The matrices of the layers; gains, biases, embeddings, and what else a stack has for itself."""
+    in_layers = {p for stack in model.stacks for p in stack.layers.parameters() if p.dim() == 2}
+    parameters = list(model.parameters())
+    return [p for p in parameters if p in in_layers], [p for p in parameters if p not in in_layers]

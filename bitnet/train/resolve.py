@@ -32,6 +32,9 @@ INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
 PATHS = ("data", "chat", "tokenizer", "source", "teacher", "tensorboard")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
 
+VISION = "vision"
+"""The option that is a model of its own: `--set vision.dim=64`, `[model.vision]`."""
+
 KEPT = ("preset", "tokenizer", "source", "objective")
 """Options that a run keeps: model, vocabulary, first weights and what is learnt follow from them."""
 
@@ -103,16 +106,30 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
             train[name] = absolute(value, made=name == "tensorboard")
         elif isinstance(value, list):
             train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
-    return train, _known(file.get("model", {}) | dict(_assignment(text) for text in given.model))
+    of_file = file.get("model", {})
+    seeing = of_file.get(VISION, {})
+    if not isinstance(seeing, dict):
+        raise ValueError(f"{given.config}: {VISION} is {seeing!r}, expected a table [model.{VISION}]")
+    flat = {name: value for name, value in of_file.items() if name != VISION}
+    flat |= {f"{VISION}.{name}": value for name, value in seeing.items()}
+    return train, _nested(_known(flat | dict(_assignment(text) for text in given.model)))
 
 
 def _known(model: dict[str, Any]) -> dict[str, Any]:
     """Raises ValueError: an option that no model has."""
-    names = [f.name for f in dataclasses.fields(ModelConfig)]
+    own = [f.name for f in dataclasses.fields(ModelConfig) if f.name != VISION]
+    names = [*own, *(f"{VISION}.{name}" for name in own)]
     if unknown := [name for name in model if name not in names]:
         near = did_you_mean(unknown[0], names)
         raise ValueError(f"unknown model option {unknown[0]!r}{near or ';'} docs/options.md lists them")
     return model
+
+
+def _nested(model: dict[str, Any]) -> dict[str, Any]:
+    """Options as `ModelConfig.replace` takes them: those of the stack that looks at images in a dictionary."""
+    own = {name: value for name, value in model.items() if "." not in name}
+    seeing = {name.removeprefix(f"{VISION}."): value for name, value in model.items() if "." in name}
+    return own | ({VISION: seeing} if seeing else {})
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -138,13 +155,19 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
     if overrides.get("vocab_size") == saved.get("vocab_size"):
         overrides = {name: value for name, value in overrides.items() if name != "vocab_size"}
     if overrides and (changed := model.replace(**overrides)) != model:
-        names = [f.name for f in dataclasses.fields(model) if getattr(changed, f.name) != getattr(model, f.name)]
-        said = ", ".join(f"{name} = {getattr(model, name)}" for name in names)
+        said = ", ".join(f"{name} = {value}" for name, value in _flat(model).items() if _flat(changed)[name] != value)
         raise ValueError(f"a resumed run keeps its model, which has {said}; {elsewhere}")
     for name, done in (("steps", saved["step"]), ("minutes", saved["seconds"] / 60)):
         given = train.get(name)
         if isinstance(given, int | float) and 0 < given < done and given != before.get(name):
             raise ValueError(f"--{name} is {given:g}, but the run has {done:,.4g} behind it; give more, or none")
+
+
+def _flat(model: ModelConfig) -> dict[str, Any]:
+    """Options by the names that `--set` has for them."""
+    own = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != VISION}
+    seeing = model.vision and _flat(model.vision)
+    return own | {f"{VISION}.{name}": value for name, value in (seeing or {}).items()}
 
 
 def absolute(path: str, made: bool = False) -> str:
@@ -178,7 +201,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set {text!r}, expected NAME=VALUE")
-    if name in BOOLEANS and value in ("yes", "no"):
+    if name.removeprefix(f"{VISION}.") in BOOLEANS and value in ("yes", "no"):
         return name, value == "yes"
     try:
         return name, tomllib.loads(f"value = {value}")["value"]

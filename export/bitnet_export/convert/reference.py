@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bitnet.model.block import Block
 from bitnet.model.layers import norm_of
-from bitnet.model.transformer import places
+from bitnet.model.positions import places
 from bitnet.quant import activation_codes, embedding_rows, integer_product, output_logits, row_codes, stored_rows
 from bitnet_export.foreign.source import Floats, Source, Ternary
 from bitnet_export.foreign.source import Tensor as Stored

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet.model.transformer import pooled
+from bitnet.model.pooling import pooled
 from bitnet.quant import stored_rows
 from bitnet_export.checkpoint.findings import Agreement, Checked, HeadCost, Scores
 from bitnet_export.checkpoint.scoring import engine_scores, texts_of

@@ -28,12 +28,19 @@ _BATCH, _LENGTH, _PAST, _TOTAL = "batch", "length", "past", "past + length"
 
 def unsupported(file: PackedFile, form: str) -> list[str]:
     """What the graph cannot say of a file, by name; empty when it can say all."""
-    found = not_yet(file.configs[0])
+    found = not_yet(file.configs[0]) + images_of(file.configs[0])
     if len(file.configs) > 1:
         found.append(f"{len(file.configs)} stacks (only 1)")
     if form == "int8" and any(record.scope == encodings.SCALE_GROUP for record in file.tensors.values()):
         found.append("one scale per 128 weights (only in the forms 2bit and float)")
     return found
+
+
+def images_of(config: ModelConfig) -> list[str]:
+    """What of a configuration is of images or goes with them, and no graph says yet."""
+    said = {"input": config.input == "images", "pooling": config.pooling == "attention", "out_dim": config.out_dim > 0}
+    said |= {"image_token": config.image_token > 0}
+    return [f"{field} = {getattr(config, field)!r}" for field, there in said.items() if there]
 
 
 def writes(config: ModelConfig) -> bool:

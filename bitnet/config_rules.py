@@ -1,0 +1,244 @@
+"""What `bitnet.config.ModelConfig` may say: the words, the ranges, and what of it goes together.
+
+Each check raises ValueError: what was found, and what is expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any, cast
+
+TERNARY_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "input": ("tokens", "embeddings", "images", "draft"),
+    "mask": ("causal", "bidirectional", "prefix"),
+    "norm": ("rms", "layer"),
+    "ffn": ("gated", "plain"),
+    "activation": ("relu2", "silu", "gelu", "relu", "gelu_erf"),
+    "position": ("rope", "learned", "sinusoidal", "none"),
+    "rope_scaling": ("none", "linear", "llama3", "yarn"),
+    "pooling": ("none", "last", "mean", "first", "attention"),
+    "weight_scale": ("tensor", "row", "group"),
+    "head_format": ("int8", "f16", "f32", "ternary"),
+}
+"""Allowed words; the position in the tuple is the number in the packed file."""
+
+
+POSITIVE = (
+    "norm_eps", "embedding_scale", "residual_scale", "attention_scale", "rope_theta", "rope_factor",
+    "rope_low_freq_factor", "rope_high_freq_factor", "rope_beta_fast", "rope_beta_slow", "rope_attention_factor",
+)  # fmt: skip
+
+
+def check(config: Any) -> None:
+    """All of a configuration."""
+    _check_words(config)
+    _check_sizes_of_images(config)
+    _check_ranges(config)
+    _check_numbers(config)
+    _check_relations(config)
+    _check_lists(config)
+    _check_rope(config)
+    _check_images(config)
+    if config.vision is not None:
+        if not isinstance(config.vision, type(config)):
+            raise ValueError(f"vision is {config.vision!r}, expected a table of options")
+        _check_vision(config, config.vision)
+
+
+def _check_words(config: Any) -> None:
+    for field, words in CHOICES.items():
+        if getattr(config, field) not in words:
+            raise ValueError(f"{field} is {getattr(config, field)!r}, expected one of {', '.join(words)}")
+    for field in (f.name for f in dataclasses.fields(config) if f.type == "bool"):
+        if type(getattr(config, field)) is not bool:
+            raise ValueError(f"{field} is {getattr(config, field)!r}, expected true or false")
+
+
+def _check_ranges(config: Any) -> None:
+    ranges = {
+        "vocab_size": (0 if config.input != "tokens" and not config.has_head else 1, 1 << 21),
+        "dim": (1, 65_536),
+        "n_layers": (1, 1024),
+        "n_heads": (1, 1024),
+        "n_kv_heads": (1, config.n_heads),
+        "head_dim": (1, 1024),
+        "ffn_dim": (1, 262_144),
+        "max_context": (1, 1 << 24),
+        "sliding_window": (0, 1 << 24),
+        "global_every": (0, 1024),
+        "n_experts": (0, 65_534),
+        "experts_per_token": (0, max(config.n_experts, 0)),
+        "rope_dim": (0, config.head_dim),
+        "out_dim": (0, 65_536),
+        "first_position": (0, 1 if config.position == "rope" else 0),
+        "image_token": (0, max(config.vocab_size - 1, 0)),
+    }
+    for field, (low, high) in ranges.items():
+        value = getattr(config, field)
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"{field} is {value!r}, expected an integer from {low} to {high}")
+
+
+def _check_numbers(config: Any) -> None:
+    for field in POSITIVE:
+        value = getattr(config, field)
+        if not (finite(value) and value > 0):
+            raise ValueError(f"{field} is {value!r}, expected a finite number above 0")
+    if not (type(config.dropout) in (int, float) and 0 <= config.dropout < 1):
+        raise ValueError(f"dropout is {config.dropout!r}, expected a share from 0 to below 1")
+    for field in ("logit_softcap", "attention_softcap", "rope_local_theta"):
+        value = getattr(config, field)
+        if not (finite(value) and value >= 0):
+            raise ValueError(f"{field} is {value!r}, expected 0 (none) or a positive number")
+
+
+def _check_relations(config: Any) -> None:
+    if config.residual_norm and config.post_norm:
+        raise ValueError("residual_norm and post_norm are both set, expected at most one")
+    if config.global_every == 1 or (config.global_every and not config.sliding_window):
+        raise ValueError(
+            f"global_every is {config.global_every} with sliding_window = {config.sliding_window}, "
+            "expected 0 (all layers alike), or at least 2 and a window"
+        )
+    if config.n_heads % config.n_kv_heads:
+        raise ValueError(f"n_heads is {config.n_heads}, expected a multiple of n_kv_heads = {config.n_kv_heads}")
+    if (config.n_experts > 0) != (config.experts_per_token > 0):
+        raise ValueError("n_experts and experts_per_token are both 0 or both positive")
+
+
+def _check_lists(config: Any) -> None:
+    if type(config.name) is not str:
+        raise ValueError(f"name is {config.name!r}, expected a text")
+    if len(config.name.encode()) > 63:
+        raise ValueError(f"name {config.name!r} is longer than 63 bytes")
+    for field in ("ternary", "adapters"):
+        roles, known = getattr(config, field), ", ".join(TERNARY_LINEARS)
+        if type(roles) is not tuple:
+            raise ValueError(f"{field} is {roles!r}, expected a list of some of {known}")
+        unknown = [role for role in roles if role not in TERNARY_LINEARS]
+        if unknown:
+            raise ValueError(f"{field} names {unknown[0]!r}, expected some of {known}")
+    if type(config.adapter_rank) is not int or not 0 <= config.adapter_rank < 1 << 16:
+        raise ValueError(f"adapter_rank is {config.adapter_rank!r}, expected an integer from 0 to 65535")
+    if (config.adapter_rank > 0) != (len(config.adapters) > 0):
+        raise ValueError(f"adapter_rank is {config.adapter_rank} and adapters {config.adapters}, expected both or none")
+
+
+def _check_rope(config: Any) -> None:
+    if config.rope_dim % 2 or (config.rope_dim > 0) != (config.position == "rope"):
+        expected = "an even number above 0" if config.position == "rope" else "0"
+        raise ValueError(f"rope_dim is {config.rope_dim} with position = {config.position!r}, expected {expected}")
+    needs = {
+        "llama3": ("rope_low_freq_factor", "rope_high_freq_factor"),
+        "yarn": ("rope_beta_slow", "rope_beta_fast"),
+    }
+    if config.rope_scaling not in needs:
+        return
+    if type(config.rope_original_context) is not int or config.rope_original_context < 1:
+        raise ValueError(
+            f"rope_original_context is {config.rope_original_context!r}, expected at least 1 with {config.rope_scaling}"
+        )
+    low, high = needs[config.rope_scaling]
+    if not getattr(config, low) < getattr(config, high):
+        raise ValueError(f"{low} is {getattr(config, low)}, expected less than {high}, {getattr(config, high)}")
+    if config.rope_scaling == "yarn" and config.rope_theta <= 1:
+        raise ValueError(f"rope_theta is {config.rope_theta}, expected more than 1 with yarn")
+
+
+def _check_sizes_of_images(config: Any) -> None:
+    of_images = config.input == "images"
+    ranges = {
+        "image_size": (1, 1 << 14) if of_images else (0, 0),
+        "patch_size": (1, max(config.image_size, 1)) if of_images else (0, 0),
+        "channels": (1, 3) if of_images else (0, 0),
+    }
+    for field, (low, high) in ranges.items():
+        value = getattr(config, field)
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(
+                f"{field} is {value!r} with input = {config.input!r}, expected an integer from {low} to {high}"
+            )
+
+
+def _check_images(config: Any) -> None:
+    """Of one stack: what is done to pixels, and what becomes of them."""
+    for field in ("pixel_mean", "pixel_std"):
+        values = getattr(config, field)
+        numbers = type(values) is tuple and all(map(finite, values))
+        if not numbers or len(values) != config.channels or (field == "pixel_std" and not all(v > 0 for v in values)):
+            above = " above 0" * (field == "pixel_std")
+            raise ValueError(f"{field} is {values!r}, expected {config.channels} finite numbers{above}")
+    if config.input == "images" and config.max_context != config.patches + config.class_token:
+        raise ValueError(
+            f"max_context is {config.max_context}, expected {config.patches + config.class_token}, "
+            "the tokens of an image"
+        )
+    if config.class_token and config.input != "images":
+        raise ValueError(f"class_token is set with input = {config.input!r}, expected input = 'images'")
+    for field in ("similarity_scale", "similarity_bias"):
+        value = getattr(config, field)
+        least = 0.0 if field == "similarity_scale" else -math.inf
+        if not (finite(value) and value >= least):
+            raise ValueError(f"{field} is {value!r}, expected a finite number" + " from 0 on" * (least == 0))
+
+
+def _check_vision(config: Any, vision: Any) -> None:
+    """Of two stacks: that the second gives what the first takes, or what is compared with its vectors."""
+    for field, found, expected in (
+        ("vision.input", vision.input, "images"),
+        ("vision.has_head", vision.has_head, False),
+        ("vision.vision", vision.vision, None),
+        ("input", config.input, "tokens"),
+    ):
+        if found != expected:
+            raise ValueError(f"{field} is {found!r}, expected {expected!r} of a model with vision")
+    if config.name == vision.name:
+        raise ValueError(f"name and vision.name are both {config.name!r}, expected two names")
+    if config.image_token:
+        _check_decoder(config, vision)
+    else:
+        _check_towers(config, vision)
+
+
+def _check_decoder(config: Any, vision: Any) -> None:
+    """That reads vectors of an image in place of tokens."""
+    if config.mask == "bidirectional" or not config.has_head:
+        raise ValueError(
+            f"image_token is {config.image_token} with mask = {config.mask!r} and has_head = {config.has_head}, "
+            "expected a decoder: a head, and the mask 'prefix' or 'causal'"
+        )
+    if vision.pooling != "none":
+        raise ValueError(
+            f"vision.pooling is {vision.pooling!r}, expected 'none': with image_token every patch gives a vector"
+        )
+    if vision.width != config.dim:
+        raise ValueError(
+            f"vision gives vectors of {vision.width} numbers, expected {config.dim}, the dim of the decoder; "
+            f"set vision.out_dim = {config.dim}"
+        )
+
+
+def _check_towers(config: Any, vision: Any) -> None:
+    """Two, whose vectors are compared."""
+    if config.has_head:
+        raise ValueError(
+            "has_head is True with vision and image_token = 0, expected an image_token (a decoder that reads images) "
+            "or has_head = False (vectors of texts, to compare with those of images)"
+        )
+    for field, pooling in (("pooling", config.pooling), ("vision.pooling", vision.pooling)):
+        if pooling == "none":
+            raise ValueError(f"{field} is 'none', expected what makes one vector of a text or an image, such as 'mean'")
+    if vision.width != config.width:
+        raise ValueError(
+            f"images give vectors of {vision.width} numbers and texts of {config.width}, expected as many; "
+            "set out_dim or vision.out_dim"
+        )
+
+
+def finite(value: object) -> bool:
+    """Whether it is a number that fp64 can hold; of integers `math.isfinite` cannot say it."""
+    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
