@@ -17,7 +17,8 @@ from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLES, Record
 
-from .families import FAMILIES, Family
+from .families import FAMILIES
+from .family import Family
 from .places import Places
 
 _ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu", "gelu_erf": "gelu"}
@@ -62,7 +63,7 @@ def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
             "convert the model with --head f16 or f32 first"
         )
     family = FAMILIES[name]
-    places = Places.written(family.names, family.prefix, family.layers, head=family.head)
+    places = Places.written(family.names, family.prefixes[0], family.layers, whole=family.head)
     return Architecture(name, kind, family, places, problems)
 
 

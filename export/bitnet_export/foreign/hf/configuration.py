@@ -18,9 +18,11 @@ from .rope import gemma_rope, rope
 Values = dict[str, Any]  # fields of a ModelConfig
 Part = Callable[[Fields], Values]
 
+QUICK = "quick_gelu"  # x · sigmoid(1.702 · x): SiLU, with 1.702 in the matrices before and after it (`places.py`)
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu2": "relu2", "relu": "relu", "gelu": "gelu_erf", "gelu_python": "gelu_erf",
     "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu",
+    QUICK: "silu",
 }  # fmt: skip
 
 
@@ -54,8 +56,16 @@ def sizes(config: Fields) -> Values:
     }  # fmt: skip
 
 
+def is_quick(config: Fields) -> bool:
+    return bool(_named(config) == QUICK)
+
+
+def _named(config: Fields) -> Any:
+    return config.get("hidden_activation", config.get("hidden_act"))
+
+
 def _activation(config: Fields) -> str:
-    found = config.get("hidden_activation", config.get("hidden_act"))
+    found = _named(config)
     if not isinstance(found, str) or found not in _ACTIVATIONS:
         name = config.name("hidden_act")
         raise SourceError(f"{config.what}: {name} is {found!r:.40}, expected one of {', '.join(_ACTIVATIONS)}")

@@ -4,45 +4,24 @@ Source: the modeling and configuration files of transformers 5.23; for 1bitLLM t
 in its own folder; for the Thinker omni/thinker.py of its project; for the BitNet embedding models
 docs/bitnet-embeddings-gguf-conversion.md of microsoft/BitNet. Every field that changes the computation is
 mapped here or refused by name.
-A new family is a row of FAMILIES, and in `configuration.py` a function for what no other has.
+A new family is a row of FAMILIES, and in `configuration.py` a function for what no other has. Those that see images
+are rows of `images.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from bitnet_export.foreign.source import SourceError
 
 from . import configuration as its
+from . import images
+from .family import Family
 from .fields import Fields
 from .places import EXPERT, Name, Names, Slice
 
 THINKER = "d_model"  # a field that tells a configuration of a Thinker, which names no architecture
-
-
-class Family(NamedTuple):
-    """An architecture."""
-
-    model_type: str
-    fixed: Mapping[str, Any]  # of ModelConfig: what config.json has no say in
-    parts: tuple[its.Part, ...] = (its.turned, its.windows, its.attention_biases)  # what it has a say in
-    defaults: Mapping[str, Any] = {}  # what fields are that it does not have, as transformers has it
-    fields: Mapping[str, str] = {}  # what it calls fields, where that is not what Llama does
-    reads: tuple[str, ...] = ()  # fields with a meaning that others do not have
-    neutral: Mapping[str, tuple[Any, ...]] = {}  # fields that would change it, and the values that do not
-    names: Mapping[str, Name | list[Name]] = {}  # of modules by role, where they are not those of Llama
-    prefix: str = "model."  # of all modules but the head; a backbone alone may lack it
-    layers: str = "layers."  # and then the number of a layer
-    head: bool = True  # False: a backbone, whose result is the states of the tokens
-    pooling: str = "last"  # of a backbone, where its folder says nothing
-    aside: str = ""  # a regular expression of tensors that are left out, and are said to be
-    one_plus: bool = False  # norms multiply with 1 + weight
-    transposed: bool = False  # linear layers are inputs × outputs
-    masters: bool = False  # BitNet by definition: float weights are there to be quantized
-    head_bias: bool = False  # the head has a bias where the folder has one
-    pickled: bool = False  # the weights may be a file of torch.save
-    what: str = "Hugging Face folder"
 
 
 _PLAIN: dict[str, Any] = {"sub_norm": False}
@@ -158,11 +137,11 @@ _QWEN3_MOE = Family(
 _BERT = Family(
     "bert", _ENCODER, (), {"rms_norm_eps": 1e-12, "hidden_act": "gelu", "max_position_embeddings": 512},
     fields={"rms_norm_eps": "layer_norm_eps"}, neutral={"is_decoder": (False,)}, names=_bert("bert."),
-    prefix="bert.", layers="encoder.layer.", head=False, pooling="mean", aside=r"(bert\.)?pooler\..*|cls\..*",
+    prefixes=("bert.",), layers="encoder.layer.", head=False, pooling="mean", aside=r"(bert\.)?pooler\..*|cls\..*",
 )  # fmt: skip
 _ROBERTA = _BERT._replace(
     model_type="roberta", parts=(its.after_padding,), defaults={**_BERT.defaults, "pad_token_id": 1},
-    names=_bert("roberta."), prefix="roberta.", aside=r"(roberta\.)?pooler\..*|lm_head\..*",
+    names=_bert("roberta."), prefixes=("roberta.",), aside=r"(roberta\.)?pooler\..*|lm_head\..*",
 )  # fmt: skip
 _DISTILBERT = Family(
     "distilbert", _ENCODER, (), {"hidden_act": "gelu", "max_position_embeddings": 512, "rms_norm_eps": 1e-12},
@@ -170,7 +149,7 @@ _DISTILBERT = Family(
         "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
         "intermediate_size": "hidden_dim", "hidden_act": "activation",
     },
-    neutral={"sinusoidal_pos_embds": (False, True)}, names=_DISTILBERT_NAMES, prefix="distilbert.",
+    neutral={"sinusoidal_pos_embds": (False, True)}, names=_DISTILBERT_NAMES, prefixes=("distilbert.",),
     layers="transformer.layer.", head=False, pooling="mean", aside=r"vocab_\w+\..*",
 )  # fmt: skip
 _GPT2_FAMILY = Family(
@@ -181,7 +160,7 @@ _GPT2_FAMILY = Family(
         "max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "hidden_act": "activation_function",
         "rms_norm_eps": "layer_norm_epsilon",
     },
-    names=_GPT2_NAMES, prefix="transformer.", layers="h.", transposed=True,
+    names=_GPT2_NAMES, prefixes=("transformer.",), layers="h.", transposed=True,
 )  # fmt: skip
 _THINKER = Family(
     "", _PLAIN, (its.turned, its.thinker),
@@ -197,7 +176,7 @@ _THINKER = Family(
         "num_key_value_heads": "kv_groups",
     },
     reads=("num_experts", "num_experts_per_tok", "use_swiglu", "use_gqa", "use_moe", "rope_interleaved"),
-    names=_THINKER_NAMES, prefix="", layers="blocks.", head_bias=True, pickled=True,
+    names=_THINKER_NAMES, prefixes=("",), layers="blocks.", head_bias=True, pickled=True,
     what="checkpoint of a Thinker",
 )  # fmt: skip
 
@@ -225,6 +204,7 @@ FAMILIES = {
     "RobertaForMaskedLM": _ROBERTA,
     "XLMRobertaModel": _ROBERTA._replace(model_type="xlm-roberta"),
     "XLMRobertaForMaskedLM": _ROBERTA._replace(model_type="xlm-roberta"),
+    **images.families(_GEMMA1, _GEMMA2_FAMILY),
 }
 
 _ELSEWHERE = {
@@ -252,4 +232,4 @@ def family_of(values: Mapping[str, Any], what: str) -> tuple[str, Family]:
         raise SourceError(f"{what}: architectures is {found}: {_ELSEWHERE[found[0]]}, which is not built")
     if len(found) != 1 or found[0] not in FAMILIES:
         raise SourceError(f"{what}: architectures is {found}, expected one of {', '.join(FAMILIES)}")
-    return found[0], FAMILIES[found[0]]
+    return found[0], FAMILIES[found[0]].of_part(values, what)

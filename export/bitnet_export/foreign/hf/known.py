@@ -41,6 +41,17 @@ _WITHOUT_EFFECT = {
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "qa_dropout", "seq_classif_dropout", "tie_weights_",
+    # of models that see images
+    "initializer_factor", "logit_scale_init_value", "num_image_tokens", "projector_hidden_act", "projection_dim",
+    "ignore_index", "encoder_stride", "pooler_act", "pooler_output_size", "image_size", "patch_size", "num_channels",
+    # that older programs wrote into every object, for `generate`
+    "bad_words_ids", "begin_suppress_tokens", "cross_attention_hidden_size", "decoder_start_token_id",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
+    "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "output_scores", "prefix", "pruned_heads", "remove_invalid_values", "repetition_penalty",
+    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "temperature", "tf_legacy_loss", "top_k", "top_p",
+    "torchscript", "typical_p", "use_bfloat16",
     # of a Thinker, for its training
     "dropout", "lr", "wd", "warmup_steps", "max_steps", "batch_size", "max_grad_norm", "val_split", "seed", "data_path",
     "save_dir", "save_every", "val_freq", "checkpoint_freq", "print_freq", "num_workers", "gradient_accumulation_steps",

@@ -6,6 +6,7 @@ inputs × outputs, experts of newer programs all in one tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -30,9 +31,17 @@ class Slice(NamedTuple):
     at: int
     of: int
     stacked: bool = False  # a parameter (experts, of · N, K)
+    joint: str = "."  # between the name and weight or bias
 
 
-Name = str | Slice
+class Parameter(NamedTuple):
+    """A tensor that is no weight of a module; its shape begins with so many ones."""
+
+    name: str
+    ones: int = 0
+
+
+Name = str | Slice | Parameter
 Names = Mapping[str, Name | list[Name]]  # by role; of a list the first that layer 0 has
 
 NAMES: dict[str, Name] = {
@@ -45,6 +54,7 @@ NAMES: dict[str, Name] = {
 """Of Llama, by role: of layers within the layer, of the rest within the folder."""
 
 _TOKEN_TYPE = "token_type"  # in names: a table whose first row is added to every token
+_QUICK = 1.702  # of quick GELU, x · sigmoid(1.702 · x)
 
 
 class Places(NamedTuple):
@@ -58,30 +68,32 @@ class Places(NamedTuple):
     transposed: bool = False  # linear layers are inputs × outputs
     interleaved: int = 0  # size of heads whose pairs for RoPE are neighbours
     skipped: int = 0  # rows of the table of positions before that of the first token
+    patch: tuple[int, ...] = ()  # shape of what becomes one token of an image, (channels, y, x)
+    quick: bool = False  # its GELU is the quick one, ours SiLU: 1.702 is moved into the matrices around it
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Entry], names: Names, prefix: str, layers: str) -> Places:
-        """names: where they are not those of Llama. prefix: of all but the head; a backbone may lack it."""
-        given = prefix if any(name.startswith(prefix) for name in tensors) else ""
+    def of(cls, tensors: Mapping[str, Entry], names: Names, prefixes: tuple[str, ...], layers: str) -> Places:
+        """names: where they are not those of Llama, with the first prefix. A backbone may have none."""
+        given = next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in tensors)), "")
         first = f"{given}{layers}0."
 
         def there(name: Name) -> bool:
-            text = first + _text(name).replace(EXPERT, "0")
-            return text in tensors or f"{text}.weight" in tensors
+            text = _text(name).replace(EXPERT, "0")
+            return not tensors.keys().isdisjoint((first + text, f"{first}{text}.weight", f"{text}.weight"))
 
         chosen: dict[str, Name] = {}
         for role, name in {**NAMES, **names}.items():
             place = next(filter(there, name), name[0]) if isinstance(name, list) else name
-            chosen[role] = place if given or isinstance(place, Slice) else place.removeprefix(prefix)
+            chosen[role] = _with_prefix(place, prefixes[0], given)
         return cls(tensors, chosen, given + layers)
 
     @classmethod
-    def written(cls, names: Names, prefix: str, layers: str, *, head: bool) -> Places:
-        """Of a folder that is to be written: of several names the first; without the prefix if it has no head."""
+    def written(cls, names: Names, prefix: str, layers: str, *, whole: bool) -> Places:
+        """Of a folder that is to be written: of several names the first; without the prefix if it has no more."""
         first = {role: name[0] if isinstance(name, list) else name for role, name in {**NAMES, **names}.items()}
-        if not head:
-            first = {role: n if isinstance(n, Slice) else n.removeprefix(prefix) for role, n in first.items()}
-        return cls({}, first, (prefix if head else "") + layers, ".rms_norm")
+        given = prefix if whole else ""
+        first = {role: _with_prefix(name, prefix, given) for role, name in first.items()}
+        return cls({}, first, given + layers, ".rms_norm")
 
     def module(self, key: Key) -> str:
         role = records.ROLES[key.role]
@@ -92,10 +104,11 @@ class Places(NamedTuple):
 
     def name(self, key: Key) -> str:
         """Of the folder's tensor."""
-        place = self.names[records.ROLES[key.role].removesuffix(LINEAR_NORM)]
-        if isinstance(place, Slice) and place.stacked:
+        place = self.place(key)[1]
+        if isinstance(place, Parameter) or (isinstance(place, Slice) and place.stacked):
             return self.module(key)
-        return f"{self.module(key)}.{'bias' if key.part else 'weight'}"
+        joint = place.joint if isinstance(place, Slice) else "."
+        return f"{self.module(key)}{joint}{'bias' if key.part else 'weight'}"
 
     def embedding(self) -> Entry:
         return self.entry(f"{_text(self.names['embedding'])}.weight")
@@ -109,12 +122,15 @@ class Places(NamedTuple):
         """Which shape the folder's tensor has to have. experts: how many there are."""
         role, place = self.place(spec.key)
         of = place.of if isinstance(place, Slice) else 1
+        ones = (1,) * place.ones if isinstance(place, Parameter) else ()
         if spec.form == "vector":
-            return (of * spec.cols,)
+            return (*ones, of * spec.cols)
+        if role == "patch":
+            return (spec.rows, *self.patch)
         if isinstance(place, Slice) and place.stacked:
             return experts, of * spec.rows, spec.cols
         rows = spec.rows + (self.skipped if role == "position" else 0)
-        return (spec.cols, of * rows) if self._is_transposed(role) else (of * rows, spec.cols)
+        return (spec.cols, of * rows) if self._is_transposed(role) else (*ones, of * rows, spec.cols)
 
     def added(self) -> str | None:
         """A table whose first row is added to every token, if there is one."""
@@ -139,7 +155,12 @@ class Places(NamedTuple):
     def floats(self, key: Key) -> Floats:
         """Of shapes that were checked."""
         role, place = self.place(key)
-        values = self.entry(self.name(key)).floats()
+        entry = self.entry(self.name(key))
+        values = entry.floats()
+        if isinstance(place, Parameter):
+            values = values._replace(shape=values.shape[place.ones :])
+        if role == "patch" and key.part == 0:
+            values = _flat(values)
         if self._is_transposed(role) and key.part == 0:
             values = _turned(values)
         if isinstance(place, Slice):
@@ -150,6 +171,10 @@ class Places(NamedTuple):
             values = self._positions(values)
         if self.one_plus and role.endswith("_norm") and not role.endswith(LINEAR_NORM) and key.part == 0:
             values = mapped(values, lambda w: np.float32(1) + w)
+        if self.quick and role in ("up", "pool_up"):
+            values = mapped(values, lambda w: (w * np.float64(_QUICK)).astype(np.float32))
+        if self.quick and role in ("down", "pool_down") and key.part == 0:
+            values = mapped(values, lambda w: (w / np.float64(_QUICK)).astype(np.float32))
         return values
 
     def place(self, key: Key) -> tuple[str, Name]:
@@ -176,6 +201,25 @@ def mapped(values: Floats, change: Callable[[NDArray[np.float32]], NDArray[np.fl
 
 def _text(name: Name) -> str:
     return name if isinstance(name, str) else name.name
+
+
+def _with_prefix(name: Name, canonical: str, given: str) -> Name:
+    """With the prefix that a folder has."""
+    text = _text(name)
+    changed = given + text.removeprefix(canonical) if text.startswith(canonical) else text
+    return changed if isinstance(name, str) else name._replace(name=changed)
+
+
+def _flat(values: Floats) -> Floats:
+    """A convolution (N, C, y, x) as a matrix."""
+    n, *inner = values.shape
+    k = math.prod(inner)
+    last = inner[-1]
+
+    def rows(first: int, end: int) -> NDArray[np.float32]:
+        return values.rows(first * k // last, end * k // last).reshape(end - first, k)
+
+    return Floats((n, k), values.dtype, rows)
 
 
 def _rows(values: Floats, start: int, count: int) -> Floats:

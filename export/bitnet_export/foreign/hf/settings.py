@@ -1,4 +1,4 @@
-"""How an embedding model makes one vector of a text."""
+"""How a model makes one vector of a text: of which of its tokens, and of how many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from bitnet.config import ModelConfig
 from bitnet_export.foreign.outgoing import write_json
 from bitnet_export.foreign.source import SourceError
+from bitnet_export.foreign.vocabulary import load
 
+from .fields import Fields
 from .folder import Folder
 
 _POOLING = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
@@ -35,3 +37,25 @@ def write_pooling(folder: Path, config: ModelConfig) -> None:
     modes: dict[str, Any] = {mode: word == config.pooling for mode, word in _POOLING.items()}
     (folder / "1_Pooling").mkdir()
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": config.dim, **modes})
+
+
+def read_padding(folder: Folder, config: Fields, tokenizer: bytes | None, generation: dict[str, Any]) -> list[str]:
+    """Put into `generation` how texts are filled up (FORMAT.md §5); returns what was assumed.
+
+    Source: SigLIP learned from texts of one length, filled up with a token that it attends to.
+    """
+    said = folder.json("tokenizer_config.json")
+    token = config.integer("pad_token_id", 1)
+    if tokenizer is not None and "pad_token" in generation.get("special_tokens", {}):
+        found = load(tokenizer, "the tokenizer").token_to_id(generation["special_tokens"]["pad_token"])
+        token = -1 if found is None else found
+    side = said.get("padding_side", "left" if said.get("tokenizer_class") == "Siglip2Tokenizer" else "right")
+    if side not in ("left", "right"):
+        raise SourceError(f"{folder.path}/tokenizer_config.json: padding_side is {side!r:.40}, expected left or right")
+    if not 0 <= token < config.integer("vocab_size"):
+        raise SourceError(f"{config.what}: pad_token_id is {token}, expected a token below {config['vocab_size']}")
+    length = config.integer("max_position_embeddings")
+    generation["padding"] = {"length": length, "token_id": token, "side": side}
+    if tokenizer is None or b'"Lowercase"' in tokenizer:
+        return []
+    return ["texts are taken as they are written; SigLIP learned from lower case, and the tokenizer does not make it"]

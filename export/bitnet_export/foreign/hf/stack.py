@@ -1,0 +1,151 @@
+"""One stack of a model folder: its configuration, and its tensors checked against that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet_export.foreign.source import SourceError
+from bitnet_export.packed import records
+from bitnet_export.packed.records import NONE, ROLE, Key
+
+from .configuration import is_quick, model_config
+from .family import Family
+from .fields import Fields
+from .folder import Folder
+from .known import refuse
+from .look import look, look_at_masters
+from .pictures import read_pictures
+from .places import Places
+from .settings import read_pooling
+from .shards import Entry, rounded
+from .weights import Quantization, Weights
+
+
+class Stack(NamedTuple):
+    """A stack, and what was seen on the way to it."""
+
+    config: ModelConfig
+    weights: Weights
+    used: set[str]  # names of its tensors in the folder
+    found: str  # what its weights are
+    pictures: Mapping[str, str]  # how a picture becomes a square
+    assumptions: list[str]
+
+
+def open_stack(
+    folder: Folder, family: Family, values: Mapping[str, Any], tensors: Mapping[str, Entry], *, floats: bool
+) -> Stack:
+    """values: of config.json. floats: as in `open_folder`. Raises SourceError."""
+    config = family.described(values, str(folder.path / "config.json"))
+    assumptions = refuse(config, family.reads, family.neutral)
+    quantization = Quantization.of(config)
+    places = Places.of(tensors, family.names, family.prefixes, family.layers)
+    places = places._replace(norm=_linear_norm(places, config, quantization))
+    fixed, more = _surroundings(folder, config, family, places)
+    assumptions += more
+    fixed |= _similarity(family, tensors)
+    pictures: Mapping[str, str] = {}
+    if "image_size" in family.reads:
+        pixels, pictures, more = read_pictures(folder, config, family.pictures)
+        fixed |= pixels
+        assumptions += more
+    model = model_config(config, {**family.fixed, **fixed}, family.parts)
+    if model.embedding_scale != 1:
+        model = model.replace(embedding_scale=rounded(model.embedding_scale, places.embedding().dtype))
+    quick = is_quick(config)
+    if quick and (model.ffn != "plain" or model.sub_norm or model.linear_norm):
+        raise SourceError(
+            f"{config.what}: {config.name('hidden_act')} is 'quick_gelu' in an FFN that is gated or normed"
+        )
+    rows = model.max_context if pictures else config.integer("max_position_embeddings")
+    places = places._replace(
+        one_plus=family.one_plus, transposed=family.transposed, quick=quick, skipped=rows - model.max_context,
+        interleaved=model.head_dim if config.truth("rope_interleaved") else 0,
+        patch=(model.channels, model.patch_size, model.patch_size),
+    )  # fmt: skip
+    weights = Weights(places, quantization, masters=bool(quantization or family.masters or places.norm))
+    used = _check(model, weights, places) | set(family.similar)
+    model, found, more = (look_at_masters if floats else look)(model, weights, quantization)
+    return Stack(model, weights, used, found, pictures, assumptions + more)
+
+
+def _surroundings(folder: Folder, config: Fields, family: Family, places: Places) -> tuple[dict[str, Any], list[str]]:
+    """What the folder says of the model beside its layers, and what was assumed."""
+    assumptions, tied = [], config.truth("tie_word_embeddings")
+    head = places.module(Key(0, NONE, ROLE["head"], NONE, 0))
+    if family.head and "tie_word_embeddings" not in config and f"{head}.weight" not in places.tensors:
+        tied = True
+        assumptions.append(f"the head is the embedding: the folder has no {head}.weight")
+    if places.norm and family.one_plus:
+        assumptions.append("norms before projections multiply with their weight, the others with 1 + weight")
+    if "rope_interleaved" in family.reads and "rope_interleaved" not in config:
+        assumptions.append("RoPE turns the halves of a head; rope_interleaved = true in config.json: its neighbours")
+    values: dict[str, Any] = {
+        "tie_embeddings": tied,
+        "head_bias": family.head_bias and f"{head}.bias" in places.tensors,
+        "has_head": family.head,
+        "linear_norm": bool(places.norm),
+    }
+    if not family.head and family.pooling:
+        values["pooling"], assumptions = read_pooling(folder, family.pooling)
+    return values, assumptions
+
+
+def _similarity(family: Family, tensors: Mapping[str, Entry]) -> dict[str, float]:
+    """How alike an image and a text are: e^scale · (image · text) + bias."""
+    found = {}
+    for name, field in zip(family.similar, ("similarity_scale", "similarity_bias"), strict=False):
+        if name not in tensors:
+            raise SourceError(f"tensor {name} is missing, which says how alike an image and a text are")
+        entry = tensors[name]
+        if entry.shape not in ((), (1,)):
+            raise SourceError(f"{entry.what} has shape {list(entry.shape)}, expected [] or [1]")
+        value = float(entry.floats().rows(0, 1)[0, 0])
+        if not abs(value) < 80:
+            raise SourceError(f"{entry.what} is {value}, expected a number from -80 to 80")
+        found[field] = math.exp(value) if field == "similarity_scale" else value
+    return found
+
+
+def _linear_norm(places: Places, config: Fields, quantization: Quantization | None) -> str:
+    """What follows the name of a projection in that of the norm before it; empty where there are none."""
+    modules = {role: places.module(Key(0, 0, ROLE[role], NONE, 0)) for role in TERNARY_LINEARS}
+    found = {
+        kind: [role for role, module in modules.items() if f"{module}{kind}.weight" in places.tensors]
+        for kind in (".norm", ".rms_norm")
+    }
+    norm = max(found, key=lambda kind: len(found[kind]))
+    wanted = quantization is not None and quantization.linear_norm
+    if not found[norm] and not wanted:
+        return ""
+    if len(found[norm]) != len(TERNARY_LINEARS):
+        raise SourceError(
+            f"{config.what}: of a layer's projections {', '.join(found[norm]) or 'none'} have a norm before them, "
+            "expected all seven or none"
+        )
+    if norm == ".rms_norm":
+        if quantization is None or not wanted:
+            raise SourceError(
+                f"{config.what}: tensors {norm[1:]} are there, but not use_rms_norm in quantization_config"
+            )
+        if quantization.norm_eps != config.number("rms_norm_eps"):
+            raise SourceError(
+                f"{config.what}: rms_norm_eps is {config['rms_norm_eps']}, that of quantization_config is "
+                f"{quantization.norm_eps}; only one for all norms is supported"
+            )
+    return norm
+
+
+def _check(model: ModelConfig, weights: Weights, places: Places) -> set[str]:
+    """Names of the tensors that are called for. Raises SourceError: one is missing, or of another shape."""
+    used: set[str] = set()
+    for spec in records.expected_tensors(model):
+        if not records.ROLES[spec.key.role].startswith("rope_"):
+            used |= weights.check(spec, model.n_experts)
+    if not model.has_head or model.tie_embeddings:  # transformers does not look at it then
+        head = places.module(Key(0, NONE, ROLE["head"], NONE, 0))
+        used |= {f"{head}.weight", f"{head}.weight_scale"}
+    return used
