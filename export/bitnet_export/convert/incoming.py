@@ -134,6 +134,8 @@ def pack_source(
     """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
     from bitnet.model.positions import frequency_tables
 
+    if source.config.vision or source.config.input == "images":
+        raise SourceError(f"{source.what}: a model that sees images, which cannot be packed yet")
     body, floats = encodings.ternary_encoding(encoding), encodings.TABLES[linears or stored_floats(source.config)]
     config = source.config if source.config.head_format == "ternary" else source.config.replace(head_format=head)
     tables = frequency_tables(config) if config.position == "rope" else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,10 +83,8 @@ def _refuse_whole(values: Mapping[str, Any], families: Sequence[Family], what: s
 
 def _joined(configs: Sequence[ModelConfig], what: str) -> ModelConfig:
     """The configuration of all stacks. Raises SourceError: they do not go together."""
-    if len(configs) == 1:
-        return configs[0]
     try:
-        return dataclasses.replace(configs[0], vision=configs[1])
+        return ModelConfig.of_stacks(configs)
     except ValueError as error:
         raise SourceError(f"{what}: {error}") from None
 
