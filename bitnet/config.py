@@ -195,6 +195,8 @@ class ModelConfig:
         if missing:
             raise ValueError(f"model option {missing[0]!r} is missing")
         if isinstance(seeing := values.get("vision"), dict):
+            if seeing.get("vision") is not None:
+                raise ValueError("vision.vision is given, expected none: one stack looks at images")
             values = values | {"vision": _within(cls.from_dict, seeing)}
         return cls(**values)
 

@@ -26,6 +26,36 @@ _THINKER: dict[str, Any] = {
     "activation": "silu", "sub_norm": False, "tie_embeddings": False, "dropout": 0.1,
 }  # fmt: skip
 
+_SEES: dict[str, Any] = {  # layers of SigLIP and CLIP, and those of a tower, whose vectors are compared
+    "norm": "layer", "norm_bias": True, "sub_norm": False, "ffn": "plain", "activation": "gelu",
+    "position": "learned", "qkv_bias": True, "o_bias": True, "ffn_bias": True, "has_head": False,
+    "tie_embeddings": False,
+}  # fmt: skip
+
+_RGB: dict[str, Any] = {
+    "name": "vision", "input": "images", "vocab_size": 0, "mask": "bidirectional", "max_context": -1, "channels": 3,
+    "pixel_mean": (0.5, 0.5, 0.5), "pixel_std": (0.5, 0.5, 0.5), "patch_bias": True,
+}  # fmt: skip
+
+_BASE: dict[str, Any] = {
+    "dim": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 12, "head_dim": 64, "ffn_dim": 3072,
+}  # fmt: skip
+_SO400M: dict[str, Any] = {
+    "dim": 1152, "n_layers": 27, "n_heads": 16, "n_kv_heads": 16, "head_dim": 72, "ffn_dim": 4304,
+}  # fmt: skip
+_SO400M_14 = ModelConfig(
+    image_size=224, patch_size=14, norm_eps=1e-6, pooling="attention", **_SO400M, **_RGB, **_SEES,
+)  # fmt: skip
+_SIGLIP_TEXT: dict[str, Any] = {
+    "name": "text", "vocab_size": 32_000, "max_context": 64, "mask": "bidirectional", "norm_eps": 1e-6,
+    "pooling": "last", "projector_bias": True, "similarity_scale": 10.0, "similarity_bias": -10.0,
+}  # fmt: skip
+
+_TINY_TOWER: dict[str, Any] = _SEES | {  # ternary from its first step
+    "dim": 128, "n_heads": 4, "n_kv_heads": 4, "head_dim": 32, "ffn_dim": 384, "sub_norm": True, "norm_eps": 1e-6,
+}  # fmt: skip
+_TINY_VISION = ModelConfig(n_layers=4, image_size=64, patch_size=8, pooling="attention", **_RGB, **_TINY_TOWER)
+
 PRESETS: dict[str, ModelConfig] = {
     # The demo: 2 million parameters, trained in minutes on two cores. Few heads, few layers: at this
     # size training spends its time on attention and on reading activations, not on products.
@@ -65,5 +95,44 @@ PRESETS: dict[str, ModelConfig] = {
     "ternary-bonsai-8b": ModelConfig(
         vocab_size=151_936, dim=4096, n_layers=36, n_heads=32, n_kv_heads=8, head_dim=128, ffn_dim=12_288,
         max_context=65_536, norm_eps=1e-6, rope_theta=1e6, tie_embeddings=False, **_BONSAI,
+    ),
+    # Images of 64 pixels and short texts, 1.5 million parameters; and a decoder that is shown such images. The
+    # tokenizer of a run says which token stands for an image.
+    "siglip-tiny": ModelConfig(
+        name="text", vocab_size=1024, n_layers=3, max_context=64, mask="bidirectional", pooling="mean", out_dim=128,
+        projector_bias=True, similarity_scale=10.0, similarity_bias=-10.0, vision=_TINY_VISION, **_TINY_TOWER,
+    ),
+    "paligemma-tiny": ModelConfig(
+        vocab_size=1024, dim=128, n_layers=4, n_heads=4, n_kv_heads=1, head_dim=32, ffn_dim=384, max_context=128,
+        mask="prefix", activation="gelu", norm_eps=1e-6, embedding_scale=math.sqrt(128), image_token=1,
+        vision=_TINY_VISION.replace(pooling="none", out_dim=128, projector_bias=True),
+    ),
+    # google/siglip-base-patch16-224 and siglip-so400m-patch14-224, arXiv 2303.15343. Shapes to run.
+    "siglip-base": ModelConfig(
+        out_dim=768, vision=ModelConfig(
+            image_size=224, patch_size=16, norm_eps=1e-6, pooling="attention", **_BASE, **_RGB, **_SEES,
+        ),
+        **_BASE, **_SIGLIP_TEXT, **_SEES,
+    ),
+    "siglip-so400m": ModelConfig(out_dim=1152, vision=_SO400M_14, **_SO400M, **_SIGLIP_TEXT, **_SEES),
+    # laion/CLIP-ViT-B-32-laion2B-s34B-b79K: CLIP of arXiv 2103.00020 with GELU in place of x·σ(1.702·x).
+    "clip-base": ModelConfig(
+        name="text", vocab_size=49_408, dim=512, n_layers=12, n_heads=8, n_kv_heads=8, head_dim=64, ffn_dim=2048,
+        max_context=77, pooling="last", out_dim=512, similarity_scale=1 / 0.07,
+        vision=ModelConfig(
+            image_size=224, patch_size=32, class_token=True, embedding_norm=True, pooling="first", out_dim=512,
+            **_BASE, **_RGB | {
+                "patch_bias": False, "pixel_mean": (0.48145466, 0.4578275, 0.40821073),
+                "pixel_std": (0.26862954, 0.26130258, 0.27577711),
+            }, **_SEES | {"activation": "gelu_erf"},
+        ),
+        **_SEES | {"activation": "gelu_erf"},
+    ),
+    # google/paligemma-3b-pt-224, arXiv 2407.07726.
+    "paligemma-3b": ModelConfig(
+        vocab_size=257_216, dim=2048, n_layers=18, n_heads=8, n_kv_heads=1, head_dim=256, ffn_dim=16_384,
+        max_context=8192, mask="prefix", activation="gelu", sub_norm=False, norm_eps=1e-6, first_position=1,
+        embedding_scale=math.sqrt(2048), image_token=257_152,
+        vision=_SO400M_14.replace(pooling="none", out_dim=2048, projector_bias=True),
     ),
 }  # fmt: skip

@@ -58,9 +58,10 @@ def page() -> str:
 def _presets() -> list[str]:
     shapes = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "max_context")
     lines = ["## Presets", "", f"| | ternary weights | {' | '.join(shapes)} |", "|---" * (len(shapes) + 2) + "|"]
-    for name, model in PRESETS.items():
+    for name, model in [(name, stack) for name, preset in PRESETS.items() for stack in preset.stacks]:
+        name = f"its {model.name}" if model.input == "images" else f"`{name}`"
         sizes = [f"{getattr(model, shape):,}" for shape in shapes]
-        lines.append(f"| `{name}` | {model.ternary_weights:,} | {' | '.join(sizes)} |")
+        lines.append(f"| {name} | {model.ternary_weights:,} | {' | '.join(sizes)} |")
     others = [name for name in PRESETS if name not in PRESET_SETTINGS]
     lines += [
         "",

@@ -39,8 +39,8 @@ class Settings:
     preset: str = option(
         "tiny",
         "where model and training start from: tiny, gguf, mini-gpt, mini-gpt-learned, thinker, thinker-moe, "
-        "transformer-2017, transformer-2017-encoder or bitnet-2b4t; of these gguf, with the tokenizer llama-bpe, "
-        "becomes a GGUF file that takes text",
+        "transformer-2017, transformer-2017-encoder, bitnet-2b4t, siglip-tiny or paligemma-tiny; of these gguf, with "
+        "the tokenizer llama-bpe, becomes a GGUF file that takes text",
     )
     data: list[str] = option(
         [],
@@ -178,6 +178,8 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
         "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,
         "accumulate": 256, "steps": 100_000,
     },
+    "siglip-tiny": {"objective": "contrastive", "batch": 64, "steps": 1500},
+    "paligemma-tiny": {"batch": 32, "steps": 1500},
 }  # fmt: skip
 """How the training options of a preset differ from the defaults."""
 

@@ -116,6 +116,21 @@ def test_an_image_token_without_images_is_refused() -> None:
         Transformer(PALIGEMMA.stacks[0])
 
 
+@pytest.mark.parametrize(
+    ("preset", "whole", "seeing"),
+    [
+        ("siglip-base", 203_155_970, 92_884_224),
+        ("clip-base", 151_277_313 + 1, 87_849_216),  # and a bias, which it has not
+        ("paligemma-3b", 2_923_466_480, 414_803_696),  # of which the projector has 2,361,344
+    ],
+)
+def test_published_shapes_have_their_published_sizes(preset: str, whole: int, seeing: int) -> None:
+    with torch.device("meta"):
+        model = Transformer(PRESETS[preset])
+    assert sum(p.numel() for p in model.parameters()) == whole
+    assert model.vision and sum(p.numel() for p in model.vision.parameters()) == seeing
+
+
 # ---- what enters ----
 
 

@@ -47,7 +47,7 @@ def prepare(
     check_options(settings, config, new_words=not (newest or start))
     if device == "cpu" and not parallel.launched():
         known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
-        memory.check(config if known else config.replace(vocab_size=1), settings)
+        memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
     folder, before = settings.run_folder, newest.state if newest else {}
     if newest and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
         raise TrainingError(

@@ -37,18 +37,19 @@ def random_model(
     weights in both, `repack`. Scales are such that every projection keeps the variance of its
     input, so activations and logits stay of order 1 at any depth.
     """
-    if config.rope_scaling != "none":
-        raise ValueError(f"rope_scaling is {config.rope_scaling!r}; a random model has none")
+    stacks = config.stacks
+    if scaled := [stack.rope_scaling for stack in stacks if stack.rope_scaling != "none"]:
+        raise ValueError(f"rope_scaling is {scaled[0]!r}; a random model has none")
     if not 0 <= zeros <= 1:
         raise ValueError(f"zeros is {zeros}, expected a probability")
 
     body = encodings.ternary_encoding(encoding)
 
     def source(spec: Spec) -> Encoded:
-        return _draw(spec, config, np.random.Generator(np.random.SFC64([seed, *spec.key])), zeros, body)
+        return _draw(spec, stacks[spec.key.stack], np.random.Generator(np.random.SFC64([seed, *spec.key])), zeros, body)
 
     metadata = {"provenance": {"source": "random", "seed": seed, "zeros": zeros}}
-    write_packed(path, [config], source, metadata=metadata, tokenizer=tokenizer)
+    write_packed(path, stacks, source, metadata=metadata, tokenizer=tokenizer)
 
 
 def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float, body: Encoding) -> Encoded:

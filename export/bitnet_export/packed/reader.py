@@ -98,6 +98,14 @@ class PackedFile:
 
     # --- what the file holds ---
 
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The model that the stacks are together. Raises PackedFormatError: they do not make one."""
+        try:
+            return ModelConfig.of_stacks(self.configs)
+        except ValueError as error:
+            raise PackedFormatError(f"the stacks do not go together: {error}") from None
+
     def section(self, kind: int) -> bytes | None:
         """Bytes of a section, None when absent."""
         return next((self._read(s.offset, s.size) for s in self.sections if s.kind == kind), None)

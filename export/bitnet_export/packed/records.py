@@ -63,7 +63,7 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the parameter in a training checkpoint, e.g. "layers.0.q.weight"."""
+        """What it is called, e.g. "layers.0.q.weight"; the engine calls it so, too."""
         words = [ROLES[self.role]]
         if self.expert != NONE:
             words = ["experts", str(self.expert), *words]
@@ -74,6 +74,12 @@ class Key(NamedTuple):
         if self.role not in WHOLE:
             words.append(PARTS[self.part])
         return ".".join(words)
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter in a training checkpoint; the second stack is that which looks at images."""
+        own = self._replace(stack=0).name.replace("pool_", "pool.")
+        return f"vision.{own}" if self.stack else own
 
 
 class Spec(NamedTuple):

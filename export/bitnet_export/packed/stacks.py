@@ -38,6 +38,8 @@ _WORDS = (
 
 def pack_stack(config: ModelConfig) -> bytes:
     """The record of a configuration. Raises ValueError for what a record cannot say."""
+    if config.vision:
+        raise ValueError("a record is of one stack, expected one of `ModelConfig.stacks`")
     numbers: list[int | float] = []
     for field in dict.fromkeys(_WORDS):
         if field in _FLAGS:
