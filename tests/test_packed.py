@@ -127,7 +127,10 @@ def test_tensors_come_and_go_with_the_options(changes: dict[str, Any], there: st
     assert there in found and not_there not in found
 
 
-@pytest.mark.parametrize("config", [SMALL, EVERYTHING, *PRESETS.values()])
+STACKS = [stack for preset in PRESETS.values() for stack in preset.stacks]
+
+
+@pytest.mark.parametrize("config", [SMALL, EVERYTHING, *STACKS])
 def test_order_and_shapes(config: ModelConfig) -> None:
     specs = list(expected_tensors(config))
     assert [s.key for s in specs] == sorted({s.key for s in specs})
@@ -137,7 +140,11 @@ def test_order_and_shapes(config: ModelConfig) -> None:
     assert shapes["layers.0.v.weight"] == (config.n_kv_heads * config.head_dim, config.dim)
     assert shapes["layers.0.o.weight"] == (config.dim, attention)
     assert shapes.get("layers.0.attn_sub_norm.weight") == ((1, attention) if config.sub_norm else None)
-    assert shapes["embedding.weight"] == (config.vocab_size, config.dim)
+    assert shapes.get("embedding.weight") == ((config.vocab_size, config.dim) if config.vocab_size else None)
+    patch = config.dim, config.channels * config.patch_size**2
+    assert shapes.get("patch.weight") == (patch if config.input == "images" else None)
+    assert shapes.get("pool_k.weight") == ((attention, config.dim) if config.pooling == "attention" else None)
+    assert shapes.get("projector.weight") == ((config.out_dim, config.dim) if config.out_dim else None)
     assert shapes.get("rope_frequencies") == ((1, config.rope_dim // 2) if config.position == "rope" else None)
     if config is EVERYTHING:
         assert shapes["layers.0.experts.2.down_linear_norm.bias"] == (1, config.ffn_dim)
@@ -149,7 +156,7 @@ def test_order_and_shapes(config: ModelConfig) -> None:
 # ---- stack records ----
 
 
-@pytest.mark.parametrize("config", [SMALL, EVERYTHING, IMAGES, DRAFT, *PRESETS.values()])
+@pytest.mark.parametrize("config", [SMALL, EVERYTHING, IMAGES, DRAFT, *STACKS])
 def test_stack_record_round_trip(config: ModelConfig) -> None:
     record = pack_stack(config)
     assert len(record) == 256
@@ -158,7 +165,7 @@ def test_stack_record_round_trip(config: ModelConfig) -> None:
     other = {field for field in config.to_dict() if getattr(back, field) != getattr(config, field)}
     assert other <= {  # what only training needs, and what a float of 32 bits rounds
         "rope_theta", "weight_scale", "head_format", "dropout", "ternary", "norm_eps", "attention_scale",
-        "embedding_scale",
+        "embedding_scale", "similarity_scale", "pixel_mean", "pixel_std",
     }  # fmt: skip
     assert back.norm_eps == pytest.approx(config.norm_eps, rel=1e-7)
 
