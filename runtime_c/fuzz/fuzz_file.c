@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * fuzz_file.c: any bytes as a packed file: parse, verify, open, compute a few tokens, free.
+ * fuzz_file.c: any bytes as a packed file: parse, verify, open, compute a few tokens, look at an
+ * image, free.
  *
  *     fuzz_file -max_len=16384 CORPUS/       with libFuzzer (clang -fsanitize=fuzzer)
  *     fuzz_file FILE...                      built with -DBN_REPLAY: run these files once
@@ -37,6 +38,19 @@ static void decode(bn_model *model) {
     bn_session_free(session);
 }
 
+/* At an image that is small. */
+static void look(const bn_model *model) {
+    enum { PIXELS = 4096, FLOATS = 1 << 16 };
+    static float pixels[2 * PIXELS], out[2 * FLOATS];
+    bn_image_info info;
+    if (bn_model_get_image_info(model, &info) == BN_OK &&
+        (uint64_t)info.channels * info.image_size * info.image_size <= PIXELS &&
+        (uint64_t)info.n_tokens * info.width <= FLOATS) {
+        (void)bn_image_encode(model, pixels, 2, out);
+        (void)bn_image_embed(model, pixels, 2, out);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const bn_load_options options = {.threads = 1, .no_verify = 1};
     uint8_t *bytes = tiny_copy(data, size); /* aligned, and of exactly this size */
@@ -52,6 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bn_file_close(&file);
     if (status == BN_OK && bn_model_open_bytes(bytes, size, &options, &model, detail) == BN_OK) {
         decode(model);
+        look(model);
         bn_model_close(model);
     }
     free(bytes);
@@ -91,9 +106,9 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     uint64_t random = seed;
     if (size < 64) { /* the empty input of an empty corpus */
         void (*const recipes[])(tiny_writer *) = {tiny_decoder, tiny_mixture, tiny_original,
-                                                  tiny_everything};
+                                                  tiny_everything, tiny_seeing};
         size_t n;
-        uint8_t *good = tiny_file(recipes[seed % 4], SIZE_MAX, SIZE_MAX, &n);
+        uint8_t *good = tiny_file(recipes[seed % 5], SIZE_MAX, SIZE_MAX, &n);
         size = n < max_size ? n : max_size;
         memcpy(data, good, size);
         free(good);

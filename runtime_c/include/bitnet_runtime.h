@@ -33,7 +33,7 @@
  *
  * Threads. A bn_model is immutable and may be shared; a bn_session belongs to one
  * caller at a time. Calls on sessions of one model take turns on the model's
- * thread pool, in the order in which they ask; a turn is a token, a draft, or a
+ * thread pool, in the order in which they ask; a turn is a token, a draft, a few images, or a
  * block of a prompt (bn_session_options.batch), so that who generates never waits
  * for all of another's long prompt; but a prefix, or a bidirectional text, is one. Planning and
  * making a session wait for a turn, too; freeing one does not. bn_session_cancel alone may be
@@ -88,7 +88,8 @@ typedef enum bn_status {
     BN_ERR_THREAD = 21,      /* a worker thread could not be started */
     BN_ERR_NO_HEAD = 22,     /* logits asked of a model that has none, see bn_session_embed */
     BN_ERR_NO_TABLE = 23, /* tokens for a model that has no embedding of them: it takes vectors */
-    BN_ERR_MASK = 24      /* not with this model's mask, see bn_mask_kind */
+    BN_ERR_MASK = 24,     /* not with this model's mask, see bn_mask_kind */
+    BN_ERR_INPUT = 25     /* images for a model that sees none, or a text for one that only sees */
 } bn_status;
 
 /* Sections of the packed file that the engine passes on without reading. */
@@ -145,14 +146,17 @@ typedef struct bn_load_options {
 } bn_load_options;
 
 typedef struct bn_model_info {
+    /* of what takes tokens; of a model that only sees images, of what takes these */
     uint32_t vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, max_context;
     uint32_t has_head;        /* 0: no logits, the model embeds */
     uint32_t has_embedding;   /* 0: it takes no tokens, but vectors */
-    uint32_t pooling;         /* bn_pooling of the file; 0: it names none */
+    uint32_t pooling;         /* bn_pooling of the file; 0: it names none. Of a model that only sees
+                               * images see bn_image_info */
+    uint32_t width;           /* floats of a text's vector, see bn_session_embed */
     uint32_t mask;            /* bn_mask_kind */
     uint32_t sliding_window;  /* tokens that some layers see, or all; 0: no limit */
     uint64_t file_bytes;      /* size of the packed file */
-    uint64_t ternary_weights; /* number of ternary weights */
+    uint64_t ternary_weights; /* number of ternary weights, those for images included */
     uint64_t bytes_per_token; /* weight bytes read to decode one token, KV not; of a head with a
                                * sketch the sketch, as sampling needs few rows of the head itself;
                                * bn_session_skipped is not taken off */
@@ -165,6 +169,21 @@ typedef struct bn_model_info {
     int32_t threads; /* that compute, the caller's included; 1 in a forked child */
     const char *isa; /* tier in use, e.g. "avx512vnni"; static storage */
 } bn_model_info;
+
+/* How a model sees. */
+typedef struct bn_image_info {
+    uint32_t image_size, patch_size; /* pixels of a side */
+    uint32_t channels;               /* 1 to 3 */
+    uint32_t n_tokens;               /* vectors that an image becomes */
+    uint32_t width;                  /* floats of each, and of the vector of a whole image */
+    uint32_t pooled;         /* 1: the file says how they become one, for bn_image_embed */
+    float pixel_mean[3];     /* of each channel: what the engine takes away from a value, */
+    float pixel_std[3];      /* and what it divides that by */
+    int32_t image_token;     /* stands in a prompt for a vector of an image; -1: there is none */
+    float similarity_scale;  /* an image and a text are as alike as scale · (a·b) + bias, with a, b */
+    float similarity_bias;   /* their vectors of length 1; scale 0: the file does not say */
+    uint64_t macs_per_image; /* ternary multiply-adds through the layers, pooling not */
+} bn_image_info;
 
 typedef struct bn_session_options {
     int32_t n_ctx;   /* tokens the cache holds; 0: the model's maximum */
@@ -258,23 +277,46 @@ BN_API void bn_model_close(bn_model *model);
 
 BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
 
+/* BN_ERR_INPUT when the model sees no images. */
+BN_API bn_status bn_model_get_image_info(const bn_model *model, bn_image_info *info);
+
 /* Bytes of an opaque section; *size is 0 and *bytes NULL when the file has none.
  * The pointer lives as long as the model. */
 BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which,
                                       const uint8_t **bytes, size_t *size);
+
+/* --- Images: no session is needed. Calls take turns with those on sessions of the model, a turn
+ * for every few images, which share the reading of the weights. An image gets the same bits
+ * whatever others come with it. Memory is allocated for the call: for So400m/14 at 224 pixels less
+ * than 64 MB, for others as their rows, of which there are 512 at a time, and those of an image at
+ * least.
+ *
+ * Both fail, before any work, with BN_ERR_INPUT when the model sees no images, with BN_ERR_NUMERIC
+ * when a pixel is not finite, and with BN_ERR_MEMORY. They fail with BN_ERR_NUMERIC, too, when a
+ * number is not finite that they compute; then `out` may have been written to. --- */
+
+/* n >= 1 images to vectors. pixels: float[n][channels][image_size][image_size], values from 0 to 1,
+ * rows from top to bottom. out: float[n][n_tokens][width], behind the projector if there is one:
+ * what bn_session_append_prefix takes in place of image tokens, or the states themselves. */
+BN_API bn_status bn_image_encode(const bn_model *model, const float *pixels, int32_t n, float *out);
+
+/* n >= 1 images to one vector each, of Euclidean length 1: float[n][width]. BN_ERR_ARGUMENT when
+ * the file names no pooling of images (bn_image_info.pooled). */
+BN_API bn_status bn_image_embed(const bn_model *model, const float *pixels, int32_t n, float *out);
 
 /* --- Session: one text and its KV cache. All memory is allocated when it is made: its own, and, if
  * there is not enough of it for this n_ctx and batch, scratch memory that the sessions of a model
  * share, as they take turns, and which goes with the last of them. Until then it stays as large as
  * one of them asked for. --- */
 
-/* What bn_session_new would take; NULL options as there. Fails with BN_ERR_ARGUMENT. */
+/* What bn_session_new would take; NULL options as there. Fails with BN_ERR_ARGUMENT or
+ * BN_ERR_INPUT. */
 BN_API bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
                                  bn_session_memory *memory);
 
-/* Fails with BN_ERR_ARGUMENT, or BN_ERR_MEMORY: at once when the session cannot fit once its
- * context is full (see bn_session_plan), although the system gives the memory of a token when the
- * token comes. */
+/* Fails with BN_ERR_ARGUMENT, with BN_ERR_INPUT when the model only sees images, or with
+ * BN_ERR_MEMORY: at once when the session cannot fit once its context is full (see
+ * bn_session_plan), although the system gives the memory of a token when the token comes. */
 BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *options,
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
@@ -344,13 +386,14 @@ BN_API const float *bn_session_logits(bn_session *session);
 BN_API bn_status bn_session_score(bn_session *session, const int32_t *tokens, int32_t n,
                                   float *out);
 
-/* Append n tokens; out[dim] = the hidden states after the final norm of all tokens that the session
- * holds, pooled, and divided by their Euclidean length. `out` may be NULL: a text may come in
- * pieces, each by this function with the same pooling, and every cut gives the same bits. Any model
- * can embed if a pooling is named; one whose mask is bidirectional takes the text in one piece.
- * Leaves no logits. Fails like bn_session_append; with
- * BN_ERR_ARGUMENT when neither the call nor the file names a pooling, with BN_ERR_STATE when the
- * session holds tokens that came another way. */
+/* Append n tokens; out[width] = the hidden states after the final norm of all tokens that the
+ * session holds, pooled, multiplied with the projector if the model has one, and divided by their
+ * Euclidean length: width = bn_model_info.width, which is dim without a projector. `out` may be
+ * NULL: a text may come in pieces, each by this function with the same pooling, and every cut gives
+ * the same bits. Any model can embed if a pooling is named; one whose mask is bidirectional takes
+ * the text in one piece. Leaves no logits. Fails like bn_session_append; with BN_ERR_ARGUMENT when
+ * neither the call nor the file names a pooling, with BN_ERR_STATE when the session holds tokens
+ * that came another way. */
 BN_API bn_status bn_session_embed(bn_session *session, const int32_t *tokens, int32_t n,
                                   bn_pooling pooling, float *out);
 
@@ -359,7 +402,7 @@ BN_API bn_status bn_session_embed_embeddings(bn_session *session, const float *e
                                              int32_t n, bn_pooling pooling, float *out);
 
 /* bn_session_embed for n different sessions of one model: text i is tokens[i][0..n_tokens[i]) and
- * goes into sessions[i], out is float[n][dim]. Short texts share the reading of the weights; each
+ * goes into sessions[i], out is float[n][width]. Short texts share the reading of the weights; each
  * vector is the same bit for bit. Nothing is done unless all can be, so BN_ERR_CANCELLED when one
  * is cancelled already. Cancelling any of them stops the call at the next block of tokens; each
  * session keeps what it has of its text (bn_session_position), and the others can go on. */

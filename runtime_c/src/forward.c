@@ -2,7 +2,7 @@
  *
  * forward.c: the transformer, top to bottom. Read this first.
  *
- *     x = norm( embedding[token] + positions[place] ), or a vector instead of the embedding
+ *     x = norm( embedding[token] + positions[place] ), or a vector or a patch of an image instead
  *     for each layer:
  *         x += o( sub_norm( attention( rope(q), rope(k), v )))     q, k, v of norm(x)
  *         x += down( sub_norm( act(gate) · up ))                   gate, up of norm(x)
@@ -24,6 +24,7 @@
 #include "cache.h"
 #include "feed_forward.h"
 #include "pass.h"
+#include "patches.h"
 
 void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x) {
     const bn_tensor *t = &stack->embedding;
@@ -34,15 +35,15 @@ void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x)
             x[k] *= scale;
 }
 
-/* x = norm(embedding[token], or the row's vector, + that of its position); cos and sin of the
- * position, for all layers. */
+/* x = norm(embedding[token], or the row's vector or patch, + that of its position); cos and sin of
+ * the position, for all layers. */
 static void embed_row(bn_pass *p, size_t row) {
     const bn_stack *s = p->stack;
     const bn_row *r = &p->w->rows[row];
     float *x = p->w->x + row * s->config.dim;
     if (r->vector)
         memcpy(x, r->vector, s->config.dim * sizeof *x);
-    else
+    else if (!r->pixels)
         bn_embed(p->m, s, r->token, x);
     bn_positions_add(&s->positions, &p->m->kernels, r->position, x, p->w->y + row * s->config.dim);
     if (s->embedding_norm.gain)
@@ -60,6 +61,8 @@ static void embed_rows(void *context, int32_t thread, size_t first, size_t end) 
 
 static void enter(bn_pass *p, const bn_layer *none) {
     (void)none;
+    if (p->stack->patch.data)
+        bn_patches(p); /* x of the rows that are patches */
     bn_each_row(p, embed_rows, p);
 }
 
@@ -86,32 +89,17 @@ static void respond(bn_pass *p, const bn_layer *l) {
     bn_feed_forward(p, &l->ffn); /* x += down(act(gate) · up) */
 }
 
-typedef void step(bn_pass *p, const bn_layer *l);
-
-/* A step of all rows, of as many at a time as there is scratch memory for. */
-static void each_piece(bn_pass *p, const bn_layer *l, step *do_step) {
-    for (size_t first = 0; first < p->rows; first += p->w->batch) {
-        const size_t left = p->rows - first;
-        bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
-        bn_pass piece = {
-            .m = p->m, .stack = p->stack, .w = &w, .rows = left < w.batch ? left : w.batch};
-        do_step(&piece, l);
-        if (piece.not_finite)
-            p->not_finite = 1;
-    }
-}
-
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
                      const atomic_int *stop) {
     bn_pass pass = {.m = m, .stack = stack, .w = w, .rows = rows}, *p = &pass;
 
-    each_piece(p, NULL, enter);
+    bn_each_piece(p, NULL, enter);
     for (uint32_t i = 0; i < stack->config.n_layers; i++) {
         const bn_layer *l = &stack->layers[i];
         if (stop && atomic_load(stop))
             return BN_ERR_CANCELLED;
-        each_piece(p, l, remember); /* of all rows, as the first may attend to the last */
-        each_piece(p, l, respond);
+        bn_each_piece(p, l, remember); /* of all rows, as the first may attend to the last */
+        bn_each_piece(p, l, respond);
     }
     return p->not_finite ? BN_ERR_NUMERIC : BN_OK;
 }

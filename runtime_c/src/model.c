@@ -3,17 +3,43 @@
  * model.c: from a packed file to typed pointers into it, ready to run.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "cache.h"
 #include "model.h"
 #include "system/status.h"
 
-/* The one place that knows which stack of a file does what: here the first is the model. */
+/* Vectors of images take the place of rows of the embedding, or are compared with those of texts.
+ */
+static bn_status check_together(const bn_model *m, char *detail) {
+    const bn_config *c = &m->stack.config;
+    const size_t of_image = bn_width(&m->vision.config);
+    const size_t of_text = c->image_token ? c->dim : bn_width(c);
+    const int meet = c->image_token || (c->pooling && m->vision.config.pooling);
+    if (bn_reads(m) && bn_sees(m) && meet && of_text != of_image)
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "images become vectors of %zu numbers, expected %zu, as %s", of_image,
+                       of_text, c->image_token ? "the text has" : "texts do");
+    return BN_OK;
+}
+
+/* The one place that knows which stack of a file does what: one may take text and one images. */
 static bn_status open_stacks(bn_model *m, char *detail) {
-    if (m->file.n_stacks != 1)
-        return bn_fail(detail, BN_ERR_UNSUPPORTED,
-                       "the model has more than one stack, which this engine cannot run");
-    return bn_stack_open(&m->file, 0, &m->kernels, &m->stack, detail);
+    for (uint32_t i = 0; i < m->file.n_stacks; i++) {
+        const int images = m->file.stacks[i].input == BN_INPUT_IMAGES;
+        bn_stack *stack = images ? &m->vision : &m->stack;
+        bn_status status = BN_OK;
+        if (stack->layers)
+            status = bn_fail(detail, BN_ERR_UNSUPPORTED,
+                             "the model has more than one stack that takes %s, which this engine "
+                             "cannot run",
+                             images ? "images" : "text");
+        else
+            status = bn_stack_open(&m->file, i, &m->kernels, stack, detail);
+        if (status)
+            return status;
+    }
+    return check_together(m, detail);
 }
 
 static bn_status select_kernels(const char *asked, bn_kernels *kernels, char *detail) {
@@ -128,6 +154,7 @@ void bn_model_close(bn_model *m) {
     bn_pool_free(m->pool);
     free(m->work); /* of sessions that a forked child has from its parent */
     bn_stack_close(&m->stack);
+    bn_stack_close(&m->vision);
     bn_file_close(&m->file);
     bn_mapping_close(&m->mapping);
     free(m);
@@ -136,7 +163,9 @@ void bn_model_close(bn_model *m) {
 bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
     if (!m || !info)
         return BN_ERR_ARGUMENT;
-    const bn_config *c = &m->stack.config;
+    const bn_stack *stack = bn_reads(m) ? &m->stack : &m->vision;
+    const bn_config *c = &stack->config;
+    bn_model_info of_images = {0};
     *info = (bn_model_info){.vocab_size = c->vocab_size,
                             .dim = c->dim,
                             .n_layers = c->n_layers,
@@ -146,20 +175,48 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .ffn_dim = c->ffn_dim,
                             .max_context = c->max_context,
                             .has_head = c->has_head,
-                            .has_embedding = m->stack.embedding.data != NULL,
-                            .pooling = c->pooling,
+                            .has_embedding = stack->embedding.data != NULL,
+                            .pooling = bn_reads(m) ? c->pooling : 0,
+                            .width = (uint32_t)bn_width(c),
                             .mask = c->mask,
                             .sliding_window = c->sliding_window,
                             .file_bytes = m->mapping.size,
                             .threads = bn_pool_running(m->pool),
                             .isa = m->kernels.isa};
-    for (int32_t type = 0; type < BN_KV_TYPES; type++) {
+    for (int32_t type = 0; type < BN_KV_TYPES && bn_reads(m); type++) {
         uint64_t *local =
             c->mask == BN_MASK_CAUSAL ? info->kv_window_bytes_per_token : info->kv_bytes_per_token;
         info->kv_bytes_per_token[type] = bn_cache_token_bytes(&m->stack, type, 0);
         local[type] += bn_cache_token_bytes(&m->stack, type, 1);
     }
-    bn_stack_count(&m->stack, info);
+    bn_stack_count(stack, info);
+    if (stack != &m->vision && bn_sees(m))
+        bn_stack_count(&m->vision, &of_images);
+    info->ternary_weights += of_images.ternary_weights;
+    return BN_OK;
+}
+
+bn_status bn_model_get_image_info(const bn_model *m, bn_image_info *info) {
+    if (!m || !info)
+        return BN_ERR_ARGUMENT;
+    if (!bn_sees(m))
+        return BN_ERR_INPUT;
+    const bn_config *c = &m->vision.config, *text = bn_reads(m) ? &m->stack.config : c;
+    const bn_config *alike = text->similarity_scale > 0 ? text : c;
+    bn_model_info costs = {0};
+    bn_stack_count_layers(&m->vision, &costs);
+    *info = (bn_image_info){.image_size = c->image_size,
+                            .patch_size = c->patch_size,
+                            .channels = c->channels,
+                            .n_tokens = c->max_context,
+                            .width = (uint32_t)bn_width(c),
+                            .pooled = c->pooling != 0,
+                            .image_token = text->image_token ? (int32_t)text->image_token : -1,
+                            .similarity_scale = alike->similarity_scale,
+                            .similarity_bias = alike->similarity_bias,
+                            .macs_per_image = costs.macs_per_token * c->max_context};
+    memcpy(info->pixel_mean, c->pixel_mean, sizeof c->pixel_mean);
+    memcpy(info->pixel_std, c->pixel_std, sizeof c->pixel_std);
     return BN_OK;
 }
 

@@ -18,9 +18,18 @@ struct bn_model {
     bn_file file;
     bn_kernels kernels;
     bn_pool *pool;
-    bn_stack stack;
+    bn_stack stack;            /* of tokens, or of vectors; {0}: the model only sees images */
+    bn_stack vision;           /* of images; {0}: it sees none */
     struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
     atomic_size_t n_sessions;
 };
+
+static inline int bn_reads(const bn_model *m) {
+    return m->stack.layers != NULL;
+}
+
+static inline int bn_sees(const bn_model *m) {
+    return m->vision.layers != NULL;
+}
 
 #endif

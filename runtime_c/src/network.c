@@ -18,26 +18,40 @@ static bn_network read_network(const bn_file *f, uint32_t stack, uint32_t layer,
     };
 }
 
-bn_ffn bn_ffn_read(const bn_file *f, uint32_t stack, uint32_t layer, const bn_kernels *kernels,
-                   bn_network *networks) {
-    const bn_config *c = &f->stacks[stack];
+static bn_gate *act_of(const bn_config *c, const bn_kernels *kernels) {
     bn_gate *const acts[] = {[BN_ACT_RELU2] = kernels->vectors.relu2_gate,
                              [BN_ACT_SILU] = kernels->vectors.silu_gate,
                              [BN_ACT_GELU] = kernels->vectors.gelu_gate,
                              [BN_ACT_RELU] = kernels->vectors.relu_gate,
                              [BN_ACT_GELU_ERF] = kernels->vectors.gelu_erf_gate};
+    return acts[c->activation];
+}
+
+bn_ffn bn_ffn_read(const bn_file *f, uint32_t stack, uint32_t layer, const bn_kernels *kernels,
+                   bn_network *networks) {
+    const bn_config *c = &f->stacks[stack];
     for (uint32_t i = 0; i < bn_ffn_networks(c); i++)
         networks[i] = read_network(f, stack, layer, c->n_experts > 0 ? i : BN_NO_EXPERT);
     return (bn_ffn){
         .kind = c->ffn,
         .norm = bn_norm_read(f, stack, layer, BN_FFN_NORM),
         .post_norm = bn_norm_read(f, stack, layer, BN_FFN_POST_NORM),
-        .act = acts[c->activation],
+        .act = act_of(c, kernels),
         .rectifies = c->activation == BN_ACT_RELU2 || c->activation == BN_ACT_RELU,
         .choice = {c->n_experts, c->experts_per_token, (int32_t)c->normalize_routing},
         .router = bn_file_tensor(f, stack, layer, BN_ROUTER, BN_NO_EXPERT),
         .networks = networks,
     };
+}
+
+bn_ffn bn_ffn_of_pool(const bn_file *f, uint32_t stack, const bn_kernels *kernels,
+                      bn_network *network) {
+    network->up = bn_file_tensor(f, stack, BN_NO_LAYER, BN_POOL_UP, BN_NO_EXPERT);
+    network->down = bn_file_tensor(f, stack, BN_NO_LAYER, BN_POOL_DOWN, BN_NO_EXPERT);
+    return (bn_ffn){.kind = BN_FFN_PLAIN,
+                    .norm = bn_norm_read(f, stack, BN_NO_LAYER, BN_POOL_NORM),
+                    .act = act_of(&f->stacks[stack], kernels),
+                    .networks = network};
 }
 
 /* [B][F] of what gate gives, and behind it the same of up. */

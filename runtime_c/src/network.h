@@ -40,6 +40,10 @@ static inline size_t bn_ffn_networks(const bn_config *c) {
 bn_ffn bn_ffn_read(const bn_file *file, uint32_t stack, uint32_t layer, const bn_kernels *kernels,
                    bn_network *networks);
 
+/* That of pooling by attention, which is plain. */
+bn_ffn bn_ffn_of_pool(const bn_file *file, uint32_t stack, const bn_kernels *kernels,
+                      bn_network *network);
+
 /* Floats of workspace.ffn for up to `batch` rows. */
 size_t bn_ffn_floats(const bn_config *c, size_t batch);
 

@@ -21,13 +21,15 @@ typedef enum bn_want {
                     * first score_rows rows, and no others then want probabilities */
 } bn_want;
 
-/* A token, or a vector in its place: which text it belongs to and where it stands in it. */
+/* A token, or a vector or a patch in its place: which text it belongs to and where it stands in it.
+ */
 typedef struct bn_row {
     bn_session *session;
     bn_cache *cache; /* the session's */
     int32_t position;
     int32_t token;
     const float *vector; /* [D] what enters the first layer, or NULL: the token's embedding */
+    const float *pixels; /* of the image of which a patch enters, or NULL */
     bn_want want;
     int32_t next;
     float *out;

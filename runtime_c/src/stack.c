@@ -12,16 +12,16 @@
 
 /* What a file may say and this engine does not do yet, each by name. */
 static bn_status check_supported(const bn_config *c, char *detail) {
+    const int images = c->input == BN_INPUT_IMAGES;
     const struct {
         int refused;
         const char *what;
     } limits[] = {
-        {c->input == BN_INPUT_IMAGES, "input = images"},
         {c->input == BN_INPUT_DRAFT, "input = draft"},
-        {c->pooling == BN_POOL_ATTENTION, "pooling = attention"},
-        {c->out_dim != 0, "a projector"},
-        {c->image_token != 0, "an image token"},
         {c->adapters != 0, "adapters"},
+        {images && c->mask != BN_MASK_BIDIRECTIONAL, "images whose patches do not see all others"},
+        {images && c->has_head, "images with a head"},
+        {!images && c->pooling == BN_POOL_ATTENTION, "pooling = attention of a text"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)
@@ -70,20 +70,57 @@ static bn_tensor read_head(const bn_file *f, uint32_t stack) {
     return head;
 }
 
+static const float *read_vector(const bn_file *f, uint32_t stack, uint32_t role) {
+    return (const float *)(const void *)bn_file_tensor(f, stack, BN_NO_LAYER, role, BN_NO_EXPERT)
+        .data;
+}
+
+/* Room for layers; these and their networks have records in the file. */
+static bn_status make_room(bn_stack *s) {
+    s->layers = calloc(s->config.n_layers, sizeof *s->layers);
+    s->networks = calloc(s->config.n_layers * bn_ffn_networks(&s->config), sizeof *s->networks);
+    return s->layers && s->networks ? BN_OK : BN_ERR_MEMORY;
+}
+
+static bn_tensor read_pool(const bn_file *f, uint32_t stack, uint32_t role) {
+    return bn_file_tensor(f, stack, BN_NO_LAYER, role, BN_NO_EXPERT);
+}
+
+/* Every head has keys of its own, and there is neither a gate nor a position. */
+static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels *kernels,
+                              bn_stack *s) {
+    bn_stack *pooling = s->pooling = calloc(1, sizeof *pooling);
+    if (!pooling)
+        return BN_ERR_MEMORY;
+    bn_config *c = &pooling->config;
+    *c = s->config;
+    c->n_layers = 1;
+    c->n_kv_heads = c->n_heads;
+    c->norm_flags = c->sliding_window = c->global_every = c->n_experts = c->rope_dim = 0;
+    c->position = BN_POSITION_NONE;
+    c->ffn = BN_FFN_PLAIN;
+    c->residual_scale = 1;
+    pooling->cached[0] = 1;
+    pooling->grouped = s->grouped;
+    if (make_room(pooling))
+        return BN_ERR_MEMORY;
+    *pooling->layers = (bn_layer){
+        .attn_norm = s->final_norm,
+        .q = read_pool(f, index, BN_POOL_Q),
+        .k = read_pool(f, index, BN_POOL_K),
+        .v = read_pool(f, index, BN_POOL_V),
+        .o = read_pool(f, index, BN_POOL_O),
+        .ffn = bn_ffn_of_pool(f, index, kernels, pooling->networks),
+    };
+    return BN_OK;
+}
+
 bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kernels,
                         bn_stack *stack, char *detail) {
     const bn_config *c = &f->stacks[index];
-    const bn_status status = check_supported(c, detail);
+    bn_status status = check_supported(c, detail);
     if (status)
         return status;
-    const size_t each = bn_ffn_networks(c); /* these and the layers have records in the file */
-    bn_layer *layers = calloc(c->n_layers, sizeof *layers);
-    bn_network *networks = calloc(c->n_layers * each, sizeof *networks);
-    if (!layers || !networks) {
-        free(layers);
-        free(networks);
-        return BN_ERR_MEMORY;
-    }
     *stack = (bn_stack){
         .config = *c,
         .embedding = bn_file_tensor(f, index, BN_NO_LAYER, BN_EMBEDDING, BN_NO_EXPERT),
@@ -91,20 +128,31 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         .embedding_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_EMBEDDING_NORM),
         .final_norm = bn_norm_read(f, index, BN_NO_LAYER, BN_FINAL_NORM),
         .positions = bn_positions_read(f, index),
-        .layers = layers,
-        .networks = networks,
+        .patch = bn_file_tensor(f, index, BN_NO_LAYER, BN_PATCH, BN_NO_EXPERT),
+        .class_embedding = read_vector(f, index, BN_CLASS_EMBEDDING),
+        .projector = bn_file_tensor(f, index, BN_NO_LAYER, BN_PROJECTOR, BN_NO_EXPERT),
+        .probe = read_vector(f, index, BN_POOL_PROBE),
     };
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        layers[i] = read_layer(f, index, i, kernels, networks + i * each);
-        find_place(stack, &layers[i]);
-    }
     for (size_t i = 0; i < f->n_tensors; i++)
         stack->grouped |=
             f->tensors[i].stack == index && f->tensors[i].scale_scope == BN_SCALE_GROUP;
-    return BN_OK;
+    status = make_room(stack);
+    for (uint32_t i = 0; i < c->n_layers && !status; i++) {
+        bn_network *networks = stack->networks + i * bn_ffn_networks(c);
+        stack->layers[i] = read_layer(f, index, i, kernels, networks);
+        find_place(stack, &stack->layers[i]);
+    }
+    if (!status && stack->probe)
+        status = open_pooling(f, index, kernels, stack);
+    if (status)
+        bn_stack_close(stack);
+    return status;
 }
 
 void bn_stack_close(bn_stack *stack) {
+    if (stack->pooling)
+        bn_stack_close(stack->pooling);
+    free(stack->pooling);
     free(stack->layers);
     free(stack->networks);
     *stack = (bn_stack){0};
@@ -136,13 +184,22 @@ static void count_networks(bn_model_info *info, const bn_ffn *ffn, size_t n) {
     count(info, &ffn->router);
 }
 
-void bn_stack_count(const bn_stack *stack, bn_model_info *info) {
+void bn_stack_count_layers(const bn_stack *stack, bn_model_info *info) {
     for (uint32_t i = 0; i < stack->config.n_layers; i++) {
         const bn_layer *l = &stack->layers[i];
         const bn_tensor *matrices[] = {&l->q, &l->k, &l->v, &l->o};
         for (size_t j = 0; j < sizeof matrices / sizeof *matrices; j++)
             count(info, matrices[j]);
         count_networks(info, &l->ffn, bn_ffn_networks(&stack->config));
+    }
+}
+
+void bn_stack_count(const bn_stack *stack, bn_model_info *info) {
+    bn_stack_count_layers(stack, info);
+    if (stack->pooling) { /* once an image */
+        bn_model_info pooling = {0};
+        bn_stack_count_layers(stack->pooling, &pooling);
+        info->ternary_weights += pooling.ternary_weights;
     }
     count(info, &stack->head);
     if (bn_head_screens(stack))

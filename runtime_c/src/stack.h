@@ -4,7 +4,7 @@
  * Behind it nobody looks into the file.
  *
  * Shape letters: B rows computed together, D dim, H query heads, G KV heads, E head_dim,
- * F ffn_dim, V vocab_size, C tokens a cache holds.
+ * F ffn_dim, V vocab_size, C tokens a cache holds, O floats of what leaves (bn_width).
  */
 #ifndef BITNET_STACK_H
 #define BITNET_STACK_H
@@ -32,6 +32,11 @@ typedef struct bn_stack {
     bn_tensor embedding, head;          /* V × D; the same when tied; no data without a head */
     bn_norm embedding_norm, final_norm; /* [D] each */
     bn_positions positions;
+    bn_tensor patch;                 /* D × pixels of a patch; no data: it sees no images */
+    const float *class_embedding;    /* [D] of what stands before the patches, or NULL */
+    bn_tensor projector;             /* out_dim × D; no data: states leave as they are */
+    const float *probe;              /* [D] the query of pooling by attention, or NULL */
+    struct bn_stack *pooling;        /* which is a stack of one layer (probe.h), or NULL */
     bn_layer *layers;                /* [n_layers] */
     bn_network *networks;            /* [n_layers][bn_ffn_networks] */
     uint32_t cached[BN_CACHE_PARTS]; /* layers whose keys and values a cache holds, by part */
@@ -44,7 +49,13 @@ bn_status bn_stack_open(const bn_file *file, uint32_t index, const bn_kernels *k
                         bn_stack *stack, char *detail);
 void bn_stack_close(bn_stack *stack); /* {0} is allowed */
 
-/* Add what its layers and its head cost per token. */
+/* Floats of what leaves the stack, behind the projector if there is one. */
+static inline size_t bn_width(const bn_config *c) {
+    return c->out_dim > 0 ? c->out_dim : c->dim;
+}
+
+/* Add what its layers cost per token; the same and what its head costs. */
+void bn_stack_count_layers(const bn_stack *stack, bn_model_info *info);
 void bn_stack_count(const bn_stack *stack, bn_model_info *info);
 
 #endif

@@ -38,12 +38,12 @@ size_t bn_score_rows(const bn_stack *stack, size_t batch) {
 }
 
 /* What a linear is given, for so many rows. */
-static void lay_out_inputs(const bn_model *m, bn_operands *in, size_t rows, arena *a) {
-    const bn_config *c = &m->stack.config;
-    in->wide = most(most(c->dim, c->n_heads * c->head_dim), c->ffn_dim);
+static void lay_out_inputs(const bn_stack *stack, bn_operands *in, size_t rows, arena *a) {
+    const bn_config *c = &stack->config;
+    in->wide = most(most(c->dim, c->n_heads * c->head_dim), most(c->ffn_dim, stack->patch.cols));
     in->q_stride = bn_q_row(in->wide);
     in->group_sums_stride =
-        m->stack.grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
+        stack->grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
     in->h = take(a, rows * in->wide, sizeof(float));
     in->q = take(a, rows * in->q_stride, 1);
     in->s = take(a, rows, sizeof(float));
@@ -52,8 +52,8 @@ static void lay_out_inputs(const bn_model *m, bn_operands *in, size_t rows, aren
 }
 
 /* Slots have inputs of their own, and the scratch of `w` to multiply them with. */
-static void lay_out_slots(const bn_model *m, bn_workspace *w, arena *a) {
-    const bn_config *c = &m->stack.config;
+static void lay_out_slots(const bn_model *m, const bn_stack *stack, bn_workspace *w, arena *a) {
+    const bn_config *c = &stack->config;
     const size_t X = c->n_experts, k = c->experts_per_token;
     const size_t rows = bn_mixture_rows(c, w->batch), taken = bn_mixture_experts(c, rows);
     bn_workspace of_slots = {.batch = rows * k, .in = w->in};
@@ -68,7 +68,7 @@ static void lay_out_slots(const bn_model *m, bn_workspace *w, arena *a) {
     s.end = take(a, X, sizeof *s.end);
     s.groups = take(a, taken, sizeof *s.groups);
     s.products = take(a, 2 * taken, sizeof *s.products);
-    lay_out_inputs(m, &of_slots.in, rows * k, a);
+    lay_out_inputs(stack, &of_slots.in, rows * k, a);
     of_slots.ffn = take(a, bn_ffn_floats(c, rows * k), sizeof(float));
     of_slots.y = take(a, rows * k * c->dim, sizeof(float));
     s.w = take(a, 1, sizeof *s.w);
@@ -80,25 +80,27 @@ static void lay_out_slots(const bn_model *m, bn_workspace *w, arena *a) {
 }
 
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor, batch <= 4096, n_ctx <= 2^24. */
-static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
-    const bn_config *c = &m->stack.config;
+static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, arena *a) {
+    const bn_config *c = &stack->config, *pooling = stack->pooling ? &stack->pooling->config : c;
+    const size_t G = most(c->n_kv_heads, pooling->n_kv_heads);
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     const size_t threads = (size_t)bn_pool_threads(m->pool);
     /* rows that go through a linear together; of the head, as many at a time */
     const size_t rows =
-        (most(most((H + 2 * c->n_kv_heads) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
+        (most(most((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
     w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
     const int tables = m->kernels.products.lookup_tokens > 0 &&
                        B >= m->kernels.products.lookup_tokens * 3 / 4 &&
                        w->in.lookup_rows >= BN_LOOKUP_LEAST_ROWS;
-    w->attend_stride = (bn_attend_floats(c) + BN_LANES - 1) / BN_LANES * BN_LANES;
+    w->attend_stride =
+        (most(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) / BN_LANES * BN_LANES;
     w->room = c->mask == BN_MASK_CAUSAL ? B : most(B, w->n_ctx);
     w->rows = take(a, w->room, sizeof *w->rows);
     w->x = take(a, w->room * D, sizeof(float));
     w->q = take(a, w->room * H * E, sizeof(float));
     w->angle = take(a, BN_POSITION_TABLES * w->room * c->rope_dim, sizeof(float));
-    lay_out_inputs(m, &w->in, B, a);
-    w->kv = take(a, B * 2 * c->n_kv_heads * E, sizeof(float));
+    lay_out_inputs(stack, &w->in, B, a);
+    w->kv = take(a, B * 2 * G * E, sizeof(float));
     w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
     w->y = take(a, B * D, sizeof(float));
     w->in.acc_stride =
@@ -107,26 +109,28 @@ static void lay_out(const bn_model *m, bn_workspace *w, arena *a) {
     w->in.lookup_stride = (bn_lookup_bytes(w->in.lookup_rows) + ALIGN - 1) / ALIGN * ALIGN;
     w->in.lookup = tables ? take(a, threads * w->in.lookup_stride, 1) : NULL;
     w->attend = take(a, threads * w->attend_stride, sizeof(float));
-    w->partial = take(a, bn_partial_floats(c, w->n_ctx), sizeof(float));
+    w->partial = take(a, most(bn_partial_floats(c, w->n_ctx), bn_partial_floats(pooling, w->n_ctx)),
+                      sizeof(float));
     w->in.skipped = take(a, threads, sizeof *w->in.skipped);
-    w->chunks_done = take(a, c->n_kv_heads, sizeof *w->chunks_done);
-    w->score_rows = bn_score_rows(&m->stack, B);
+    w->chunks_done = take(a, G, sizeof *w->chunks_done);
+    w->score_rows = bn_score_rows(stack, B);
     w->scores = take(a, w->score_rows * c->vocab_size, sizeof(float));
     w->screened = take(a, c->vocab_size, 1);
     if (c->n_experts > 0)
-        lay_out_slots(m, w, a);
+        lay_out_slots(m, stack, w, a);
 }
 
-size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx) {
+size_t bn_workspace_size(const bn_model *m, const bn_stack *stack, size_t batch, size_t n_ctx) {
     bn_workspace w = {.batch = batch, .n_ctx = n_ctx};
     arena a = {0};
     take(&a, 1, sizeof w);
-    lay_out(m, &w, &a);
+    lay_out(m, stack, &w, &a);
     return bn_pages_size(a.used);
 }
 
-bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx) {
-    size_t size = bn_workspace_size(m, batch, n_ctx);
+bn_workspace *bn_workspace_new(const bn_model *m, const bn_stack *stack, size_t batch,
+                               size_t n_ctx) {
+    size_t size = bn_workspace_size(m, stack, batch, n_ctx);
     arena a = {.base = bn_pages_new(&size)};
     if (!a.base)
         return NULL;
@@ -135,7 +139,7 @@ bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx) {
                         .n_ctx = n_ctx,
                         .in = {.kernels = &m->kernels, .pool = m->pool},
                         .size = size};
-    lay_out(m, w, &a);
+    lay_out(m, stack, w, &a);
     if (w->in.lookup)
         memset(w->in.lookup, 0, (size_t)bn_pool_threads(m->pool) * w->in.lookup_stride);
     return w;

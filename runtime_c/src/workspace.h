@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * workspace.h: scratch memory of a batch on its way through a model. It belongs to the model and
- * to whoever has the turn (turn.h); nothing in it outlives that.
+ * workspace.h: scratch memory of a batch on its way through a stack. That of texts belongs to the
+ * model and to whoever has the turn (turn.h); nothing in it outlives that.
  */
 #ifndef BITNET_WORKSPACE_H
 #define BITNET_WORKSPACE_H
@@ -46,10 +46,11 @@ typedef struct bn_workspace {
 size_t bn_score_rows(const bn_stack *stack, size_t batch);
 
 /* The memory it takes, which grows with both. */
-size_t bn_workspace_size(const bn_model *m, size_t batch, size_t n_ctx);
+size_t bn_workspace_size(const bn_model *m, const bn_stack *stack, size_t batch, size_t n_ctx);
 
 /* NULL: no memory. To be freed with free. */
-bn_workspace *bn_workspace_new(const bn_model *m, size_t batch, size_t n_ctx);
+bn_workspace *bn_workspace_new(const bn_model *m, const bn_stack *stack, size_t batch,
+                               size_t n_ctx);
 
 /* The same memory seen from a row of the pass on: there it is row 0. */
 bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t row);

@@ -175,6 +175,12 @@ static void prefix_decoder(tiny_writer *w) {
     set_mask(w, BN_MASK_PREFIX);
 }
 
+/* What it sees becomes the prefix of a text. */
+static void seeing_decoder(tiny_writer *w) {
+    set_mask(w, BN_MASK_PREFIX);
+    tiny_vision(w, DIM);
+}
+
 static void check_ok(bn_status status, const char *what) {
     CHECK_MSG(status == BN_OK, "%s: %s", what, bn_status_text(status));
 }
@@ -244,8 +250,38 @@ static uint32_t hash_embedding(const bn_model_info *info, bn_session *s, size_t 
     return scalar.bytes.crc32(0, (const uint8_t *)out, sizeof out);
 }
 
+/* Images, a few or many at a time, and the text behind some of them. */
+static uint32_t hash_images(const bn_model *model, bn_session *s, const bn_image_info *info,
+                            size_t piece) {
+    enum { IMAGES = 3, WORDS = 4 };
+    const size_t pixels = info->channels * info->image_size * info->image_size;
+    const size_t N = info->n_tokens, D = info->width, together = piece == LONGEST ? IMAGES : 1;
+    float in[IMAGES * 128], states[IMAGES * 5 * DIM], vectors[IMAGES * DIM], logits[VOCAB];
+    int32_t tokens[IMAGES * 5 + WORDS];
+    bn_kernels scalar;
+    bn_kernels_scalar(&scalar);
+    CHECK(pixels == 128 && N == 5 && D == DIM);
+    for (size_t i = 0; i < IMAGES * pixels; i++)
+        in[i] = (float)(i * i % 257) / 256;
+    for (size_t i = 0; i < IMAGES; i += together) {
+        const int32_t n = (int32_t)together;
+        check_ok(bn_image_encode(model, in + i * pixels, n, states + i * N * D), "encode");
+        check_ok(bn_image_embed(model, in + i * pixels, n, vectors + i * D), "embed");
+    }
+    for (size_t i = 0; i < IMAGES * N + WORDS; i++)
+        tokens[i] = i < IMAGES * N ? BN_NO_TOKEN : (int32_t)i;
+    check_ok(bn_session_rewind(s, 0), "rewind");
+    check_ok(bn_session_append_prefix(s, tokens, states, (int32_t)(IMAGES * N + WORDS),
+                                      BN_LOGITS_LAST, logits),
+             "prefix");
+    uint32_t crc = scalar.bytes.crc32(0, (const uint8_t *)states, sizeof states);
+    crc = scalar.bytes.crc32(crc, (const uint8_t *)vectors, sizeof vectors);
+    return scalar.bytes.crc32(crc, (const uint8_t *)logits, sizeof logits);
+}
+
 static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     bn_model_info info;
+    bn_image_info images;
     bn_session *s;
     check_ok(bn_model_get_info(model, &info), "info");
     const int32_t n_ctx = info.max_context < TOKENS ? (int32_t)info.max_context : TOKENS;
@@ -255,6 +291,8 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
     uint32_t crc = hash_session(model, s, piece);
     if (info.vocab_size == VOCAB && info.dim == DIM) /* not of a FILE */
         crc ^= hash_embedding(&info, s, piece);
+    if (bn_model_get_image_info(model, &images) == BN_OK && images.image_size == 8)
+        crc ^= hash_images(model, s, &images, piece);
     bn_session_free(s);
     return crc;
 }
@@ -283,10 +321,11 @@ static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn
 static const struct {
     void (*recipe)(tiny_writer *);
     bn_kv_type type;
-} models[] = {
-    {relu2_decoder, BN_KV_F16},         {silu_decoder, BN_KV_F32},    {relu2_decoder, BN_KV_INT8},
-    {gelu_decoder, BN_KV_F16},          {tall_decoder, BN_KV_F16},    {tiny_original, BN_KV_F32},
-    {bidirectional_encoder, BN_KV_F16}, {prefix_decoder, BN_KV_INT8}, {mixture_decoder, BN_KV_F16}};
+} models[] = {{relu2_decoder, BN_KV_F16},         {silu_decoder, BN_KV_F32},
+              {relu2_decoder, BN_KV_INT8},        {gelu_decoder, BN_KV_F16},
+              {tall_decoder, BN_KV_F16},          {tiny_original, BN_KV_F32},
+              {bidirectional_encoder, BN_KV_F16}, {prefix_decoder, BN_KV_INT8},
+              {mixture_decoder, BN_KV_F16},       {seeing_decoder, BN_KV_F16}};
 enum { MODELS = sizeof models / sizeof *models };
 
 int main(int argc, char **argv) {

@@ -35,6 +35,15 @@ static void numeric_or_ok(bn_status status) {
               status);
 }
 
+/* Images, if the model sees any. */
+static void look(const bn_model *model) {
+    static float pixels[2 * 128], out[2 * 5 * 24];
+    const bn_status status = bn_image_encode(model, pixels, 2, out);
+    CHECK(status == BN_OK || status == BN_ERR_NUMERIC || status == BN_ERR_INPUT);
+    if (status != BN_ERR_INPUT)
+        numeric_or_ok(bn_image_embed(model, pixels, 2, out));
+}
+
 static void use(bn_model *model, int32_t kv_type) {
     const bn_session_options options = {.kv_type = kv_type, .batch = 5};
     const bn_sampler sampler = {
@@ -67,6 +76,7 @@ static void use_on_all_tiers(const uint8_t *bytes, size_t size) {
         CHECK_MSG(bn_model_open_bytes(bytes, size, &options, &model, detail) == BN_OK, "%s",
                   detail);
         use(model, i % 3);
+        look(model);
         bn_model_close(model);
     }
 }
@@ -146,6 +156,30 @@ static void test_nan(void (*recipe)(tiny_writer *)) {
     free(good);
 }
 
+/* The same of what only images meet. */
+static void test_blind(void) {
+    static float pixels[128], out[5 * 24];
+    size_t size;
+    uint8_t *good = tiny_file(tiny_seeing, SIZE_MAX, SIZE_MAX, &size);
+    const size_t tensors = tiny_section(good, 2);
+    const size_t n = (size_t)tiny_get(good + tiny_entry(good, 2) + 16, 8) / 64;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *bytes = tiny_copy(good, size), *record = bytes + tensors + 64 * i;
+        const bn_load_options options = {.threads = 1, .no_verify = 1};
+        bn_model *model;
+        poison(bytes, record);
+        CHECK_EQ(bn_model_open_bytes(bytes, size, &options, &model, NULL), BN_OK);
+        if (tiny_get(record, 2) == 1) {
+            CHECK_EQ(bn_image_embed(model, pixels, 1, out), BN_ERR_NUMERIC);
+            if (tiny_get(record + 4, 2) < 80)
+                CHECK_EQ(bn_image_encode(model, pixels, 1, out), BN_ERR_NUMERIC);
+        }
+        bn_model_close(model);
+        free(bytes);
+    }
+    free(good);
+}
+
 /* A router that is not finite is noticed though no norm or quantizer sees what it gives. */
 static void test_router(void) {
     size_t size;
@@ -192,5 +226,7 @@ int main(void) {
     test_any_bytes(tiny_decoder);
     test_any_bytes(tiny_mixture);
     test_any_bytes(tiny_original);
+    test_any_bytes(tiny_seeing);
+    test_blind();
     return 0;
 }

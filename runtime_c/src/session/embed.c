@@ -3,10 +3,10 @@
  * embed.c: one vector for a whole text: its hidden states after the final norm, pooled, of length
  * 1. A mean adds them up token by token, so that no cut of the text changes a bit.
  */
-#include <math.h>
-
 #include "batch.h"
+#include "leave.h"
 #include "session.h"
+#include "turn.h"
 #include "workspace.h"
 
 /* Some texts, and how much of them is computed. */
@@ -100,17 +100,39 @@ static bn_status check_text(const texts *t, int32_t i, int32_t pooling) {
                                                                                   : BN_OK;
 }
 
-/* out[dim] = the pool, of length 1 */
-static bn_status finish(const bn_session *s, float *out) {
-    const size_t D = s->stack->config.dim;
-    float squares;
-    s->model->kernels.products.f32_matmul(&squares, 1, s->pool, 1, D, s->pool, D, 1);
-    if (!isfinite(squares))
-        return BN_ERR_NUMERIC;
-    const float length = fmaxf(sqrtf(squares), 1e-12f);
-    for (size_t d = 0; d < D; d++)
-        out[d] = s->pool[d] / length;
-    return BN_OK;
+/* What is projected; without a projector the length does not matter. */
+static void load_pool(const bn_session *s, float *h) {
+    const float divisor = s->pooling == BN_POOL_MEAN ? (float)s->pooled : 1;
+    for (size_t d = 0; d < s->stack->config.dim; d++)
+        h[d] = s->pool[d] / divisor;
+}
+
+/* out[n][width] = projector · pools, in a turn for every so many as there is scratch memory for */
+static bn_status project(const texts *t, float *out) {
+    const bn_stack *stack = t->sessions[0]->stack;
+    const size_t width = bn_width(&stack->config), n = (size_t)t->n;
+    bn_status status = BN_OK;
+    for (size_t first = 0, rows; first < n && !status; first += rows) {
+        const bn_workspace *w = bn_turn_begin(t->sessions[0]->model);
+        rows = n - first < w->batch ? n - first : w->batch;
+        for (size_t i = 0; i < rows; i++)
+            load_pool(t->sessions[first + i], w->in.h + i * w->in.wide);
+        status = bn_leave(stack, w, rows, out + first * width);
+        bn_turn_end(t->sessions[0]->model);
+    }
+    return status;
+}
+
+/* out[n][width] = the pools, projected, of length 1 */
+static bn_status finish(const texts *t, float *out) {
+    const bn_stack *stack = t->sessions[0]->stack;
+    const size_t width = bn_width(&stack->config);
+    const int projected = stack->projector.data != NULL;
+    bn_status status = projected ? project(t, out) : BN_OK;
+    for (int32_t i = 0; i < t->n && !status; i++, out += width)
+        status = bn_leave_unit(&t->sessions[0]->model->kernels, out,
+                               projected ? out : t->sessions[i]->pool, width);
+    return status;
 }
 
 /* What is refused is refused before any work. */
@@ -129,9 +151,7 @@ static bn_status embed(texts *t, bn_pooling pooling, float *out) {
         t->sessions[i]->pooling = kind, t->sessions[i]->ready = BN_READY_NOTHING;
     while (t->text < t->n && !status)
         status = run_block(t);
-    for (int32_t i = 0; i < t->n && !status && out; i++)
-        status = finish(t->sessions[i], out + (size_t)i * c->dim);
-    return status;
+    return status || !out ? status : finish(t, out);
 }
 
 bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *const *tokens,

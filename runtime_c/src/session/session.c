@@ -41,6 +41,8 @@ static void lay_out(bn_session *s, uint8_t *base) {
 
 /* Everything about a session but its memory. */
 static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *s) {
+    if (model && !bn_reads(model))
+        return BN_ERR_INPUT;
     if (!model || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->stack.config.max_context ||
         o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < 0 || o->kv_type >= BN_KV_TYPES)
         return BN_ERR_ARGUMENT;

@@ -43,7 +43,7 @@ static int fits(bn_room have, bn_room wanted) {
 
 size_t bn_turn_growth(const bn_model *m, bn_room have, bn_room wanted) {
     const bn_room room = both(have, wanted);
-    return fits(have, wanted) ? 0 : bn_workspace_size(m, room.batch, room.n_ctx);
+    return fits(have, wanted) ? 0 : bn_workspace_size(m, &m->stack, room.batch, room.n_ctx);
 }
 
 bn_status bn_turn_join(bn_model *m, bn_room wanted) {
@@ -51,7 +51,8 @@ bn_status bn_turn_join(bn_model *m, bn_room wanted) {
     bn_pool_lock(m->pool);
     const bn_room have = room_of(m), room = both(have, wanted);
     if (!fits(have, wanted)) {
-        bn_workspace *old = m->work, *larger_one = bn_workspace_new(m, room.batch, room.n_ctx);
+        bn_workspace *old = m->work,
+                     *larger_one = bn_workspace_new(m, &m->stack, room.batch, room.n_ctx);
         if (larger_one) {
             m->work = larger_one;
             free(old);

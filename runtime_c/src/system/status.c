@@ -67,6 +67,8 @@ const char *bn_status_text(bn_status status) {
         return "not with the model's mask: a bidirectional text has no next token, and only a "
                "prefix "
                "model takes a prefix";
+    case BN_ERR_INPUT:
+        return "the model does not take that: it has no part for images, or only one for images";
     }
     return "unknown status";
 }

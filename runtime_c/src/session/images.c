@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * images.c: images to vectors. Some of them go through the layers together, in a turn, each with
+ * keys and values of its own. Nothing is kept: memory is that of the call.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+#include "forward.h"
+#include "leave.h"
+#include "probe.h"
+#include "system/memory.h"
+#include "system/pages.h"
+#include "turn.h"
+
+enum { ROWS = 512 }; /* of images that are computed together */
+
+/* What a call works with. */
+typedef struct work {
+    const bn_model *m;
+    const bn_stack *stack;
+    size_t each;     /* rows of an image */
+    size_t together; /* images of a turn */
+    bn_workspace *w;
+    bn_cache *caches; /* [together] */
+    size_t cache_bytes;
+    uint8_t *keys; /* [together][cache_bytes] of the layers, then of pooling */
+} work;
+
+static size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* F32, as a layer's keys are forgotten with it and take little memory. */
+static size_t lay_out(bn_cache *cache, const bn_stack *stack, size_t each, uint8_t *base) {
+    *cache = (bn_cache){.type = BN_KV_F32, .prefix = each, .written = each};
+    return bn_cache_lay_out(cache, stack, each, each, base);
+}
+
+static work plan(const bn_model *m, size_t n) {
+    const bn_stack *stack = &m->vision;
+    bn_cache cache;
+    work k = {.m = m, .stack = stack, .each = stack->config.max_context};
+    k.together = least(n, k.each < ROWS ? ROWS / k.each : 1);
+    k.cache_bytes = lay_out(&cache, stack, k.each, NULL);
+    if (stack->pooling) {
+        const size_t bytes = lay_out(&cache, stack->pooling, k.each, NULL);
+        k.cache_bytes = bytes > k.cache_bytes ? bytes : k.cache_bytes;
+    }
+    return k;
+}
+
+static bn_status make(work *k) {
+    const size_t batch = least(k->together * k->each, ROWS);
+    size_t keys = k->together * k->cache_bytes;
+    const uint64_t bytes = bn_workspace_size(k->m, k->stack, batch, k->each) + keys;
+    if (bn_memory_left("", BN_MEMORY_OWN, bytes).bytes < bytes)
+        return BN_ERR_MEMORY;
+    k->w = bn_workspace_new(k->m, k->stack, batch, k->each);
+    k->caches = calloc(k->together, sizeof *k->caches);
+    k->keys = bn_pages_new(&keys);
+    return k->w && k->caches && k->keys ? BN_OK : BN_ERR_MEMORY;
+}
+
+static void give_back(work *k) {
+    free(k->w);
+    free(k->caches);
+    free(k->keys);
+}
+
+static void lay_out_all(work *k, const bn_stack *stack, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        lay_out(&k->caches[i], stack, k->each, k->keys + i * k->cache_bytes);
+}
+
+static size_t pixels_of(const bn_config *c) {
+    return (size_t)c->channels * c->image_size * c->image_size;
+}
+
+/* What stands before the patches is a vector. */
+static void add_rows(work *k, const float *pixels, size_t n) {
+    const bn_config *c = &k->stack->config;
+    lay_out_all(k, k->stack, n);
+    for (size_t row = 0; row < n * k->each; row++) {
+        const size_t image = row / k->each, position = row % k->each;
+        const int is_patch = position >= c->class_token;
+        k->w->rows[row] = (bn_row){.cache = &k->caches[image],
+                                   .position = (int32_t)position,
+                                   .token = BN_NO_TOKEN,
+                                   .vector = is_patch ? NULL : k->stack->class_embedding,
+                                   .pixels = is_patch ? pixels + image * pixels_of(c) : NULL};
+    }
+}
+
+typedef bn_status give(work *k, size_t n, float *out);
+
+/* The states of all rows. */
+static bn_status give_states(work *k, size_t n, float *out) {
+    const size_t rows = n * k->each, width = bn_width(&k->stack->config);
+    bn_status status = BN_OK;
+    for (size_t first = 0; first < rows && !status; first += k->w->batch) {
+        bn_workspace w = bn_workspace_from(k->w, &k->stack->config, first);
+        const size_t piece = least(rows - first, w.batch);
+        status = bn_leave_states(k->m, k->stack, &w, piece);
+        if (!status)
+            status = bn_leave(k->stack, &w, piece, out + first * width);
+    }
+    return status;
+}
+
+/* h[i] = the mean of the states of image i, or one of them. */
+static bn_status pool(work *k, size_t n) {
+    const bn_config *c = &k->stack->config;
+    const size_t D = c->dim;
+    const bn_kernels *kernels = &k->m->kernels;
+    const bn_workspace *w = k->w;
+    for (size_t row = 0; row < n * k->each; row++) {
+        const size_t at = row % k->each;
+        const int mean = c->pooling == BN_POOL_MEAN;
+        float *x = w->x + row * D, *h = w->in.h + row / k->each * w->in.wide;
+        if (!mean && at != (c->pooling == BN_POOL_LAST ? k->each - 1 : 0))
+            continue;
+        if (!bn_norm_row(kernels, &k->stack->final_norm, x, x, D))
+            return BN_ERR_NUMERIC;
+        if (!mean || at == 0)
+            memcpy(h, x, D * sizeof *h);
+        else
+            for (size_t d = 0; d < D; d++)
+                h[d] += x[d];
+        for (size_t d = 0; mean && at == k->each - 1 && d < D; d++)
+            h[d] /= (float)k->each;
+    }
+    return BN_OK;
+}
+
+/* A vector of each image, of length 1. */
+static bn_status give_pooled(work *k, size_t n, float *out) {
+    const size_t width = bn_width(&k->stack->config);
+    bn_status status;
+    if (k->stack->pooling) {
+        lay_out_all(k, k->stack->pooling, n);
+        status = bn_probe(k->m, k->stack, k->w, n, k->each);
+    } else {
+        status = pool(k, n);
+    }
+    if (!status)
+        status = bn_leave(k->stack, k->w, n, out);
+    for (size_t i = 0; i < n && !status; i++, out += width)
+        status = bn_leave_unit(&k->m->kernels, out, out, width);
+    return status;
+}
+
+/* A turn. */
+static bn_status run(work *k, const float *pixels, size_t n, give *wanted, float *out) {
+    bn_turn_begin(k->m); /* for the threads: the workspace is the call's */
+    memset(k->w->in.skipped, 0, (size_t)bn_pool_threads(k->m->pool) * sizeof *k->w->in.skipped);
+    add_rows(k, pixels, n);
+    bn_status status = bn_forward(k->m, k->stack, k->w, n * k->each, NULL);
+    if (!status)
+        status = wanted(k, n, out);
+    bn_turn_end(k->m);
+    return status;
+}
+
+static bn_status check(const bn_model *m, const float *pixels, int32_t n, const float *out) {
+    if (!m || !pixels || !out || n < 1)
+        return BN_ERR_ARGUMENT;
+    if (!bn_sees(m))
+        return BN_ERR_INPUT;
+    for (size_t i = 0; i < (size_t)n * pixels_of(&m->vision.config); i++)
+        if (!isfinite(pixels[i]))
+            return BN_ERR_NUMERIC;
+    return BN_OK;
+}
+
+/* floats: of an image, that leave */
+static bn_status see(const bn_model *m, const float *pixels, int32_t n, give *wanted, size_t floats,
+                     float *out) {
+    const size_t images = (size_t)n, of_image = pixels_of(&m->vision.config);
+    work k = plan(m, images);
+    bn_status status = make(&k);
+    for (size_t first = 0; first < images && !status; first += k.together)
+        status = run(&k, pixels + first * of_image, least(images - first, k.together), wanted,
+                     out + first * floats);
+    give_back(&k);
+    return status;
+}
+
+bn_status bn_image_encode(const bn_model *m, const float *pixels, int32_t n, float *out) {
+    BN_STANDARD_FLOATS;
+    const bn_status status = check(m, pixels, n, out);
+    if (status)
+        return status;
+    const bn_config *c = &m->vision.config;
+    return see(m, pixels, n, give_states, c->max_context * bn_width(c), out);
+}
+
+bn_status bn_image_embed(const bn_model *m, const float *pixels, int32_t n, float *out) {
+    BN_STANDARD_FLOATS;
+    const bn_status status = check(m, pixels, n, out);
+    if (status)
+        return status;
+    const bn_config *c = &m->vision.config;
+    return c->pooling ? see(m, pixels, n, give_pooled, bn_width(c), out) : BN_ERR_ARGUMENT;
+}
