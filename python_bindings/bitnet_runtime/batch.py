@@ -33,7 +33,7 @@ def append_batch(sessions: Sequence[Session], tokens: Ids) -> None:
 def embed_batch(
     sessions: Sequence[Session], texts: Sequence[Sequence[int]], pooling: str | None
 ) -> NDArray[np.float32]:
-    """texts[i] into sessions[i], different sessions of one model: float32[n, dim].
+    """texts[i] into sessions[i], different sessions of one model: float32[n, width].
 
     Each vector is that of `sessions[i].embed(texts[i])`, bit for bit.
     """
@@ -43,7 +43,7 @@ def embed_batch(
     model = sessions[0]._model
     kind = model._pooling_number(pooling)
     arrays = [session._array(text) for session, text in zip(sessions, texts, strict=True)]
-    out = np.empty((len(texts), model.info.dim), np.float32)
+    out = np.empty((len(texts), model.info.width), np.float32)
     with contextlib.ExitStack() as stack:
         handles, pointers = _turns(sessions, stack)
         sizes = [len(array) for array in arrays]

@@ -25,7 +25,7 @@ def embed(model: ModelFacts, texts: Sequence[list[int]], pooling: str | None) ->
     model._pooling_number(pooling)
     if not all(texts):
         raise InvalidParameterError(f"text {texts.index([])} has no tokens; give at least one character", "text")
-    out = np.empty((len(texts), model.info.dim), np.float32)
+    out = np.empty((len(texts), model.info.width), np.float32)
     with contextlib.ExitStack() as stack:
         sessions: list[Session] = []
         for group in _together(texts):

@@ -120,6 +120,7 @@ _CLASSES: dict[int, type[BitnetError]] = {
     lib.BN_ERR_NO_HEAD: UnsupportedModelError,
     lib.BN_ERR_NO_TABLE: UnsupportedModelError,
     lib.BN_ERR_MASK: UnsupportedModelError,
+    lib.BN_ERR_INPUT: UnsupportedModelError,
 }
 """Statuses not named here say that the file is wrong."""
 

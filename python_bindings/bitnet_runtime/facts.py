@@ -21,6 +21,7 @@ from bitnet_runtime.errors import (
     shown,
 )
 from bitnet_runtime.handles import Handle, Unique
+from bitnet_runtime.image_info import ImageInfo, read_image_info
 from bitnet_runtime.once import once
 from bitnet_runtime.text import Detokenizer, Tokenizer
 
@@ -44,6 +45,7 @@ class ModelInfo(NamedTuple):
     head_dim: int
     ffn_dim: int
     max_context: int
+    width: int
     file_bytes: int
     ternary_weights: int
     bytes_per_token: int
@@ -62,6 +64,7 @@ class ModelFacts(Unique):
         check(lib.bn_model_get_info(handle.pointer, struct))
         self._info = ModelInfo(*(int(getattr(struct, name)) for name in ModelInfo._fields))
         self._has_head, self._has_embedding = bool(struct.has_head), bool(struct.has_embedding)
+        self._has_text = bool(struct.has_text)
         self._mask, self._window = MASKS[struct.mask], int(struct.sliding_window)
         self._pooling = next((name for name, number in POOLING.items() if number == struct.pooling), None)
         self._isa: str = ffi.string(struct.isa).decode()
@@ -136,12 +139,25 @@ class ModelFacts(Unique):
         return self._has_head
 
     @property
+    def has_text(self) -> bool:
+        """Whether it takes texts, tokens or vectors; else it only sees images, see `image`."""
+        return self._has_text
+
+    @property
     def pooling(self) -> str | None:
         """How the file wants states of tokens made one vector; None: it does not say."""
         return self._pooling
 
+    def require_text(self) -> None:
+        """Raises UnsupportedModelError if the model only sees images."""
+        if not self.has_text:
+            raise UnsupportedModelError(
+                f"{self.path.name} sees images and takes no text: see Model.encode_image and embed_images"
+            )
+
     def require_head(self) -> None:
         """Raises UnsupportedModelError if the model has no logits."""
+        self.require_text()
         if not self.has_head:
             raise UnsupportedModelError(
                 f"{self.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
@@ -150,6 +166,7 @@ class ModelFacts(Unique):
 
     def require_embedding(self) -> None:
         """Raises UnsupportedModelError if the model has no table of tokens."""
+        self.require_text()
         if not self.has_embedding:
             raise UnsupportedModelError(
                 f"{self.path.name} has no embedding of tokens: it takes vectors, see Session.append_embeddings"
@@ -163,6 +180,11 @@ class ModelFacts(Unique):
                 f"{self.path.name} is bidirectional: its tokens see those that follow, so none can be generated or "
                 "scored; use embed, or Session.append for the logits of a whole text"
             )
+
+    @once
+    def image(self) -> ImageInfo | None:
+        """How the model sees: sizes, tokens, what it can do; None when it sees no images."""
+        return read_image_info(self._open)
 
     # ---- what the file says of text ----
 

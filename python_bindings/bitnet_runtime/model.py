@@ -180,7 +180,7 @@ class Model(ModelFacts):
             return session.score(tokens)
 
     def embed(self, text: Prompt | Sequence[Prompt], *, pooling: str | None = None) -> NDArray[np.float32]:
-        """A vector of length 1 for each text, so that their product is the cosine: float32 (n, dim).
+        """A vector of length 1 for each text, so that their product is the cosine: float32 (n, info.width).
 
         text: one (n = 1) or a list, each a string or token ids. Strings get what the file's tokenizer
         adds around them, such as an end token.

@@ -61,6 +61,7 @@ class Session(Unique):
     @classmethod
     def _new(cls, model: ModelFacts, n_ctx: int | None = None) -> Session:
         """`Model.session`."""
+        model.require_text()
         options, out = model._session_options(n_ctx), ffi.new("bn_session **")
         handle = model._open
         check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
@@ -167,7 +168,7 @@ class Session(Unique):
         return ((start, min(most, n - start)) for start in range(0, n, most))
 
     def embed(self, tokens: Ids, pooling: str | None = None) -> NDArray[np.float32]:
-        """Append tokens and return the vector of all tokens held, float32[dim]; see `Model.embed`.
+        """Append tokens and return the vector of all tokens held, float32[width]; see `Model.embed`.
 
         What the session holds already must have come by `embed` too, or it is a StateError; of a bidirectional
         model it holds nothing. Leaves no logits.
@@ -187,7 +188,7 @@ class Session(Unique):
         import numpy as np
 
         kind = self._model._pooling_number(pooling)
-        out = np.empty(self._model.info.dim, np.float32)
+        out = np.empty(self._model.info.width, np.float32)
         view = ffi.from_buffer("float[]", out)
         with self._lock:
             handle = self._room(n)

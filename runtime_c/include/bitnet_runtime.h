@@ -148,6 +148,7 @@ typedef struct bn_load_options {
 typedef struct bn_model_info {
     /* of what takes tokens; of a model that only sees images, of what takes these */
     uint32_t vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, max_context;
+    uint32_t has_text;        /* 0: it only sees images, and there are no sessions of it */
     uint32_t has_head;        /* 0: no logits, the model embeds */
     uint32_t has_embedding;   /* 0: it takes no tokens, but vectors */
     uint32_t pooling;         /* bn_pooling of the file; 0: it names none. Of a model that only sees

@@ -89,6 +89,18 @@ static void respond(bn_pass *p, const bn_layer *l) {
     bn_feed_forward(p, &l->ffn); /* x += down(act(gate) · up) */
 }
 
+void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
+    for (size_t first = 0; first < p->rows; first += p->w->batch) {
+        const size_t left = p->rows - first;
+        bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
+        bn_pass piece = {
+            .m = p->m, .stack = p->stack, .w = &w, .rows = left < w.batch ? left : w.batch};
+        step(&piece, l);
+        if (piece.not_finite)
+            p->not_finite = 1;
+    }
+}
+
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
                      const atomic_int *stop) {
     bn_pass pass = {.m = m, .stack = stack, .w = w, .rows = rows}, *p = &pass;

@@ -6,6 +6,7 @@
 #define BITNET_FORWARD_H
 
 #include "model.h"
+#include "pass.h"
 #include "stack.h"
 #include "workspace.h"
 
@@ -14,6 +15,11 @@
  * BN_ERR_CANCELLED when `stop`, looked at before each layer unless it is NULL, is not 0. */
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
                      const atomic_int *stop);
+
+/* A step of all rows, of as many at a time as there is scratch memory for: each piece is a pass of
+ * its own, whose row 0 is the first of its rows. */
+typedef void bn_step(bn_pass *p, const bn_layer *l);
+void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step);
 
 /* x[0..D) = row `token` of the embedding, times the embedding scale. */
 void bn_embed(const bn_model *m, const bn_stack *stack, int32_t token, float *x);

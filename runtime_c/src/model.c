@@ -174,6 +174,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .head_dim = c->head_dim,
                             .ffn_dim = c->ffn_dim,
                             .max_context = c->max_context,
+                            .has_text = (uint32_t)bn_reads(m),
                             .has_head = c->has_head,
                             .has_embedding = stack->embedding.data != NULL,
                             .pooling = bn_reads(m) ? c->pooling : 0,

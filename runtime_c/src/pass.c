@@ -15,18 +15,6 @@ void bn_each_row(const bn_pass *p, bn_task task, void *context) {
         bn_pool_run(p->m->pool, p->rows, p->rows, task, context);
 }
 
-void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
-    for (size_t first = 0; first < p->rows; first += p->w->batch) {
-        const size_t left = p->rows - first;
-        bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
-        bn_pass piece = {
-            .m = p->m, .stack = p->stack, .w = &w, .rows = left < w.batch ? left : w.batch};
-        step(&piece, l);
-        if (piece.not_finite)
-            p->not_finite = 1;
-    }
-}
-
 void bn_fail_pass(bn_pass *p) {
     atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
 }

@@ -25,11 +25,6 @@ typedef struct bn_pass {
     atomic_int not_finite; /* 1: a row is not */
 } bn_pass;
 
-/* A step of all rows, of as many at a time as there is scratch memory for: each piece is a pass of
- * its own, whose row 0 is the first of its rows. */
-typedef void bn_step(bn_pass *p, const bn_layer *l);
-void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step);
-
 /* q = quantize(norm(x)), the input of `linear`, which may have one more norm of its own. h holds
  * what was quantized. */
 void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear);

@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "cache.h"
 #include "feed_forward.h"
+#include "forward.h"
 #include "pass.h"
 
 /* Keys and values of the states, into the caches. */

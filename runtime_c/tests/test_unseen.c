@@ -20,7 +20,8 @@ static void test_only_images(void) {
     bn_model *model = open_bytes(NULL, 1);
     ok(bn_model_get_info(model, &info));
     CHECK(info.vocab_size == 0 && info.dim == 20 && info.n_layers == 2 && info.max_context == 5);
-    CHECK(!info.has_head && !info.has_embedding && !info.pooling && info.ternary_weights > 0);
+    CHECK(!info.has_text && !info.has_head && !info.has_embedding && !info.pooling &&
+          info.ternary_weights > 0);
     CHECK(info.kv_bytes_per_token[0] == 0 && info.kv_window_bytes_per_token[0] == 0);
     ok(bn_model_get_image_info(model, &images));
     CHECK(images.width == 20 && images.image_token == -1);
