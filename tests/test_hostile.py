@@ -104,10 +104,9 @@ IMAGES: dict[str, Any] = {
     ("changes", "name"),
     [
         ({"input": "draft"}, "input = draft"),
-        (IMAGES, "input = images"),
-        ({"pooling": "attention"}, "pooling = attention"),
-        ({"out_dim": 5}, "a projector"),
-        ({"image_token": 3}, "an image token"),
+        (IMAGES, "images whose patches do not see all others"),
+        (IMAGES | {"mask": "bidirectional"}, "images with a head"),
+        ({"pooling": "attention"}, "pooling = attention of a text"),
         ({"adapter_rank": 2, "adapters": ["q", "down"]}, "adapters"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
