@@ -13,6 +13,8 @@ from bitnet.config import TERNARY_LINEARS, ModelConfig
 
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),
+    "contrastive_loss": ("sigmoid", "softmax"),
+    "augment": ("none", "crop", "crop-flip"),
     "optimizer": ("adamw", "muon"),
     "schedule": ("constant", "cosine", "two_stage"),
     "precision": ("auto", "fp32", "bf16"),
@@ -45,7 +47,7 @@ class Settings:
     data: list[str] = option(
         [],
         "text: files, globs, folders (of which .txt .md .rst .py .jsonl are read), or hf:NAME:SPLIT; none: Python's "
-        "standard library",
+        "standard library; of a model with vision: .jsonl, .csv or folders of images and texts",
     )
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
@@ -56,10 +58,18 @@ class Settings:
 
     objective: str = option(
         "next",
-        "the next token; mlm: hidden tokens, of a bidirectional model; contrastive: which texts belong "
-        "together, of a model without a head",
+        "the next token, with images that of the answer; mlm: hidden tokens, of a bidirectional model; contrastive: "
+        "which texts, or texts and images, belong together, of a model without a head",
     )
     temperature: float = option(0.05, "by which similarities of texts are divided; contrastive")
+    contrastive_loss: str = option(
+        "sigmoid", "of texts and images: each pair for itself, or softmax: one among all; their scale is learnt"
+    )
+    augment: str = option(
+        "none", "how images change each time they are seen: crop to 80 % of the area or more; crop-flip: mirror half, too"
+    )
+    vision: str = option("", "a run, or a checkpoint, whose stack of images the model begins with")
+    freeze_vision: bool = option(False, "leave that stack as it is and learn its projector alone")
 
     steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
     minutes: float = option(0.0, "train this long instead of --steps; the schedule follows the clock; 0: --steps")
@@ -129,6 +139,8 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {low:g} to {high:g}")
         if self.chat and self.data:
             raise ValueError("both --data and --chat are given; a run learns from text or from conversations")
+        if self.freeze_vision and not self.vision:
+            raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision RUN")
         if self.distill + self.distill_relations > 1:
             raise ValueError(
                 f"distill {self.distill:g} and distill_relations {self.distill_relations:g} are shares of one loss, "

@@ -31,7 +31,7 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (),
         plain, shown = getattr(Settings(), f.name), default_of(f.name, finetune)
         text = f.metadata["help"] + (f" [{shown}]" if shown else "")
         if isinstance(plain, bool):
-            parser.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, help=text)
+            parser.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, help=text)
             continue
         kind: dict[str, Any] = {"nargs": "+"} if isinstance(plain, list) else {"type": type(plain)}
         if f.name in CHOICES:

@@ -127,6 +127,14 @@ class Pairs:
     def count(self, context: int) -> int:
         return len(self._places(context))
 
+    def tokens_each(self, context: int) -> int:
+        """Of a pair."""
+        return 2 * context
+
+    def alike(self, indices: Sequence[int]) -> Tensor:
+        """Which of the first texts belong to which of the second: each to its own."""
+        return torch.eye(len(indices), dtype=torch.bool)
+
     def rows(self, indices: Sequence[int], context: int) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, int64 (2n, context): first texts, then those that belong to them; targets (n,): whose vector is
         nearest; documents (2n, context), 0 for the text and 1 for what fills the row up."""

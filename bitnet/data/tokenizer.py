@@ -19,6 +19,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 END = "<|endoftext|>"
 END_ID = 0
 MASK = "<|mask|>"
+IMAGE = "<image>"
+"""Stands where a decoder is given what it sees of an image; others call it the same."""
 MASKS = (MASK, "[MASK]", "<mask>")
 """What stands for a hidden token: ours, and what others call theirs."""
 KINDS = ("bpe", "llama-bpe", "byte", "char")
@@ -40,16 +42,17 @@ def check_kind(kind: str) -> None:
         raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
 
 
-def build(kind: str, texts: Iterable[str], vocab_size: int, masks: bool = False) -> Tokenizer:
-    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. masks: its last one stands for hidden tokens.
+def build(kind: str, texts: Iterable[str], vocab_size: int, last: str = "") -> Tokenizer:
+    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. last: its last one, MASK or IMAGE; "": neither.
 
     Raises ValueError when vocab_size cannot hold the 256 bytes and the special tokens.
     """
     check_kind(kind)
-    if vocab_size < 257 + masks:
-        named = f"{END} and {MASK}" if masks else END
-        raise ValueError(f"vocab_size is {vocab_size}, expected at least {257 + masks}: the 256 bytes and {named}")
-    vocab_size -= masks
+    special = [END, last] if last else [END]
+    if vocab_size < 256 + len(special):
+        least, named = 256 + len(special), " and ".join(special)
+        raise ValueError(f"vocab_size is {vocab_size}, expected at least {least}: the 256 bytes and {named}")
+    vocab_size -= len(special) - 1
     tokenizer = (
         _characters(texts, vocab_size) if kind == "char" else _bytes(LLAMA_PIECES if kind == "llama-bpe" else PIECES)
     )
@@ -62,7 +65,7 @@ def build(kind: str, texts: Iterable[str], vocab_size: int, masks: bool = False)
         )
         tokenizer.train_from_iterator(texts, trainer)
         tokenizer.model.ignore_merges = kind == "llama-bpe"  # a piece that is a token is that token, in llama.cpp
-    tokenizer.add_special_tokens([END, MASK] if masks else [END])
+    tokenizer.add_special_tokens(special)
     return _plain(tokenizer)
 
 
@@ -95,6 +98,21 @@ def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
         f"the tokenizer has no {END} and nothing names its start and end tokens, so documents would run together; "
         'put a tokenizer_config.json with "bos_token" or "eos_token" beside the tokenizer.json'
     )
+
+
+def end_token(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
+    """What an answer ends with. generation: that of a checkpoint. Raises ValueError: there is none."""
+    for token in (*(generation.get("eos_token_ids") or []), tokenizer.token_to_id(END)):
+        if isinstance(token, int) and 0 <= token < tokenizer.get_vocab_size():
+            return token
+    raise ValueError(f"the tokenizer has no {END} and nothing names its end token, so no answer would end")
+
+
+def image_token(tokenizer: Tokenizer) -> int:
+    """What stands in the place of an image; a tokenizer that has none gets it."""
+    if tokenizer.token_to_id(IMAGE) is None:
+        tokenizer.add_special_tokens([IMAGE])
+    return int(tokenizer.token_to_id(IMAGE))
 
 
 def ends_beside(file: str | Path) -> dict[str, Any]:

@@ -1,28 +1,35 @@
-"""How well vectors of texts find the text that belongs to each: InfoNCE loss, and recall."""
+"""How well vectors find the text or image that belongs to each: contrastive losses, and recall."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bitnet.data.corpus import DataError
 from bitnet.data.pairs import Pairs
+from bitnet.data.picture_rows import Captions
 from bitnet.evaluate.loss import chosen_windows
 from bitnet.model.transformer import Transformer
 
 POOL = 1000  # pairs among which the right one is looked for, at most
+CHUNK = 1024  # columns of a table of similarities that are in memory at a time, in `sigmoid`
+
+Compare = Callable[[Tensor, Tensor], Tensor]
+"""Similarities of vectors (n, D) with others (m, D), as the loss takes them: (n, m)."""
+Loss = Callable[[Compare, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Of held-out pairs, each text among those of its pool."""
+    """Of held-out pairs, each among those of its pool."""
 
     nats_per_pair: float
-    recall: float  # share of the first texts to which the second one is nearest
+    recall: float  # share of the first texts, or images, to which the text that belongs to it is nearest
     recall_back: float  # and the other way round
     pairs: int
     pool: int  # the smallest; chance is one in so many
@@ -34,54 +41,81 @@ class Contrast:
         )
 
 
-def similarities(vectors_ND: Tensor, temperature: float) -> Tensor:
-    """Of the first half of the vectors (rows) with the second half, over the temperature: (n, n)."""
-    first, second = vectors_ND.float().chunk(2)
-    return first @ second.mT / temperature
+def cosines(temperature: float) -> Compare:
+    """Of texts, over a temperature that is fixed."""
+    return lambda first, second: first @ second.mT / temperature
 
 
-def info_nce(vectors_ND: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
-    """Σ over the pairs of (CE of row + CE of column)/2: each text is to pick its own among the batch (1807.03748)."""
-    logits = similarities(vectors_ND, temperature)
-    both = F.cross_entropy(logits, targets_N, reduction="sum"), F.cross_entropy(logits.mT, targets_N, reduction="sum")
-    return (both[0] + both[1]) / 2
+def softmax(compare: Compare, first_ND: Tensor, second_ND: Tensor) -> Tensor:
+    """Σ over the pairs of (CE of row + CE of column)/2: each is to pick its own among all (InfoNCE, 1807.03748)."""
+    table = compare(first_ND, second_ND)
+    own = torch.arange(len(table), device=table.device)
+    return (F.cross_entropy(table, own, reduction="sum") + F.cross_entropy(table.mT, own, reduction="sum")) / 2
+
+
+def sigmoid(compare: Compare, first_ND: Tensor, second_ND: Tensor, chunk: int = CHUNK) -> Tensor:
+    """−Σ log σ(z·similarity), z = 1 of what belongs together, else −1: each pair for itself (2303.15343).
+
+    In chunks of columns, computed again in the backward pass, so that the whole table is never in memory.
+    """
+
+    def of_columns(first_ND: Tensor, columns: Tensor, at: int) -> Tensor:
+        table = compare(first_ND, columns)
+        row, column = (torch.arange(n, device=table.device) for n in table.shape)
+        return -F.logsigmoid(torch.where(row[:, None] == column + at, table, -table)).sum()
+
+    if len(second_ND) <= chunk:
+        return of_columns(first_ND, second_ND, 0)
+    chunks = enumerate(second_ND.split(chunk))
+    parts = [checkpoint(of_columns, first_ND, part, i * chunk, use_reentrant=False) for i, part in chunks]
+    return torch.stack(parts).sum()
+
+
+LOSSES: dict[str, Loss] = {"softmax": softmax, "sigmoid": sigmoid}
 
 
 def check(n: int) -> None:
     """Raises DataError: so few pairs say nothing."""
     if n < 2:
-        raise DataError(f"{n} pairs of texts to measure on, expected at least 2; add data, or raise --validation")
+        raise DataError(f"{n} pairs to measure on, expected at least 2; add data, or raise --validation")
 
 
 def evaluate(
-    model: Transformer, pairs: Pairs, context: int, temperature: float, batch: int = 16, limit: int = 0
-) -> Contrast:
+    model: Transformer, pairs: Pairs | Captions, context: int, compare: Compare, loss: Loss, batch: int = 16,
+    limit: int = 0,
+) -> Contrast:  # fmt: skip
     """limit: tokens, or 0 for all; then pairs are evenly spaced."""
     n = pairs.count(context)
     check(n)
-    chosen = chosen_windows(n, max(2, limit // (2 * context)) if limit else 0)
+    chosen = chosen_windows(n, max(2, limit // pairs.tokens_each(context)) if limit else 0)
     pools = -(-len(chosen) // POOL)
     each = [chosen[i * len(chosen) // pools : (i + 1) * len(chosen) // pools] for i in range(pools)]
     total, right = 0.0, [0, 0]
     with torch.no_grad(), model.evaluating():
         for pool in each:
-            vectors = _vectors(model, pairs, pool, context, batch)
-            own = torch.arange(len(pool), device=vectors.device)
-            logits = similarities(vectors, temperature)
-            total += info_nce(vectors, own, temperature).item()
-            for way, table in enumerate((logits, logits.mT)):
-                right[way] += int((table.argmax(1) == own).sum())
+            first, second = _vectors(model, pairs, pool, context, batch)
+            total += loss(compare, first, second).item()
+            table, alike = compare(first, second), pairs.alike(pool).to(first.device)
+            for way, (found, equal) in enumerate(((table, alike), (table.mT, alike.mT))):
+                right[way] += int(equal.gather(1, found.argmax(1, keepdim=True)).sum())
     n = len(chosen)
     return Contrast(total / n, right[0] / n, right[1] / n, n, min(map(len, each)))
 
 
-def _vectors(model: Transformer, pairs: Pairs, indices: Sequence[int], context: int, batch: int) -> Tensor:
-    """Of the first texts, then of the second ones, (2n, D)."""
+def _vectors(
+    model: Transformer, pairs: Pairs | Captions, indices: Sequence[int], context: int, batch: int
+) -> tuple[Tensor, Tensor]:
+    """Of the first texts or of the images, and of the texts that belong to them, (n, D) each."""
     halves: tuple[list[Tensor], list[Tensor]] = [], []
     for first in range(0, len(indices), batch):
-        inputs, _, documents = pairs.rows(indices[first : first + batch], context)
+        inputs, _, *told = (t.to(model.device) for t in pairs.rows(indices[first : first + batch], context))
         # The model is called, and not `embed`: where it is sharded, a call brings the shards together.
-        vectors = model(inputs.to(model.device), documents.to(model.device))
-        for half, part in zip(halves, vectors.chunk(2), strict=True):
+        for half, part in zip(halves, halves_of(model, model(inputs, *told)), strict=True):
             half.append(part)
-    return torch.cat([*halves[0], *halves[1]])
+    return torch.cat(halves[0]), torch.cat(halves[1])
+
+
+def halves_of(model: Transformer, vectors_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """First texts and second ones; where there are images, these and their texts, which a model gives before them."""
+    first, second = vectors_ND.float().chunk(2)
+    return (second, first) if model.config.vision else (first, second)

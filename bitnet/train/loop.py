@@ -37,7 +37,7 @@ RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
 WRITTEN = (
     r"\..*|lock|log\.jsonl|log\.partial|loss\.png|(report|attention)\.html|step-.*"
-    r"|(train|validation)-\w+\.(bin|partial)"
+    r"|(train|validation)-\w+\.(bin|pixels|owners|partial)"
 )
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
@@ -80,7 +80,8 @@ def _begin(given: Given, read: Read | None) -> Outcome:
                 f"{folder} already holds {saved[-1].name}; add --resume to go on, or name another --out"
             )
         teacher = read(settings.teacher) if read and settings.teacher else start
-        run = prepare(settings, config, None, start, teacher)
+        tower = source_model.read_checkpoint(settings.vision) if settings.vision else None
+        run = prepare(settings, config, None, start, teacher, tower)
         claim.begun = True
         return carry_out(run)
 
@@ -246,7 +247,7 @@ def update(run: Run) -> tuple[float, float]:
         on_device = [tensor.to(device) for tensor in batch]
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
         # With --recompute the backward pass quantizes, too.
-        with parallel.gradients_kept(run.forward, keep=i < len(batches)), model.partly_quantized(amount):
+        with parallel.gradients_kept(run.forward, keep=i < len(batches)), model.partly_quantized(amount, vision=not settings.vision):
             with autocast:
                 terms = {name: term / counted for name, term in loss_terms(run, *on_device).items()}
             loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
@@ -270,9 +271,9 @@ def update(run: Run) -> tuple[float, float]:
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:
     """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
-    their balance. told: what the model is told of the inputs: documents, prefixes."""
+    their balance. told: what the model is told of the inputs: documents, prefixes, images."""
     output = run.forward(inputs, *told)
-    terms = {"cross_entropy": objectives.term(run.settings, output, targets)}
+    terms = {"cross_entropy": objectives.term(run.settings, run.model, output, targets)}
     if run.distillation:
         terms |= run.distillation.terms(output.flatten(0, 1), targets, inputs, *told)
     if run.model.config.n_experts:

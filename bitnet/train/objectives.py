@@ -1,37 +1,46 @@
-"""What a run learns: the next token, hidden tokens, or which texts belong together. What each needs of model and data.
+"""What a run learns: the next token, hidden tokens, or what belongs together. What each needs of model and data.
+
+Each kind of data has its rows here, and nowhere else: how they become batches, what is measured, what is recorded.
 
 A sequence of a batch is inputs, targets, and what else the model is told (`Transformer.forward`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, dataset, masked, pairs, tokenizer
-from bitnet.evaluate import contrast, loss
+from bitnet.data import conversations, dataset, masked, pairs, picture_rows, tokenizer
+from bitnet.data.picture_rows import Answers, Captions, Rows
+from bitnet.evaluate import answers, contrast, loss
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train.errors import TrainingError
 
-Batches = dataset.Batches | conversations.Batches | pairs.Batches
-HeldOut = dataset.Tokens | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues | pairs.Pairs
-Result = loss.Result | loss.Hidden | contrast.Contrast
+Kept = dataset.Tokens | pairs.Pairs | Captions | Answers
+Batches = dataset.Batches | conversations.Batches | pairs.Batches | picture_rows.Batches
+HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues
+Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered
 
 HELD_OUT_SEED = 0  # of hidden tokens and prefixes in evaluations: the same for every run
 
 
 def check(settings: Settings, config: ModelConfig) -> None:
     """Raises TrainingError: objective, model and options do not go together."""
-    objective = settings.objective
+    objective, sees = settings.objective, config.vision is not None
     head = f"the model has {'a' if config.has_head else 'no'} head"
     problems = {
         "next": [
             (not config.has_head, head, "add --set has_head=yes, or --objective contrastive"),
             (config.mask == "bidirectional", "mask is bidirectional, so each token sees the one it is to say",
              "add --set mask=causal, or --objective mlm"),
+            (sees and config.mask != "prefix", f"mask is {config.mask}, and all of an image is to be seen from each "
+             "part of it", "add --set mask=prefix"),
         ],
         "mlm": [
             (not config.has_head, head, "add --set has_head=yes"),
@@ -48,10 +57,16 @@ def check(settings: Settings, config: ModelConfig) -> None:
     problems[objective].append(
         (config.input != "tokens", "input is embeddings, and text has none", "add --set input=tokens")
     )
-    plain = objective == "next" and config.mask == "causal"
+    plain, usual = objective == "next" and config.mask == "causal", Settings()
+    compared = objective == "contrastive" and sees
     problems[objective] += [
-        (settings.temperature != Settings().temperature and objective != "contrastive",
+        (settings.temperature != usual.temperature and (objective != "contrastive" or sees),
          "--temperature is of vectors of texts", "leave it out"),
+        (settings.contrastive_loss != usual.contrastive_loss and not compared,
+         "--contrastive-loss is of vectors of images and texts", "leave it out"),
+        (settings.augment != usual.augment and not sees, "--augment is of images, and the model sees none",
+         "leave it out"),
+        (bool(settings.chat) and sees, "--chat is for models without vision", "give records of images with --data"),
         (bool(settings.chat) and objective != "next", "--chat is for the next token", "give --data"),
         (settings.distilled and not plain, f"mask is {config.mask}, and only causal models of the next token can be "
          "distilled", "leave --distill and --distill-relations out"),
@@ -62,9 +77,11 @@ def check(settings: Settings, config: ModelConfig) -> None:
 
 
 def batches(
-    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | pairs.Pairs, context: int
+    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: Kept, context: int
 ) -> Batches:
-    """Those of a run on text."""
+    """Those of a run on text, or on images and text."""
+    if isinstance(tokens, Captions | Answers):
+        return picture_rows.Batches(tokens, settings.batch, context, settings.seed, settings.augment)
     if isinstance(tokens, pairs.Pairs):
         return pairs.Batches(tokens, settings.batch, context, settings.seed)
     view = view_of(settings, config, words, settings.seed)
@@ -74,21 +91,38 @@ def batches(
 
 
 def held_out(
-    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | pairs.Pairs, context: int
-) -> dataset.Tokens | masked.ViewedTokens | pairs.Pairs:
-    """Text to evaluate on."""
-    if isinstance(tokens, pairs.Pairs):
+    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: Kept, context: int
+) -> Kept | masked.ViewedTokens:
+    """What to evaluate on."""
+    if isinstance(tokens, pairs.Pairs | Captions):
         contrast.check(tokens.count(context))
+        return tokens
+    if isinstance(tokens, Answers):
+        tokens.count(context)
         return tokens
     view = view_of(settings, config, words, HELD_OUT_SEED)
     return masked.ViewedTokens(tokens, view) if view else tokens
 
 
-def text_of(tokens: HeldOut) -> dataset.Tokens | None:
-    """The token ids on disk beneath a view of them; None of conversations."""
+def record(tokens: HeldOut, held_out: HeldOut) -> dict[str, Any]:
+    """What a checkpoint records of the files of a run, to find them again; nothing of conversations, read anew."""
+    sides = {"train": tokens, "validation": held_out}
+    if isinstance(tokens, Rows):
+        return {"pictures": {side: each.pictures.to_dict() for side, each in sides.items() if isinstance(each, Rows)}}
+    texts = {side: text.to_dict() for side, each in sides.items() if (text := _text_of(each))}
+    return ({"texts": texts} if texts else {}) | ({"pairs": tokens.given} if isinstance(tokens, pairs.Pairs) else {})
+
+
+def _text_of(tokens: HeldOut) -> dataset.Tokens | None:
+    """The token ids on disk beneath a view of them."""
     if isinstance(tokens, masked.ViewedTokens | pairs.Pairs):
         return tokens.text
     return tokens if isinstance(tokens, dataset.Tokens) else None
+
+
+def tokens_each(tokens: HeldOut, context: int) -> int:
+    """What a step counts for one of its sequences, or pairs."""
+    return tokens.tokens_each(context) if isinstance(tokens, pairs.Pairs | Captions) else context
 
 
 def view_of(settings: Settings, config: ModelConfig, words: Tokenizer, seed: int) -> masked.View | None:
@@ -98,15 +132,26 @@ def view_of(settings: Settings, config: ModelConfig, words: Tokenizer, seed: int
     return masked.Prefixing(seed) if config.mask == "prefix" else None
 
 
-def term(settings: Settings, output: Tensor, targets: Tensor) -> Tensor:
-    """Sum over the targets that count, in nats. output: logits (B, T, V), or vectors of texts (2n, D)."""
+def term(settings: Settings, model: Transformer, output: Tensor, targets: Tensor) -> Tensor:
+    """Sum over the targets that count, in nats. output: logits (B, T, V), or vectors (2n, D)."""
     if settings.objective == "contrastive":
-        return contrast.info_nce(output, targets, settings.temperature)
+        compare, loss_of = comparison(settings, model)
+        with torch.autocast(output.device.type, enabled=False):  # cosines rounded to bf16 differ by 0.004
+            return loss_of(compare, *contrast.halves_of(model, output))
     return F.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def comparison(settings: Settings, model: Transformer) -> tuple[contrast.Compare, contrast.Loss]:
+    """How vectors are compared, and the loss of that."""
+    if model.similarity is None:
+        return contrast.cosines(settings.temperature), contrast.softmax
+    return model.similarity, contrast.LOSSES[settings.contrastive_loss]
 
 
 def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int, limit: int = 0) -> Result:
     """On held-out text; limit: tokens, 0 for all."""
-    if isinstance(text, pairs.Pairs):
-        return contrast.evaluate(model, text, context, settings.temperature, settings.batch, limit)
+    if isinstance(text, pairs.Pairs | Captions):
+        return contrast.evaluate(model, text, context, *comparison(settings, model), settings.batch, limit)
+    if isinstance(text, Answers):
+        return answers.evaluate(model, text, context, settings.batch, limit)
     return loss.evaluate(model, text, context, settings.batch, limit)

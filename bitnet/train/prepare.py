@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from bitnet.config import ModelConfig, not_yet
-from bitnet.data import pairs, tokenizer
+from bitnet.data import tokenizer
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
@@ -22,9 +22,11 @@ from bitnet.train import distill, memory, objectives, optimizers, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
-from bitnet.train.run import Run, tokens_each
+from bitnet.train.run import Run
 from bitnet.train.texts import read_data
 
+BEGINNINGS = {"sigmoid": (10.0, -10.0), "softmax": (1 / 0.07, 0.0)}
+"""Scale and bias of similarities before the first step: arXiv 2303.15343 §3.1, 2103.00020 §2.5."""
 MANY = 100  # times a token is seen, from which on a model mostly learns its text by heart
 
 
@@ -34,10 +36,12 @@ def prepare(
     newest: Checkpoint | None,
     start: source_model.Start | None = None,
     teacher: source_model.Start | None = None,
+    tower: source_model.Start | None = None,
 ) -> Run:
     """A run at its next step, with a checkpoint of the one before.
 
-    newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from.
+    newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from; tower: one
+    whose stack of images it begins with.
     """
     set_threads(settings.threads)
     device = choose_device(settings.device)
@@ -60,12 +64,12 @@ def prepare(
         )
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
-        config = with_room(settings, config, words, start)
+        config = with_images(settings, with_room(settings, config, words, start), words)
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
-    each = tokens_each(settings, batches.context)
+    each = objectives.tokens_each(batches.tokens, batches.context)
     sequences = sequences_of_step(settings, each)
-    model, forward = build_model(settings, config, None if newest else start, batches)
+    model, forward = build_model(settings, config, None if newest else start, batches, tower)
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)
@@ -80,10 +84,8 @@ def prepare(
         state |= {name: before[name] for name in state.keys() & before.keys()}
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
-    if parallel.is_first() and (text := objectives.text_of(batches.tokens)) and (other := objectives.text_of(held_out)):
-        state["texts"] = {"train": text.to_dict(), "validation": other.to_dict()}
-    if isinstance(batches.tokens, pairs.Pairs):
-        state["pairs"] = batches.tokens.given
+    if parallel.is_first():
+        state |= objectives.record(batches.tokens, held_out)
     n_tokens = batches.tokens.n_tokens
     say(
         f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
@@ -145,6 +147,18 @@ def with_room(
     return config
 
 
+def with_images(settings: Settings, config: ModelConfig, words: Tokenizer) -> ModelConfig:
+    """The model with the token that stands for what it sees, or with the scale of similarities that it begins with."""
+    if not config.vision:
+        return config
+    if config.has_head:
+        return config.replace(image_token=tokenizer.image_token(words))
+    if config.similarity_scale:
+        return config
+    scale, bias = BEGINNINGS[settings.contrastive_loss]
+    return config.replace(similarity_scale=scale, similarity_bias=bias)
+
+
 def set_threads(wanted: int) -> None:
     """As many as asked for; more than there are cores would wait for each other."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -197,6 +211,7 @@ def build_model(
     config: ModelConfig,
     start: source_model.Start | None,
     batches: objectives.Batches,
+    tower: source_model.Start | None = None,
 ) -> tuple[Transformer, nn.Module]:
     """The model at the start of a run, and what a training step calls. The seed gives the same in every process."""
     sharded = parallel.launched() and settings.parallel == "fsdp"
@@ -206,7 +221,12 @@ def build_model(
             model = begin(start, config, batches, "cpu" if sharded else settings.device)
         else:
             model = Transformer(config)
+        if tower and (parallel.is_first() or not sharded):
+            say(source_model.take_vision(model, tower))
+    hold(model, settings)
     if sharded:
+        if model.similarity is not None:
+            raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
         rows = min(len(weight) for weight in optimizers.of_layers(model)[0])
         if settings.optimizer == "muon" and rows < parallel.size():
             raise TrainingError(
@@ -217,6 +237,16 @@ def build_model(
         return model, model
     model = model.to(settings.device)
     return model, parallel.replicated(model, settings.device) if parallel.launched() else model
+
+
+def hold(model: Transformer, settings: Settings) -> None:
+    """Let what is not learnt have no gradient: of a frozen stack all but its projector; a bias that softmax ignores."""
+    if settings.freeze_vision and model.vision:
+        model.vision.requires_grad_(False)
+        if model.vision.projector:
+            model.vision.projector.requires_grad_(True)
+    if model.similarity is not None and settings.contrastive_loss == "softmax":
+        model.similarity.bias.requires_grad_(False)
 
 
 def choose_precision(wanted: str, device: str) -> str:

@@ -50,8 +50,8 @@ class Run:
 
     @property
     def tokens_each(self) -> int:
-        """Of a sequence, or a pair of texts."""
-        return tokens_each(self.settings, self.batches.context)
+        """Of a sequence, or a pair."""
+        return objectives.tokens_each(self.batches.tokens, self.batches.context)
 
     def now(self) -> dict[str, Any]:
         return {name: self.state[name] for name in ("step", "tokens", "seconds")}
@@ -109,8 +109,3 @@ def zero_fraction(model: Transformer) -> float:
     layers = [m for m in model.modules() if isinstance(m, BitLinear)]
     zeros = sum(int((ternary_codes(parallel.whole(m.weight), m.scope)[0] == 0).sum()) for m in layers)
     return zeros / max(1, sum(m.weight.numel() for m in layers))
-
-
-def tokens_each(settings: Settings, context: int) -> int:
-    """What a step counts for one of its sequences."""
-    return 2 * context if settings.objective == "contrastive" else context

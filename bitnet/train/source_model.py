@@ -82,6 +82,8 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
         if name in wanted and name in weights and len(weights[name]) < len(wanted[name]):
             table = weights[name]
             weights[name] = torch.cat([table, table.mean(0).expand(len(wanted[name]) - len(table), -1)])
+    new = () if start.config.vision else ("vision.", "similarity.")  # a source that sees nothing may learn to
+    weights |= {name: wanted[name] for name in wanted if name not in weights and name.startswith((*new, "similarity."))}
     inserted = [name for name in wanted if name not in weights and name.endswith("_norm.weight")]
     weights |= {name: wanted[name] for name in inserted}
     for name in sorted(wanted.keys() | weights.keys()):
@@ -93,6 +95,27 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
             )
     model.load_state_dict(weights)
     return model, inserted
+
+
+def take_vision(model: Transformer, tower: Start) -> str:
+    """Give a model the weights of the stack of images that another has learnt; what the model does not have of it, and
+    its projector to another width, are left out. Returns what to say of it. Raises SourceModelError."""
+    sees, own = tower.config.input == "images", model.vision
+    theirs = {name.removeprefix("" if sees else "vision."): tensor for name, tensor in tower.weights.items()
+              if sees or name.startswith("vision.")}  # fmt: skip
+    if own is None or not theirs:
+        raise SourceModelError(f"{tower.what} has no stack of images to begin with; give --vision one that has")
+    wanted = own.state_dict()
+    for name, tensor in wanted.items():
+        given = theirs.get(name)
+        if given is not None and given.shape == tensor.shape:
+            tensor.copy_(given)
+        elif not name.startswith("projector."):
+            found = "missing" if given is None else list(given.shape)
+            raise SourceModelError(
+                f"{tower.what}: tensor {name} of its stack of images is {found}, the model asks for {list(tensor.shape)}"
+            )
+    return f"images: {tower.what}"
 
 
 def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *told: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a run learns from: tokenizer, training batches, and what is held out."""
+"""What a run learns from: tokenizer, training batches, and what is held out. Images: `bitnet.train.sights`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, corpus, dataset, pairs, tokenizer
+from bitnet.data import conversations, corpus, dataset, pairs, pictures, tokenizer
 from bitnet.model import parallel
 from bitnet.settings import Settings
-from bitnet.train import objectives, source_model
+from bitnet.train import objectives, sights, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.progress import say
 
@@ -46,6 +46,13 @@ def read_data(
             say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
         talk_batches = conversations.Batches(dialogues, settings.batch, context, settings.seed)
         return words, template, generation, talk_batches, others
+    if config.vision:
+        vision = config.vision
+        words, kept = parallel.from_first(lambda: sights.read(settings, vision, before, generation, choose))
+        words.encode_special_tokens = True
+        train, held_out = (sights.rows(settings, vision, words, generation, side, context) for side in kept)
+        rows = objectives.batches(settings, config, words, train, context)
+        return words, template, generation, rows, objectives.held_out(settings, config, words, held_out, context)
     words, sides = parallel.from_first(lambda: read_text(settings, before, generation, choose))
     words.encode_special_tokens = True
     batches = objectives.batches(settings, config, words, sides[0], context)  # the other processes map the files
@@ -94,6 +101,12 @@ def of_checkpoint(
         encoder = conversations.Encoder(words, checkpoint.template or conversations.CHATML, checkpoint.generation)
         talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation)[1]
         return conversations.Dialogues(talks, encoder, words, config.mask == "prefix")
+    if config.vision:
+        seen = None if data else pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)
+        generation = checkpoint.generation
+        seen = seen or sights.of_checkpoint(settings, config.vision, words, generation, data, scratch)
+        rows = sights.rows(settings, config.vision, words, generation, seen, context)
+        return objectives.held_out(settings, config, words, rows, context)
     first, contrastive = tokenizer.separator(words, checkpoint.generation), settings.objective == "contrastive"
     kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
     given = bool(state.get("pairs"))
@@ -136,4 +149,6 @@ def choose_tokenizer(
         return newest.words
     if Path(settings.tokenizer).is_file():
         return tokenizer.load(settings.tokenizer)
-    return tokenizer.build(settings.tokenizer, texts, config.vocab_size, masks=settings.objective == "mlm")
+    answers = settings.objective == "next" and config.vision
+    last = tokenizer.MASK if settings.objective == "mlm" else tokenizer.IMAGE if answers else ""
+    return tokenizer.build(settings.tokenizer, texts, config.vocab_size, last)

@@ -1,0 +1,183 @@
+"""Records of pictures and texts as rows of tokens and the pictures that belong to them.
+
+Captions, for contrastive learning: row n is a text, picture n the one it belongs to.
+Answers, to learn what comes next, as PaliGemma (arXiv 2407.07726 §3.1):
+
+    <image> × N of each picture, start token, what is asked, new line, answer, end token
+
+All before the answer is the prefix, whose tokens see each other; the answer and the end token are learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bitnet.config import ModelConfig
+from bitnet.data.augment import changed
+from bitnet.data.corpus import DataError
+from bitnet.data.dataset import IGNORED, seed_of
+from bitnet.data.pictures import Pictures
+
+Look = Callable[[Tensor, int], Tensor]
+"""How the pictures of record n of a batch are seen, values 0 to 1."""
+
+
+def as_they_are(pixels: Tensor, _: int) -> Tensor:
+    return pixels
+
+
+class Rows:
+    """Records in token ids and bytes. The counterpart of `bitnet.data.dataset.Tokens`."""
+
+    def __init__(self, pictures: Pictures, vision: ModelConfig, first: int) -> None:
+        """vision: the stack that looks. first: the token before every text."""
+        self.pictures, self.vision, self.first, self.digest = pictures, vision, first, pictures.digest
+        ids = pictures.text.ids
+        starts = np.flatnonzero(ids == first)
+        ends = np.append(starts[1:], len(ids))
+        self.documents = np.stack([starts + 1, ends], axis=1).reshape(-1, 2, 2)  # (n, prefix or answer, from and to)
+        self.owned = np.searchsorted(pictures.owners[:, 0], np.arange(len(self.documents) + 1))
+        self.n_tokens = len(ids) + len(pictures.owners) * vision.max_context
+
+    def ids(self, record: int, part: int) -> NDArray[np.int64]:
+        """Of the prefix (0) or the answer (1)."""
+        start, end = self.documents[record, part]
+        found: NDArray[np.int64] = self.pictures.text.ids[start:end].astype(np.int64)
+        return found
+
+    def images(self, record: int) -> NDArray[np.int32]:
+        """Which pictures a record has."""
+        found: NDArray[np.int32] = self.pictures.owners[self.owned[record] : self.owned[record + 1], 1]
+        return found
+
+    def pixels(self, records: Sequence[int], look: Look = as_they_are) -> Tensor:
+        """All their pictures in order, (n, C, S, S), less the mean and divided by the deviation."""
+        parts = [torch.empty(0, *self.pictures.shape)]
+        for n, record in enumerate(records):
+            if len(own := self.images(record)):
+                parts.append(look(torch.from_numpy(self.pictures.pixels[own]).float() / 255, n))
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.vision.pixel_mean, self.vision.pixel_std))
+        return (torch.cat(parts) - mean) / std
+
+
+class Captions(Rows):
+    """Each picture with its text."""
+
+    def __init__(self, pictures: Pictures, vision: ModelConfig, first: int) -> None:
+        super().__init__(pictures, vision, first)
+        if (np.diff(self.owned) != 1).any():
+            other = int((np.diff(self.owned) != 1).argmax())
+            raise DataError(
+                f"a record has {len(self.images(other))} images, and --objective contrastive learns which text belongs "
+                "to which image; give records of one each, or --objective next"
+            )
+
+    def count(self, context: int) -> int:
+        if context < 2:
+            raise DataError(f"--context is {context}, and the first token of a text says where it begins; give 2")
+        return len(self.documents)
+
+    def tokens_each(self, context: int) -> int:
+        """Of a text and its image."""
+        return context + self.vision.max_context
+
+    def alike(self, indices: Sequence[int]) -> Tensor:
+        """Which pictures belong to which texts (n, n): those of equal records are as good as its own."""
+        number_of: dict[bytes, int] = {}
+        texts = (self.ids(record, 1).tobytes() for record in indices)
+        text = torch.tensor([number_of.setdefault(each, len(number_of)) for each in texts])
+        picture = torch.tensor([int(self.images(record)[0]) for record in indices])
+        return (text == text[:, None]) | (picture == picture[:, None])
+
+    def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
+        """Inputs (n, T), targets (n,): whose picture belongs to it; documents, 1 for what fills a row up; prefixes of
+        none; pictures (n, C, S, S). T: of the longest text, at most the context."""
+        texts = [self.ids(record, 1)[: context - 1] for record in indices]
+        inputs = torch.full((len(texts), 1 + max(map(len, texts))), self.first)
+        documents = torch.ones_like(inputs)
+        for row, text in enumerate(texts):
+            inputs[row, 1 : 1 + len(text)] = torch.from_numpy(text)
+            documents[row, : 1 + len(text)] = 0
+        owners, prefix = torch.arange(len(texts)), torch.zeros(len(texts), dtype=torch.int64)
+        return inputs, owners, documents, prefix, self.pixels(indices, look)
+
+
+class Answers(Rows):
+    """Pictures, what is asked of them, and the answer."""
+
+    def __init__(self, pictures: Pictures, vision: ModelConfig, first: int, end: int, image: int) -> None:
+        """end: the token after an answer; image: the one that stands where a model is given what it sees."""
+        super().__init__(pictures, vision, first)
+        self.end, self.image = end, image
+        of_texts = (self.documents[:, :, 1] - self.documents[:, :, 0]).sum(1)
+        self.lengths = 1 + of_texts + vision.max_context * np.diff(self.owned)  # of the inputs, without the end token
+        self._fitting: tuple[int, NDArray[np.int64]] = (0, np.empty(0, np.int64))
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.pictures.text.bytes_per_token
+
+    def fitting(self, context: int) -> NDArray[np.int64]:
+        """The records of at most so many tokens."""
+        if self._fitting[0] != context:
+            self._fitting = context, np.flatnonzero(self.lengths <= context)
+        return self._fitting[1]
+
+    def count(self, context: int) -> int:
+        """Raises DataError: none fits."""
+        if not len(self.fitting(context)):
+            raise DataError(
+                f"no record fits --context {context}: the shortest has {self.lengths.min()} tokens, "
+                f"of which an image takes {self.vision.max_context}; raise --context"
+            )
+        return len(self.fitting(context))
+
+    def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
+        """Inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for what fills a row up; lengths of
+        the prefixes (n,); all pictures in order. T: of the longest record."""
+        records = [int(self.fitting(context)[i]) for i in indices]
+        inputs = torch.full((len(records), int(self.lengths[records].max())), self.first)
+        targets, documents = torch.full_like(inputs, IGNORED), torch.ones_like(inputs)
+        prefix = torch.empty(len(records), dtype=torch.int64)
+        for row, record in enumerate(records):
+            seen = [self.image] * (self.vision.max_context * len(self.images(record)))
+            before = np.array([*seen, self.first, *self.ids(record, 0)])
+            ids = torch.from_numpy(np.concatenate([before, self.ids(record, 1), [self.end]]))
+            last = len(ids) - 1
+            inputs[row, :last], documents[row, :last] = ids[:-1], 0
+            targets[row, len(before) - 1 : last] = ids[len(before) :]
+            prefix[row] = len(before)
+        return inputs, targets, documents, prefix, self.pixels(records, look)
+
+
+class Batches:
+    """Record n, a pure function of the seed and n; an epoch visits every record once in random order."""
+
+    def __init__(self, rows: Captions | Answers, batch: int, context: int, seed: int, augment: str) -> None:
+        self.tokens, self.batch, self.context, self.seed, self.augment = rows, batch, context, seed, augment
+        self.n = rows.count(context)
+        if isinstance(rows, Captions) and self.n < batch:
+            raise DataError(f"there are {self.n:,} captions, one batch needs {batch:,}; add data, or lower --batch")
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        """Batch i."""
+        return self.sequences(i * self.batch, (i + 1) * self.batch)
+
+    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """`rows` of the records from `first` to before `last`."""
+        places = [divmod(n, self.n) for n in range(first, last)]
+        orders = {epoch: self._order(epoch) for epoch in {epoch for epoch, _ in places}}
+        chosen = [int(orders[epoch][place]) for epoch, place in places]
+
+        def look(pixels: Tensor, n: int) -> Tensor:
+            return changed(pixels, self.augment, seed_of(self.seed, first + n))
+
+        return self.tokens.rows(chosen, self.context, look)
+
+    def _order(self, epoch: int) -> Tensor:
+        return torch.randperm(self.n, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))

@@ -1,0 +1,75 @@
+"""What a run learns from that looks at images: records of pictures and texts (`bitnet.data.pictures`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bitnet.config import ModelConfig
+from bitnet.data import pictures, tokenizer
+from bitnet.data.picture_rows import Answers, Captions
+from bitnet.settings import Settings
+from bitnet.train.progress import say
+
+Sides = tuple[pictures.Pictures, pictures.Pictures]
+
+
+def read(
+    settings: Settings,
+    vision: ModelConfig,
+    before: dict[str, Any],
+    generation: dict[str, Any],
+    choose: Callable[[Iterable[str]], Tokenizer],
+) -> tuple[Tokenizer, Sides]:
+    """Tokenizer, and the records of training and validation: those that the run has, or read anew."""
+    folder = settings.run_folder
+    if before and all(before["settings"].get(name) == getattr(settings, name) for name in ("data", "validation")):
+        kept = [pictures.recorded(before, side, folder) for side in ("train", "validation")]
+        if kept[0] and kept[1]:
+            return choose([]), (kept[0], kept[1])
+    say(f"{folder}: reading the records, making token ids of texts and bytes of images")
+    sides = pictures.split(pictures.read(settings.data), settings.validation, say)
+    words = choose(text for record in sides[0].records for text in (record.prefix + "\n", record.suffix))
+    if settings.objective == "next":
+        tokenizer.image_token(words)
+    first = tokenizer.separator(words, generation)
+    train, held_out = (
+        pictures.store(side, words, vision, folder, name, first)
+        for side, name in zip(sides, ("train", "validation"), strict=True)
+    )
+    return words, (train, held_out)
+
+
+def of_checkpoint(
+    settings: Settings,
+    vision: ModelConfig,
+    words: Tokenizer,
+    generation: dict[str, Any],
+    data: Sequence[str] | None,
+    scratch: Path,
+) -> pictures.Pictures:
+    """The records to measure a checkpoint on: `data`, or without what its run held out."""
+    records = pictures.read(data or settings.data)
+    side = pictures.every(records) if data else pictures.split(records, settings.validation)[1]
+    return pictures.store(side, words, vision, scratch, "text", tokenizer.separator(words, generation))
+
+
+def rows(
+    settings: Settings,
+    vision: ModelConfig,
+    words: Tokenizer,
+    generation: dict[str, Any],
+    kept: pictures.Pictures,
+    context: int,
+) -> Captions | Answers:
+    """Records as what a run is to learn of them."""
+    first = tokenizer.separator(words, generation)
+    if settings.objective == "contrastive":
+        return Captions(kept, vision, first)
+    rows = Answers(kept, vision, first, tokenizer.end_token(words, generation), tokenizer.image_token(words))
+    if long := len(rows.lengths) - rows.count(context):
+        say(f"{long:,} of {len(rows.lengths):,} records have more than {context:,} tokens and are left out; see --context")
+    return rows
