@@ -66,7 +66,8 @@ class Settings:
         "sigmoid", "of texts and images: each pair for itself, or softmax: one among all; their scale is learnt"
     )
     augment: str = option(
-        "none", "how images change each time they are seen: crop to 80 % of the area or more; crop-flip: mirror half, too"
+        "none",
+        "what happens to images each time: crop to at least 80 % of the area; crop-flip: mirror half of them, too",
     )
     vision: str = option("", "a run, or a checkpoint, whose stack of images the model begins with")
     freeze_vision: bool = option(False, "leave that stack as it is and learn its projector alone")
@@ -140,7 +141,7 @@ class Settings:
         if self.chat and self.data:
             raise ValueError("both --data and --chat are given; a run learns from text or from conversations")
         if self.freeze_vision and not self.vision:
-            raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision RUN")
+            raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
         if self.distill + self.distill_relations > 1:
             raise ValueError(
                 f"distill {self.distill:g} and distill_relations {self.distill_relations:g} are shares of one loss, "
@@ -212,6 +213,8 @@ def of_source(config: ModelConfig) -> tuple[dict[str, Any], ModelConfig]:
     if config.max_context > CONTEXT:
         settings["context"] = CONTEXT
     config = config.replace(head_format=config.head_format if config.head_format != "f32" else "int8")
+    if config.vision and not config.vision.ternary:
+        config = config.replace(vision={"ternary": TERNARY_LINEARS})
     return settings, config.replace(ternary=TERNARY_LINEARS) if convert else config
 
 

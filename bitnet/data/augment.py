@@ -1,4 +1,4 @@
-"""Pictures, changed a little each time they are seen: which changes follow from a number, so a resumed run sees them too.
+"""Pictures, changed a little each time they are seen. How follows from a number, so a resumed run sees the same.
 
 A crop is a part of at least 80 % of the area, its sides up to 4 to 3 of each other's, resized to the whole. So little,
 because a text speaks of what is in a picture and where: what is cut off or turned round would make it wrong.

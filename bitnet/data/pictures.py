@@ -164,7 +164,8 @@ def split(
 ) -> tuple[Side, Side]:
     """For training and for validation, by the hash of the pictures (of the texts where there are none); at least one
     set of pictures on each side. Equal records are dropped, which `say` is told."""
-    digest_of, unique, n = cache(sha256), {}, 0
+    digest_of, n = cache(sha256), 0
+    unique: dict[tuple[bytes, tuple[bytes, ...], bytes], Record] = {}
     for record in records:
         images = tuple(bytes.fromhex(digest_of(path)) for path in record.images)
         text = json.dumps([record.prefix, record.suffix]).encode()
@@ -255,8 +256,8 @@ def store(side: Side, words: Tokenizer, vision: ModelConfig, folder: Path, name:
     text = dataset.tokenize(texts, words, folder, name, first)
     shape = vision.channels, vision.image_size, vision.image_size
     recipe = hashlib.sha256(json.dumps(shape).encode())
-    for images in side.images:
-        recipe.update(len(images).to_bytes(4) + b"".join(images))
+    for digests in side.images:
+        recipe.update(len(digests).to_bytes(4) + b"".join(digests))
     file = folder / f"{name}-{recipe.hexdigest()[:16]}.pixels"
     if not file.exists() or not file.with_suffix(".owners").exists():
         _decode(side, shape, file)

@@ -43,7 +43,7 @@ def check_kind(kind: str) -> None:
 
 
 def build(kind: str, texts: Iterable[str], vocab_size: int, last: str = "") -> Tokenizer:
-    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. last: its last one, MASK or IMAGE; "": neither.
+    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. last: the last of them, MASK or IMAGE, or "".
 
     Raises ValueError when vocab_size cannot hold the 256 bytes and the special tokens.
     """
@@ -110,9 +110,11 @@ def end_token(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
 
 def image_token(tokenizer: Tokenizer) -> int:
     """What stands in the place of an image; a tokenizer that has none gets it."""
-    if tokenizer.token_to_id(IMAGE) is None:
+    token = tokenizer.token_to_id(IMAGE)
+    if token is None:
         tokenizer.add_special_tokens([IMAGE])
-    return int(tokenizer.token_to_id(IMAGE))
+        token = tokenizer.get_vocab_size() - 1
+    return token
 
 
 def ends_beside(file: str | Path) -> dict[str, Any]:

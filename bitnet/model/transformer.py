@@ -133,13 +133,15 @@ class Transformer(nn.Module):
         return torch.stack([block.balance for block in self.blocks]).mean()
 
     @contextlib.contextmanager
-    def partly_quantized(self, amount: float) -> Iterator[None]:
+    def partly_quantized(self, amount: float, vision: bool = True) -> Iterator[None]:
         """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one.
 
+        vision: those of the stack of images, too.
         With `recompute` the backward pass has to be inside, too.
         """
         value = 1.0 if amount == 1 else torch.tensor(amount, device=self.device)
-        parts = [module for module in self.modules() if isinstance(module, Transformer | BitLinear)]
+        whole = set() if vision or not self.vision else set(self.vision.modules())
+        parts = [part for part in self.modules() if isinstance(part, Transformer | BitLinear) and part not in whole]
         try:
             for part in parts:
                 part.amount = value

@@ -247,7 +247,8 @@ def update(run: Run) -> tuple[float, float]:
         on_device = [tensor.to(device) for tensor in batch]
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
         # With --recompute the backward pass quantizes, too.
-        with parallel.gradients_kept(run.forward, keep=i < len(batches)), model.partly_quantized(amount, vision=not settings.vision):
+        rising = model.partly_quantized(amount, vision=not settings.vision)  # a trained stack is quantized already
+        with parallel.gradients_kept(run.forward, keep=i < len(batches)), rising:
             with autocast:
                 terms = {name: term / counted for name, term in loss_terms(run, *on_device).items()}
             loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()

@@ -76,9 +76,7 @@ def check(settings: Settings, config: ModelConfig) -> None:
             raise TrainingError(f"--objective {objective}, but {found}; {advice}")
 
 
-def batches(
-    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: Kept, context: int
-) -> Batches:
+def batches(settings: Settings, config: ModelConfig, words: Tokenizer, tokens: Kept, context: int) -> Batches:
     """Those of a run on text, or on images and text."""
     if isinstance(tokens, Captions | Answers):
         return picture_rows.Batches(tokens, settings.batch, context, settings.seed, settings.augment)

@@ -54,7 +54,7 @@ def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[
 
 
 def of_layers(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The matrices of the layers; gains, biases, embeddings, and what else a stack has for itself."""
+    """The matrices of the layers; gains, biases, embeddings, and what else a stack has for itself, as far as learnt."""
     in_layers = {p for stack in model.stacks for p in stack.layers.parameters() if p.dim() == 2}
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     return [p for p in parameters if p in in_layers], [p for p in parameters if p not in in_layers]

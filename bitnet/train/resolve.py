@@ -29,13 +29,19 @@ from bitnet.train import thinker
 INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
 """Options that take the place of another. Whichever of the two is given last counts."""
 
-PATHS = ("data", "chat", "tokenizer", "source", "teacher", "tensorboard")
+PATHS = ("data", "chat", "tokenizer", "source", "teacher", "vision", "tensorboard")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
 
 VISION = "vision"
 """The option that is a model of its own: `--set vision.dim=64`, `[model.vision]`."""
 
-KEPT = ("preset", "tokenizer", "source", "objective")
+STACK: dict[str, Any] = {
+    "name": VISION, "input": "images", "vocab_size": 0, "max_context": -1, "mask": "bidirectional", "has_head": False,
+    "tie_embeddings": False, "position": "learned", "channels": 3, "patch_bias": True,
+}  # fmt: skip
+"""What a new stack of images is unless `--set vision.NAME=VALUE` says something else."""
+
+KEPT = ("preset", "tokenizer", "source", "objective", "contrastive_loss", "vision", "freeze_vision")
 """Options that a run keeps: model, vocabulary, first weights and what is learnt follow from them."""
 
 
@@ -74,14 +80,46 @@ def resolve(
         for name in ("preset", "tokenizer"):
             if name in train:
                 raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
-        return _checked(Settings.from_dict(_over(base[0], train))), base[1].replace(**overrides)
+        settings = _checked(Settings.from_dict(_over(base[0], train)))
+        return settings, with_sight(base[1], overrides, settings)
     preset = train.get("preset", "tiny")
     if preset not in PRESETS:
         raise ValueError(
             f"unknown preset {preset!r}, expected {', '.join(PRESET_SETTINGS)}" + did_you_mean(preset, [*PRESETS])
         )
     settings = _checked(Settings.from_dict(_over(PRESET_SETTINGS.get(preset, {}), train)))
-    return settings, PRESETS[preset].replace(**overrides)
+    return settings, with_sight(PRESETS[preset], overrides, settings)
+
+
+def with_sight(base: ModelConfig, overrides: dict[str, Any], settings: Settings) -> ModelConfig:
+    """`base` with the options given. Of a model that sees, what follows by itself need not be said: its stack is that
+    of --vision, and to a decoder it gives vectors of its width, in place of a token that the tokenizer will name."""
+    own, seeing = dict(overrides), dict(overrides.get(VISION, {}))
+    if not (seeing or base.vision or settings.vision):
+        return base.replace(**own)
+    answers = own.get("has_head", base.has_head)
+    if base.vision is None or settings.vision:
+        stack = _tower(settings.vision) if settings.vision else STACK
+        if answers:
+            stack = stack | {"pooling": "none", "out_dim": own.get("dim", base.dim), "projector_bias": True}
+        seeing = stack | seeing
+        for field in ("pixel_mean", "pixel_std"):
+            seeing.setdefault(field, [0.5] * seeing["channels"])
+        own.setdefault("name", "decoder" if answers else "text")
+    if answers:
+        own.setdefault("image_token", base.image_token or 1)
+    return base.replace(**own | ({VISION: seeing} if seeing else {}))
+
+
+def _tower(path: str) -> dict[str, Any]:
+    """The options of the stack of images that a checkpoint has, or is. Raises ValueError: it has none."""
+    from bitnet.train.checkpoint import Checkpoint
+
+    config = Checkpoint.open(path).config
+    found = config if config.input == "images" else config.vision
+    if found is None:
+        raise ValueError(f"--vision {path} has no stack of images; name a run that learnt from images")
+    return found.to_dict()
 
 
 def _checked(settings: Settings) -> Settings:

@@ -71,5 +71,6 @@ def rows(
         return Captions(kept, vision, first)
     rows = Answers(kept, vision, first, tokenizer.end_token(words, generation), tokenizer.image_token(words))
     if long := len(rows.lengths) - rows.count(context):
-        say(f"{long:,} of {len(rows.lengths):,} records have more than {context:,} tokens and are left out; see --context")
+        n = len(rows.lengths)
+        say(f"{long:,} of {n:,} records have more than {context:,} tokens and are left out; see --context")
     return rows

@@ -113,7 +113,7 @@ def take_vision(model: Transformer, tower: Start) -> str:
         elif not name.startswith("projector."):
             found = "missing" if given is None else list(given.shape)
             raise SourceModelError(
-                f"{tower.what}: tensor {name} of its stack of images is {found}, the model asks for {list(tensor.shape)}"
+                f"{tower.what}: tensor {name} of its stack of images is {found}, in the model {list(tensor.shape)}"
             )
     return f"images: {tower.what}"
 

@@ -186,6 +186,11 @@ def line(figures: dict[str, Any]) -> str:
             f"{figures['recall_back']:.1%}  ({figures['pairs']:,} pairs, among {figures['pool']:,}, "
             f"context {figures['context']:,})"
         )
+    if "right" in figures:
+        return (
+            f"{figures['nats_per_token']:.4f} nats/token  {figures['right']:.1%} of the answers right  "
+            f"({figures['answers']:,} answers of {figures['tokens']:,} tokens, context {figures['context']:,})"
+        )
     if "accuracy" in figures:
         return (
             f"{figures['nats_per_token']:.4f} nats/hidden token  {figures['accuracy']:.1%} right  "

@@ -1,0 +1,71 @@
+"""Pictures of two colours, in files, with what is said of them; and models that learn that in a second."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 170, 50), "blue": (30, 60, 220), "white": (250, 250, 250)}
+SIZE = 8
+
+STACK = ("dim=24", "n_layers=1", "n_heads=2", "n_kv_heads=2", "head_dim=12", "ffn_dim=32", "image_size=8",
+         "patch_size=4", "pooling=mean")  # fmt: skip
+VISION = [word for option in STACK for word in ("--set", f"vision.{option}")]
+MODEL = ("vocab_size=300", "dim=24", "n_layers=1", "n_heads=2", "n_kv_heads=1", "head_dim=12", "ffn_dim=32")
+TINY = [word for option in MODEL for word in ("--set", option)]
+TINY += ["--threads", "1", "--batch", "8", "--eval-every", "40", "--save-every", "40", "--lr", "0.02"]
+TOWERS = [*TINY, *VISION, "--set", "vision.out_dim=16", "--set", "out_dim=16", "--set", "has_head=no", "--set",
+          "pooling=mean", "--set", "mask=bidirectional", "--set", "max_context=8", "--objective", "contrastive"]
+DECODER = [*TINY, "--set", "mask=prefix", "--set", "max_context=24"]
+
+
+def halves(folder: Path, n: int, seed: int = 0) -> Iterator[tuple[str, str, str]]:
+    """n pictures, of which no two are equal: the name of a file, and its colours, left and right."""
+    draw = random.Random(seed)
+    noise = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(n):
+        left, right = draw.sample(list(COLOURS), 2)
+        row = [COLOURS[left]] * (SIZE // 2) + [COLOURS[right]] * (SIZE // 2)
+        pixels = np.array([row] * SIZE) + noise.integers(-9, 5, (SIZE, SIZE, 3))
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+        yield f"{i}.png", left, right
+
+
+def captions(folder: Path, n: int = 120) -> Path:
+    return table(folder, "captions.csv", ({"image": name, "caption": f"{a} {b}"} for name, a, b in halves(folder, n)))
+
+
+def questions(folder: Path, n: int = 60) -> Path:
+    """Two of each picture, one of two pictures, and one that needs none."""
+    records: list[dict[str, Any]] = [{"prefix": "say yes", "suffix": "yes"}]
+    before: tuple[str, str, str] | None = None
+    for name, left, right in halves(folder, n):
+        records += [{"image": name, "prefix": "left?", "suffix": left}]
+        records += [{"image": name, "question": "right?", "answer": right}]
+        if before and len(records) % 4 == 0:
+            records += [{"images": [before[0], name], "prefix": "left?", "suffix": f"{before[1]} {left}"}]
+        before = name, left, right
+    return lines(folder, "questions.jsonl", records)
+
+
+def lines(folder: Path, name: str, records: list[dict[str, Any]]) -> Path:
+    file = folder / name
+    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return file
+
+
+def table(folder: Path, name: str, rows: Iterator[dict[str, str]]) -> Path:
+    first, *others = rows
+    with (folder / name).open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(first))
+        writer.writeheader()
+        writer.writerows([first, *others])
+    return folder / name
