@@ -67,7 +67,7 @@ class Settings:
     )
     augment: str = option(
         "none",
-        "what happens to images each time: crop to at least 80 % of the area; crop-flip: mirror half of them, too",
+        "what happens to images each time: crop to four fifths of the area or more; crop-flip: mirror half, too",
     )
     vision: str = option("", "a run, or a checkpoint, whose stack of images the model begins with")
     freeze_vision: bool = option(False, "leave that stack as it is and learn its projector alone")

@@ -21,8 +21,24 @@ VISION = [word for option in STACK for word in ("--set", f"vision.{option}")]
 MODEL = ("vocab_size=300", "dim=24", "n_layers=1", "n_heads=2", "n_kv_heads=1", "head_dim=12", "ffn_dim=32")
 TINY = [word for option in MODEL for word in ("--set", option)]
 TINY += ["--threads", "1", "--batch", "8", "--eval-every", "40", "--save-every", "40", "--lr", "0.02"]
-TOWERS = [*TINY, *VISION, "--set", "vision.out_dim=16", "--set", "out_dim=16", "--set", "has_head=no", "--set",
-          "pooling=mean", "--set", "mask=bidirectional", "--set", "max_context=8", "--objective", "contrastive"]
+TOWERS = [
+    *TINY,
+    *VISION,
+    "--set",
+    "vision.out_dim=16",
+    "--set",
+    "out_dim=16",
+    "--set",
+    "has_head=no",
+    "--set",
+    "pooling=mean",
+    "--set",
+    "mask=bidirectional",
+    "--set",
+    "max_context=8",
+    "--objective",
+    "contrastive",
+]
 DECODER = [*TINY, "--set", "mask=prefix", "--set", "max_context=24"]
 
 

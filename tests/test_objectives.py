@@ -199,7 +199,7 @@ def test_too_few_pairs_to_measure_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "a.txt").write_text("some words of a text " * 100, encoding="utf-8")
     options = (*TINY, *OBJECTIVES["contrastive"], "--tokenizer", "byte", "--validation", "0.01")
     assert bitnet("train", *options, "--data", tmp_path / "a.txt", "--out", tmp_path / "run") == 1
-    assert "1 pairs of texts to measure on, expected at least 2" in (error := capsys.readouterr().err)
+    assert "1 pairs to measure on, expected at least 2" in (error := capsys.readouterr().err)
     assert "step 1" not in error
 
 

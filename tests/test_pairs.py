@@ -133,7 +133,8 @@ def test_info_nce_by_hand() -> None:
 
     rows = missed(table[0][0], table[0][1]) + missed(table[1][1], table[1][0])
     columns = missed(table[0][0], table[1][0]) + missed(table[1][1], table[0][1])
-    assert contrast.info_nce(vectors, torch.arange(2), 0.5).item() == pytest.approx((rows + columns) / 2)
+    found = contrast.softmax(contrast.cosines(0.5), *vectors.chunk(2))
+    assert found.item() == pytest.approx((rows + columns) / 2)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "first"])
@@ -162,7 +163,8 @@ def test_evaluation_finds_the_right_one() -> None:
     model = Transformer(config)
     same = [token for i in range(1, 31) for token in (0, i, 0, i if i <= 20 else i + 300)]
     text = pairs.Pairs(Tokens(np.array(same, np.uint16), 1, "x"), 0, given=True)
-    found = contrast.evaluate(model, text, 8, 0.05, batch=7)
+    measure = contrast.cosines(0.05), contrast.softmax
+    found = contrast.evaluate(model, text, 8, *measure, batch=7)
     assert (found.pairs, found.pool) == (30, 30) and 20 <= 30 * found.recall < 27 and 20 <= 30 * found.recall_back < 27
-    assert contrast.evaluate(model, text, 8, 0.05, batch=4).nats_per_pair == pytest.approx(found.nats_per_pair)
-    assert contrast.evaluate(model, text, 8, 0.05, limit=160).pairs == 10
+    assert contrast.evaluate(model, text, 8, *measure, batch=4).nats_per_pair == pytest.approx(found.nats_per_pair)
+    assert contrast.evaluate(model, text, 8, *measure, limit=160).pairs == 10
