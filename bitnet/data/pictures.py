@@ -32,6 +32,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import dataset
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import Tokens
+from bitnet.data.tokenizer import IMAGE
 from bitnet.process import flush, sha256
 from bitnet_runtime import images
 
@@ -76,8 +77,8 @@ def _files(files: Iterable[Path]) -> Iterator[Record]:
             lines = _rows(file) if file.suffix == ".csv" else _objects(file)
             for number, values in lines:
                 yield _record(values, file.parent, f"{file}, line {number}")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file} is not UTF-8 (byte {error.start} of what was read last)") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{file} is not UTF-8") from None
         except csv.Error as error:
             raise DataError(f"{file} is no table of comma-separated values: {error}") from None
 
@@ -91,7 +92,9 @@ def _objects(file: Path) -> Iterator[tuple[int, Any]]:
                 raise DataError(f"{file}, line {number} is longer than {MAX_LINE} bytes, expected one record")
             if line.strip():
                 try:
-                    yield number, json.loads(line)
+                    yield number, json.loads(line.decode())
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{file}, line {number} is not UTF-8 (byte {error.start})") from None
                 except (json.JSONDecodeError, RecursionError) as error:
                     raise DataError(f"{file}, line {number}: not JSON: {error}") from None
 
@@ -133,16 +136,25 @@ def _record(values: Any, folder: Path, where: str) -> Record:
         raise DataError(f"{where}: the images are {paths!r:.80}, expected paths")
     prefix, suffix = (said[names[0]] if names else "" for names in (questions, answers))
     for name, text in ((questions or ["prefix"])[0], prefix), (answers[0], suffix):
-        if not isinstance(text, str) or (name == answers[0] and not text.strip()):
-            raise DataError(f'{where}: "{name}" is {text!r:.80}, expected a text' + " that is not empty" * (text == ""))
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # JSON can spell it
-            raise DataError(f'{where}: "{name}" holds half of a surrogate pair, which is no character') from None
+        if problem := _problem(text, empty=name != answers[0]):
+            raise DataError(f'{where}: "{name}" {problem}')
     found = tuple(folder / path for path in paths)
     if missing := [path for path in found if not path.is_file()]:
         raise DataError(f"{where}: there is no file {missing[0]}")
     return Record(found, prefix, suffix, where)
+
+
+def _problem(text: Any, empty: bool) -> str:
+    """What is wrong with a text, which may be empty or not; "" if nothing is."""
+    if not isinstance(text, str) or not (empty or text.strip()):
+        return f"is {text!r:.80}, expected a text" + " that is not empty" * (not empty)
+    if IMAGE in text:
+        return f"spells {IMAGE}, which stands for images that are not in the text; leave it out: they come first"
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell it
+        return "holds half of a surrogate pair, which is no character"
+    return ""
 
 
 def _found(values: Any) -> str:

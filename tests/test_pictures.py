@@ -1,0 +1,335 @@
+"""Records of pictures and texts: how they are read, split and kept, what is refused; rows; crops; losses."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bitnet.config import ModelConfig
+from bitnet.data import picture_rows, pictures, tokenizer
+from bitnet.data.augment import changed
+from bitnet.data.corpus import DataError
+from bitnet.data.dataset import IGNORED
+from bitnet.data.picture_rows import Answers, Captions
+from bitnet.evaluate import contrast
+from picture_data import halves, lines, table
+from vision_models import VISION
+
+torch.set_num_threads(1)
+
+STACK = VISION.replace(image_size=8, patch_size=4, pixel_mean=(0.5, 0.4, 0.3), pixel_std=(0.5, 0.25, 0.3))
+WORDS = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
+END, IMAGE = tokenizer.END_ID, 257
+
+
+def kept(file: Path, out: Path, vision: ModelConfig = STACK) -> pictures.Pictures:
+    out.mkdir(exist_ok=True)
+    return pictures.store(pictures.every(pictures.read([str(file)])), WORDS, vision, out, "train", END)
+
+
+def ids(text: str) -> list[int]:
+    return list(WORDS.encode(text, add_special_tokens=False).ids)
+
+
+def read(file: Path) -> list[pictures.Record]:
+    return list(pictures.read([str(file)]))
+
+
+# ---- files ----
+
+
+def test_one_record_in_every_form(tmp_path: Path) -> None:
+    """A line, a row of a table, and a picture with a text beside it: the same record."""
+    names = [name for name, _, _ in halves(tmp_path, 3)]
+    by_line = lines(tmp_path, "a.jsonl", [{"image": name, "text": "grün, \n blau", "more": 1} for name in names])
+    by_row = table(tmp_path, "a.csv", ({"caption": "grün, \n blau", "image": name} for name in names))
+    folder = tmp_path / "folder" / "deeper"
+    list(halves(folder, 3))
+    for i in range(3):
+        (folder / f"{i}.txt").write_text("grün, \n blau\n", encoding="utf-8")
+    said = [[record[1:3] for record in read(place)] for place in (by_line, by_row, tmp_path / "folder")]
+    assert said == [[("", "grün, \n blau")] * 3] * 3
+    content = [[record.images[0].read_bytes() for record in read(place)] for place in (by_line, tmp_path / "folder")]
+    assert content[0] == content[1] and read(by_row)[2].images == (tmp_path / "2.png",)
+    assert [record.where for record in read(by_line)] == [f"{by_line}, line {n}" for n in (1, 2, 3)]
+
+
+def test_questions_of_several_pictures_and_of_none(tmp_path: Path) -> None:
+    list(halves(tmp_path, 2))
+    file = lines(tmp_path, "a.jsonl", [
+        {"image": "0.png", "prefix": "left?", "suffix": "red"},
+        {"image": "1.png", "question": "left?", "answer": "red"},
+        {"images": ["1.png", "0.png"], "prefix": "", "suffix": "both"}, {"prefix": "say yes", "suffix": "yes"},
+        {"images": [], "suffix": "nothing"},
+    ])  # fmt: skip
+    found = [([path.name for path in record.images], *record[1:3]) for record in read(file)]
+    assert found == [
+        (["0.png"], "left?", "red"), (["1.png"], "left?", "red"), (["1.png", "0.png"], "", "both"),
+        ([], "say yes", "yes"), ([], "", "nothing"),
+    ]  # fmt: skip
+    text = table(tmp_path, "b.csv", iter([{"image": "", "prefix": "say yes", "suffix": "yes"}]))
+    assert read(text)[0][:3] == ((), "say yes", "yes")
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ([1], 'line 2: is no object; expected "image" and "caption", or "image", "prefix" and "suffix"'),
+        ({}, "line 2: has nothing; expected"),
+        ({"image": "0.png"}, "line 2: has 'image'; expected"),
+        ({"image": "0.png", "caption": "x", "suffix": "y"}, "line 2: has 'image', 'caption', 'suffix'; expected"),
+        ({"image": "0.png", "caption": "x", "prefix": "y"}, "a caption is of one image that nothing is asked of"),
+        ({"images": ["0.png", "0.png"], "caption": "x"}, "a caption is of one image"),
+        ({"caption": "x"}, "a caption is of one image"),
+        ({"image": "0.png", "images": [], "suffix": "y"}, "line 2: has 'image', 'images', 'suffix'; expected"),
+        ({"image": 3, "caption": "x"}, "line 2: the images are [3], expected paths"),
+        ({"images": "0.png", "suffix": "x"}, "line 2: the images are '0.png', expected paths"),
+        ({"image": "0.png", "caption": 3}, 'line 2: "caption" is 3, expected a text'),
+        ({"image": "0.png", "caption": " "}, "\"caption\" is ' ', expected a text that is not empty"),
+        ({"image": "0.png", "prefix": None, "suffix": "x"}, '"prefix" is None, expected a text'),
+        ({"image": "0.png", "caption": "\ud800"}, '"caption" holds half of a surrogate pair'),
+        ({"image": "0.png", "prefix": "\ud800", "suffix": "x"}, '"prefix" holds half of a surrogate pair'),
+        ({"image": "0.png", "prefix": "what is <image>?", "suffix": "x"}, '"prefix" spells <image>'),
+        ({"image": "none.png", "caption": "x"}, "line 2: there is no file"),
+        ({"image": "a\0b", "caption": "x"}, "line 2: there is no file"),
+        (b"{", "line 2: not JSON"),
+        (b"[" * 100_000, "line 2: not JSON"),
+        (b'{"a": "\xff"}', "line 2 is not UTF-8 (byte 7)"),
+    ],
+)
+def test_bad_records_are_refused(record: Any, said: str, tmp_path: Path) -> None:
+    list(halves(tmp_path, 1))
+    good = json.dumps({"image": "0.png", "caption": "x"}).encode()
+    (tmp_path / "a.jsonl").write_bytes(good + b"\n" + (record if isinstance(record, bytes) else _json(record)))
+    with pytest.raises(DataError) as error:
+        read(tmp_path / "a.jsonl")
+    assert f"{tmp_path / 'a.jsonl'}, line 2" in str(error.value) and said in str(error.value)
+
+
+def _json(record: Any) -> bytes:
+    return json.dumps(record).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"image,caption\n0.png\n", "a.csv, line 2: expected 2 cells"),
+        (b"image,caption\n0.png,x,y\n", "a.csv, line 2: expected 2 cells"),
+        (b"image,title\n0.png,x\n", "a.csv, line 2: has 'image', 'title'; expected"),
+        (b'image,caption\n0.png,"x\n', "a.csv is no table of comma-separated values: unexpected end of data"),
+        (b"image,caption\n0.png,\xff\n", "a.csv is not UTF-8"),
+        (b"", "the data holds no record"),
+    ],
+)
+def test_bad_tables_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    list(halves(tmp_path, 1))
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError) as error:
+        pictures.every(pictures.read([str(tmp_path / "a.csv")]))
+    assert said in str(error.value)
+
+
+def test_bad_sources_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    for source, said in (
+        ([], "name them with --data"),
+        ([str(tmp_path / "none")], "does not exist, expected records"),
+        ([str(tmp_path / "a.txt")], "is no .jsonl file, .csv file or folder"),
+        ([str(tmp_path)], "holds no .jsonl file, no .csv file and no picture"),
+    ):
+        with pytest.raises(DataError, match=said):
+            list(pictures.read(source))
+    list(halves(tmp_path, 1))
+    with pytest.raises(DataError, match=r"0\.png has no text beside it, expected its caption in 0\.txt"):
+        read(tmp_path)
+    (tmp_path / "0.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"0\.txt is not UTF-8 \(byte 0\)"):
+        read(tmp_path)
+
+
+def test_a_damaged_picture_is_named_with_its_record(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
+    file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": "x"}])
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: .*0\.png"):
+        kept(file, tmp_path / "run")
+    assert not [path for path in (tmp_path / "run").iterdir() if path.suffix in (".partial", ".pixels")]
+
+
+# ---- two sides ----
+
+
+def test_no_picture_is_on_both_sides(tmp_path: Path) -> None:
+    """Three questions of each, one of two pictures; equal records and equal files count once."""
+    records: list[dict[str, Any]] = []
+    for name, left, right in halves(tmp_path, 60):
+        records += [{"image": name, "prefix": q, "suffix": a} for q, a in (("l?", left), ("r?", right), ("x?", "y"))]
+    (tmp_path / "copy.png").write_bytes((tmp_path / "0.png").read_bytes())
+    file = lines(tmp_path, "a.jsonl", [*records, records[0], records[0] | {"image": "copy.png"}])
+    said: list[str] = []
+    train, held_out = pictures.split(pictures.read([str(file)]), 0.3, said.append)
+    assert said == ["2 of 182 records are repetitions and were left out"]
+    assert len(train.records) + len(held_out.records) == 180 and 30 < len(held_out.records) < 90
+    assert not set(train.images) & set(held_out.images)
+    again = pictures.split(pictures.read([str(file)]), 0.3)
+    assert again == (train, held_out)
+
+
+def test_one_picture_cannot_be_split(tmp_path: Path) -> None:
+    list(halves(tmp_path, 1))
+    file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": text} for text in "ab"])
+    with pytest.raises(DataError, match="1 different pictures, expected at least 2"):
+        pictures.split(pictures.read([str(file)]), 0.5)
+
+
+# ---- on disk ----
+
+
+def test_pictures_are_kept_once_and_exactly(tmp_path: Path) -> None:
+    list(halves(tmp_path, 3))
+    records: list[dict[str, Any]] = [{"image": f"{i}.png", "prefix": "?", "suffix": "a"} for i in (2, 0, 2)]
+    file = lines(tmp_path, "a.jsonl", [*records, {"images": ["0.png", "1.png"], "suffix": "b"}, {"suffix": "c"}])
+    made = kept(file, tmp_path / "run")
+    assert made.owners.tolist() == [[0, 0], [1, 1], [2, 0], [3, 1], [3, 2]]
+    for picture, name in zip(made.pixels, ("2.png", "0.png", "1.png"), strict=True):
+        assert (picture.transpose(1, 2, 0) == np.asarray(Image.open(tmp_path / name))).all()
+    sent = pickle.loads(pickle.dumps(made))
+    assert (sent.pixels == made.pixels).all() and sent.digest == made.digest and isinstance(sent.pixels, np.memmap)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    assert kept(file, tmp_path / "run").digest == made.digest
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} and len(before) == 3
+
+
+def test_what_was_recorded_is_found_again_or_refused(tmp_path: Path) -> None:
+    list(halves(tmp_path, 2))
+    file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": "x"}, {"image": "1.png", "caption": "y"}])
+    made = kept(file, tmp_path / "run")
+    state = {"pictures": {"train": made.to_dict()}}
+    no_files = {"pictures": {"train": made.to_dict() | {"files": []}}}
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
+    found = pictures.recorded(state, "train", folder)
+    assert found and found.digest == made.digest and (found.pixels == made.pixels).all()
+    for broken in ({}, {"pictures": {"train": 3}}, no_files):
+        assert pictures.recorded(broken, "train", folder) is None
+    pixels = folder / made.file.name
+    damaged = bytearray(pixels.read_bytes())
+    damaged[7] ^= 1
+    pixels.write_bytes(damaged)
+    with pytest.raises(DataError, match=r"pixels is damaged \(SHA-256\); remove it"):
+        pictures.recorded(state, "train", folder)
+    pixels.unlink()
+    assert pictures.recorded(state, "train", folder) is None
+
+
+# ---- rows ----
+
+
+def test_answers_by_hand(tmp_path: Path) -> None:
+    list(halves(tmp_path, 2))
+    file = lines(tmp_path, "a.jsonl", [
+        {"images": ["0.png", "1.png"], "prefix": "ab", "suffix": "cd"}, {"prefix": "e", "suffix": "f"},
+    ])  # fmt: skip
+    rows = Answers(kept(file, tmp_path / "run"), STACK, END, END, IMAGE)
+    inputs, targets, documents, prefix, pixels = rows.rows([0, 1], 20)
+    first = [IMAGE] * 8 + [END, *ids("ab\ncd")]
+    second = [END, *ids("e\nf")]
+    assert inputs.tolist() == [first, second + [END] * 10]
+    assert targets[0].tolist() == [IGNORED] * 11 + [*ids("cd"), END]
+    assert targets[1].tolist() == [IGNORED] * 2 + [*ids("f"), END] + [IGNORED] * 10
+    assert documents.tolist() == [[0] * 14, [0] * 4 + [1] * 10] and prefix.tolist() == [12, 3]
+    expected = np.stack([np.asarray(Image.open(tmp_path / f"{i}.png"), np.float32).transpose(2, 0, 1) for i in (0, 1)])
+    mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (STACK.pixel_mean, STACK.pixel_std))
+    assert np.array_equal(pixels.numpy(), (expected / np.float32(255) - mean) / std)
+    assert rows.rows([1], 20)[0].shape == (1, 4) and len(rows.rows([1], 20)[4]) == 0
+    assert rows.count(13) == 1 and rows.rows([0], 13)[0].tolist() == [second]
+    with pytest.raises(DataError, match=r"no record fits --context 3: the shortest has 4 tokens, of which an image"):
+        rows.count(3)
+
+
+def test_captions_by_hand(tmp_path: Path) -> None:
+    list(halves(tmp_path, 3))
+    texts = ("ab", "cdefgh", "ab")
+    file = lines(tmp_path, "a.jsonl", [{"image": f"{i}.png", "caption": text} for i, text in enumerate(texts)])
+    rows = Captions(kept(file, tmp_path / "run"), STACK, END)
+    inputs, targets, documents, prefix, pixels = rows.rows([1, 0], 5)
+    assert inputs.tolist() == [[END, *ids("cdef")], [END, *ids("ab"), END, END]] and targets.tolist() == [0, 1]
+    assert documents.tolist() == [[0] * 5, [0, 0, 0, 1, 1]] and prefix.tolist() == [0, 0] and len(pixels) == 2
+    assert rows.alike([0, 1, 2]).tolist() == [[True, False, True], [False, True, False], [True, False, True]]
+    with pytest.raises(DataError, match="a record has 0 images, and --objective contrastive"):
+        Captions(kept(lines(tmp_path, "b.jsonl", [{"suffix": "x"}]), tmp_path / "run"), STACK, END)
+
+
+def test_record_n_is_a_function_of_the_seed_and_n(tmp_path: Path) -> None:
+    list(halves(tmp_path, 9))
+    file = lines(tmp_path, "a.jsonl", [{"image": f"{i}.png", "caption": str(i)} for i in range(9)])
+    rows = Captions(kept(file, tmp_path / "run"), STACK, END)
+    batches = picture_rows.Batches(rows, 2, 8, 5, "crop-flip")
+    one_by_one = [batches.sequences(n, n + 1) for n in range(18)]
+    for part in (0, 4):  # texts and pictures
+        together = torch.cat([batches[i][part] for i in range(9)])
+        assert together.equal(torch.cat([one[part] for one in one_by_one]))
+    assert {int(one[0][0, 1]) for one in one_by_one[:9]} == {ids(str(i))[0] for i in range(9)}
+    plain = picture_rows.Batches(rows, 2, 8, 5, "none")
+    assert plain[0][0].equal(batches[0][0]) and not all(plain[i][4].equal(batches[i][4]) for i in range(9))
+    with pytest.raises(DataError, match="there are 9 captions, one batch needs 10"):
+        picture_rows.Batches(rows, 10, 8, 5, "none")
+
+
+# ---- crops ----
+
+
+def test_crops_are_small_and_keep_the_picture() -> None:
+    """A ramp stays one: shifted by the crop's place, and steeper by at most what 80 % of the area leaves."""
+    ramp = torch.linspace(0, 1, 32).expand(1, 3, 32, 32)
+    slopes = []
+    for seed in range(50):
+        (cropped,) = changed(ramp, "crop", seed)
+        assert cropped.shape == (3, 32, 32) and float(cropped.min()) >= 0 and float(cropped.max()) <= 1
+        slopes.append(float(cropped[0, 16, -3] - cropped[0, 16, 2]) / float(ramp[0, 0, 16, -3] - ramp[0, 0, 16, 2]))
+        assert changed(ramp, "crop", seed).equal(cropped[None])
+    assert min(slopes) > 0.7 and max(slopes) < 1.02 and max(slopes) - min(slopes) > 0.1
+    flipped = [bool(changed(ramp, "crop-flip", seed)[0, 0, 16, 0] > 0.5) for seed in range(50)]
+    assert 10 < sum(flipped) < 40 and changed(ramp, "none", 0) is ramp
+
+
+# ---- losses ----
+
+
+def test_sigmoid_loss_by_hand() -> None:
+    """The pseudocode of arXiv 2303.15343, times the number of pairs: z = 2·eye − 1, −Σ log σ(z·logits)."""
+    images, texts = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+    cosines = [[1.0, 0.6], [0.0, 0.8]]
+    expected = 0.0
+    for i in range(2):
+        for j in range(2):
+            z = 1 if i == j else -1
+            expected += math.log(1 + math.exp(-z * (10 * cosines[i][j] - 10)))
+    found = contrast.sigmoid(lambda first, second: 10 * first @ second.mT - 10, images, texts)
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_sigmoid_loss_in_chunks_is_the_whole_one() -> None:
+    """Value and gradients, of vectors, scale and bias; to the rounding of a sum in another order."""
+    random = torch.Generator().manual_seed(0)
+    results = []
+    vectors = [torch.nn.functional.normalize(torch.randn(11, 7, generator=random).double(), dim=-1) for _ in range(2)]
+    for chunk in (100, 4, 1):
+        images, texts = (each.clone().requires_grad_() for each in vectors)
+        scale, bias = torch.tensor([2.3]).double().requires_grad_(), torch.tensor([-1.0]).double().requires_grad_()
+
+        def compare(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor = scale, c: torch.Tensor = bias) -> torch.Tensor:
+            return s.exp() * (a @ b.mT) + c
+
+        loss = contrast.sigmoid(compare, images, texts, chunk)
+        loss.backward()  # type: ignore[no-untyped-call]
+        results.append([loss.detach(), *(each.grad for each in (images, texts, scale, bias))])
+    for parts in results[1:]:
+        for part, whole in zip(parts, results[0], strict=True):
+            assert part is not None and whole is not None and torch.allclose(part, whole, rtol=1e-12, atol=1e-14)
