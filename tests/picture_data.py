@@ -16,7 +16,7 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 170, 50), "blue": (30, 60, 220), 
 SIZE = 8
 
 STACK = ("dim=24", "n_layers=1", "n_heads=2", "n_kv_heads=2", "head_dim=12", "ffn_dim=32", "image_size=8",
-         "patch_size=4", "pooling=mean")  # fmt: skip
+         "patch_size=4", "pooling=attention")  # fmt: skip
 VISION = [word for option in STACK for word in ("--set", f"vision.{option}")]
 MODEL = ("vocab_size=300", "dim=24", "n_layers=1", "n_heads=2", "n_kv_heads=1", "head_dim=12", "ffn_dim=32")
 TINY = [word for option in MODEL for word in ("--set", option)]
