@@ -20,7 +20,7 @@ STACK = ("dim=24", "n_layers=1", "n_heads=2", "n_kv_heads=2", "head_dim=12", "ff
 VISION = [word for option in STACK for word in ("--set", f"vision.{option}")]
 MODEL = ("vocab_size=300", "dim=24", "n_layers=1", "n_heads=2", "n_kv_heads=1", "head_dim=12", "ffn_dim=32")
 TINY = [word for option in MODEL for word in ("--set", option)]
-TINY += ["--threads", "1", "--batch", "8", "--eval-every", "40", "--save-every", "40", "--lr", "0.02"]
+TINY += ["--threads", "1", "--batch", "8", "--eval-every", "40", "--save-every", "40", "--lr", "0.01"]
 TOWERS = [
     *TINY,
     *VISION,
@@ -59,16 +59,16 @@ def captions(folder: Path, n: int = 120) -> Path:
     return table(folder, "captions.csv", ({"image": name, "caption": f"{a} {b}"} for name, a, b in halves(folder, n)))
 
 
-def questions(folder: Path, n: int = 60) -> Path:
-    """Two of each picture, one of two pictures, and one that needs none."""
+def questions(folder: Path, n: int = 80) -> Path:
+    """One of each picture, some of two pictures, and one that needs none."""
     records: list[dict[str, Any]] = [{"prefix": "say yes", "suffix": "yes"}]
-    before: tuple[str, str, str] | None = None
-    for name, left, right in halves(folder, n):
-        records += [{"image": name, "prefix": "left?", "suffix": left}]
-        records += [{"image": name, "question": "right?", "answer": right}]
-        if before and len(records) % 4 == 0:
-            records += [{"images": [before[0], name], "prefix": "left?", "suffix": f"{before[1]} {left}"}]
-        before = name, left, right
+    before = ""
+    for i, (name, left, right) in enumerate(halves(folder, n)):
+        asked = ("prefix", "suffix") if i % 2 else ("question", "answer")
+        records += [{"image": name, **dict(zip(asked, ("colours?", f"{left} {right}"), strict=True))}]
+        if i % 4 == 3:
+            records += [{"images": [before, name], "prefix": "how many?", "suffix": "two"}]
+        before = name
     return lines(folder, "questions.jsonl", records)
 
 

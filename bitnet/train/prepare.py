@@ -153,9 +153,9 @@ def with_images(settings: Settings, config: ModelConfig, words: Tokenizer) -> Mo
         return config
     if config.has_head:
         return config.replace(image_token=tokenizer.image_token(words))
-    if config.similarity_scale:
-        return config
     scale, bias = BEGINNINGS[settings.contrastive_loss]
+    if config.similarity_scale:
+        scale, bias = config.similarity_scale, config.similarity_bias if bias else 0.0
     return config.replace(similarity_scale=scale, similarity_bias=bias)
 
 
