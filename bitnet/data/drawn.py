@@ -66,7 +66,8 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """All that is in a picture. fact: its place, its number, or where the first of a pair is seen from the second."""
+    """All that is in a picture. fact: its place, its number, or where the first of a pair is seen from the second,
+    which is left or above."""
 
     kind: str
     things: tuple[Thing, ...]
@@ -80,15 +81,6 @@ class Scene:
         """What is seen together: things with their colours, and with their place or number."""
         pairs = {(thing.what, thing.colour) for thing in self.things}
         return pairs if self.kind == "pair" else pairs | {(self.things[0].what, self.fact)}
-
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        """The same for two pictures if the caption of one is true of the other."""
-        names = [f"{thing.colour} {thing.what}" for thing in self.things]
-        if self.kind != "pair":
-            return self.kind, self.fact, names[0]
-        turned = self.fact in ("right", "below")
-        return self.kind, OPPOSITE[self.fact] if turned else self.fact, *(names[::-1] if turned else names)
 
 
 def is_held_out(what: str, other: str) -> bool:
@@ -128,12 +120,8 @@ def _scene(kind: str, random: Random, held_out: bool) -> Scene:
         chosen, radius = random.sample(cells, 2 + NUMBERS.index(fact)), random.uniform(0.09, 0.115)
         things = [thing(shapes[0], colours[0], x, y, radius) for x, y in chosen]
     elif kind == "pair":
-        fact = random.choice(("left", "right", "above", "below"))
-        along, across = random.uniform(0.24, 0.3), random.uniform(-0.1, 0.1)
-        first = {"left": (along, 0.5 + across), "above": (0.5 + across, along)}
-        first |= {"right": (1 - along, 0.5 + across), "below": (0.5 + across, 1 - along)}
-        x, y = first[fact]
-        places = ((x, y), (1 - x, y)) if fact in ("left", "right") else ((x, y), (x, 1 - y))
+        fact, near, across = random.choice(("left", "above")), random.uniform(0.24, 0.3), random.uniform(0.4, 0.6)
+        places = [(near, across), (1 - near, across)] if fact == "left" else [(across, near), (across, 1 - near)]
         things = [
             thing(shape, colour, *place, random.uniform(0.13, 0.19))
             for shape, colour, place in zip(shapes, colours, places, strict=True)
@@ -163,6 +151,7 @@ OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"
 
 
 def caption(scene: Scene) -> str:
+    """Two pictures of which different things are true have different captions."""
     first = scene.things[0]
     name = f"{first.colour} {first.what}"
     if scene.kind == "place":
@@ -185,7 +174,11 @@ def text_kind(text: str) -> str:
 
 def questions(scene: Scene) -> list[tuple[str, str]]:
     """All that is asked of a picture, with the answers."""
-    first, random = scene.things[0], Random(scene.seed)
+    return [("what is to be seen?", caption(scene)), *_details(scene, Random(scene.seed))]
+
+
+def _details(scene: Scene, random: Random) -> list[tuple[str, str]]:
+    first = scene.things[0]
     if scene.kind == "text":
         kind = text_kind(first.what)
         return [
@@ -303,22 +296,22 @@ def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
 # ---- a folder ----
 
 
-MEANINGS = 1500  # that those held out have, and some more
+MOST = 1500  # that are held out and have different captions; there are some more
 
 
 def scenes(seed: int, n: int, held_out: bool = False) -> Iterator[Scene]:
-    """The first n pictures. Of those held out each means something else, so that one caption is right."""
-    if held_out and n > MEANINGS:
-        raise ValueError(f"{n:,} held-out pictures are asked for, expected at most {MEANINGS:,}: no two mean the same")
+    """The first n pictures. Those held out have different captions, so that of each one alone is right."""
+    if held_out and n > MOST:
+        raise ValueError(f"{n:,} held-out pictures are asked for, expected at most {MOST:,}: no two are alike")
     all_of_them = (scene(seed, number, held_out) for number in itertools.count())
     return itertools.islice(_distinct(all_of_them) if held_out else all_of_them, n)
 
 
 def _distinct(scenes: Iterator[Scene]) -> Iterator[Scene]:
-    seen = set()
+    seen: set[str] = set()
     for each in scenes:
-        if each.meaning not in seen:
-            seen.add(each.meaning)
+        if caption(each) not in seen:
+            seen.add(caption(each))
             yield each
 
 
