@@ -35,6 +35,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import loop, manifest, optimizers, runlog, saving
 from bitnet.train.checkpoint import Checkpoint
+from picture_data import DECODER, TOWERS, VISION, captions, questions
 
 torch.set_num_threads(1)
 
@@ -145,8 +146,24 @@ def test_a_sharded_encoder_is_measured(text: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(run)
     held_out = dataset.recorded(checkpoint.state, "validation", run)
     assert held_out
-    whole = contrast.evaluate(checkpoint.model, pairs.Pairs(held_out, 0, given=False), 32, 0.05)
+    compared = contrast.cosines(0.05), contrast.softmax
+    whole = contrast.evaluate(checkpoint.model, pairs.Pairs(held_out, 0, given=False), 32, *compared)
     assert found["validation"]["nats_per_pair"] == pytest.approx(whole.nats_per_pair, abs=1e-4)  # sums in another order
+
+
+@pytest.mark.parametrize("make", [captions, questions])
+def test_two_processes_learn_from_images_what_one_does(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Two passes of four records each, in one process or in two."""
+    seeing = TOWERS if make is captions else [*DECODER, *VISION, "--set", "vision.pooling=none"]
+    argv = [*seeing, *FLOAT, "--set", "vision.ternary=[]", "--batch", "4", "--steps", "4", "--precision", "fp32"]
+    argv += ["--data", str(make(tmp_path / "data"))]
+    assert bitnet_cli.main(["train", *argv, "--accumulate", "2", "--out", str(tmp_path / "one")]) == 0
+    codes, errors = run_pair(tmp_path / "two", *argv, "--accumulate", "2", "--parallel", "ddp")
+    assert codes == [0, 0], errors
+    found, expected = (steps(tmp_path / name) for name in ("two", "one"))
+    assert [r["loss"] for r in found] == pytest.approx([r["loss"] for r in expected], abs=FLOAT_TOLERANCE)
+    last, other = (runlog.read(tmp_path / name / "log.jsonl")[-1]["validation"] for name in ("two", "one"))
+    assert last == pytest.approx(other, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
