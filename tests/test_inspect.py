@@ -12,6 +12,7 @@ from bitnet_cli import main
 from bitnet_cli.verbs.inspect import what_it_is
 from bitnet_export import random_model
 from runtime_models import SMALL
+from vision_models import PALIGEMMA, VISION
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,21 @@ from runtime_models import SMALL
         ({"mask": "bidirectional"}, "encoder of text: gives what stands at each position"),
         ({"mask": "bidirectional", "has_head": False}, "encoder of text: gives vectors"),
         ({"n_experts": 8, "experts_per_token": 2}, "decoder of text: continues it; a token takes 2 of 8 experts"),
+        (
+            {"image_token": 7, "mask": "prefix"},
+            "decoder of text: continues it, whose first part sees all of itself; "
+            "vectors of images stand in the places of token 7",
+        ),
         ({"input": "draft"}, "draft: guesses tokens for the stack before it"),
     ],
 )
 def test_in_words(change: dict[str, Any], words: str) -> None:
     assert what_it_is(SMALL.replace(**change)) == words
+
+
+def test_images_in_words() -> None:
+    assert what_it_is(VISION) == "encoder of images of 14 x 14 pixels: gives a vector of each, of 9 patches"
+    assert what_it_is(VISION.replace(pooling="none")) == "encoder of images of 14 x 14 pixels: gives 9 vectors of each"
 
 
 def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
@@ -62,3 +73,15 @@ def test_a_dense_model_is_all_active(tmp_path: Path, capsys: pytest.CaptureFixtu
     (stack,) = facts["stacks"]
     assert stack["weights"] == stack["active_weights"] and "for a token" not in shown
     assert stack["ternary_weights"] == SMALL.ternary_weights and "decoder of text: continues it" in shown
+
+
+def test_two_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_model(PALIGEMMA, tmp_path / "m")
+    facts, shown = inspected(tmp_path / "m", capsys)
+    assert [stack["name"] for stack in facts["stacks"]] == ["decoder", "vision"]
+    assert sum(stack["ternary_weights"] for stack in facts["stacks"]) == PALIGEMMA.ternary_weights
+    assert [stack["bytes"] for stack in facts["stacks"]] == [
+        sum(t["bytes"] for t in facts["tensors"] if t["name"].startswith("stacks.1.") == seeing)
+        for seeing in (False, True)
+    ]
+    assert "stack vision" in shown and "stacks.1.patch.weight" in shown and "image_size=14" in shown

@@ -68,6 +68,10 @@ def what_it_is(config: ModelConfig) -> str:
     inputs = {"tokens": "text", "embeddings": "vectors", "images": "images", "draft": "states"}[config.input]
     if config.input == "draft":
         kind = "draft: guesses tokens for the stack before it"
+    elif config.input == "images":
+        size, patches = config.image_size, config.max_context
+        gives = f"{patches} vectors of each" if config.pooling == "none" else f"a vector of each, of {patches} patches"
+        kind = f"encoder of images of {size} x {size} pixels: gives {gives}"
     elif config.mask == "bidirectional":
         gives = "what stands at each position" if config.has_head else "vectors"
         kind = f"encoder of {inputs}: gives {gives}"
@@ -75,6 +79,7 @@ def what_it_is(config: ModelConfig) -> str:
         kind = f"decoder of {inputs}: " + ("continues them" if inputs != "text" else "continues it")
         kind = kind if config.has_head else f"decoder of {inputs}: gives vectors"
         kind += ", whose first part sees all of itself" if config.mask == "prefix" else ""
+        kind += f"; vectors of images stand in the places of token {config.image_token}" if config.image_token else ""
     if config.n_experts:
         kind += f"; a token takes {config.experts_per_token} of {config.n_experts} experts"
     return kind

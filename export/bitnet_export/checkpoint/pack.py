@@ -77,15 +77,16 @@ def pack_checkpoint(
     zeros = sparsity.zero_inputs(checkpoint) if sparsity.rectified(config) else None
     if sparse is None:
         sparse = zeros is not None and sparsity.pays(config, zeros, body)
-    tables = position_tables(config)
     template = checkpoint.template
     tokenizer, generation = _tokenizer(checkpoint)
     left = set(checkpoint.tensor_names())
+    stacks = _with_similarity(checkpoint, config, left).stacks
+    tables = [position_tables(stack) for stack in stacks]
 
     def source(spec: Spec) -> Encoded:
-        name = spec.key.name
-        if name in tables:
-            return Encoded.f32(tables[name].numpy())
+        name, stack = spec.key.parameter, stacks[spec.key.stack]
+        if (table := tables[spec.key.stack].get(spec.key._replace(stack=0).name)) is not None:
+            return Encoded.f32(table.numpy())
         if name not in left:
             raise CheckpointError(f"{folder}: tensor {name} is missing, config.json calls for it")
         left.remove(name)
@@ -95,7 +96,8 @@ def pack_checkpoint(
             raise CheckpointError(f"{folder}: tensor {name} has shape {found}, config.json calls for {shape}")
         if not weight.isfinite().all():
             raise CheckpointError(f"{folder}: tensor {name} holds NaN or infinity")
-        return encode(spec, weight, config, encodings.encoding_of(records.ROLES[spec.key.role], body, sparse))
+        lines = sparse and spec.key.stack == 0
+        return encode(spec, weight, stack, encodings.encoding_of(records.ROLES[spec.key.role], body, lines))
 
     def complete(file: Path) -> None:
         if left:
@@ -105,13 +107,30 @@ def pack_checkpoint(
 
     write_packed(
         out,
-        [config],
+        stacks,
         source,
         metadata={"generation": generation, "provenance": _provenance(checkpoint)} | _shares(zeros),
         tokenizer=tokenizer,
         template=None if template is None else template.encode(),
         check=complete,
     )
+
+
+def _with_similarity(checkpoint: Checkpoint, config: ModelConfig, left: set[str]) -> ModelConfig:
+    """The configuration with what two towers learnt of it, which are no tensors of the file."""
+    from bitnet.train.checkpoint import CheckpointError
+
+    learnt = {}
+    for name in ("similarity.log_scale", "similarity.bias") if config.vision and not config.image_token else ():
+        if name not in left:
+            raise CheckpointError(f"{checkpoint.folder}: tensor {name} is missing, config.json calls for it")
+        left.remove(name)
+        value = checkpoint.tensor(name).double()
+        value = value.exp() if name.endswith("scale") else value
+        if value.shape != (1,) or not value.float().isfinite().all():
+            raise CheckpointError(f"{checkpoint.folder}: {name} is {value.tolist()}, expected one finite number")
+        learnt[f"similarity_{name.removeprefix('similarity.log_').removeprefix('similarity.')}"] = value.item()
+    return config.replace(**learnt)
 
 
 def _shares(zeros: ZeroInputs | None) -> dict[str, Any]:

@@ -31,8 +31,10 @@ SMALLEST = 32 << 20  # bytes of up and down; fewer stay in a cache, where there 
 
 def rectified(config: ModelConfig) -> bool:
     """Whether the FFN multiplies with exact zeros, in matrices that can be stored by lines."""
-    gated = config.ffn == "gated" and config.activation in ("relu2", "relu") and config.n_experts == 0
-    return gated and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
+    if config.input == "images" or config.ffn != "gated" or config.n_experts:  # of images many rows share a line
+        return False
+    zeros = config.activation in ("relu2", "relu")
+    return zeros and set(encodings.LINES) <= set(config.ternary) and config.weight_scale != "group"
 
 
 def zero_inputs(checkpoint: Checkpoint) -> ZeroInputs:
