@@ -14,13 +14,16 @@ from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.generation import Stream
-from bitnet_runtime.model import Message, Model
+from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.model import Model
+from bitnet_runtime.model_text import Message
 from bitnet_runtime.session import Session
 from bitnet_runtime.terminal import escape, say, show
 
 HELP = '''/clear         begin a new conversation
 /retry         answer the last message again, with another seed
 /system TEXT   what the model is told before the conversation; without TEXT nothing
+/image FILE    a picture that goes with the next message
 /save FILE     add the conversation to a .jsonl file, as `bitnet finetune --chat` reads it
 /help          this text
 /exit          leave (or Ctrl-D)
@@ -41,6 +44,7 @@ class Conversation:
         self._sampling = sampling
         self._quiet = quiet
         self._turns: list[Message] = []  # of user and assistant, one after the other
+        self._pictures: list[str] = []  # that go with the next message
         self._refused = False  # a message from a pipe that was no text
         self._unseen = 0  # how many of them the model no longer sees
         self._tell(system or "")
@@ -62,8 +66,8 @@ class Conversation:
                     if text == "/exit":
                         break
                     self._obey(text)
-                elif text:
-                    self._answer(text)
+                elif text and self._answer(self._message(text)):
+                    self._pictures = []
         return int(self._refused)
 
     # ---- what is typed ----
@@ -116,8 +120,10 @@ class Conversation:
             self._system(words)
         elif name == "/save":
             self._save(words)
+        elif name == "/image":
+            self._picture(words)
         elif command == "/clear":
-            self._turns, self._unseen = [], 0
+            self._turns, self._unseen, self._pictures = [], 0, []
             self._note("a new conversation")
         elif command == "/retry":
             self._retry()
@@ -125,6 +131,25 @@ class Conversation:
             say(f"{HELP}\n{PASTE if self._lines.pastes else NO_PASTE}")
         else:
             say(f"unknown command {name}; /help lists the commands, a second / in front sends it as a message")
+
+    def show(self, name: str) -> None:
+        """Let a picture go with the next message. Raises BitnetError when it or the model is not fit for that."""
+        self._model.image_prompt("", 1)
+        self._model.processor.bytes(name)
+        self._pictures.append(name)
+
+    def _picture(self, name: str) -> None:
+        try:
+            self.show(os.path.expanduser(name))
+        except BitnetError as error:
+            say(f"error: {escape(str(error))}")
+        else:
+            self._note("it goes with the next message")
+
+    def _message(self, text: str) -> Message:
+        """With the pictures that wait for it."""
+        images = [{"type": "image", "image": name} for name in self._pictures]
+        return {"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}
 
     def _system(self, text: str) -> None:
         try:
@@ -153,7 +178,7 @@ class Conversation:
             say("at temperature 0 the answer stays the same, whatever the seed")
         before = self._turns[-2:]
         del self._turns[-2:]
-        if not self._answer(before[0]["content"], {"seed": None}):
+        if not self._answer(before[0], {"seed": None}):
             self._turns += before
 
     def _save(self, name: str) -> None:
@@ -177,13 +202,14 @@ class Conversation:
 
     # ---- what is answered ----
 
-    def _answer(self, text: str, changes: dict[str, Any] | None = None) -> bool:
+    def _answer(self, message: Message, changes: dict[str, Any] | None = None) -> bool:
         """Show the answer to a message. Both become part of the conversation, unless it ends before a word: False."""
-        message: Message = {"role": "user", "content": text}
         stream: Stream | None = None
         try:
             prompt = self._prompt(message)
-            stream = self._model.stream(prompt, session=self._session, **self._sampling | (changes or {}))
+            images = images_of(self._seen(message, self._unseen))
+            options = self._sampling | (changes or {})
+            stream = self._model.stream(prompt, images=images, session=self._session, **options)
             with stream:
                 for piece in stream:
                     show(piece.text)
@@ -229,9 +255,17 @@ class Conversation:
         return self._tokens(message, self._unseen)
 
     def _tokens(self, message: Message, unseen: int) -> list[int]:
-        if not self._model.has_template:
-            return self._model.tokenize(message["content"])
-        return self._model.apply_template([*self._opening, *self._turns[unseen:], message])
+        if self._model.has_template:
+            return self._model.apply_template(self._seen(message, unseen))
+        content = message["content"]
+        if isinstance(content, str):
+            return self._model.tokenize(content)
+        *images, text = content
+        return self._model.image_prompt(text["text"], len(images))
+
+    def _seen(self, message: Message, unseen: int) -> list[Message]:
+        """What the model sees before it answers; without a template it knows no turns."""
+        return [*self._opening, *self._turns[unseen:], message] if self._model.has_template else [message]
 
     def _note(self, text: str) -> None:
         if not self._quiet:

@@ -42,6 +42,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
 
 
+def add_images(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("-i", "--image", action="append", metavar="FILE", help=help)
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """One flag for each row of the table; only flags that are given override the model's defaults."""
     group = parser.add_argument_group("sampling", "defaults of the model file come before those named here")

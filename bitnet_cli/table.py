@@ -28,5 +28,6 @@ VERBS = (
     Verb("generate", "continue a text"),
     Verb("chat", "talk to a model"),
     Verb("embed", "vectors of texts, or how alike texts are"),
+    Verb("similarity", "how well pictures and texts fit", "images"),
     Verb("bench", "measure speed and memory against the machine's limits"),
 )

@@ -20,3 +20,8 @@ def read_text(file: Path | None) -> str | None:
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is {error.object[error.start]:#04x}"
         raise ValueError(f"{file or 'standard input'}: {found}, expected UTF-8 text") from None
+
+
+def lines_of(text: str) -> list[str]:
+    """Not splitlines, which also cuts at characters that a text may have."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 
 from bitnet_cli.arguments import refuse
-from bitnet_cli.model_options import add_model, add_sampling, fitting_session, model_path, note, opened, sampling
+from bitnet_cli.model_options import (
+    add_images,
+    add_model,
+    add_sampling,
+    fitting_session,
+    model_path,
+    note,
+    opened,
+    sampling,
+)
 from bitnet_runtime.terminal import escape
 
 
@@ -17,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    add_images(parser, "a picture that goes with the first message; may be repeated")
     add_sampling(parser)
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
@@ -31,4 +41,6 @@ def run(args: argparse.Namespace) -> int:
         model.require_head()
         note(args, escape(str(model)))
         conversation = Conversation(model, args.system, sampling(args), quiet=args.quiet)
+        for name in args.image or ():
+            conversation.show(name)
         return conversation.run(fitting_session(args, model, model.session))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import add_model, model_path, note, opened
-from bitnet_cli.texts import read_text
+from bitnet_cli.texts import lines_of, read_text
 from bitnet_runtime.terminal import escape
 
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         read = read_text(args.file)
         if read is None:
             return refuse("no texts; give -p TEXT or -f FILE, or pipe lines in")
-        texts = _lines(read)
+        texts = lines_of(read)
     if not texts:
         raise ValueError(f"{args.file or 'standard input'} has no line, expected a text on each")
     for number, text in enumerate(texts, 1):
@@ -61,8 +61,3 @@ def run(args: argparse.Namespace) -> int:
         for row in rows:
             print(json.dumps(row))
     return 0
-
-
-def _lines(text: str) -> list[str]:
-    """Not splitlines, which also cuts at characters that a text may have."""
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_cli.arguments import refuse
-from bitnet_cli.model_options import add_model, add_sampling, fitting_session, model_path, note, opened, sampling
+from bitnet_cli.model_options import (
+    add_images,
+    add_model,
+    add_sampling,
+    fitting_session,
+    model_path,
+    note,
+    opened,
+    sampling,
+)
 from bitnet_cli.notes import cut_off, end_line, too_long
 from bitnet_cli.texts import read_text
 from bitnet_runtime.errors import ContextLengthError
@@ -23,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with the text to continue")
+    add_images(parser, "a picture that the prompt is about; may be repeated")
     add_sampling(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
@@ -38,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     with opened(args, path) as model:
         note(args, escape(str(model)))
         try:
-            stream = fitting_session(args, model, lambda: model.stream(prompt, **sampling(args)))
+            stream = fitting_session(args, model, lambda: model.stream(prompt, images=args.image, **sampling(args)))
         except ContextLengthError as error:
             raise ValueError(too_long("prompt", error.n_prompt, model)) from None
         try:

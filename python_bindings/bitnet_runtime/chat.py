@@ -26,7 +26,7 @@ class ChatTemplate:
     def __init__(self, source: str) -> None:
         if len(source.encode("utf-8", "surrogatepass")) > MAX_BYTES:
             raise TemplateError(f"the chat template has {len(source)} characters, expected at most {MAX_BYTES} bytes")
-        self._source = source
+        self.source = source
         # Its own: nobody waits for the template of another model. It ends with this object.
         self._worker = Worker(str(Path(__file__).with_name("rendering.py")), ("jinja2", "markupsafe"))
 
@@ -76,7 +76,7 @@ class ChatTemplate:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
         more: dict[str, Any] = {"tools": None, "documents": None}  # as apply_chat_template has it
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
-        asked = {"source": self._source, "most": MOST_TEXT + 4 * len(given), "variables": more}
+        asked = {"source": self.source, "most": MOST_TEXT + 4 * len(given), "variables": more}
         return self._render(_json(asked)[:-2] + b', "messages": ' + given + b"}}", messages)
 
     def _render(self, request: bytes, messages: Sequence[Mapping[str, Any]]) -> str:

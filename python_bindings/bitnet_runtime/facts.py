@@ -278,7 +278,8 @@ class ModelFacts(Unique):
         definition = self._section(lib.BN_SECTION_TOKENIZER)
         if not definition:
             raise TokenizerError(f"{self.path.name} has no tokenizer; give token ids in place of text")
-        return Tokenizer(definition, self.vocab_size, self.bos_token)
+        image_token = self.image.image_token if self.image else -1  # never made of what somebody wrote
+        return Tokenizer(definition, self.vocab_size, self.bos_token, special=image_token)
 
     @once
     def _special_tokens(self) -> dict[str, str]:

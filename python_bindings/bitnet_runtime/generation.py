@@ -8,16 +8,22 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
+from bitnet_runtime import vision
 from bitnet_runtime.answer import Answer, Lookup
 from bitnet_runtime.batch import append_batch
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import CancelledError, ClosedError, StateError
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Unique
+from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Finish = Literal["stop", "length", "cancelled"]
 """Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
@@ -66,14 +72,20 @@ class Stream(Unique):
     """
 
     def __init__(
-        self, model: ModelFacts, prompt: Sequence[int], options: Sampling, session: Session | None = None
+        self,
+        model: ModelFacts,
+        prompt: Sequence[int],
+        options: Sampling,
+        session: Session | None = None,
+        pixels: NDArray[np.float32] | None = None,
     ) -> None:
+        """prompt: -1 where the vectors of an image stand; pixels: of these images."""
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._sampler = Sampler(options, model.vocab_size)
-        self._answer = Answer(model._detokenizer(prompt), options.stop)
+        self._answer = Answer(model._detokenizer([token for token in prompt if token != NO_TOKEN]), options.stop)
         self._session = session or Session._new(model, needed)
         self._owned = session is None
-        self._prompt = prompt
+        self._model, self._prompt, self._pixels = model, prompt, pixels
         self._end_tokens = model.end_tokens
         self._seed = secrets.randbits(32) if options.seed is None else options.seed
         room = self._session.n_ctx - len(prompt) + 1  # the last token is sampled and not appended
@@ -168,7 +180,8 @@ class Stream(Unique):
     def _begin(self) -> None:
         """Compute the prompt."""
         begin = time.perf_counter()
-        self._computed = extend(self._session, self._prompt)
+        rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
+        self._computed = extend(self._session, self._prompt, rows)
         self._session.seed(self._seed)
         self._prompt_seconds = time.perf_counter() - begin
 
@@ -282,13 +295,32 @@ def finish(stream: Stream) -> Result:
     return _result(stream)
 
 
-def extend(session: Session, prompt: Sequence[int]) -> int:
+def extend(session: Session, prompt: Sequence[int], rows: NDArray[np.float32] | None = None) -> int:
     """Make the session hold the prompt and its logits; returns how many tokens were computed.
 
     What it already holds of the prompt's beginning is kept: the bits are the same. But a prefix, which all its
-    tokens see, is computed anew.
+    tokens see, is computed anew, and so are images and what follows them. rows: of the -1, (..., dim).
     """
-    prefix = session._model.mask == "prefix"
-    same = session._keep(() if prefix else prompt)
-    session.feed(prompt[same:], prefix=prefix)
+    if session._model.mask == "prefix":
+        session._keep(())
+        session.feed(prompt, prefix=True, rows=None if rows is None else rows.reshape(-1, rows.shape[-1]))
+        return len(prompt)
+    same = session._keep(prompt)
+    if rows is None:
+        session.feed(prompt[same:])
+    else:
+        _feed_mixed(session, prompt[same:], rows.reshape(-1, rows.shape[-1]))
     return len(prompt) - same
+
+
+def _feed_mixed(session: Session, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    """Tokens and vectors as they come, of a model whose tokens see what is before them."""
+    left = len(tokens)
+    for are_rows, group in itertools.groupby(tokens, NO_TOKEN.__eq__):
+        piece = list(group)
+        left -= len(piece)
+        if are_rows:
+            session.append_embeddings(rows[: len(piece)], "none" if left else "last")
+            rows = rows[len(piece) :]
+        else:
+            session.feed(piece, keep_logits=not left)

@@ -80,7 +80,8 @@ class Processor:
             try:
                 out[place] = self.floats(image)
             except ImageError as error:
-                raise ImageError(f"images[{place}]: {error}") from None
+                named = isinstance(image, (str, os.PathLike))
+                raise ImageError(str(error) if named else f"images[{place}]: {error}") from None
         return out
 
     def _made(self, image: Image) -> NDArray[Any]:

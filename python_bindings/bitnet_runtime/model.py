@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Self, Unpack, cast, overload
 
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
 from bitnet_runtime.embedding import embed
-from bitnet_runtime.errors import ContextLengthError, InvalidParameterError, check, check_open, shown
-from bitnet_runtime.facts import KV_TYPES, ModelFacts
+from bitnet_runtime.errors import InvalidParameterError, check, check_open, shown
+from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.generation import Result, Stream, finish, generate_batch
 from bitnet_runtime.handles import Handle
-from bitnet_runtime.ids import is_several, refuse_several, token_ids
+from bitnet_runtime.ids import is_several, refuse_several
+from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.model_images import likely, scaled
+from bitnet_runtime.model_text import Message, ModelText
 from bitnet_runtime.session import Session, all_sessions
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet_runtime.ids import Ids, Prompt
-
-Message = Mapping[str, Any]
-"""{"role": "user", "content": "…"}, as chat templates take it."""
+    from bitnet_runtime.ids import Prompt
+    from bitnet_runtime.images import Image
 
 
-class Model(ModelFacts):
+class Model(ModelText):
     """A packed model, open. Made by `Model.load`; a context manager.
 
     Safe to share between threads: each call of `generate`, `stream`, `chat` and `score` works in
@@ -92,13 +93,19 @@ class Model(ModelFacts):
         self,
         prompt: Prompt,
         *,
+        images: Image | Sequence[Image] | None = None,
         session: Session | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result: ...
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, options: Sampling | None = None, **sampling: Unpack[Options]
+        self,
+        prompt: Sequence[Prompt],
+        *,
+        images: Sequence[Sequence[Image]] | None = None,
+        options: Sampling | None = None,
+        **sampling: Unpack[Options],
     ) -> list[Result]: ...
 
     @with_options
@@ -106,6 +113,7 @@ class Model(ModelFacts):
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
+        images: Image | Sequence[Image] | Sequence[Sequence[Image]] | None = None,
         session: Session | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
@@ -115,22 +123,35 @@ class Model(ModelFacts):
         A list of prompts gives a list of results, 16 at a time computed together: each is what its
         prompt gives alone.
 
+        images: pictures that the prompt is about, or none; of several prompts a list of them for each. They stand
+        before the text, or where token ids have the image token, and a line break ends the text: as PaliGemma
+        learned it.
         session: with one, what it holds of the prompt's beginning is not computed again. Of a model whose
         `mask` is "prefix" the prompt is the prefix, and computed each time.
         options: all of them at once, in place of the model's own.
         """
         if not is_several(prompt, "prompt"):
-            return finish(self.stream(cast("Prompt", prompt), session=session, options=options, **sampling))
+            one = cast("Image | Sequence[Image] | None", images)
+            return finish(self.stream(cast("Prompt", prompt), images=one, session=session, options=options, **sampling))
         chosen = resolve(sampling, options, self.defaults)
         if session is not None or sampling.get("draft"):
             raise InvalidParameterError("several prompts take neither a session nor drafts", "session")
-        prompts = [self._prompt(one, self.n_ctx) for one in cast("Sequence[Prompt]", prompt)]  # all, before any work
-        return generate_batch(Stream(self, tokens, chosen) for tokens in prompts)
+        prompts, each = cast("Sequence[Prompt]", prompt), cast("Sequence[Sequence[Image] | None]", images)
+        if images is None:
+            each = [None] * len(prompts)
+        elif not isinstance(images, (list, tuple)) or len(images) != len(prompts):
+            raise InvalidParameterError(
+                f"images is {shown(images)}, expected {len(prompts)} lists, of the pictures of each prompt", "images"
+            )
+        pairs = zip(prompts, each, strict=True)
+        ready = [self._ready(prompt, of_it, self.n_ctx) for prompt, of_it in pairs]  # all, before any work
+        return generate_batch(Stream(self, tokens, chosen, pixels=pixels) for tokens, pixels in ready)
 
     def stream(
         self,
         prompt: Prompt,
         *,
+        images: Image | Sequence[Image] | None = None,
         session: Session | None = None,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
@@ -140,7 +161,8 @@ class Model(ModelFacts):
             raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
         refuse_several(prompt, "prompt", "stream takes one prompt; generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
-        return Stream(self, self._prompt(prompt, session.n_ctx if session else self.n_ctx), chosen, session)
+        ready = self._ready(prompt, images, session.n_ctx if session else self.n_ctx)
+        return Stream(self, ready.tokens, chosen, session, ready.pixels)
 
     def chat(
         self,
@@ -150,7 +172,12 @@ class Model(ModelFacts):
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result:
-        """Answer a conversation, in the words of the file's chat template. All else as in `generate`."""
+        """Answer a conversation, in the words of the file's chat template. All else as in `generate`.
+
+        Parts of a message may be pictures: {"type": "image", "image": "cat.png"}, or as OpenAI has it
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}. They stand where the template has
+        the image token, or before all else.
+        """
         return finish(self.stream_chat(messages, session=session, options=options, **sampling))
 
     def stream_chat(
@@ -162,7 +189,8 @@ class Model(ModelFacts):
         **sampling: Unpack[Options],
     ) -> Stream:
         """`chat` as an iterator of pieces."""
-        return self.stream(self.apply_template(messages), session=session, options=options, **sampling)
+        prompt, images = self.apply_template(messages), images_of(messages) or None
+        return self.stream(prompt, images=images, session=session, options=options, **sampling)
 
     def score(self, text: Prompt) -> list[float]:
         """Natural log of the probability of each token, given all before it.
@@ -183,56 +211,25 @@ class Model(ModelFacts):
         """A vector of length 1 for each text, so that their product is the cosine: float32 (n, info.width).
 
         text: one (n = 1) or a list, each a string or token ids. Strings get what the file's tokenizer
-        adds around them, such as an end token.
+        adds around them, such as an end token, and are filled up to a length if the file says so.
         pooling: "last", "mean" or "first", of the tokens' states; None: as the file says. A decoder
         whose file says nothing can embed as well, if a pooling is given.
         """
         several = is_several(text, "text") or not len(text)
         texts = cast("Sequence[Prompt]", text if several else [text])
-        return embed(self, [self._tokens(one, "text", self.n_ctx) for one in texts], pooling)
+        return embed(self, [self._filled(one, self.n_ctx) for one in texts], pooling)
 
-    def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text. `add_bos`: begin with the model's start token, if it has one.
+    def similarity(
+        self, images: Image | Sequence[Image], texts: Prompt | Sequence[Prompt], *, probabilities: bool = False
+    ) -> NDArray[np.float32]:
+        """How well pictures and texts fit: float32 (pictures, texts), of one or of lists.
 
-        Special tokens written in the text are plain text unless `parse_special`.
+        The cosine of their vectors times the scale that the model learned, plus its bias. probabilities: of each pair
+        by itself, where the model has a bias (SigLIP learned that); else of each text among those given (CLIP).
         """
-        if not isinstance(text, str):
-            raise InvalidParameterError(f"text is {shown(text)}, expected a string", "text")
-        return self._tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
-
-    def detokenize(self, tokens: Ids, *, skip_special: bool = True) -> str:
-        """The text of tokens."""
-        return self._tokenizer.decode(token_ids(tokens, "tokens", self.vocab_size), skip_special=skip_special)
-
-    def apply_template(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token."""
-        return self._template.encode(messages, self._tokenizer, self._special_tokens)
-
-    def render_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The same prompt as text, or without `add_generation_prompt` the messages alone; special tokens written out.
-
-        What a message says becomes a special token when the text is parsed with special tokens.
-        """
-        return self._template.render(messages, self._special_tokens, add_generation_prompt=add_generation_prompt)
-
-    def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
-        """Token ids to continue, of which there is one at least."""
-        self.require_next_token()
-        tokens = self._tokens(prompt, "prompt", n_ctx)
-        if not tokens:
-            found = "is empty and the model has no start token" if isinstance(prompt, str) else "is an empty list"
-            raise InvalidParameterError(f"the prompt {found}; give at least one character or token id", "prompt")
-        return tokens
-
-    def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
-        """Token ids of a text that is to fit the context."""
-        self.require_embedding()
-        if isinstance(text, str) and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
-            raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
-        tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
-        if len(tokens) > n_ctx:
-            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
-        return tokens
+        seen = self.require_similarity()
+        logits = scaled(self.embed_images(images) @ self.embed(texts).T, seen)
+        return likely(logits, seen) if probabilities else logits
 
     # ---- sessions ----
 

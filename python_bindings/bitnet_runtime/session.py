@@ -120,14 +120,22 @@ class Session(Unique):
                 raise StateError(f"a prefix begins a text, and this one has {self.position} tokens; reset() it before")
             return self._append(len(array), logits, lambda s, _, *rest: call(s, array, view, *rest), whole=True)
 
-    def feed(self, tokens: Ids, keep_logits: bool = True, *, prefix: bool = False) -> None:
-        """`append`, or `append_prefix`, without an array: what `sample` needs, and no numpy."""
-        array, call = self._array(tokens), lib.bn_session_append
+    def feed(
+        self,
+        tokens: Ids,
+        keep_logits: bool = True,
+        *,
+        prefix: bool = False,
+        rows: NDArray[np.floating[Any]] | None = None,
+    ) -> None:
+        """`append`, or `append_prefix`, without an array: what `sample` needs, and no numpy but for `rows`."""
+        array, call = self._array(tokens, vectors=rows is not None), lib.bn_session_append
         if prefix:
+            view = ffi.NULL if rows is None else self._vectors(rows, list(array).count(NO_TOKEN))
             self._run(
                 len(array),
                 keep_logits,
-                lambda s, _, *rest: lib.bn_session_append_prefix(s, array, ffi.NULL, *rest),
+                lambda s, _, *rest: lib.bn_session_append_prefix(s, array, view, *rest),
                 whole=True,
             )
         else:
@@ -313,8 +321,8 @@ class Session(Unique):
         """
         with self._lock:
             held, same = self.tokens, 0
-            while same < min(len(held), len(prompt) - 1) and held[same] == prompt[same]:
-                same += 1
+            while same < min(len(held), len(prompt) - 1) and held[same] == prompt[same] != NO_TOKEN:
+                same += 1  # vectors may be others
             same = same if same >= self.rewind_least else 0
             self._cut(same)
             return same

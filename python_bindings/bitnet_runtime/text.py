@@ -43,8 +43,12 @@ class Detokenizer(Protocol):
 class Tokenizer:
     """The tokenizer of a file. Safe to share between threads."""
 
-    def __init__(self, definition: bytes, vocab_size: int, bos_token: int | None = None) -> None:
+    def __init__(self, definition: bytes, vocab_size: int, bos_token: int | None = None, *, special: int = -1) -> None:
+        """special: a token that is special, whatever the definition says of it."""
         parsed = parse(definition)
+        if unsaid := [token for token in added_tokens(parsed) if token.get("id") == special and not token["special"]]:
+            unsaid[0]["special"] = True
+            definition = json.dumps(parsed, ensure_ascii=False).encode()
         self._apart = costly(parsed)
         self._definition, self._names = out_of_reach(parsed)
         self._library = self._load(self._definition if self._names else definition.decode(), False)
@@ -54,8 +58,8 @@ class Tokenizer:
         self._inside = {ids[text]: inside[text] for text in inside}
         added = added_tokens(parsed)
         check_tokens(ids | inside, added, self._library.encode("", True), vocab_size)
-        special = {each["content"] for each in added if each["special"]}
-        self._special_ids = {text: ids[text] for text in special.intersection(ids)} | inside
+        apart = {each["content"] for each in added if each["special"]}
+        self._special_ids = {text: ids[text] for text in apart.intersection(ids)} | inside
         self._vocab_size = vocab_size
         self._bos_token = bos_token
 

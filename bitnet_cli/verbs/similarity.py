@@ -1,0 +1,66 @@
+"""`bitnet similarity`: how well pictures and texts fit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from bitnet_cli.arguments import refuse
+from bitnet_cli.model_options import add_model, note, opened
+from bitnet_cli.texts import lines_of, read_text
+from bitnet_runtime.terminal import escape
+
+KINDS = {
+    "sigmoid": "[of each text by itself: the model judges pairs (sigmoid)]",
+    "softmax": "[of each text among those given: the model compares texts (softmax)]",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "For each picture the probability of each text, best first, by a model of images and texts. Texts come from "
+        "-p, which may be repeated, or are the lines of -f."
+    )
+    add_model(parser)
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a picture: png, jpeg, webp, gif, bmp, tiff, ppm")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("-p", "--text", action="append", metavar="TEXT", help="a text")
+    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the scores before that, too")
+    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    images = args.images
+    if args.model_flag and args.model:  # then the first name without a flag is a picture's
+        images = [str(args.model), *images]
+    path = args.model_flag or args.model
+    if path is None:
+        return refuse("no model; give a packed file first, as in `bitnet similarity model.bitnet cat.png -p TEXT`")
+    texts = args.text or lines_of(read_text(args.file) or "")
+    if not all(texts) or not texts:
+        place = f"text {texts.index('') + 1} is empty" if texts else f"{args.file} has no line"
+        raise ValueError(f"{place}, expected texts of at least one character")
+    with opened(args, path) as model:
+        from bitnet_runtime.model_images import is_of_pairs, likely
+
+        note(args, escape(str(model)))
+        kind = "sigmoid" if is_of_pairs(model.require_similarity()) else "softmax"
+        scores = model.similarity(images, texts)
+        rows = likely(scores, model.require_similarity())
+    if args.json:
+        values = {"scores": _plain(scores), "probabilities": _plain(rows), "kind": kind}
+        print(json.dumps({"images": images, "texts": texts} | values, ensure_ascii=sys.stdout.isatty()))
+        return 0
+    for name, row in zip(images, rows, strict=True):
+        print(escape(name))
+        for share, text in sorted(zip(row, texts, strict=True), key=lambda pair: -pair[0]):
+            print(f"  {100 * share:6.2f} %  {escape(text)}")
+    note(args, KINDS[kind])
+    return 0
+
+
+def _plain(rows: object) -> list[list[float]]:
+    return [[float(f"{x:.9g}") for x in row] for row in rows]  # type: ignore[attr-defined]  # an array

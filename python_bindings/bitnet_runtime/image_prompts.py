@@ -1,0 +1,90 @@
+"""Where images stand in a prompt: PaliGemma's rule for texts, and the parts of messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bitnet_runtime.errors import InvalidParameterError, shown
+
+if TYPE_CHECKING:
+    from bitnet_runtime.images import Image
+
+_IMAGES = ("image", "image_url", "input_image")  # types of parts, and the names under which these have it
+_NAMES = ("image", "image_url", "url", "path")
+_TEXTS = {"input_text": "text", "output_text": "text"}
+_KNOWS_PARTS = re.compile(r"""\bfor\s+[\w, ]+\s+in\s+(\w+(\.|\[['"]))?content\b""")
+
+
+def placed(tokens: Sequence[int], image_token: int, n_images: int, n_tokens: int) -> list[int]:
+    """The tokens, with as many image tokens as images have vectors: `n_tokens` each.
+
+    They stand where the prompt has them, once for an image or once for a vector; in front, if it has none.
+    """
+    found, expected = list(tokens).count(image_token), n_images * n_tokens
+    if found == 0:
+        return [image_token] * expected + list(tokens)
+    if found not in (n_images, expected):
+        raise InvalidParameterError(
+            f"the prompt has {found} image tokens (id {image_token}), expected {n_images}, one for each image, or "
+            f"{expected}, one for each of their vectors, or none",
+            "images",
+        )
+    each = [image_token] * (expected // found)
+    return [one for token in tokens for one in (each if token == image_token else (token,))]
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
+    """The images of a conversation, in their order."""
+    return [
+        _image(part)
+        for message in messages
+        for part in _parts(message)
+        if isinstance(part, Mapping) and part.get("type") in _IMAGES
+    ]
+
+
+def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """What a template is given of messages with images: {"type": "image"} in the place of each.
+
+    A template that knows no parts is given their text alone.
+    """
+    knows_parts = _KNOWS_PARTS.search(template) is not None
+    out = []
+    for message in messages:
+        parts = _parts(message)
+        if parts:
+            plain = [_plain(part) for part in parts]
+            texts = [str(part["text"]) for part in plain if isinstance(part, Mapping) and part.get("type") == "text"]
+            message = {**message, "content": plain if knows_parts else "\n".join(texts)}
+        out.append(message)
+    return out
+
+
+def _parts(message: object) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, (list, tuple)) else ()
+
+
+def _plain(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _IMAGES:
+        return {"type": "image"}
+    return {**part, "type": _TEXTS[kind]} if kind in _TEXTS else part
+
+
+def _image(part: Mapping[str, Any]) -> Image:
+    """What a part names: {"type": "image", "image": …} or as the API of OpenAI has it, with a data: URL."""
+    given = [part[name] for name in _NAMES if part.get(name) is not None]
+    value = given[0] if len(given) == 1 else None
+    if isinstance(value, Mapping):  # {"type": "image_url", "image_url": {"url": "…"}}
+        value = value.get("url")
+    if value is None:
+        raise InvalidParameterError(
+            f'messages has {shown(part)}, expected {{"type": "image", "image": …}} or '
+            '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
+            "messages",
+        )
+    image: Image = value
+    return image

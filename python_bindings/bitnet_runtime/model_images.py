@@ -1,0 +1,89 @@
+"""The part of `Model` that looks at images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bitnet_runtime import vision
+from bitnet_runtime.errors import ImageError, ModelFormatError, UnsupportedModelError, shown
+from bitnet_runtime.facts import ModelFacts
+from bitnet_runtime.image_info import ImageInfo
+from bitnet_runtime.images import Processor
+from bitnet_runtime.once import once
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bitnet_runtime.images import Image
+
+
+class ModelImages(ModelFacts):
+    """What an image becomes. A picture is a file's name, its bytes, a data: URL, an image of Pillow or an array: see
+    `bitnet_runtime.images`."""
+
+    @once
+    def processor(self) -> Processor:
+        """What makes pictures to the numbers that the model takes: `model.processor.floats("cat.png")`."""
+        seen = self.require_images()
+        said = (self.metadata.get("generation") or {}).get("pictures") or {}
+        if not isinstance(said, dict) or not {*said} <= {"resize", "filter"}:
+            raise ModelFormatError(
+                f'{self.path}: pictures is {shown(said)}, expected {{"resize": "stretch", "filter": "bicubic"}}'
+            )
+        try:
+            return Processor(seen.image_size, seen.channels, **said)
+        except ImageError as error:
+            raise ModelFormatError(f"{self.path}: pictures: {error}") from None
+
+    def encode_image(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
+        """The vectors of pictures, which stand for them in a prompt: float32 (n, tokens, width).
+
+        One picture (n = 1) or a list. Raises ImageError, and UnsupportedModelError when the model sees none.
+        """
+        return vision.encode(self, self._pixels(images))
+
+    def embed_images(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
+        """A vector of length 1 for each picture, comparable with those of texts by `embed`: float32 (n, width)."""
+        return vision.embed(self, self._pixels(images))
+
+    def require_images(self) -> ImageInfo:
+        """Raises UnsupportedModelError if the model sees no images."""
+        if self.image is None:
+            raise UnsupportedModelError(f"{self.path.name} sees no images, it takes text alone")
+        return self.image
+
+    def require_similarity(self) -> ImageInfo:
+        """Raises UnsupportedModelError if the model does not make comparable vectors of images and texts."""
+        seen = self.require_images()
+        if not (seen.pooled and self.has_embedding and self.pooling):
+            why = "it answers questions on images, see generate" if self.has_head else "it has no vectors for texts"
+            raise UnsupportedModelError(f"{self.path.name} does not compare images with texts: {why}")
+        return seen
+
+    def _pixels(self, images: Image | Sequence[Image]) -> NDArray[np.float32]:
+        return self.processor.batch(images)
+
+
+def scaled(cosines: NDArray[np.float32], seen: ImageInfo) -> NDArray[np.float32]:
+    """What the model learned to say of a cosine; the cosine itself, if it says nothing."""
+    return cosines * seen.similarity_scale + seen.similarity_bias if seen.similarity_scale else cosines
+
+
+def is_of_pairs(seen: ImageInfo) -> bool:
+    """Whether it learned to judge each pair by itself, for which alone a bias is good; else texts among others."""
+    return seen.similarity_bias != 0
+
+
+def likely(logits: NDArray[np.float32], seen: ImageInfo) -> NDArray[np.float32]:
+    """Probabilities of (pictures, texts)."""
+    import numpy as np
+
+    if is_of_pairs(seen):
+        odds = np.exp(-np.abs(logits))  # no overflow
+        made: NDArray[np.float32] = np.where(logits >= 0, np.float32(1), odds) / (1 + odds)
+    else:
+        powers = np.exp(logits - logits.max(1, keepdims=True, initial=-np.inf))
+        made = powers / powers.sum(1, keepdims=True)
+    return made

@@ -1,0 +1,167 @@
+"""The part of `Model` that makes token ids of texts, and of texts with images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bitnet_runtime.errors import (
+    ContextLengthError,
+    InvalidParameterError,
+    ModelFormatError,
+    UnsupportedModelError,
+    shown,
+)
+from bitnet_runtime.ids import NO_TOKEN, token_ids
+from bitnet_runtime.image_prompts import images_of, placed, without_images
+from bitnet_runtime.model_images import ModelImages
+from bitnet_runtime.once import once
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bitnet_runtime.ids import Ids, Prompt
+    from bitnet_runtime.image_info import ImageInfo
+    from bitnet_runtime.images import Image
+
+Message = Mapping[str, Any]
+"""{"role": "user", "content": "…"}, as chat templates take it. In place of a text there may be parts:
+{"type": "text", "text": "…"} and {"type": "image", "image": …}, or OpenAI's "image_url" and "input_image"."""
+
+
+SIDES = ("left", "right")
+
+
+class Ready(NamedTuple):
+    """A prompt that can be computed."""
+
+    tokens: list[int]  # -1 where a vector of an image stands
+    pixels: NDArray[np.float32] | None = None  # of the images
+
+
+class ModelText(ModelImages):
+    """Texts to token ids and back."""
+
+    def tokenize(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text. `add_bos`: begin with the model's start token, if it has one.
+
+        Special tokens written in the text are plain text unless `parse_special`.
+        """
+        if not isinstance(text, str):
+            raise InvalidParameterError(f"text is {shown(text)}, expected a string", "text")
+        return self._tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
+
+    def detokenize(self, tokens: Ids, *, skip_special: bool = True) -> str:
+        """The text of tokens."""
+        return self._tokenizer.decode(token_ids(tokens, "tokens", self.vocab_size), skip_special=skip_special)
+
+    def apply_template(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token.
+
+        The image token stands where vectors of images do.
+        """
+        images = images_of(messages) if isinstance(messages, Sequence) else []
+        if not images:
+            return self._template.encode(messages, self._tokenizer, self._special_tokens)
+        seen = self._require_image_token()
+        plain = without_images(messages, self._template.source)
+        tokens = self._template.encode(plain, self._tokenizer, self._special_tokens)
+        return placed(tokens, seen.image_token, len(images), seen.n_tokens)
+
+    def image_prompt(self, text: str, n_images: int) -> list[int]:
+        """The tokens of a prompt with images that `generate` uses, as PaliGemma learned it: image tokens, the start
+        token, the text, and a line break, which it may end with already.
+        """
+        seen = self._require_image_token()
+        return [seen.image_token] * (n_images * seen.n_tokens) + self.tokenize(text.removesuffix("\n") + "\n")
+
+    def render_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The same prompt as text, or without `add_generation_prompt` the messages alone; special tokens written out.
+
+        What a message says becomes a special token when the text is parsed with special tokens.
+        """
+        if isinstance(messages, Sequence) and images_of(messages):
+            messages = without_images(messages, self._template.source)
+        return self._template.render(messages, self._special_tokens, add_generation_prompt=add_generation_prompt)
+
+    def _ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
+        """What is to be continued, of which there is one token at least."""
+        self.require_next_token()
+        if images is None or (isinstance(images, (list, tuple)) and not images):
+            return Ready(self._prompt(prompt, n_ctx))
+        pixels = self._pixels(images)
+        seen = self._require_image_token()
+        if isinstance(prompt, str):
+            self._check_length(prompt, n_ctx)
+            tokens, start = self.image_prompt(prompt, len(pixels)), len(pixels) * seen.n_tokens
+            tokens[:start] = [NO_TOKEN] * start  # alone: a tokenizer may have more of them in texts
+        else:
+            ids = token_ids(prompt, "prompt", self.vocab_size)
+            tokens = placed(ids, seen.image_token, len(pixels), seen.n_tokens)
+            tokens = [NO_TOKEN if token == seen.image_token else token for token in tokens]
+        if len(tokens) > n_ctx:
+            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
+        return Ready(tokens, pixels)
+
+    def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
+        """A prompt without images."""
+        tokens = self._tokens(prompt, "prompt", n_ctx)
+        if not tokens:
+            found = "is empty and the model has no start token" if isinstance(prompt, str) else "is an empty list"
+            raise InvalidParameterError(f"the prompt {found}; give at least one character or token id", "prompt")
+        if not isinstance(prompt, str) and self.image is not None and (there := tokens.count(self.image.image_token)):
+            raise InvalidParameterError(
+                f"the prompt has {there} image tokens (id {self.image.image_token}), expected 0: no images are given",
+                "images",
+            )
+        return tokens
+
+    def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
+        """Token ids of a text that is to fit the context."""
+        self.require_embedding()
+        if isinstance(text, str):
+            self._check_length(text, n_ctx)
+        tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
+        if len(tokens) > n_ctx:
+            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
+        return tokens
+
+    def _filled(self, text: Prompt, n_ctx: int) -> list[int]:
+        """The tokens of a text that is to become a vector: of a string as many as the model learned from."""
+        tokens = self._tokens(text, "text", n_ctx)
+        if self._padding is None or not isinstance(text, str):
+            return tokens
+        length, token, left = self._padding
+        filling = [token] * (length - len(tokens))
+        return filling + tokens if left else tokens + filling
+
+    @once
+    def _padding(self) -> tuple[int, int, bool] | None:
+        """How long a text is, which token fills it up, and whether it does so on the left; FORMAT.md §5."""
+        said = (self.metadata.get("generation") or {}).get("padding")
+        if said is None:
+            return None
+        given: dict[str, Any] = said if isinstance(said, dict) else {}
+        length, token, side = given.get("length", 0), given.get("token_id", -1), given.get("side")
+        ints = type(length) is type(token) is int
+        if not ints or not (0 < length <= self.info.max_context and 0 <= token < self.vocab_size) or side not in SIDES:
+            raise ModelFormatError(
+                f'{self.path}: padding is {shown(said)}, expected {{"length": 1 to {self.info.max_context}, '
+                f'"token_id": below {self.vocab_size}, "side": "left" or "right"}}'
+            )
+        return length, token, side == "left"
+
+    def _check_length(self, text: str, n_ctx: int) -> None:
+        """Refuses a text that is too long before its tokens are made."""
+        if (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
+            raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
+
+    def _require_image_token(self) -> ImageInfo:
+        seen = self.require_images()
+        if seen.image_token < 0:
+            raise UnsupportedModelError(
+                f"{self.path.name} has no image token, so no images in a prompt: it compares them with texts, "
+                "see Model.similarity"
+            )
+        return seen
