@@ -6,6 +6,9 @@
  *     passes MODEL decode TOKENS SECONDS THREADS BATCH     one after another, from an empty context
  *     passes MODEL prefill TOKENS SECONDS THREADS BATCH    of one prompt
  *     passes MODEL embed TEXTS SECONDS THREADS BATCH       of 128 tokens each, together
+ *     passes MODEL images IMAGES SECONDS THREADS BATCH     to vectors, one of each patch
+ *     passes MODEL answer TOKENS SECONDS THREADS BATCH     the first of it, to an image and a
+ * prompt
  *
  * Prints what the model is, then of each pass its seconds, gigabytes read and int8 multiply-adds
  * (1e9) a second beside it.
@@ -28,12 +31,14 @@ static const size_t BUFFER = (size_t)LOOKS * LOOK; /* too much for a cache */
 typedef struct bench {
     bn_model *model;
     bn_model_info info;
+    bn_image_info images; /* 0 of a model that sees none */
     bn_session **sessions;
     int32_t n, n_sessions, n_ctx; /* tokens or texts of a pass; tokens of a session */
     int32_t *tokens;              /* [n_ctx] */
     const int32_t **texts;
     int32_t *lengths;
     float *vectors;
+    float *pixels, *states; /* of n images, or of one */
 } bench;
 
 static void ok(bn_status status, const char *detail) {
@@ -82,26 +87,67 @@ static void embed(bench *b) {
     ok(bn_embed_batch(b->sessions, b->texts, b->lengths, b->n, BN_POOL_MEAN, b->vectors), "");
 }
 
+static void see(bench *b, int32_t n) {
+    ok(bn_image_encode(b->model, b->pixels, n, b->states), "");
+}
+
+static void images(bench *b) {
+    see(b, b->n);
+}
+
+/* Behind the vectors of an image the prompt, which is part of the prefix. */
+static void answer(bench *b) {
+    const int32_t n = (int32_t)b->images.n_tokens;
+    int32_t token;
+    see(b, 1);
+    ok(bn_session_rewind(*b->sessions, 0), "");
+    ok(bn_session_append_prefix(*b->sessions, b->tokens, b->states, n + b->n, BN_LOGITS_LAST, NULL),
+       "");
+    ok(bn_session_sample(*b->sessions, NULL, &token), "");
+}
+
 static const struct {
     const char *name;
     void (*pass)(bench *b);
-} kinds[] = {{"decode", decode}, {"prefill", prefill}, {"embed", embed}};
+} kinds[] = {{"decode", decode},
+             {"prefill", prefill},
+             {"embed", embed},
+             {"images", images},
+             {"answer", answer}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
 
-static void open_all(bench *b, const char *path, int together, int32_t threads, int32_t batch) {
+/* Room for n images. */
+static void draw_images(bench *b, size_t n) {
+    const size_t side = b->images.image_size, pixels = n * b->images.channels * side * side;
+    b->pixels = some(pixels, sizeof *b->pixels);
+    b->states = some(n * b->images.n_tokens * b->images.width, sizeof *b->states);
+    for (size_t i = 0; i < pixels; i++)
+        b->pixels[i] = (float)(i * 7919 % 257) / 256;
+}
+
+static void open_all(bench *b, const char *path, size_t kind, int32_t threads, int32_t batch) {
+    const int together = kinds[kind].pass == embed, sees = kinds[kind].pass == answer;
     char detail[BN_DETAIL_SIZE] = "";
     uint32_t random = 1;
     ok(bn_model_open(path, &(bn_load_options){.threads = threads}, &b->model, detail), detail);
     ok(bn_model_get_info(b->model, &b->info), "");
+    if (bn_model_get_image_info(b->model, &b->images) == BN_OK)
+        draw_images(b, sees ? 1 : (size_t)b->n);
+    if (kinds[kind].pass == images)
+        return;
     b->n_sessions = together ? b->n : 1;
     b->n_ctx = together ? TEXT : b->n > 256 ? b->n : 256;
+    b->n_ctx = sees ? (int32_t)b->images.n_tokens + b->n : b->n_ctx;
     b->tokens = some((size_t)b->n_ctx, sizeof *b->tokens);
     for (int32_t i = 0; i < b->n_ctx; i++)
         b->tokens[i] = (int32_t)((random = random * 1664525u + 1013904223u) >> 8) %
                        (int32_t)b->info.vocab_size;
+    for (uint32_t i = 0; i < b->images.n_tokens && sees; i++)
+        b->tokens[i] = BN_NO_TOKEN;
     b->sessions = some((size_t)b->n_sessions, sizeof *b->sessions);
     b->texts = some((size_t)b->n_sessions, sizeof *b->texts);
     b->lengths = some((size_t)b->n_sessions, sizeof *b->lengths);
-    b->vectors = some((size_t)b->n_sessions * b->info.dim, sizeof *b->vectors);
+    b->vectors = some((size_t)b->n_sessions * b->info.width, sizeof *b->vectors);
     for (int32_t i = 0; i < b->n_sessions; i++) {
         ok(bn_session_new(b->model, &(bn_session_options){.n_ctx = b->n_ctx, .batch = batch},
                           &b->sessions[i]),
@@ -123,8 +169,7 @@ static void run(bench *b, void (*pass)(bench *), double seconds, bn_pool *pool,
         const double took = now() - begin;
         const double read = bn_read_rate(pool, buffer + at, LOOK);
         bn_int8_rate(&kernels, pool, BURST / 10); /* its threads wake up */
-        printf("%.9f %.4f %.3f\n", took, 1e-9 * read,
-               1e-9 * bn_int8_rate(&kernels, pool, BURST));
+        printf("%.9f %.4f %.3f\n", took, 1e-9 * read, 1e-9 * bn_int8_rate(&kernels, pool, BURST));
     }
 }
 
@@ -133,27 +178,30 @@ int main(int argc, char **argv) {
     size_t kind = 0;
     bn_pool *pool;
     void *buffer = NULL;
-    while (argc == 7 && kind < 3 && strcmp(argv[2], kinds[kind].name) != 0)
+    while (argc == 7 && kind < KINDS && strcmp(argv[2], kinds[kind].name) != 0)
         kind++;
-    if (argc != 7 || kind == 3) {
-        fprintf(stderr, "usage: passes MODEL decode|prefill|embed COUNT SECONDS THREADS BATCH\n");
+    if (argc != 7 || kind == KINDS) {
+        fprintf(stderr, "usage: passes MODEL decode|prefill|embed|images|answer COUNT SECONDS "
+                        "THREADS BATCH\n");
         return 2;
     }
     b.n = atoi(argv[3]);
-    open_all(&b, argv[1], kinds[kind].pass == embed, atoi(argv[5]), atoi(argv[6]));
+    open_all(&b, argv[1], kind, atoi(argv[5]), atoi(argv[6]));
     ok(bn_pool_new(b.info.threads, &pool), "");
     if (posix_memalign(&buffer, 1 << 21, BUFFER) != 0)
         ok(BN_ERR_MEMORY, "");
     memset(buffer, 1, BUFFER);
-    printf("%s %" PRId32 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", b.info.isa,
-           b.info.threads, b.info.ternary_weights, b.info.bytes_per_token, b.info.macs_per_token,
-           b.info.kv_bytes_per_token[BN_KV_F16]);
+    printf("%s %" PRId32 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 " %" PRIu64
+           "\n",
+           b.info.isa, b.info.threads, b.info.ternary_weights, b.info.bytes_per_token,
+           b.info.macs_per_token, b.info.kv_bytes_per_token[BN_KV_F16], b.images.n_tokens,
+           b.images.macs_per_image);
     run(&b, kinds[kind].pass, atof(argv[4]), pool, buffer);
     bn_pool_free(pool);
     for (int32_t i = 0; i < b.n_sessions; i++)
         bn_session_free(b.sessions[i]);
     bn_model_close(b.model);
     free(buffer), free(b.tokens), free(b.sessions), free(b.texts), free(b.lengths);
-    free(b.vectors);
+    free(b.vectors), free(b.pixels), free(b.states);
     return 0;
 }

@@ -1,10 +1,13 @@
-"""Experts and encoders on random weights, held against the machine's limits, which are looked at after each pass.
+"""Experts, encoders and images on random weights, held against the machine's limits, looked at after each pass.
 
-    python benchmarks/passes.py                       # about 6 minutes on two cores, 4 GB of disk
+    python benchmarks/passes.py                       # about 8 minutes on two cores, 4 GB of disk
 
 `passes.c` measures. A share is that of one pass, by the limit right behind it; of shares and speeds the median is
 given, and the quartiles. Decode is one text from an empty context on, 256 tokens long at most; embed is texts of 128
-tokens, together.
+tokens, together; answer is the time to the first token behind an image and a prompt, all of which the prefix is.
+
+Counted are the multiply-adds with ternary weights and no others: not those of attention, and not those of what is
+float, which is a few percent of an image: its patches and the projector.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ PASSES: dict[str, dict[str, int]] = {
     "thinker-moe": {"decode": 20, "prefill": 512},
     "experts-2b": {"decode": 1, "prefill": 512},
     "bert-base": {"embed": 16},
+    "so400m-14": {"images": 2},
+    "paligemma-3b": {"answer": 16, "decode": 1},
 }
 CONTEXT, TEXT = 256, 128  # of decode and embed; those of passes.c
-LIMIT = {"decode": "read bandwidth", "prefill": "int8 peak", "embed": "int8 peak"}
+LIMIT = {"decode": "read bandwidth"} | dict.fromkeys(("prefill", "embed", "images", "answer"), "int8 peak")
 
 
 def program() -> Path:
@@ -52,14 +57,16 @@ def summary(printed: str, kind: str, count: int) -> dict[str, Any]:
     """Of what passes.c printed."""
     head, *lines = printed.splitlines()
     isa, *numbers = head.split()
-    threads, weights, read, macs, cache = map(int, numbers)
+    threads, weights, read, macs, cache, of_image, image_macs = map(int, numbers)
     passes = [tuple(map(float, line.split())) for line in lines]
-    tokens = count * TEXT if kind == "embed" else count
+    tokens = {"embed": count * TEXT, "images": count * of_image, "answer": of_image + count}.get(kind, count)
+    images = {"images": count, "answer": 1}.get(kind, 0)
+    all_macs = images * image_macs + (0 if kind == "images" else tokens * macs)
     if kind == "decode":
         read += cache * CONTEXT // 2
         shares = [1e-9 * tokens * read / took / bandwidth for took, bandwidth, _ in passes]
     else:
-        shares = [1e-9 * tokens * macs / took / peak for took, _, peak in passes]
+        shares = [1e-9 * all_macs / took / peak for took, _, peak in passes]
     return {
         "kind": kind,
         "count": count,
@@ -68,7 +75,9 @@ def summary(printed: str, kind: str, count: int) -> dict[str, Any]:
         "ternary_weights": weights,
         "bytes_per_token": read,
         "macs_per_token": macs,
+        "macs": all_macs,
         "passes": len(passes),
+        "seconds": quartiles([took for took, *_ in passes]),
         "tok_s": quartiles([tokens / took for took, *_ in passes]),
         "share": quartiles(shares),
         "read_gb_s": quartiles([bandwidth for _, bandwidth, _ in passes]),
@@ -97,14 +106,14 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     first = rows[0]
     table = [
         [
-            row["shape"], f"{row['kind']} {row['count']}", row["passes"], row["tok_s"][1], percent(row["share"]),
-            LIMIT[row["kind"]],
+            row["shape"], f"{row['kind']} {row['count']}", row["passes"], 1e3 * row["seconds"][1], row["tok_s"][1],
+            percent(row["share"]), LIMIT[row["kind"]],
             f"{row['read_gb_s'][1]:.1f} GB/s" if row["kind"] == "decode" else f"{row['int8_gmac_s'][1]:.0f} GMAC/s",
         ]
         for row in rows
     ]  # fmt: skip
-    head = ["shape", "pass", "passes", "tok/s", "of the limit (quartiles)", "limit", "median of it"]
-    return f"# Experts and encoders, {first['isa']}, {first['threads']} threads\n\n{report.table(head, table)}"
+    head = ["shape", "pass", "passes", "ms a pass", "tok/s", "of the limit (quartiles)", "limit", "median of it"]
+    return f"# Experts, encoders and images, {first['isa']}, {first['threads']} threads\n\n{report.table(head, table)}"
 
 
 def panels(rows: list[dict[str, Any]]) -> list[report.Panel]:
@@ -119,7 +128,7 @@ def panels(rows: list[dict[str, Any]]) -> list[report.Panel]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Measure experts and encoders on random weights.",
+        description="Measure experts, encoders and what looks at images on random weights.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument

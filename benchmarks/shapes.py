@@ -17,6 +17,7 @@ SHAPES: dict[str, ModelConfig] = {
 }  # fmt: skip
 
 # Other families. A token of "experts-2b" meets as many weights as one of 2B4T; "thinker-moe" is a small decoder.
+# Of "so400m-14" there is what looks at images, and makes 256 vectors of each.
 FAMILIES: dict[str, ModelConfig] = {
     "thinker-moe": PRESETS["thinker-moe"],
     "experts-2b": PRESETS["bitnet-2b4t"].replace(
@@ -28,4 +29,6 @@ FAMILIES: dict[str, ModelConfig] = {
         norm="layer", norm_bias=True, pre_norm=False, residual_norm=True, embedding_norm=True, final_norm=False,
         sub_norm=False, qkv_bias=True, o_bias=True, ffn_bias=True,
     ),
+    "so400m-14": PRESETS["siglip-so400m"].stacks[1],
+    "paligemma-3b": PRESETS["paligemma-3b"],
 }  # fmt: skip

@@ -93,21 +93,26 @@ def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert is_picture(tmp_path / "small.png")
 
 
+COUNTS = {"decode": 20, "embed": 5, "images": 3, "answer": 16}
+
+
 def test_shares_of_passes(tmp_path: Path) -> None:
     """Each pass is held against the limit right behind it."""
-    head = "avx2 2 1000000 500000 1000000 100"
+    head = "avx2 2 1000000 500000 1000000 100 64 2000000"
     printed = f"{head}\n0.010 5.0 100.0\n0.020 2.5 50.0\n0.005 10.0 200.0\n"
-    rows = [{"shape": "small"} | passes.summary(printed, kind, count) for kind, count in (("decode", 20), ("embed", 5))]
-    decode, embed = rows
+    rows = [{"shape": "small"} | passes.summary(printed, kind, count) for kind, count in COUNTS.items()]
+    decode, embed, images, answer = rows
     assert (decode["isa"], decode["threads"], decode["passes"]) == ("avx2", 2, 3)
     assert decode["bytes_per_token"] == 500_000 + 128 * 100  # the mean depth of 256 tokens
     assert decode["tok_s"] == pytest.approx([1500, 2000, 3000])
     assert decode["share"] == pytest.approx([20 * 512_800 / 0.010 / 5e9] * 3)
     assert embed["share"] == pytest.approx([5 * 128 * 1e6 / 0.010 / 100e9] * 3)
+    assert images["share"] == pytest.approx([3 * 2e6 / 0.010 / 100e9] * 3) and images["tok_s"][1] == 3 * 64 / 0.010
+    assert answer["macs"] == 2e6 + (64 + 16) * 1e6 and answer["seconds"][1] == 0.010
     results = {"origin": report.origin("python benchmarks/passes.py"), "rows": rows}
     report.write(tmp_path, "passes", results, passes.markdown(rows), passes.panels(rows))
     assert (
-        "| small | decode 20 | 3 | 2,000 | 21% (21% to 21%) | read bandwidth | 5.0 GB/s |"
+        "| small | decode 20 | 3 | 10.0 | 2,000 | 21% (21% to 21%) | read bandwidth | 5.0 GB/s |"
         in (tmp_path / "passes.md").read_text()
     )
     assert is_picture(tmp_path / "passes.png")

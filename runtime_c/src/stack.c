@@ -86,7 +86,7 @@ static bn_tensor read_pool(const bn_file *f, uint32_t stack, uint32_t role) {
     return bn_file_tensor(f, stack, BN_NO_LAYER, role, BN_NO_EXPERT);
 }
 
-/* Every head has keys of its own, and there is neither a gate nor a position. */
+/* Every head has keys of its own, and there is neither a gate nor a position nor a soft-cap. */
 static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels *kernels,
                               bn_stack *s) {
     bn_stack *pooling = s->pooling = calloc(1, sizeof *pooling);
@@ -100,6 +100,7 @@ static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels
     c->position = BN_POSITION_NONE;
     c->ffn = BN_FFN_PLAIN;
     c->residual_scale = 1;
+    c->attention_softcap = 0;
     pooling->cached[0] = 1;
     pooling->grouped = s->grouped;
     if (make_room(pooling))
