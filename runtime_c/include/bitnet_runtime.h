@@ -177,12 +177,12 @@ typedef struct bn_image_info {
     uint32_t channels;               /* 1 to 3 */
     uint32_t n_tokens;               /* vectors that an image becomes */
     uint32_t width;                  /* floats of each, and of the vector of a whole image */
-    uint32_t pooled;         /* 1: the file says how they become one, for bn_image_embed */
-    float pixel_mean[3];     /* of each channel: what the engine takes away from a value, */
-    float pixel_std[3];      /* and what it divides that by */
-    int32_t image_token;     /* stands in a prompt for a vector of an image; -1: there is none */
-    float similarity_scale;  /* an image and a text are as alike as scale · (a·b) + bias, with a, b */
-    float similarity_bias;   /* their vectors of length 1; scale 0: the file does not say */
+    uint32_t pooled;                 /* 1: the file says how they become one, for bn_image_embed */
+    float pixel_mean[3];             /* of each channel: what the engine takes away from a value, */
+    float pixel_std[3];              /* and what it divides that by */
+    int32_t image_token;    /* stands in a prompt for a vector of an image; -1: there is none */
+    float similarity_scale; /* vectors a, b of length 1 are as alike as scale · (a · b) + bias; */
+    float similarity_bias;  /* scale 0: the file does not say */
     uint64_t macs_per_image; /* ternary multiply-adds through the layers, pooling not */
 } bn_image_info;
 
