@@ -13,26 +13,27 @@ import pytest
 import torch
 from PIL import Image
 
-from bitnet.config import ModelConfig
 from bitnet.data import picture_rows, pictures, tokenizer
 from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED
-from bitnet.data.picture_rows import Answers, Captions
+from bitnet.data.picture_rows import Answers, Captions, Frame
 from bitnet.evaluate import contrast
 from picture_data import halves, lines, table
 from vision_models import VISION
 
 torch.set_num_threads(1)
 
-STACK = VISION.replace(image_size=8, patch_size=4, pixel_mean=(0.5, 0.4, 0.3), pixel_std=(0.5, 0.25, 0.3))
+STACK = pictures.Sight.of(
+    VISION.replace(image_size=8, patch_size=4, pixel_mean=(0.5, 0.4, 0.3), pixel_std=(0.5, 0.25, 0.3))
+)
 WORDS = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
 END, IMAGE = tokenizer.END_ID, 257
 
 
-def kept(file: Path, out: Path, vision: ModelConfig = STACK) -> pictures.Pictures:
+def kept(file: Path, out: Path, sight: pictures.Sight = STACK) -> pictures.Pictures:
     out.mkdir(exist_ok=True)
-    return pictures.store(pictures.every(pictures.read([str(file)])), WORDS, vision, out, "train", END)
+    return pictures.store(pictures.every(pictures.read([str(file)])), WORDS, sight, out, "train", END)
 
 
 def ids(text: str) -> list[int]:
@@ -257,19 +258,19 @@ def test_captions_by_hand(tmp_path: Path) -> None:
     list(halves(tmp_path, 3))
     texts = ("ab", "cdefgh", "ab")
     file = lines(tmp_path, "a.jsonl", [{"image": f"{i}.png", "caption": text} for i, text in enumerate(texts)])
-    rows = Captions(kept(file, tmp_path / "run"), STACK, END)
+    rows = Captions(kept(file, tmp_path / "run"), STACK, END, Frame((END,)))
     inputs, targets, documents, prefix, pixels = rows.rows([1, 0], 5)
     assert inputs.tolist() == [[END, *ids("cdef")], [END, *ids("ab"), END, END]] and targets.tolist() == [0, 1]
     assert documents.tolist() == [[0] * 5, [0, 0, 0, 1, 1]] and prefix.tolist() == [0, 0] and len(pixels) == 2
     assert rows.alike([0, 1, 2]).tolist() == [[True, False, True], [False, True, False], [True, False, True]]
     with pytest.raises(DataError, match="a record has 0 images, and --objective contrastive"):
-        Captions(kept(lines(tmp_path, "b.jsonl", [{"suffix": "x"}]), tmp_path / "run"), STACK, END)
+        Captions(kept(lines(tmp_path, "b.jsonl", [{"suffix": "x"}]), tmp_path / "run"), STACK, END, Frame((END,)))
 
 
 def test_record_n_is_a_function_of_the_seed_and_n(tmp_path: Path) -> None:
     list(halves(tmp_path, 9))
     file = lines(tmp_path, "a.jsonl", [{"image": f"{i}.png", "caption": str(i)} for i in range(9)])
-    rows = Captions(kept(file, tmp_path / "run"), STACK, END)
+    rows = Captions(kept(file, tmp_path / "run"), STACK, END, Frame((END,)))
     batches = picture_rows.Batches(rows, 2, 8, 5, "crop-flip")
     one_by_one = [batches.sequences(n, n + 1) for n in range(18)]
     for part in (0, 4):  # texts and pictures

@@ -10,18 +10,19 @@ All before the answer is the prefix, whose tokens see each other; the answer and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from bitnet.config import ModelConfig
 from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED, seed_of
-from bitnet.data.pictures import Pictures
+from bitnet.data.pictures import Pictures, Sight
 
 Look = Callable[[Tensor, int], Tensor]
 """How the pictures of record n of a batch are seen, values 0 to 1."""
@@ -31,18 +32,44 @@ def as_they_are(pixels: Tensor, _: int) -> Tensor:
     return pixels
 
 
+class Frame(NamedTuple):
+    """What stands around a text that becomes a vector, as the engine puts it there."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...] = ()
+    length: int = 0  # up to which a text is filled with `filling`, which is seen like any other token; 0: it is not
+    filling: int = 0
+    left: bool = False  # of the text
+
+    @classmethod
+    def of(cls, words: Tokenizer, generation: Mapping[str, Any], first: int) -> Self:
+        """generation: that of a checkpoint (export/FORMAT.md §5). first: what is before, if nothing else is said."""
+        plain, full = words.encode("a", add_special_tokens=False).ids, words.encode("a").ids
+        at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+        before, behind = tuple(full[:at]), tuple(full[at + len(plain) :])
+        filled = generation.get("padding") or {"length": 0, "token_id": 0, "side": ""}
+        length, filling, left = filled["length"], filled["token_id"], filled["side"] == "left"
+        return cls(before if before or behind else (first,), behind, length, filling, left)
+
+    def around(self, text: NDArray[np.int64], context: int) -> NDArray[np.int64]:
+        """A text, cut so that all of it fits."""
+        ids = [*self.before, *text[: context - len(self.before) - len(self.behind)], *self.behind]
+        more = [self.filling] * (min(self.length, context) - len(ids))
+        return np.array([*more, *ids] if self.left else [*ids, *more])
+
+
 class Rows:
     """Records in token ids and bytes. The counterpart of `bitnet.data.dataset.Tokens`."""
 
-    def __init__(self, pictures: Pictures, vision: ModelConfig, first: int) -> None:
-        """vision: the stack that looks. first: the token before every text."""
-        self.pictures, self.vision, self.first, self.digest = pictures, vision, first, pictures.digest
+    def __init__(self, pictures: Pictures, sight: Sight, first: int) -> None:
+        """first: the token before every text."""
+        self.pictures, self.sight, self.first, self.digest = pictures, sight, first, pictures.digest
         ids = pictures.text.ids
         starts = np.flatnonzero(ids == first)
         ends = np.append(starts[1:], len(ids))
         self.documents = np.stack([starts + 1, ends], axis=1).reshape(-1, 2, 2)  # (n, prefix or answer, from and to)
         self.owned = np.searchsorted(pictures.owners[:, 0], np.arange(len(self.documents) + 1))
-        self.n_tokens = len(ids) + len(pictures.owners) * vision.max_context
+        self.n_tokens = len(ids) + len(pictures.owners) * sight.n_tokens
 
     def ids(self, record: int, part: int) -> NDArray[np.int64]:
         """Of the prefix (0) or the answer (1)."""
@@ -57,19 +84,24 @@ class Rows:
 
     def pixels(self, records: Sequence[int], look: Look = as_they_are) -> Tensor:
         """All their pictures in order, (n, C, S, S), less the mean and divided by the deviation."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.sight.pixel_mean, self.sight.pixel_std))
+        return (self.values(records, look) - mean) / std
+
+    def values(self, records: Sequence[int], look: Look = as_they_are) -> Tensor:
+        """All their pictures in order, (n, C, S, S), from 0 to 1."""
         parts = [torch.empty(0, *self.pictures.shape)]
         for n, record in enumerate(records):
             if len(own := self.images(record)):
                 parts.append(look(torch.from_numpy(self.pictures.pixels[own]).float() / 255, n))
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.vision.pixel_mean, self.vision.pixel_std))
-        return (torch.cat(parts) - mean) / std
+        return torch.cat(parts)
 
 
 class Captions(Rows):
     """Each picture with its text."""
 
-    def __init__(self, pictures: Pictures, vision: ModelConfig, first: int) -> None:
-        super().__init__(pictures, vision, first)
+    def __init__(self, pictures: Pictures, sight: Sight, first: int, frame: Frame) -> None:
+        super().__init__(pictures, sight, first)
+        self.frame = frame
         if (np.diff(self.owned) != 1).any():
             other = int((np.diff(self.owned) != 1).argmax())
             raise DataError(
@@ -78,13 +110,18 @@ class Captions(Rows):
             )
 
     def count(self, context: int) -> int:
-        if context < 2:
-            raise DataError(f"--context is {context}, and the first token of a text says where it begins; give 2")
+        least = 1 + len(self.frame.before) + len(self.frame.behind)
+        if context < least:
+            raise DataError(f"--context is {context}, and {least - 1} tokens stand around a text; give {least} or more")
         return len(self.documents)
 
     def tokens_each(self, context: int) -> int:
         """Of a text and its image."""
-        return context + self.vision.max_context
+        return context + self.sight.n_tokens
+
+    def text(self, record: int, context: int) -> NDArray[np.int64]:
+        """Its tokens, and what stands around them."""
+        return self.frame.around(self.ids(record, 1), context)
 
     def alike(self, indices: Sequence[int]) -> Tensor:
         """Which pictures belong to which texts (n, n): those of equal records are as good as its own."""
@@ -97,12 +134,11 @@ class Captions(Rows):
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
         """Inputs (n, T), targets (n,): whose picture belongs to it; documents, 1 for what fills a row up; prefixes of
         none; pictures (n, C, S, S). T: of the longest text, at most the context."""
-        texts = [self.ids(record, 1)[: context - 1] for record in indices]
-        inputs = torch.full((len(texts), 1 + max(map(len, texts))), self.first)
+        texts = [self.text(record, context) for record in indices]
+        inputs = torch.full((len(texts), max(map(len, texts))), self.first)
         documents = torch.ones_like(inputs)
         for row, text in enumerate(texts):
-            inputs[row, 1 : 1 + len(text)] = torch.from_numpy(text)
-            documents[row, : 1 + len(text)] = 0
+            inputs[row, : len(text)], documents[row, : len(text)] = torch.from_numpy(text), 0
         owners, prefix = torch.arange(len(texts)), torch.zeros(len(texts), dtype=torch.int64)
         return inputs, owners, documents, prefix, self.pixels(indices, look)
 
@@ -110,12 +146,12 @@ class Captions(Rows):
 class Answers(Rows):
     """Pictures, what is asked of them, and the answer."""
 
-    def __init__(self, pictures: Pictures, vision: ModelConfig, first: int, end: int, image: int) -> None:
+    def __init__(self, pictures: Pictures, sight: Sight, first: int, end: int, image: int) -> None:
         """end: the token after an answer; image: the one that stands where a model is given what it sees."""
-        super().__init__(pictures, vision, first)
+        super().__init__(pictures, sight, first)
         self.end, self.image = end, image
         of_texts = (self.documents[:, :, 1] - self.documents[:, :, 0]).sum(1)
-        self.lengths = 1 + of_texts + vision.max_context * np.diff(self.owned)  # of the inputs, without the end token
+        self.lengths = 1 + of_texts + sight.n_tokens * np.diff(self.owned)  # of the inputs, without the end token
         self._fitting: tuple[int, NDArray[np.int64]] = (0, np.empty(0, np.int64))
 
     @property
@@ -133,9 +169,14 @@ class Answers(Rows):
         if not len(self.fitting(context)):
             raise DataError(
                 f"no record fits --context {context}: the shortest has {self.lengths.min()} tokens, "
-                f"of which an image takes {self.vision.max_context}; raise --context"
+                f"of which an image takes {self.sight.n_tokens}; raise --context"
             )
         return len(self.fitting(context))
+
+    def parts(self, record: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What stands before the answer, and the answer with its end."""
+        seen = [self.image] * (self.sight.n_tokens * len(self.images(record)))
+        return np.array([*seen, self.first, *self.ids(record, 0)]), np.array([*self.ids(record, 1), self.end])
 
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
         """Inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for what fills a row up; lengths of
@@ -145,9 +186,8 @@ class Answers(Rows):
         targets, documents = torch.full_like(inputs, IGNORED), torch.ones_like(inputs)
         prefix = torch.empty(len(records), dtype=torch.int64)
         for row, record in enumerate(records):
-            seen = [self.image] * (self.vision.max_context * len(self.images(record)))
-            before = np.array([*seen, self.first, *self.ids(record, 0)])
-            ids = torch.from_numpy(np.concatenate([before, self.ids(record, 1), [self.end]]))
+            before, after = self.parts(record)
+            ids = torch.from_numpy(np.concatenate([before, after]))
             last = len(ids) - 1
             inputs[row, :last], documents[row, :last] = ids[:-1], 0
             targets[row, len(before) - 1 : last] = ids[len(before) :]

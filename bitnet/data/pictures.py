@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,21 @@ RECORDS = (".jsonl", ".csv")
 ANSWERS, QUESTIONS = ("caption", "text", "suffix", "answer"), ("prefix", "question")
 EXPECTED = 'expected "image" and "caption", or "image", "prefix" and "suffix"'
 MAX_LINE = 16 << 20  # bytes
+
+
+class Sight(NamedTuple):
+    """What a model sees of an image."""
+
+    image_size: int  # pixels of a side
+    channels: int
+    n_tokens: int  # vectors that an image becomes
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, vision: ModelConfig) -> Self:
+        """Of the stack that looks."""
+        return cls(vision.image_size, vision.channels, vision.max_context, vision.pixel_mean, vision.pixel_std)
 
 
 class Record(NamedTuple):
@@ -259,14 +274,14 @@ def _mapped(file: Path, dtype: type, shape: Sequence[int]) -> NDArray[Any]:
     return np.memmap(file, dtype, mode="r").reshape(-1, *shape)
 
 
-def store(side: Side, words: Tokenizer, vision: ModelConfig, folder: Path, name: str, first: int) -> Pictures:
+def store(side: Side, words: Tokenizer, sight: Sight, folder: Path, name: str, first: int) -> Pictures:
     """Decode and encode to files in `folder` that begin with `name`, or map those that are there already.
 
-    vision: the stack that will look at them. first: the token before every text.
+    sight: of the model that will see them. first: the token before every text.
     """
     texts = [text for record in side.records for text in (record.prefix + "\n", record.suffix)]
     text = dataset.tokenize(texts, words, folder, name, first)
-    shape = vision.channels, vision.image_size, vision.image_size
+    shape = sight.channels, sight.image_size, sight.image_size
     recipe = hashlib.sha256(json.dumps(shape).encode())
     for digests in side.images:
         recipe.update(len(digests).to_bytes(4) + b"".join(digests))

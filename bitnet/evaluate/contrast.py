@@ -85,19 +85,31 @@ def evaluate(
     limit: int = 0,
 ) -> Contrast:  # fmt: skip
     """limit: tokens, or 0 for all; then pairs are evenly spaced."""
+    with torch.no_grad(), model.evaluating():
+        return measure(pairs, context, lambda some: _vectors(model, pairs, some, context, batch), compare, loss, limit)
+
+
+def measure(
+    pairs: Pairs | Captions,
+    context: int,
+    vectors: Callable[[Sequence[int]], tuple[Tensor, Tensor]],
+    compare: Compare,
+    loss: Loss,
+    limit: int,
+) -> Contrast:
+    """`evaluate` by the vectors of pairs with these numbers, however they are computed."""
     n = pairs.count(context)
     check(n)
     chosen = chosen_windows(n, max(2, limit // pairs.tokens_each(context)) if limit else 0)
     pools = -(-len(chosen) // POOL)
     each = [chosen[i * len(chosen) // pools : (i + 1) * len(chosen) // pools] for i in range(pools)]
     total, right = 0.0, [0, 0]
-    with torch.no_grad(), model.evaluating():
-        for pool in each:
-            first, second = _vectors(model, pairs, pool, context, batch)
-            total += loss(compare, first, second).item()
-            table, alike = compare(first, second), pairs.alike(pool).to(first.device)
-            for way, (found, equal) in enumerate(((table, alike), (table.mT, alike.mT))):
-                right[way] += int(equal.gather(1, found.argmax(1, keepdim=True)).sum())
+    for pool in each:
+        first, second = vectors(pool)
+        total += loss(compare, first, second).item()
+        table, alike = compare(first, second), pairs.alike(pool).to(first.device)
+        for way, (found, equal) in enumerate(((table, alike), (table.mT, alike.mT))):
+            right[way] += int(equal.gather(1, found.argmax(1, keepdim=True)).sum())
     n = len(chosen)
     return Contrast(total / n, right[0] / n, right[1] / n, n, min(map(len, each)))
 

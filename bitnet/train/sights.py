@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
 from bitnet.data import pictures, tokenizer
-from bitnet.data.picture_rows import Answers, Captions
+from bitnet.data.picture_rows import Answers, Captions, Frame
 from bitnet.settings import Settings
 from bitnet.train.progress import say
 
@@ -37,7 +37,7 @@ def read(
         tokenizer.image_token(words)
     first = tokenizer.separator(words, generation)
     train, held_out = (
-        pictures.store(side, words, vision, folder, name, first)
+        pictures.store(side, words, pictures.Sight.of(vision), folder, name, first)
         for side, name in zip(sides, ("train", "validation"), strict=True)
     )
     return words, (train, held_out)
@@ -54,7 +54,9 @@ def of_checkpoint(
     """The records to measure a checkpoint on: `data`, or without what its run held out."""
     records = pictures.read(data or settings.data)
     side = pictures.every(records) if data else pictures.split(records, settings.validation)[1]
-    return pictures.store(side, words, vision, scratch, "text", tokenizer.separator(words, generation))
+    return pictures.store(
+        side, words, pictures.Sight.of(vision), scratch, "text", tokenizer.separator(words, generation)
+    )
 
 
 def rows(
@@ -66,10 +68,10 @@ def rows(
     context: int,
 ) -> Captions | Answers:
     """Records as what a run is to learn of them."""
-    first = tokenizer.separator(words, generation)
+    first, sight = tokenizer.separator(words, generation), pictures.Sight.of(vision)
     if settings.objective == "contrastive":
-        return Captions(kept, vision, first)
-    rows = Answers(kept, vision, first, tokenizer.end_token(words, generation), tokenizer.image_token(words))
+        return Captions(kept, sight, first, Frame.of(words, generation, first))
+    rows = Answers(kept, sight, first, tokenizer.end_token(words, generation), tokenizer.image_token(words))
     if long := len(rows.lengths) - rows.count(context):
         n = len(rows.lengths)
         say(f"{long:,} of {n:,} records have more than {context:,} tokens and are left out; see --context")

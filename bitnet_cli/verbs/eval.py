@@ -131,6 +131,8 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)
     first = tokenizer.separator(words, model.metadata.get("generation") or {})
     context, stride = _window(args, model.n_ctx, model.n_ctx)
+    if model.image:
+        return _of_packed_with_images(model, args, words, context)
     with tempfile.TemporaryDirectory() as scratch:
         texts = corpus.Documents(args.data)
         text = dataset.tokenize(texts, words, Path(scratch), "text", first)
@@ -139,6 +141,17 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
             say("measured without a prefix, unlike its checkpoint: each token from those before it")
         result = evaluate_packed(model, Overlapping(text, stride), context, args.tokens)
     return asdict(result) | {"context": context, "stride": stride}
+
+
+def _of_packed_with_images(model: Model, args: argparse.Namespace, words: Any, context: int) -> dict[str, Any]:
+    """The figures of one that answers what is asked of images, or finds texts that belong to them."""
+    from bitnet.evaluate import packed_pictures
+
+    if args.stride:
+        raise ValueError("--stride is for text of which each token follows from those before it; leave it out")
+    with tempfile.TemporaryDirectory() as scratch:
+        result = packed_pictures.evaluate(model, words, args.data, context, Path(scratch), args.tokens)
+    return asdict(result) | {"context": context}
 
 
 def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:

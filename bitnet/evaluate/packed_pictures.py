@@ -1,0 +1,85 @@
+"""How well a packed file finds and answers: `contrast` and `answers` of records of images, computed by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bitnet.data import pictures, tokenizer
+from bitnet.data.picture_rows import Answers, Captions, Frame
+from bitnet.data.pictures import Sight
+from bitnet.evaluate import contrast
+from bitnet.evaluate.answers import Answered
+from bitnet.evaluate.loss import chosen_windows, log_probabilities
+from bitnet_runtime import Model, Session, vision
+from bitnet_runtime.ids import NO_TOKEN
+
+TOGETHER = 64  # records of which vectors are asked for in one call
+
+
+def evaluate(
+    model: Model, words: Tokenizer, data: Sequence[str], context: int, scratch: Path, limit: int = 0
+) -> contrast.Contrast | Answered:
+    """On the records that `data` names. scratch: a folder for what is kept of them; limit: tokens, or 0 for all."""
+    seen, generation = model.image, model.metadata.get("generation") or {}
+    assert seen
+    first = tokenizer.separator(words, generation)
+    sight = Sight(seen.image_size, seen.channels, seen.n_tokens, seen.pixel_mean, seen.pixel_std)
+    kept = pictures.store(pictures.every(pictures.read(data)), words, sight, scratch, "text", first)
+    if model.has_head:
+        end = tokenizer.end_token(words, generation)
+        return evaluate_answers(model, Answers(kept, sight, first, end, seen.image_token), context, limit)
+    return evaluate_captions(model, Captions(kept, sight, first, Frame.of(words, generation, first)), context, limit)
+
+
+def evaluate_captions(model: Model, records: Captions, context: int, limit: int = 0) -> contrast.Contrast:
+    """`contrast.evaluate` of a packed file, by the loss that its bias tells: softmax has none."""
+    seen = model.image
+    assert seen
+    scale, bias = seen.similarity_scale, seen.similarity_bias
+
+    def compare(images: Tensor, texts: Tensor) -> Tensor:
+        return scale * (images @ texts.mT) + bias
+
+    def vectors(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        images, texts = [], []
+        for first in range(0, len(indices), TOGETHER):
+            some = indices[first : first + TOGETHER]
+            images.append(vision.embed(model, records.values(some).numpy()))
+            texts.append(model.embed([records.text(record, context).tolist() for record in some]))
+        return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(texts))
+
+    return contrast.measure(records, context, vectors, compare, contrast.sigmoid if bias else contrast.softmax, limit)
+
+
+def evaluate_answers(model: Model, records: Answers, context: int, limit: int = 0) -> Answered:
+    """`answers.evaluate` of a packed file."""
+    n = records.count(context)
+    total, counted, right, chosen = 0.0, 0, 0, chosen_windows(n, max(1, limit // context) if limit else 0)
+    with model.session(n_ctx=context) as session:
+        for record in (int(records.fitting(context)[i]) for i in chosen):
+            session.reset()
+            log_p, is_right = _answer(model, session, records, record)
+            total -= log_p.sum()
+            counted += len(log_p)
+            right += is_right
+    return Answered(total / counted, right / len(chosen), len(chosen), counted)
+
+
+def _answer(model: Model, session: Session, records: Answers, record: int) -> tuple[NDArray[np.float64], bool]:
+    """Log-probabilities of the tokens of the right answer, and whether each of them is the likeliest."""
+    before, after = records.parts(record)
+    vectors = None
+    if len(records.images(record)):
+        vectors = vision.encode(model, records.values([record]).numpy()).reshape(-1, model.info.dim)
+    tokens = np.where(before == records.image, NO_TOKEN, before)
+    last = session.append_prefix(tokens.tolist(), vectors)
+    assert last is not None
+    logits = np.concatenate([last[None], session.append(after[:-1].tolist(), "all")])
+    return log_probabilities(logits, after.tolist()), bool((logits.argmax(1) == after).all())
