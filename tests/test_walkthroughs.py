@@ -15,6 +15,7 @@ import torch
 
 from bitnet_export import random_model
 from docs_text import Block, blocks, commands_of
+from picture_data import captions, questions
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
 from thinker_reference import Thinker
 from training import TINY, bitnet
@@ -33,6 +34,8 @@ NOT_HERE = (
     "Qwen3", "bitnet-b1.58", "FILE.gguf",  # published models
     "model.bitnet mine.gguf",  # the end of that page does it with a model that can
 )  # fmt: skip
+
+WITH_SHAPE = {"gguf", "siglip-tiny", "paligemma-tiny"}  # presets whose shape is what the page is about
 
 SMALLER = {
     "export": ["--tokens", "200"],
@@ -64,6 +67,8 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     torch.save(thinker.state_dict(), folder / "checkpoints/thinker_tiny/thinker.pt")
     turns = '{"messages": [{"role": "user", "content": "%d"}, {"role": "assistant", "content": "the cat"}]}\n'
     (folder / "talks.jsonl").write_text("".join(turns % i for i in range(8)))
+    captions(folder, 12)
+    questions(folder, 12)
     return folder
 
 
@@ -75,8 +80,8 @@ def smaller(command: str) -> list[str]:
     if verb == "train":
         words = shlex.split(re.sub(r"--(preset tiny|minutes \S+)", "", shlex.join(words)))
         words += [] if "--data" in words else ["--data", "my_text"]  # in place of the standard library
-        shape_of_gguf = ["--steps", "2", "--batch", "2", "--threads", "1"]
-        return [verb, *words, *(shape_of_gguf if "gguf" in words else TINY)]
+        of_preset = ["--steps", "2", "--batch", "2", "--threads", "1"]
+        return [verb, *words, *(of_preset if WITH_SHAPE & set(words) else TINY)]
     if "--to" in words:
         return [verb, *words]
     if verb == "eval" and "--data" in words:
