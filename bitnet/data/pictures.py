@@ -189,8 +189,8 @@ class Side(NamedTuple):
 def split(
     records: Iterable[Record], validation: float, say: Callable[[str], object] = lambda _: None
 ) -> tuple[Side, Side]:
-    """For training and for validation, by the hash of the pictures (of the texts where there are none); at least one
-    set of pictures on each side. Equal records are dropped, which `say` is told."""
+    """For training and for validation, by the hash of the pictures (of the texts where there are none): of both one set
+    of pictures at least, and of more than two two for validation. Equal records are dropped, which `say` is told."""
     digest_of, n = cache(sha256), 0
     unique: dict[tuple[bytes, tuple[bytes, ...], bytes], Record] = {}
     for record in records:
@@ -204,8 +204,8 @@ def split(
     order = sorted({group for group, *_ in unique})
     if len(order) < 2:
         raise DataError(f"{len(order)} different pictures, expected at least 2: one is held out for validation")
-    chosen = [group for group in order if int.from_bytes(group[:8]) < validation * 2**64] or order[:1]
-    held_out = set(chosen[: len(order) - 1])
+    chosen, least = [group for group in order if int.from_bytes(group[:8]) < validation * 2**64], min(2, len(order) - 1)
+    held_out = set((chosen if len(chosen) >= least else order[:least])[: len(order) - 1])
     sides = Side([], []), Side([], [])
     for (group, images, _), record in unique.items():
         side = sides[group in held_out]

@@ -19,6 +19,7 @@ from bitnet.evaluate.answers import Answered
 from bitnet.evaluate.loss import chosen_windows, log_probabilities
 from bitnet_runtime import Model, Session, vision
 from bitnet_runtime.ids import NO_TOKEN
+from bitnet_runtime.model_images import is_of_pairs
 
 TOGETHER = 64  # records of which vectors are asked for in one call
 
@@ -39,10 +40,11 @@ def evaluate(
 
 
 def evaluate_captions(model: Model, records: Captions, context: int, limit: int = 0) -> contrast.Contrast:
-    """`contrast.evaluate` of a packed file, by the loss that its bias tells: softmax has none."""
+    """`contrast.evaluate` of a packed file, by the loss that its bias tells."""
     seen = model.image
     assert seen
     scale, bias = seen.similarity_scale, seen.similarity_bias
+    loss = contrast.sigmoid if is_of_pairs(seen) else contrast.softmax
 
     def compare(images: Tensor, texts: Tensor) -> Tensor:
         return scale * (images @ texts.mT) + bias
@@ -55,7 +57,7 @@ def evaluate_captions(model: Model, records: Captions, context: int, limit: int 
             texts.append(model.embed([records.text(record, context).tolist() for record in some]))
         return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(texts))
 
-    return contrast.measure(records, context, vectors, compare, contrast.sigmoid if bias else contrast.softmax, limit)
+    return contrast.measure(records, context, vectors, compare, loss, limit)
 
 
 def evaluate_answers(model: Model, records: Answers, context: int, limit: int = 0) -> Answered:
