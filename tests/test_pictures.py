@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bitnet.data import picture_rows, pictures, tokenizer
+from bitnet.data import picture_files, picture_rows, pictures, tokenizer
 from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED
@@ -33,15 +33,15 @@ END, IMAGE = tokenizer.END_ID, 257
 
 def kept(file: Path, out: Path, sight: pictures.Sight = STACK) -> pictures.Pictures:
     out.mkdir(exist_ok=True)
-    return pictures.store(pictures.every(pictures.read([str(file)])), WORDS, sight, out, "train", END)
+    return pictures.store(pictures.every(picture_files.read([str(file)])), WORDS, sight, out, "train", END)
 
 
 def ids(text: str) -> list[int]:
     return list(WORDS.encode(text, add_special_tokens=False).ids)
 
 
-def read(file: Path) -> list[pictures.Record]:
-    return list(pictures.read([str(file)]))
+def read(file: Path) -> list[picture_files.Record]:
+    return list(picture_files.read([str(file)]))
 
 
 # ---- files ----
@@ -134,7 +134,7 @@ def test_bad_tables_are_refused(content: bytes, said: str, tmp_path: Path) -> No
     list(halves(tmp_path, 1))
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError) as error:
-        pictures.every(pictures.read([str(tmp_path / "a.csv")]))
+        pictures.every(picture_files.read([str(tmp_path / "a.csv")]))
     assert said in str(error.value)
 
 
@@ -147,7 +147,7 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
         ([str(tmp_path)], "holds no .jsonl file, no .csv file and no picture"),
     ):
         with pytest.raises(DataError, match=said):
-            list(pictures.read(source))
+            list(picture_files.read(source))
     list(halves(tmp_path, 1))
     with pytest.raises(DataError, match=r"0\.png has no text beside it, expected its caption in 0\.txt"):
         read(tmp_path)
@@ -175,11 +175,11 @@ def test_no_picture_is_on_both_sides(tmp_path: Path) -> None:
     (tmp_path / "copy.png").write_bytes((tmp_path / "0.png").read_bytes())
     file = lines(tmp_path, "a.jsonl", [*records, records[0], records[0] | {"image": "copy.png"}])
     said: list[str] = []
-    train, held_out = pictures.split(pictures.read([str(file)]), 0.3, said.append)
+    train, held_out = pictures.split(picture_files.read([str(file)]), 0.3, said.append)
     assert said == ["2 of 182 records are repetitions and were left out"]
     assert len(train.records) + len(held_out.records) == 180 and 30 < len(held_out.records) < 90
     assert not set(train.images) & set(held_out.images)
-    again = pictures.split(pictures.read([str(file)]), 0.3)
+    again = pictures.split(picture_files.read([str(file)]), 0.3)
     assert again == (train, held_out)
 
 
@@ -187,7 +187,7 @@ def test_one_picture_cannot_be_split(tmp_path: Path) -> None:
     list(halves(tmp_path, 1))
     file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": text} for text in "ab"])
     with pytest.raises(DataError, match="1 different pictures, expected at least 2"):
-        pictures.split(pictures.read([str(file)]), 0.5)
+        pictures.split(picture_files.read([str(file)]), 0.5)
 
 
 # ---- on disk ----

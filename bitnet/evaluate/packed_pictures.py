@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bitnet.data import pictures, tokenizer
+from bitnet.data import picture_files, pictures, tokenizer
 from bitnet.data.picture_rows import Answers, Captions, Frame
 from bitnet.data.pictures import Sight
 from bitnet.evaluate import contrast
@@ -32,7 +32,7 @@ def evaluate(
     assert seen
     first = tokenizer.separator(words, generation)
     sight = Sight(seen.image_size, seen.channels, seen.n_tokens, seen.pixel_mean, seen.pixel_std)
-    kept = pictures.store(pictures.every(pictures.read(data)), words, sight, scratch, "text", first)
+    kept = pictures.store(pictures.every(picture_files.read(data)), words, sight, scratch, "text", first)
     if model.has_head:
         end = tokenizer.end_token(words, generation)
         return evaluate_answers(model, Answers(kept, sight, first, end, seen.image_token), context, limit)

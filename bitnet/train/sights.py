@@ -1,4 +1,4 @@
-"""What a run learns from that looks at images: records of pictures and texts (`bitnet.data.pictures`)."""
+"""What a run learns from that looks at images: records of pictures and texts (`bitnet.data.picture_files`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import pictures, tokenizer
+from bitnet.data import picture_files, pictures, tokenizer
 from bitnet.data.picture_rows import Answers, Captions, Frame
 from bitnet.settings import Settings
 from bitnet.train.progress import say
@@ -31,7 +31,7 @@ def read(
         if kept[0] and kept[1]:
             return choose([]), (kept[0], kept[1])
     say(f"{folder}: reading the records, making token ids of texts and bytes of images")
-    sides = pictures.split(pictures.read(settings.data), settings.validation, say)
+    sides = pictures.split(picture_files.read(settings.data), settings.validation, say)
     words = choose(text for record in sides[0].records for text in (record.prefix + "\n", record.suffix))
     if settings.objective == "next":
         tokenizer.image_token(words)
@@ -52,7 +52,7 @@ def of_checkpoint(
     scratch: Path,
 ) -> pictures.Pictures:
     """The records to measure a checkpoint on: `data`, or without what its run held out."""
-    records = pictures.read(data or settings.data)
+    records = picture_files.read(data or settings.data)
     side = pictures.every(records) if data else pictures.split(records, settings.validation)[1]
     return pictures.store(
         side, words, pictures.Sight.of(vision), scratch, "text", tokenizer.separator(words, generation)

@@ -1,0 +1,142 @@
+"""Records of pictures and texts in files: where they are, what they say, and what is wrong with a bad one.
+
+A record is some pictures, what is asked of them, and the answer. A caption is an answer that nothing asks for. Records
+are the lines of .jsonl files and the rows of .csv files, with paths relative to the file, or the pictures of a folder:
+
+    {"image": "a.png", "caption": "a red ring"}              also "text"
+    {"image": "a.png", "prefix": "how many?", "suffix": "3"} also "question" and "answer"
+    {"images": ["a.png", "b.png"], "prefix": "which is older?", "suffix": "the second"}
+    a.png and beside it a.txt, which holds the caption
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bitnet.data.corpus import LOG, DataError
+from bitnet.data.tokenizer import IMAGE
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+"""Of the pictures that are looked for in a folder. One that a record names is read whatever its name."""
+RECORDS = (".jsonl", ".csv")
+ANSWERS, QUESTIONS = ("caption", "text", "suffix", "answer"), ("prefix", "question")
+EXPECTED = 'expected "image" and "caption", or "image", "prefix" and "suffix"'
+MAX_LINE = 16 << 20  # bytes
+
+
+class Record(NamedTuple):
+    images: tuple[Path, ...]
+    prefix: str  # "" of a caption
+    suffix: str
+    where: str  # file and line, for messages
+
+
+def read(sources: Sequence[str]) -> Iterator[Record]:
+    """The records of files and folders. Raises DataError naming file and line."""
+    if not sources:
+        raise DataError("a model that looks at images learns from records of images and texts; name them with --data")
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file())
+            tables = [file for file in files if file.suffix in RECORDS and file.name != LOG]
+            yield from _files(tables) if tables else _beside_texts(path, files)
+        elif path.suffix in RECORDS:
+            yield from _files([path])
+        else:
+            found = "is no .jsonl file, .csv file or folder" if path.exists() else "does not exist"
+            raise DataError(f"{source} {found}, expected records of images and texts")
+
+
+def _files(files: Iterable[Path]) -> Iterator[Record]:
+    for file in files:
+        try:
+            lines = _rows(file) if file.suffix == ".csv" else _objects(file)
+            for number, values in lines:
+                yield _record(values, file.parent, f"{file}, line {number}")
+        except UnicodeDecodeError:
+            raise DataError(f"{file} is not UTF-8") from None
+        except csv.Error as error:
+            raise DataError(f"{file} is no table of comma-separated values: {error}") from None
+
+
+def _objects(file: Path) -> Iterator[tuple[int, Any]]:
+    with file.open("rb") as lines:
+        number = 0
+        while line := lines.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                raise DataError(f"{file}, line {number} is longer than {MAX_LINE} bytes, expected one record")
+            if line.strip():
+                try:
+                    yield number, json.loads(line.decode())
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{file}, line {number} is not UTF-8 (byte {error.start})") from None
+                except (json.JSONDecodeError, RecursionError) as error:
+                    raise DataError(f"{file}, line {number}: not JSON: {error}") from None
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Any]]:
+    """An empty cell says nothing."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        rows = csv.DictReader(lines, strict=True)
+        for row in rows:
+            if None in row or None in row.values():
+                raise DataError(f"{file}, line {rows.line_num}: expected {len(rows.fieldnames or ())} cells")
+            yield rows.line_num, {name: cell for name, cell in row.items() if cell}
+
+
+def _beside_texts(folder: Path, files: Sequence[Path]) -> Iterator[Record]:
+    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+    if not pictures:
+        raise DataError(f"{folder} holds no .jsonl file, no .csv file and no picture ({', '.join(SUFFIXES)})")
+    for picture in pictures:
+        text = picture.with_suffix(".txt")
+        try:
+            caption = text.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            raise DataError(f"{picture} has no text beside it, expected its caption in {text.name}") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{text} is not UTF-8 (byte {error.start})") from None
+        yield _record({"image": str(picture.absolute()), "caption": caption}, folder, str(text))
+
+
+def _record(values: Any, folder: Path, where: str) -> Record:
+    said = values if isinstance(values, dict) else {}
+    answers, questions = ([name for name in names if name in said] for names in (ANSWERS, QUESTIONS))
+    paths = said.get("images", [said["image"]] if "image" in said else [])
+    if len(answers) != 1 or len(questions) > 1 or ("image" in said and "images" in said):
+        raise DataError(f"{where}: {_found(values)}; {EXPECTED}")
+    if answers[0] in ("caption", "text") and (questions or len(paths) != 1):
+        raise DataError(f"{where}: {_found(values)}; a caption is of one image that nothing is asked of; {EXPECTED}")
+    if not isinstance(paths, list) or not all(isinstance(path, str) and path.strip() for path in paths):
+        raise DataError(f"{where}: the images are {paths!r:.80}, expected paths")
+    prefix, suffix = (said[names[0]] if names else "" for names in (questions, answers))
+    for name, text in ((questions or ["prefix"])[0], prefix), (answers[0], suffix):
+        if problem := _problem(text, empty=name != answers[0]):
+            raise DataError(f'{where}: "{name}" {problem}')
+    found = tuple(folder / path for path in paths)
+    if missing := [path for path in found if not path.is_file()]:
+        raise DataError(f"{where}: there is no file {missing[0]}")
+    return Record(found, prefix, suffix, where)
+
+
+def _problem(text: Any, empty: bool) -> str:
+    """What is wrong with a text, which may be empty or not; "" if nothing is."""
+    if not isinstance(text, str) or not (empty or text.strip()):
+        return f"is {text!r:.80}, expected a text" + " that is not empty" * (not empty)
+    if IMAGE in text:
+        return f"spells {IMAGE}, which stands for images that are not in the text; leave it out: they come first"
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell it
+        return "holds half of a surrogate pair, which is no character"
+    return ""
+
+
+def _found(values: Any) -> str:
+    return f"has {', '.join(map(repr, values)) or 'nothing'}"[:160] if isinstance(values, dict) else "is no object"
