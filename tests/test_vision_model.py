@@ -22,7 +22,7 @@ from bitnet.presets import PRESETS
 from bitnet.settings import Settings
 from bitnet.train import optimizers
 from bitnet.train.resolve import Given, resolve
-from vision_models import CAUSAL, CLIP, FAMILIES, PALIGEMMA, TOWERS, VISION, pixels, prompt, seeded
+from vision_models import CAUSAL, CLIP, FAMILIES, PALIGEMMA, TOWERS, VISION, loss_of, pixels, prompt, seeded
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
@@ -286,18 +286,6 @@ def test_a_count_that_does_not_fit(images: Any, message: str) -> None:
 
 
 # ---- training ----
-
-
-def loss_of(model: Transformer, config: ModelConfig) -> torch.Tensor:
-    if not config.image_token:
-        texts = torch.randint(0, 257, (4, 7), generator=torch.Generator().manual_seed(1))
-        vectors = model(texts, images=pixels(4, config))
-        assert model.similarity
-        signs = 2 * torch.eye(4, dtype=vectors.dtype) - 1
-        return -F.logsigmoid(signs * model.similarity(vectors[4:], vectors[:4])).sum() / 4
-    row, n = prompt(config, 1, 6, rows=4), 4
-    logits = model(row[:, :-1], None, torch.full((n,), 11), pixels(n, config))
-    return F.cross_entropy(logits[:, 10:].flatten(0, 1), row[:, 11:].flatten())
 
 
 @pytest.mark.parametrize("name", FAMILIES)

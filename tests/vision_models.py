@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
@@ -67,3 +68,20 @@ def prompt(config: ModelConfig, n_images: int, n_tokens: int, rows: int = 1, see
     places = torch.full((rows, n_images * config.vision.max_context), config.image_token)
     others = torch.randint(1, 200, (rows, n_tokens), generator=torch.Generator().manual_seed(seed))
     return torch.cat([places, others], 1)
+
+
+def loss_of(model: Transformer, config: ModelConfig, images: torch.Tensor | None = None) -> torch.Tensor:
+    """Of four images with a text each: which belong together, or what is said of them."""
+    images = pixels(4, config) if images is None else images
+    if not config.image_token:
+        vectors = model(captions(), images=images)
+        assert model.similarity
+        signs = 2 * torch.eye(4, dtype=vectors.dtype) - 1
+        return -F.logsigmoid(signs * model.similarity(vectors[4:], vectors[:4])).sum() / 4
+    row = prompt(config, 1, 6, rows=4)
+    logits = model(row[:, :-1], None, torch.full((4,), 11), images)
+    return F.cross_entropy(logits[:, 10:].flatten(0, 1), row[:, 11:].flatten())
+
+
+def captions() -> torch.Tensor:
+    return torch.randint(0, 257, (4, 7), generator=torch.Generator().manual_seed(1))

@@ -133,6 +133,7 @@ class Report:
     asked: str  # what of them is compared: "tokens", "tokens behind a prefix", "hidden tokens" or "vectors of texts"
     short: Agreement
     long: Agreement
+    images: Agreement | None  # of a model with a stack that sees them: their vectors, made of length 1
     head: HeadCost
     zero_inputs: ZeroInputs
     sparse: bool  # up and down are stored by lines, of which the engine reads only those that matter
@@ -165,9 +166,17 @@ class Report:
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
                 *([] if long.vectors else loss),
+                *([] if self.images is None else [_of_images(self.images)]),
                 f"inputs     {self.zero_inputs}" + ("; the engine leaves them out" if self.sparse else ""),
             ]
         )
+
+
+def _of_images(found: Agreement) -> str:
+    return (
+        f"images     {found.windows} of {found.tokens // found.windows} patches: numbers of their vectors differ by "
+        f"{found.mean:.1e} on average, {found.worst:.1e} at worst (torch in fp64: {found.floor_mean:.1e} on average)"
+    )
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,14 @@ class EngineReader:
             logits = self.session.append_embeddings(part, logits="all")
         return logits
 
+    def behind(self, seen: Floats, tokens: Text) -> Floats:
+        """Logits (T, V) of tokens behind an image, which became the vectors `seen` (N, D): with it the prefix."""
+        if self.config.mask == "prefix":
+            logits: Floats = self.session.append_prefix([-1] * len(seen) + tokens.tolist(), seen, logits="all")
+            return logits[len(seen) :]
+        self.session.append_embeddings(seen, logits="none")
+        return self.read(tokens, False)
+
     def embed(self, text: Text) -> Floats:
         pooling = "last" if self.config.pooling == "none" else self.config.pooling
         embed = self.session.embed if text.ndim == 1 else self.session.embed_embeddings
@@ -53,7 +61,10 @@ class EngineReader:
 def drawn(config: ModelConfig, random: np.random.Generator, *shape: int) -> Text:
     """Random texts of what the model is given."""
     if config.input == "tokens":
-        return random.integers(0, config.vocab_size, shape)
+        tokens = random.integers(0, config.vocab_size, shape)
+        if config.image_token:
+            tokens[tokens == config.image_token] = 0  # that stands for a vector which is not there
+        return tokens
     return random.standard_normal((*shape, config.dim), np.float32)
 
 

@@ -18,7 +18,10 @@ def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]
     from bitnet.data import corpus, tokenizer
 
     if not checkpoint.has_tokenizer:
-        drawn = np.random.default_rng(0).integers(0, max(checkpoint.config.vocab_size, 1), n)
+        config = checkpoint.config
+        drawn = np.random.default_rng(0).integers(0, max(config.vocab_size, 1), n)
+        if config.image_token:
+            drawn[drawn == config.image_token] = 0  # stands for a vector that is not there
         return drawn, "random tokens (the checkpoint has no tokenizer)"
     words = checkpoint.words
     try:

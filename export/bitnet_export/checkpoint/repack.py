@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import Record
 from bitnet_export.packed.writer import Encoded, spare, write_sections
 
+from .pictures import drawn_images, engine_sees
 from .reading import EngineReader, Floats, drawn, whole
 from .verify import VerificationError
 
@@ -111,25 +113,31 @@ def _compare(source: Path, old: PackedFile, written: Path) -> Repacked:
         ternary_weights=weights,
         ternary_bits_per_weight=8 * size / weights if weights else 0.0,
         tensors_equal=len(new.tensors),
-        logits_equal=_compare_logits(source, written, new.configs[0]),
+        logits_equal=_compare_computed(source, written, new.configs),
     )
 
 
-def _compare_logits(source: Path, written: Path, config: ModelConfig) -> int:
-    """How many tokens' logits, or of how many the vector, are the same bits in both."""
+def _compare_computed(source: Path, written: Path, stacks: Sequence[ModelConfig]) -> int:
+    """How many tokens' logits, or of how many the vector, are the same bits in both; and so are vectors of images."""
     from bitnet_runtime import Model, UnsupportedModelError
 
-    tokens = min(TOKENS, config.max_context)
+    config, tokens = stacks[0], min(TOKENS, stacks[0].max_context)
 
-    def computed(path: Path) -> Floats:
-        with Model.load(path) as model, model.session(n_ctx=tokens) as session:
-            return whole(EngineReader(session, config), config, drawn(config, np.random.default_rng(0), tokens))
+    def computed(path: Path) -> Iterator[tuple[str, Floats]]:
+        with Model.load(path) as model:
+            for stack in stacks:
+                if stack.input == "images":
+                    yield "vectors of images", engine_sees(model, stack, drawn_images(stack, 2))
+            if config.input != "images":
+                with model.session(n_ctx=tokens) as session:
+                    text = drawn(config, np.random.default_rng(0), tokens)
+                    read = whole(EngineReader(session, config), config, text)
+                yield "logits" if config.has_head else "vectors", read
 
     try:
-        first, second = computed(source), computed(written)
+        for (what, first), (_, second) in zip(computed(source), computed(written), strict=True):
+            if first.tobytes() != second.tobytes():
+                raise VerificationError(f"the engine computes other {what} from the file than from the source")
     except UnsupportedModelError:
         return 0
-    if first.tobytes() != second.tobytes():
-        what = "logits" if config.has_head else "vectors"
-        raise VerificationError(f"the engine computes other {what} from the file than from the source")
     return tokens

@@ -2,12 +2,13 @@
 
 A causal model says each token from those before it. With a prefix it says what follows that, a bidirectional
 model with a head tokens that are hidden from it, one without gives the vector of a text. A model that takes
-vectors is given random ones, and its logits are as good a comparison as those of real text.
+vectors is given random ones, and its logits are as good a comparison as those of real text. One that is shown
+images says what follows an image; a stack that sees them gives their vectors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from bitnet.config import ModelConfig
 
 from .findings import Scores
-from .reading import EngineReader
+from .pictures import drawn_images, engine_sees, normalized
+from .reading import EngineReader, Floats
 
 if TYPE_CHECKING:
     from bitnet.model.transformer import Transformer
@@ -31,26 +33,34 @@ NOTHING = -100  # a position of which no token is asked; bitnet.data.dataset.IGN
 class Texts:
     """n texts of T tokens each."""
 
-    inputs: NDArray[Any]  # (n, T) token ids, or (n, T, D) vectors
+    inputs: NDArray[Any]  # (n, T) token ids, or (n, T, D) vectors, or (n, C, S, S) images of a stack that sees them
     targets: NDArray[np.int64] | None = None  # (n, T), what the logits of a position are to say; None: no head
     prefixes: NDArray[np.int64] | None = None  # (n,), how many tokens of a text all others see
     hidden: bool = False  # targets stand at their own place, not at the one before
+    images: Floats | None = None  # (n, C, S, S), from 0 to 1: one that each text begins with
+    places: int = 0  # of its tokens, which are for the image
 
     def __getitem__(self, rows: slice) -> Texts:
-        inputs, targets, prefixes = (
-            None if x is None else x[rows] for x in (self.inputs, self.targets, self.prefixes)
-        )  # fmt: skip
-        assert inputs is not None
-        return Texts(inputs, targets, prefixes, self.hidden)
+        given: dict[str, Any] = {
+            f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), np.ndarray)
+        }
+        return replace(self, **{name: value[rows] for name, value in given.items()})
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     @property
+    def length(self) -> int:
+        """Tokens of each, with the last, which is only asked for, and without the places of an image."""
+        return int(self.inputs.shape[1]) - self.places + (self.targets is not None and not self.hidden)
+
+    @property
     def what(self) -> str:
         """That is compared, in words."""
         if self.targets is None:
-            return "vectors of texts"
+            return "vectors of images" if self.inputs.ndim == 4 else "vectors of texts"
+        if self.images is not None:
+            return "tokens behind an image"
         return "hidden tokens" if self.hidden else "tokens behind a prefix" if self.prefixes is not None else "tokens"
 
 
@@ -73,6 +83,30 @@ def texts_of(config: ModelConfig, ids: NDArray[np.int64], mask_token: int = 0) -
     return Texts(inputs, targets, prefixes, hidden)
 
 
+def images_of(config: ModelConfig, n: int) -> Texts:
+    """Images, of a stack that sees them: each is compared as the vectors it becomes."""
+    return Texts(drawn_images(config, n))
+
+
+def behind_images(config: ModelConfig, ids: NDArray[np.int64]) -> Texts:
+    """What a decoder is asked of windows (n, T) of token ids when an image is before each."""
+    assert config.vision
+    n, places = len(ids), config.vision.max_context
+    texts = texts_of(config, ids)
+    assert texts.targets is not None
+    before = np.full((n, places), config.image_token)
+    unasked = np.full((n, places), NOTHING)
+    if texts.prefixes is None:  # the image's last vector says the first token
+        unasked[:, -1] = ids[:, 0]
+    return Texts(
+        np.concatenate([before, texts.inputs], 1),
+        np.concatenate([unasked, texts.targets], 1),
+        None if texts.prefixes is None else texts.prefixes + places,
+        images=drawn_images(config.vision, n),
+        places=places,
+    )
+
+
 def _hide(config: ModelConfig, ids: NDArray[np.int64], mask_token: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """As in training; always the same."""
     import torch
@@ -89,13 +123,27 @@ def _hide(config: ModelConfig, ids: NDArray[np.int64], mask_token: int) -> tuple
 
 def engine_scores(engine: Model, config: ModelConfig, texts: Texts) -> Scores:
     """log p of the targets, text after text; without a head the numbers of the vectors."""
+    if texts.inputs.ndim == 4:
+        return _compared(engine_sees(engine, config, texts.inputs).astype(np.float64))
     if texts.targets is None and texts.inputs.ndim == 2:
         return engine.embed(texts.inputs.tolist(), pooling=engine.pooling or "last").astype(np.float64).ravel()
     with engine.session(n_ctx=min(texts.inputs.shape[1] + 1, config.max_context)) as session:
-        return np.concatenate([_of_one(session, config, texts[i : i + 1]) for i in range(len(texts))])
+        seen = None
+        if texts.images is not None and config.vision:
+            seen = engine_sees(engine, config.vision, texts.images)
+        return np.concatenate(
+            [_of_one(session, config, texts[i : i + 1], None if seen is None else seen[i]) for i in range(len(texts))]
+        )
 
 
-def _of_one(session: Session, config: ModelConfig, text: Texts) -> Scores:
+def _compared(vectors: Scores) -> Scores:
+    """The numbers of vectors of images, made of length 1 where they are not, so that one limit is for all."""
+    lengths: Scores = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return (vectors / lengths).ravel()
+
+
+def _of_one(session: Session, config: ModelConfig, text: Texts, seen: Floats | None = None) -> Scores:
+    """seen: the vectors (N, D) of the image that the text begins with."""
     reader, (inputs,) = EngineReader(session, config), text.inputs
     reader.restart()
     if text.targets is None:
@@ -103,10 +151,15 @@ def _of_one(session: Session, config: ModelConfig, text: Texts) -> Scores:
     (targets,) = text.targets
     prefix = 0 if text.prefixes is None else int(text.prefixes[0])
     if inputs.ndim == 1 and not text.hidden:
-        tokens = [*inputs.tolist(), int(targets[-1])]
+        tokens, before = [*inputs.tolist(), int(targets[-1])], prefix
+        if seen is not None:
+            tokens[: len(seen)] = [-1] * len(seen)
         if prefix:
-            reader.session.append_prefix(tokens[:prefix])
-        return np.array(session.score(tokens[prefix:])[0 if prefix else 1 :])
+            session.append_prefix(tokens[:prefix], seen)
+        elif seen is not None:
+            session.append_embeddings(seen)
+            before = len(seen)
+        return np.array(session.score(tokens[before:])[0 if before else 1 :])
     parts = [part for part in np.split(inputs, [prefix]) if len(part)]
     rows = np.concatenate([reader.read(part, prefix > 0 and i == 0) for i, part in enumerate(parts)])
     asked = targets != NOTHING
@@ -128,15 +181,23 @@ def torch_scores(model: Transformer, texts: Texts) -> Scores:
     with torch.inference_mode():
         for start in range(0, len(texts), rows):
             part = texts[start : start + rows]
-            inputs = torch.from_numpy(part.inputs)
+            inputs, like = torch.from_numpy(part.inputs), next(model.parameters())
+            if inputs.dim() == 4:
+                pixels = normalized(config, part.inputs, like)
+                vectors = model.features(pixels) if config.pooling == "none" else model.embed(pixels)
+                scores.append(_compared(vectors.double().numpy()))
+                continue
             if inputs.is_floating_point():
-                inputs = inputs.to(next(model.parameters()).dtype)
+                inputs = inputs.to(like.dtype)
             if part.targets is None:
                 pooling = "last" if config.pooling == "none" else config.pooling
                 scores.append(model.embed(inputs, pooling).double().numpy().ravel())
                 continue
             prefixes = None if part.prefixes is None else torch.from_numpy(part.prefixes)
-            targets, logits = torch.from_numpy(part.targets), model(inputs, None, prefixes).double()
+            images = None
+            if part.images is not None and config.vision:
+                images = normalized(config.vision, part.images, like)
+            targets, logits = torch.from_numpy(part.targets), model(inputs, None, prefixes, images).double()
             asked = targets != NOTHING
             target = logits[asked].gather(-1, targets[asked][:, None])[:, 0]
             scores.append((target - logits[asked].logsumexp(-1)).numpy())

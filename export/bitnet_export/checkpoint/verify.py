@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet.config import ModelConfig
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
 
 from .findings import Agreement, HeadCost, Report, Scores, ZeroInputs
 from .quantized import quantized
 from .real_text import mask_token_of, real_tokens
-from .scoring import MAX_LOGITS, Texts, engine_scores, texts_of, torch_scores
+from .scoring import MAX_LOGITS, Texts, behind_images, engine_scores, images_of, texts_of, torch_scores
 from .sparsity import counting_zero_inputs
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ FLOOR_TOKENS = 8192  # of the long text, scored in fp64 too
 EXACT = 1e-5  # nats a token; fp32 noise where no activation changed its code
 ROUNDED = 3e-3  # nats a token; after one did
 LOSS = 1e-4  # nats, of the mean over a long text
+IMAGES = 16
 
 
 class VerificationError(ValueError):
@@ -67,16 +69,14 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
     facts = _check_weights(packed_file, model)
     ids, source = real_tokens(checkpoint, max(tokens, SHORT * PROMPTS))
     config = model.config
-    length = min(config.max_context, len(ids), max(SHORT, MAX_LOGITS // max(config.vocab_size, 1)))
-    mask_token, short_length = mask_token_of(checkpoint), min(SHORT, length)
-    prompts = texts_of(config, _windows(ids[: SHORT * PROMPTS], short_length), mask_token)
-    text = texts_of(config, _windows(ids[: max(tokens, length)], length), mask_token)
+    prompts, text = _asked(config, ids, max(tokens, SHORT), mask_token_of(checkpoint))
     reference = copy.deepcopy(model).double()
     with counting_zero_inputs(model) as counts:
         scores = torch_scores(model, text)
     with Model.load(file, kv_type="f32") as engine:
-        short = _agreement(engine, torch_scores(model, prompts), reference, prompts, short_length)
-        long = _agreement(engine, scores, reference, text, length)
+        short = _agreement(engine, torch_scores(model, prompts), reference, prompts)
+        long = _agreement(engine, scores, reference, text)
+        seen = _of_images(engine, model, reference)
     unit = "nats a token" if config.has_head else "of a number of a vector"
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median, unit)
     check_limit("mean difference in a long text", long.mean, ROUNDED + 1.5 * long.floor_mean, unit)
@@ -88,10 +88,37 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
         asked=text.what,
         short=short,
         long=long,
+        images=seen,
         head=_head_cost(trained, model, text, scores),
         zero_inputs=ZeroInputs.of(counts),
         **facts,
     )
+
+
+def _asked(config: ModelConfig, ids: NDArray[np.int64], tokens: int, mask_token: int) -> tuple[Texts, Texts]:
+    """Short prompts, and a long text of about so many tokens; where the model is shown images, behind images."""
+    if config.input == "images":
+        return images_of(config, IMAGES), images_of(config, IMAGES)
+    room = config.max_context
+    if shown := config.vision is not None and config.image_token > 0 and config.vision.max_context + 1 < room:
+        assert config.vision
+        room -= config.vision.max_context
+    length = min(room, len(ids), max(SHORT, MAX_LOGITS // max(config.vocab_size, 1)))
+    prompts = texts_of(config, _windows(ids[: SHORT * PROMPTS], min(SHORT, length)), mask_token)
+    windows = _windows(ids[: max(tokens, length)], length)
+    return prompts, behind_images(config, windows) if shown else texts_of(config, windows, mask_token)
+
+
+def _of_images(engine: Model, model: Transformer, reference: Transformer) -> Agreement | None:
+    """Of the stack that looks at images for this one. An image is a few hundred tokens, in which some activations
+    always fall on the other side of an edge: so there is no median that is mere noise."""
+    if not model.vision or not reference.vision:
+        return None
+    images = images_of(model.vision.config, IMAGES)
+    found = _agreement(engine, torch_scores(model.vision, images), reference.vision, images)
+    check_limit("median difference in images", found.median, EXACT + 3 * found.floor_median, "of a number of a vector")
+    check_limit("mean difference in images", found.mean, ROUNDED + 1.5 * found.floor_mean, "of a number of a vector")
+    return found
 
 
 def check_limit(what: str, found: float, limit: float, unit: str = "nats a token") -> None:
@@ -107,16 +134,18 @@ def check_limit(what: str, found: float, limit: float, unit: str = "nats a token
 
 def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
     """Every stored number against training's quantizers; the facts of the report that follow."""
-    weights, config = model.state_dict(), model.config
-    zeros, ternary, size = [0] * config.n_layers, [0] * config.n_layers, 0
+    weights, stacks = model.state_dict(), model.config.stacks
+    n_layers = sum(stack.n_layers for stack in stacks)
+    zeros, ternary, size = [0] * n_layers, [0] * n_layers, 0
     for key, record in file.tensors.items():
-        for what, found, expected in _stored(file, record, weights, config):
+        layer = key.layer + (stacks[0].n_layers if key.stack else 0)
+        for what, found, expected in _stored(file, record, weights, stacks[key.stack]):
             if found.shape != expected.shape or not np.array_equal(found, expected):
                 raise VerificationError(f"{key.name}: {what} in the file differ from the checkpoint's")
-            if record.encoding.ternary and what == "codes" and key.layer < config.n_layers:  # tables are in none
+            if record.encoding.ternary and what == "codes" and key.layer != records.NONE:  # tables are in none
                 size += record.size
-                zeros[key.layer] += int((found == 0).sum())
-                ternary[key.layer] += found.size
+                zeros[layer] += int((found == 0).sum())
+                ternary[layer] += found.size
     parameters = sum(w.numel() for w in weights.values())
     return {
         "parameters": parameters,
@@ -137,8 +166,8 @@ def _stored(
     """(what, in the file, from the checkpoint) for everything a record stores."""
     from bitnet.model.positions import position_tables
 
-    name = record.key.name
-    weight = weights[name] if name in weights else position_tables(config)[name]
+    name = record.key.parameter
+    weight = weights[name] if name in weights else position_tables(config)[record.key._replace(stack=0).name]
     numbers, scales, _ = quantized(weight, record.encoding, config)
     if scales is None:
         return [("values", file.codes(record).ravel(), numbers.ravel())]
@@ -152,8 +181,9 @@ def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return ids[: len(ids) // length * length].reshape(-1, length)
 
 
-def _agreement(engine: Model, torch32: Scores, reference: Transformer, texts: Texts, length: int) -> Agreement:
-    """torch32: the scores of the texts, of windows of `length` tokens. reference: the model in fp64."""
+def _agreement(engine: Model, torch32: Scores, reference: Transformer, texts: Texts) -> Agreement:
+    """torch32: the scores of the texts. reference: the model in fp64."""
+    length = reference.config.max_context if texts.inputs.ndim == 4 else texts.length
     exact = torch_scores(reference, texts[: math.ceil(FLOOR_TOKENS / length)])
     found = engine_scores(engine, reference.config, texts)
     return Agreement.of(found, torch32, exact, (len(texts), length), vectors=texts.targets is None)

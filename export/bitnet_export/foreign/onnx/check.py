@@ -5,21 +5,23 @@ rounding is a staircase: see `verify`. What two correct fp32 programs differ by 
 onnxruntime alone: the graph against itself with each gain of a norm moved to a neighbouring
 number, about what a norm that rounds in another order does.
 
-Compared are log-probabilities; of a model without a head the vectors of texts.
+Compared are log-probabilities; of a model without a head the vectors of texts, and of images where it sees them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
+from bitnet_export.checkpoint.pictures import drawn_images, engine_sees, pixels_of
 from bitnet_export.checkpoint.reading import EngineReader, Floats, Reader, Text, drawn, whole
 from bitnet_export.checkpoint.verify import EXACT, ROUNDED, SHORT, VerificationError
 from bitnet_export.packed import records
@@ -28,9 +30,13 @@ from bitnet_export.packed.reader import PackedFile
 from .graph import writes
 from .session import Cache, OnnxModel
 
+if TYPE_CHECKING:
+    from bitnet_runtime import Model
+
 PROMPTS = 32  # of SHORT tokens
 FEW = 3  # times ROUNDED: a text this short has few rounding events, and their mean a long tail
 TEXT = 128  # tokens of the long text
+IMAGES = 8
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,12 @@ class OnnxReport:
     floor_mean: float = 0.0  # of |onnxruntime - onnxruntime with its norms moved by one step of fp32|
     prefill: tuple[float, float] = (0.0, 0.0)  # tokens a second in onnxruntime and in the engine, a glance at both
     decode: tuple[float, float] = (0.0, 0.0)  # 0: it does not write
+    images: int = 0  # whose vectors were compared, made of length 1
+    images_mean: float = 0.0
+    images_floor: float = 0.0
+    behind: int = 0  # tokens behind an image, whose log-probabilities were
+    behind_mean: float = 0.0
+    behind_floor: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -63,8 +75,17 @@ class OnnxReport:
             f"size       {self.onnx_bytes / 1e6:.2f} MB in the form {self.form}, from {self.packed_bytes / 1e6:.2f} MB"
         )
         what = "vectors" if self.vectors else "log-probabilities"
-        if not self.compared:
+        if not (self.compared or self.images):
             return size + "\nlogits     not compared: the engine cannot run this model"
+        seen = []
+        if self.images:
+            floor = f"(rounding the norms otherwise: {self.images_floor:.1e})"
+            seen = [f"images     {self.images}: vectors differ by {self.images_mean:.1e} on average {floor}"]
+        if self.behind:
+            floor = f"(rounding the norms otherwise: {self.behind_floor:.1e})"
+            seen += [f"           {self.behind} tokens behind one by {self.behind_mean:.1e} on average {floor}"]
+        if not self.compared:
+            return "\n".join([size, *seen])
         single = f"single tokens {self.decode[0]:.1f}, {self.decode[1]:.1f}; " if any(self.decode) else ""
         return "\n".join(
             [
@@ -76,6 +97,7 @@ class OnnxReport:
                 f"(rounding the norms otherwise: {self.floor_mean:.1e} on average)",
                 f"speed      prompt {self.prefill[0]:.0f} tok/s in onnxruntime, {self.prefill[1]:.0f} in the engine; "
                 f"{single}{self.threads} threads",
+                *seen,
             ]
         )
 
@@ -89,27 +111,45 @@ class _Found(NamedTuple):
     decode: float
 
 
-def compare(path: Path, file: PackedFile, model: Path) -> dict[str, Any]:
-    """The fields of OnnxReport that tell of logits and speed, of `model` made from `file`, which is at `path`.
+def compare(path: Path, file: PackedFile, models: Sequence[Path]) -> dict[str, Any]:
+    """The fields of OnnxReport that tell of logits and speed, of a model for each stack of `file`, which is at `path`.
 
     Raises VerificationError when they differ from the engine's by more than rounding explains.
     """
     from bitnet_runtime import Model, UnsupportedModelError
 
-    config = file.configs[0]
-    random, length = np.random.default_rng(0), min(TEXT, config.max_context)
-    prompts = drawn(config, random, PROMPTS, min(SHORT, length))
-    text = drawn(config, random, length)
     try:
         engine = Model.load(path, kv_type="f32")
     except UnsupportedModelError:
         return {"compared": 0}
-    with engine, engine.session(n_ctx=length) as session:
-        threads = engine.threads
+    with engine:
+        pairs = [_Pair(model, file, stack, engine.threads) for stack, model in enumerate(models)]
+        facts: dict[str, Any] = {"compared": 0, "threads": engine.threads}
+        if file.configs[0].input != "images":
+            facts |= _compare_texts(engine, pairs[0])
+        if file.configs[-1].input == "images":
+            facts |= _compare_images(engine, pairs)
+    return facts
+
+
+class _Pair:
+    """The graph of a stack, and the same with its norms moved by one step of fp32."""
+
+    def __init__(self, model: Path, file: PackedFile, stack: int, threads: int) -> None:
+        self.config = file.configs[stack]
+        self.graph = OnnxModel(model, self.config, threads=threads)
+        self.moved = OnnxModel(model, self.config, threads=threads, replaced=_moved_gains(file, stack))
+
+
+def _compare_texts(engine: Model, pair: _Pair) -> dict[str, Any]:
+    config = pair.config
+    random, length = np.random.default_rng(0), min(TEXT, config.max_context)
+    prompts = drawn(config, random, PROMPTS, min(SHORT, length))
+    text = drawn(config, random, length)
+    with engine.session(n_ctx=length) as session:
         expected = _found(EngineReader(session, config), config, prompts, text)
-    found = _found(_Graph(OnnxModel(model, config, threads=threads)), config, prompts, text)
-    other = OnnxModel(model, config, threads=threads, replaced=_moved_gains(file))
-    moved = _found(_Graph(other), config, prompts, text)
+    found = _found(_Graph(pair.graph), config, prompts, text)
+    moved = _found(_Graph(pair.moved), config, prompts, text)
 
     vectors = not config.has_head
     prompt, moved_prompt = (_difference(found.prompts, x.prompts, vectors) for x in (expected, moved))
@@ -122,7 +162,6 @@ def compare(path: Path, file: PackedFile, model: Path) -> dict[str, Any]:
     return {
         "compared": prompts.shape[0] * prompts.shape[1] + length,
         "vectors": vectors,
-        "threads": threads,
         "prompts_median": median,
         "text_mean": mean,
         "text_worst": float(difference.worst.max()),
@@ -130,6 +169,45 @@ def compare(path: Path, file: PackedFile, model: Path) -> dict[str, Any]:
         "prefill": tuple(first / run.prefill for run in (found, expected)),
         "decode": tuple((length - first) / run.decode for run in (found, expected)),  # 0 where none follow
     }
+
+
+def _compare_images(engine: Model, pairs: Sequence[_Pair]) -> dict[str, Any]:
+    """Vectors of images, made of length 1 where they are not; and what a decoder says behind one."""
+    seeing, given = pairs[-1], drawn_images(pairs[-1].config, IMAGES)
+    pixels = pixels_of(seeing.config, given)
+    expected = engine_sees(engine, seeing.config, given)
+    rows = [_of_length_1(x) for x in (expected, seeing.graph.see(pixels), seeing.moved.see(pixels))]
+    difference, floor = (float(np.abs(rows[1] - x).mean()) for x in (rows[0], rows[2]))
+    _limit("mean difference in images", difference, ROUNDED + 1.5 * floor)
+    facts = {"images": IMAGES, "images_mean": difference, "images_floor": floor}
+    config = pairs[0].config
+    n, room = expected.shape[-2], config.max_context - expected.shape[-2]
+    if not config.image_token or room < 2:
+        return facts
+    text = drawn(config, np.random.default_rng(0), min(TEXT, room))
+    first = len(text) // 2
+    with engine.session(n_ctx=n + len(text)) as session:
+        said = EngineReader(session, config).behind(expected[0], text[:first])
+        said = np.concatenate([said, session.append(text[first:].tolist(), logits="all")])
+    behind = [_behind(x, text, first, expected[:1]) for x in (pairs[0].graph, pairs[0].moved)]
+    mean, floor = (float(_difference(behind[0], x, False).mean.mean()) for x in (said, behind[1]))
+    _limit("mean difference behind an image", mean, FEW * ROUNDED + 1.5 * floor)
+    return facts | {"behind": len(text), "behind_mean": mean, "behind_floor": floor}
+
+
+def _behind(model: OnnxModel, text: Text, first: int, features: Floats) -> Floats:
+    """Logits of a text behind an image, as `EngineReader.behind` reads them: some together, then the others."""
+    places = np.full(features.shape[1], model.config.image_token)
+    together = np.concatenate([places, text[:first]])[None]
+    prefix = together.shape[1] if model.config.mask == "prefix" else 0
+    rows, cache = model.run(together, prefix=prefix, features=features)
+    return np.concatenate([rows[0, len(places) :], model.run(text[None, first:], cache)[0][0]])
+
+
+def _of_length_1(vectors: Floats) -> NDArray[np.float64]:
+    exact = vectors.astype(np.float64)
+    length: NDArray[np.float64] = np.linalg.norm(exact, axis=-1, keepdims=True)
+    return exact / length
 
 
 def _first(config: ModelConfig, length: int) -> int:
@@ -172,11 +250,11 @@ class _Graph:
         return vector
 
 
-def _moved_gains(file: PackedFile) -> dict[str, Floats]:
-    """Each gain of a norm moved up or down by one step of fp32."""
+def _moved_gains(file: PackedFile, stack: int) -> dict[str, Floats]:
+    """Each gain of a norm of a stack moved up or down by one step of fp32."""
     random, moved = np.random.default_rng(1), {}
     for key, record in file.tensors.items():
-        if records.ROLES[key.role].endswith("norm") and key.part == 0:
+        if key.stack == stack and records.ROLES[key.role].endswith("norm") and key.part == 0:
             gain = file.values(record)[0]
             moved[key.name] = np.nextafter(gain, np.where(random.random(gain.size) < 0.5, np.inf, -np.inf), dtype="f4")
     return moved

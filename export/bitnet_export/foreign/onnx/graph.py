@@ -7,17 +7,20 @@
     logits = head( norm(x) )
 
 A model that writes, with a head and a mask that is not bidirectional, has a cache. Any other is given whole
-texts. Names of inputs and outputs are those of Hugging Face optimum.
+texts. A stack that looks at images is a graph of its own. Names of inputs and outputs are those of Hugging Face
+optimum.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import ModelProto, TensorProto
 
 from bitnet.config import ModelConfig, not_yet
 from bitnet_export.packed import encodings
-from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.reader import PackedFile, PackedFormatError
 
+from . import images
 from .attention import Attention, Cache, Places
 from .feed_forward import feed_forward
 from .ops import Graph, Value
@@ -28,19 +31,15 @@ _BATCH, _LENGTH, _PAST, _TOTAL = "batch", "length", "past", "past + length"
 
 def unsupported(file: PackedFile, form: str) -> list[str]:
     """What the graph cannot say of a file, by name; empty when it can say all."""
-    found = not_yet(file.configs[0]) + images_of(file.configs[0])
-    if len(file.configs) > 1:
-        found.append(f"{len(file.configs)} stacks (only 1)")
+    found = [problem for config in file.configs for problem in not_yet(config)]
+    if not found:
+        try:
+            file.config  # noqa: B018  (whether there is one)
+        except PackedFormatError as error:
+            found.append(str(error))
     if form == "int8" and any(record.scope == encodings.SCALE_GROUP for record in file.tensors.values()):
         found.append("one scale per 128 weights (only in the forms 2bit and float)")
     return found
-
-
-def images_of(config: ModelConfig) -> list[str]:
-    """What of a configuration is of images or goes with them, and no graph says yet."""
-    said = {"input": config.input == "images", "pooling": config.pooling == "attention", "out_dim": config.out_dim > 0}
-    said |= {"image_token": config.image_token > 0}
-    return [f"{field} = {getattr(config, field)!r}" for field, there in said.items() if there]
 
 
 def writes(config: ModelConfig) -> bool:
@@ -48,23 +47,24 @@ def writes(config: ModelConfig) -> bool:
     return config.has_head and config.mask != "bidirectional"
 
 
-def build(graph: Graph, file: PackedFile, form: str) -> ModelProto:
-    """The model; the bytes of its weights go to the graph's file. `unsupported` is empty."""
-    return _Model(graph, file, form).build()
+def build(graph: Graph, file: PackedFile, form: str, stack: int = 0) -> ModelProto:
+    """A stack of the model; the bytes of its weights go to the graph's file. `unsupported` is empty."""
+    return _Model(graph, file, form, stack).build()
 
 
 class _Model(Parts):
     def build(self) -> ModelProto:
         g, c = self.g, self.config
         given = self.given()
-        places = self.places(cached=writes(c))
+        seen = self.seen()
+        places = self.places(given, cached=writes(c))
         cache: list[int | str] = [_BATCH, c.n_kv_heads, _PAST, c.head_dim]
         past: list[Cache | None] = [None] * c.n_layers
         if writes(c):
             past = [self.past(i, cache) for i in range(c.n_layers)]
 
         g.part = "embedding"
-        x = self.entering(given, places)
+        x = self.entering(given, seen, places)
         attention, present = Attention(self, places), []
         for i in range(c.n_layers):
             g.part = f"layers.{i}/attention"
@@ -85,13 +85,26 @@ class _Model(Parts):
     # ---- what goes in ----
 
     def given(self) -> Value:
-        """Token ids (B, T), or vectors (B, T, D)."""
-        if self.config.input == "tokens":
+        """Token ids (B, T), or vectors (B, T, D), or pixels (B, C, S, S)."""
+        c = self.config
+        if c.input == "tokens":
             return self.g.input("input_ids", TensorProto.INT64, [_BATCH, _LENGTH])
+        if c.input == "images":
+            return self.g.input(images.PIXELS, TensorProto.FLOAT, [_BATCH, c.channels, c.image_size, c.image_size])
         return self.g.input("inputs_embeds", TensorProto.FLOAT, [_BATCH, _LENGTH, self.config.dim])
 
-    def places(self, cached: bool) -> Places:
-        """Of whole texts positions follow from the padding."""
+    def seen(self) -> Value | None:
+        """Vectors of images, in the order of their places: (images, N, D)."""
+        if not self.config.image_token:
+            return None
+        return self.g.input(images.FEATURES, TensorProto.FLOAT, ["images", "vectors", self.config.dim])
+
+    def places(self, given: Value, cached: bool) -> Places:
+        """Of whole texts positions follow from the padding; an image has none."""
+        if self.config.input == "images":
+            n = self.config.max_context
+            shape = self.g.op("Concat", self.g.op("Shape", given, start=0, end=1), [n], axis=0)
+            return Places(self.g.op("Expand", [1], shape), self.g.constant(np.arange(n)[None]), None)
         g, size = self.g, [_BATCH, _LENGTH]
         mask = g.input("attention_mask", TensorProto.INT64, [_BATCH, _TOTAL] if cached else size)
         if not cached:
@@ -108,11 +121,15 @@ class _Model(Parts):
         )
         return key, value
 
-    def entering(self, given: Value, places: Places) -> Value:
+    def entering(self, given: Value, seen: Value | None, places: Places) -> Value:
         """What enters the first layer, (B, T, D)."""
         c, x = self.config, given
+        if c.input == "images":
+            x = images.patches(self, given)
         if c.input == "tokens":
             x = self.matrices.rows(given, self.record("embedding")) * c.embedding_scale
+        if seen:
+            x = images.in_place(self, x, given, seen)
         if c.position in ("learned", "sinusoidal"):
             x = x + self.matrices.rows(places.positions, self.record("position"))
         return self.norm(x, "embedding_norm")
@@ -131,9 +148,14 @@ class _Model(Parts):
         if c.has_head:
             g.output("logits", self.logits(hidden), TensorProto.FLOAT, [_BATCH, _LENGTH, c.vocab_size])
         else:
-            g.output("last_hidden_state", hidden, TensorProto.FLOAT, [_BATCH, _LENGTH, c.dim])
+            length = c.max_context if c.input == "images" else _LENGTH
+            g.output("last_hidden_state", hidden, TensorProto.FLOAT, [_BATCH, length, c.dim])
+            if c.input == "images" and c.pooling == "none":
+                features = self.projected(hidden)
+                g.output(images.FEATURES, features, TensorProto.FLOAT, [_BATCH, length, c.width])
         if c.pooling != "none" and not writes(c):
-            g.output("sentence_embedding", self.pooled(hidden, mask), TensorProto.FLOAT, [_BATCH, c.dim])
+            name = "image_embeds" if c.input == "images" else "sentence_embedding"
+            g.output(name, self.pooled(hidden, mask), TensorProto.FLOAT, [_BATCH, c.width])
 
     def logits(self, x: Value) -> Value:
         """(B, T, V)."""
@@ -143,14 +165,20 @@ class _Model(Parts):
             logits = logits + self.matrices.vector(self.record("head", part=1))
         return self.softcap(logits, c.logit_softcap)
 
+    def projected(self, x: Value) -> Value:
+        return self.project(x, "projector") if self.config.out_dim else x
+
     def pooled(self, x: Value, mask: Value) -> Value:
-        """One vector of length 1 for each text, (B, D). Padding counts for nothing."""
+        """One vector of length 1 for each text or image, (B, width). Padding counts for nothing."""
         g, kept = self.g, mask.cast(TensorProto.FLOAT)
-        if self.config.pooling == "mean":
+        if self.config.pooling == "attention":
+            x = images.pooled(self, x, mask)
+        elif self.config.pooling == "mean":
             kept = g.op("Unsqueeze", kept, [-1])
             x = g.op("ReduceSum", x * kept, [1], keepdims=0) / g.op("ReduceSum", kept, [1], keepdims=0)
         else:
             last = int(self.config.pooling == "last")
             x = g.op("GatherND", x, g.op("ArgMax", kept, axis=1, select_last_index=last), batch_dims=1)
+        x = self.projected(x)
         length = g.op("Sqrt", g.op("ReduceSum", x * x, [-1], keepdims=1))
         return x / g.op("Max", length, 1e-12)

@@ -12,14 +12,14 @@ from .ops import Graph, Value
 class Parts:
     """Of one stack. layer, expert: NONE where a tensor has none."""
 
-    def __init__(self, graph: Graph, file: PackedFile, form: str) -> None:
-        self.g, self.file = graph, file
-        self.config = file.configs[0]
+    def __init__(self, graph: Graph, file: PackedFile, form: str, stack: int = 0) -> None:
+        self.g, self.file, self.stack = graph, file, stack
+        self.config = file.configs[stack]
         self.matrices = Matrices(graph, file, form)
 
-    def project(self, x: Value, role: str, layer: int, expert: int = NONE) -> Value:
+    def project(self, x: Value, role: str, layer: int = NONE, expert: int = NONE) -> Value:
         """A linear layer with its bias, and the norm before it where the model has one."""
-        normed = self.norm(x, f"{role}_linear_norm", layer, expert)
+        normed = x if layer == NONE else self.norm(x, f"{role}_linear_norm", layer, expert)
         y = self.matrices.linear(normed, self.record(role, layer, expert))
         bias = self.find(role, layer, expert, part=1)
         return y + self.matrices.vector(bias) if bias else y
@@ -49,7 +49,7 @@ class Parts:
         return self.g.op("Tanh", x / cap) * cap if cap else x
 
     def find(self, role: str, layer: int = NONE, expert: int = NONE, part: int = 0) -> Record | None:
-        return self.file.tensors.get(Key(0, layer, ROLE[role], expert, part))
+        return self.file.tensors.get(Key(self.stack, layer, ROLE[role], expert, part))
 
     def record(self, role: str, layer: int = NONE, expert: int = NONE, part: int = 0) -> Record:
-        return self.file.tensors[Key(0, layer, ROLE[role], expert, part)]
+        return self.file.tensors[Key(self.stack, layer, ROLE[role], expert, part)]

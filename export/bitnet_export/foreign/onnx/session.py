@@ -40,13 +40,24 @@ class OnnxModel:
         self.names = [f"past_key_values.{i}.{kind}" for i in layers for kind in ("key", "value")]
         self.empty = (config.n_kv_heads, 0, config.head_dim)
 
+    def see(self, pixels: Floats) -> Floats:
+        """Of normalized images (B, C, S, S), of a stack that looks at them: vectors (B, N, width), or (B, width)."""
+        name = "image_features" if self.config.pooling == "none" else "image_embeds"
+        vectors: Floats = self.session.run([name], {"pixel_values": pixels})[0]
+        return vectors
+
     def run(
-        self, text: Texts, cache: Cache | None = None, mask: NDArray[np.int64] | None = None, prefix: int = 0
+        self,
+        text: Texts,
+        cache: Cache | None = None,
+        mask: NDArray[np.int64] | None = None,
+        prefix: int = 0,
+        features: Floats | None = None,
     ) -> tuple[Floats, Cache]:
         """Logits (B, T, V), or hidden states (B, T, D), of a text behind those in the cache, and the new cache.
 
         mask: (B, past + T), 0 for padding, which stands before a text; None: no padding. prefix: how many
-        tokens of the text are of its prefix.
+        tokens of the text are of its prefix. features: (images, N, D), for the places of images in it.
         """
         batch, length = text.shape[:2]
         cache = cache or [np.zeros((batch, *self.empty), np.float32)] * len(self.names)
@@ -57,6 +68,8 @@ class OnnxModel:
             feeds["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)[:, -length:]
         if self.config.mask == "prefix":
             feeds["token_type_ids"] = np.tile(np.arange(length) >= prefix, (batch, 1)).astype(np.int64)
+        if self.config.image_token:
+            feeds["image_features"] = np.empty((0, 1, self.config.dim), "f4") if features is None else features
         rows, *rest = self.session.run(None, feeds)
         return rows, rest[: len(cache)]
 

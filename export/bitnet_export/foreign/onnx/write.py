@@ -2,6 +2,7 @@
 
     model.onnx          the graph
     model.onnx_data     its weights, mapped by onnxruntime
+    vision_model.onnx, vision_model.onnx_data, preprocessor_config.json     of the stack that looks at images for it
     config.json         shapes, for Hugging Face optimum
     genai_config.json   names and shapes for onnxruntime-genai, of a model that continues texts as it knows them
     generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
@@ -27,7 +28,8 @@ from .check import OnnxReport, compare
 from .matrices import FORMS
 from .ops import Graph
 
-MODEL, WEIGHTS = "model.onnx", "model.onnx_data"
+MODEL = "model.onnx"
+VISION = "vision_model.onnx"
 
 
 def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, form: str = "int8") -> OnnxReport:
@@ -47,19 +49,32 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
         raise ValueError(f"{source} cannot be written as ONNX: " + "; ".join(problems))
     with replacing_folder(out) as folder:
         _write_side_files(folder, file)
-        with open(folder / WEIGHTS, "xb") as weights:
-            model = graph.build(Graph(weights, WEIGHTS), file, form)
-        onnx.save(model, folder / MODEL)
-        onnx.checker.check_model(folder / MODEL, full_check=True)
-        sizes = [(folder / name).stat().st_size for name in (MODEL, WEIGHTS)]
-        return OnnxReport(form, file.file_size, sum(sizes), **compare(Path(source), file, folder / MODEL))
+        models = [folder / name for name in (MODEL, VISION)[: len(file.configs)]]
+        sizes = [_write_graph(file, form, stack, model) for stack, model in enumerate(models)]
+        return OnnxReport(form, file.file_size, sum(sizes), **compare(Path(source), file, models))
+
+
+def _write_graph(file: PackedFile, form: str, stack: int, path: Path) -> int:
+    """Of one stack, with its weights beside it. Returns the bytes of both."""
+    beside = path.with_name(f"{path.name}_data")
+    with open(beside, "xb") as weights:
+        model = graph.build(Graph(weights, beside.name), file, form, stack)
+    onnx.save(model, path)
+    onnx.checker.check_model(path, full_check=True)
+    return path.stat().st_size + beside.stat().st_size
 
 
 def _write_side_files(folder: Path, file: PackedFile) -> None:
     config, generation = file.configs[0], generation_of(file)
     special = special_tokens(generation)
-    write_json(folder / "config.json", _describe(config) | special)
-    if graph.writes(config) and config.input == "tokens" and config.mask == "causal":
+    seeing = [stack for stack in file.configs if stack.input == "images"]
+    described = _describe(config) | special
+    if seeing and config.input != "images":
+        described |= {"image_token_index": config.image_token or None, "vision_config": _describe(seeing[0])}
+    write_json(folder / "config.json", described)
+    for stack in seeing:
+        write_json(folder / "preprocessor_config.json", _describe_pixels(stack))
+    if graph.writes(config) and config.input == "tokens" and config.mask == "causal" and not config.image_token:
         write_json(folder / "genai_config.json", _describe_for_genai(config, special))
     write_generation(folder, generation)
     write_tokenizer(folder, file, config, generation)
@@ -70,8 +85,12 @@ def _describe(config: ModelConfig) -> dict[str, Any]:
 
     model_type only tells them under which names they find these; what is computed is in the graph.
     """
-    return {
-        "model_type": "llama" if graph.writes(config) else "bert",
+    if config.input == "images":
+        more = {"model_type": "siglip_vision_model", "image_size": config.image_size, "patch_size": config.patch_size}
+        more |= {"num_channels": config.channels, "projection_dim": config.width}
+    else:
+        more = {"model_type": "llama" if graph.writes(config) else "bert"}
+    return more | {
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,
         "intermediate_size": config.ffn_dim,
@@ -81,6 +100,20 @@ def _describe(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.max_context,
         "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def _describe_pixels(config: ModelConfig) -> dict[str, Any]:
+    """What image processors read: values from 0 to 1, less the mean, divided by the deviation."""
+    size = {"height": config.image_size, "width": config.image_size}
+    steps = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+    return steps | {
+        "image_processor_type": "SiglipImageProcessor",
+        "size": size,
+        "resample": 3,  # bicubic
+        "rescale_factor": 1 / 255,
+        "image_mean": list(config.pixel_mean),
+        "image_std": list(config.pixel_std),
     }
 
 

@@ -1,0 +1,48 @@
+"""Images on which a packed file is compared with its checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitnet.config import ModelConfig
+
+from .reading import Floats
+
+if TYPE_CHECKING:
+    import torch
+
+    from bitnet_runtime import Model
+
+BLOCKS = 8  # of a colour, to a side
+
+
+def drawn_images(config: ModelConfig, n: int) -> Floats:
+    """Blocks of colours with some noise, (n, C, S, S) from 0 to 1: always the same."""
+    random, size = np.random.default_rng(4), config.image_size
+    colours = random.integers(0, 224, (n, config.channels, BLOCKS, BLOCKS))
+    at = np.arange(size) * BLOCKS // size
+    values = colours[:, :, at[:, None], at] + random.integers(0, 32, (n, config.channels, size, size))
+    return values.astype(np.float32) / np.float32(255)
+
+
+def engine_sees(engine: Model, config: ModelConfig, images: Floats) -> Floats:
+    """What the engine makes of them: (n, width), or (n, N, width) where no pooling makes one vector."""
+    from bitnet_runtime import vision
+
+    return (vision.encode if config.pooling == "none" else vision.embed)(engine, images)
+
+
+def pixels_of(config: ModelConfig, images: Floats) -> Floats:
+    """As an exported graph is given them: less the mean, divided by the deviation."""
+    mean, std = (np.array(x, np.float32)[:, None, None] for x in (config.pixel_mean, config.pixel_std))
+    return (images - mean) / std
+
+
+def normalized(config: ModelConfig, images: Floats, like: torch.Tensor) -> torch.Tensor:
+    """As torch is given them: less the mean, divided by the deviation, in the precision of the model."""
+    import torch
+
+    mean, std = (torch.tensor(x, dtype=like.dtype)[:, None, None] for x in (config.pixel_mean, config.pixel_std))
+    return (torch.from_numpy(images).to(like.dtype) - mean) / std
