@@ -63,12 +63,13 @@ INLINE void qk_queries(float *scores, size_t score_stride, const float *q, const
 }
 
 /* out[i][0..4 registers or 1] += p[i][t] * v[t], t = 0, 1, ... */
-INLINE void pv_block(float *out, size_t head_dim, const float *p, size_t p_stride, const uint8_t *v,
-                     size_t size, size_t keys, load_fn *load, const int Q, const int V) {
+INLINE void pv_block(float *out, size_t out_stride, const float *p, size_t p_stride,
+                     const uint8_t *v, size_t size, size_t head_dim, size_t keys, load_fn *load,
+                     const int Q, const int V) {
     vec sum[4][4];
 #define LOAD(i, c)                                                                                 \
     if (i < Q && c < V)                                                                            \
-        sum[i][c] = vec_load(out + i * head_dim + c * LANES);
+        sum[i][c] = vec_load(out + i * out_stride + c * LANES);
     EACH_QUERY(LOAD)
 #undef LOAD
     for (size_t t = 0; t < keys; t++, v += head_dim * size) {
@@ -88,12 +89,22 @@ INLINE void pv_block(float *out, size_t head_dim, const float *p, size_t p_strid
     }
 #define STORE(i, c)                                                                                \
     if (i < Q && c < V)                                                                            \
-        vec_store(out + i * head_dim + c * LANES, sum[i][c]);
+        vec_store(out + i * out_stride + c * LANES, sum[i][c]);
     EACH_QUERY(STORE)
 #undef STORE
 }
 
-/* The last n < LANES elements of one query, padded on their way to the registers. */
+/* The last register of a row reaches back into the one before it: what both have gets the same sum
+ * twice, from what was there before either. */
+INLINE void pv_last(float (*last)[LANES], float *out, const float *p, size_t p_stride,
+                    const uint8_t *v, size_t size, size_t head_dim, size_t keys, load_fn *load,
+                    const int Q) {
+    for (int i = 0; i < Q; i++)
+        memcpy(last[i], out + (size_t)i * head_dim, sizeof last[i]);
+    pv_block(last[0], LANES, p, p_stride, v, size, head_dim, keys, load, Q, 1);
+}
+
+/* The n < LANES elements of one query that has no more, padded on their way to the registers. */
 INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size_t size,
                     size_t head_dim, size_t keys, load_fn *load) {
     float end[LANES] = {0}, value[LANES] = {0};
@@ -109,14 +120,21 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
 
 INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
                     size_t head_dim, size_t keys, load_fn *load, const int Q) {
+    const size_t end = head_dim - LANES; /* the last register, if there is one */
+    const int ragged = head_dim > LANES && head_dim % LANES != 0;
+    float last[4][LANES] = {{0}};
     size_t d = 0;
+    if (ragged)
+        pv_last(last, out + end, p, p_stride, v + end * size, size, head_dim, keys, load, Q);
     for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
-        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, keys, load, Q, 4);
+        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, load, Q, 4);
     for (; d + LANES <= head_dim; d += LANES)
-        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, keys, load, Q, 1);
-    for (int i = 0; i < Q && d < head_dim; i++)
-        pv_tail(out + (size_t)i * head_dim + d, head_dim - d, p + (size_t)i * p_stride,
-                v + d * size, size, head_dim, keys, load);
+        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, load, Q, 1);
+    for (int i = 0; i < Q && ragged; i++)
+        memcpy(out + (size_t)i * head_dim + end, last[i], sizeof last[i]);
+    for (int i = 0; i < Q && head_dim < LANES; i++)
+        pv_tail(out + (size_t)i * head_dim, head_dim, p + (size_t)i * p_stride, v, size, head_dim,
+                keys, load);
 }
 
 INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
