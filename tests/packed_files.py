@@ -25,6 +25,21 @@ SMALL = ModelConfig(
 )  # fmt: skip
 """Runs in the engine; every matrix has padding rows or columns."""
 
+_SEES = ModelConfig(
+    name="vision", input="images", vocab_size=0, dim=20, n_layers=1, n_heads=2, n_kv_heads=2, head_dim=10, ffn_dim=17,
+    max_context=-1, image_size=7, patch_size=3, channels=2, pixel_mean=(0.5, 0.4), pixel_std=(0.5, 0.25),
+    class_token=True, patch_bias=True, position="learned", mask="bidirectional", has_head=False, tie_embeddings=False,
+    ffn="plain", norm="layer", out_dim=24, projector_bias=True,
+)  # fmt: skip
+SEEING = SMALL.replace(n_layers=1, mask="prefix", image_token=5, vision=_SEES)
+"""A decoder that is shown images: 5 vectors each."""
+
+TOWERS = SMALL.replace(
+    name="text", n_layers=1, has_head=False, tie_embeddings=False, pooling="mean",
+    vision=_SEES.replace(pooling="attention"),
+)  # fmt: skip
+"""Texts and images; these are pooled by attention."""
+
 
 @functools.cache
 def packed_bytes(config: ModelConfig = SMALL, seed: int = 0, encoding: str = "2.0") -> bytes:
@@ -137,6 +152,10 @@ def _hostile(good: bytes) -> Iterator[Hostile]:
     groups = SMALL.replace(dim=130, n_layers=1, weight_scale="group", head_format="ternary")
     for name, file, status in _groups(packed_bytes(groups)):
         yield Hostile(f"groups: {name}", file, status)
+    for name, file, status in _images(with_section(packed_bytes(SEEING), records.METADATA, b"")):
+        yield Hostile(f"images: {name}", file, status)
+    for name, file, status in _pool(with_section(packed_bytes(TOWERS), records.METADATA, b"")):
+        yield Hostile(f"towers: {name}", file, status)
 
 
 Cases = Iterator[tuple[str, bytes, str]]
@@ -161,6 +180,62 @@ def _groups(good: bytes) -> Cases:
         yield f"table of encoding {encoding.name}", patch(good, entry + 9, "B", encoding.number), "BN_ERR_TENSOR"
     start = data + struct.unpack_from("<Q", good, entry + 24)[0]
     yield "code 3 in the table", patch(good, start, "B", 0x03), "BN_ERR_CODE"
+
+
+def _images(good: bytes) -> Cases:
+    """What is in the second stack's record, its tensors and their numbers."""
+    yield "the file itself", good, "BN_OK"
+    big, nan, inf = (1 << 31, 0xFFFFFFFF), float("nan"), float("inf")
+    wrong: dict[str, tuple[float, ...]] = {
+        "image_size": (0, 2, (1 << 14) + 1, 9, *big), "patch_size": (0, 8, 2, *big), "channels": (0, 1, 3, 4, *big),
+        "max_context": (0, 4, 6, *big), "class_token": (0, 2, *big), "out_dim": (65_537, *big),
+        "image_token": (1, *big), "pixel_mean.0": (nan, inf, -inf), "pixel_mean.2": (0.5, -0.0),
+        "pixel_std.0": (0.0, -0.5, nan, inf), "pixel_std.2": (0.5, -0.0), "similarity_scale": (-1.0, nan, inf),
+        "similarity_bias": (nan, -inf), "bias_flags": (64, *big), "pooling": (5, *big),
+    }  # fmt: skip
+    second = section_start(good, records.STACKS) + records.STACK.size
+    for field, values in wrong.items():
+        place, fmt = second + 4 * _WORD_NAMES.index(field), "f" if isinstance(values[0], float) else "I"
+        for value in values:
+            yield f"{field} = {value}", patch(good, place, fmt, value), "BN_ERR_CONFIG"
+    for field, values in {"out_dim": (0, 23), "bias_flags": (0, 16, 32), "pooling": (4,), "position": (3,)}.items():
+        place = second + 4 * _WORD_NAMES.index(field)
+        for value in values:
+            yield f"{field} = {value}, tensors as before", patch(good, place, "I", value), "BN_ERR_TENSOR"
+    larger = patch(good, second + 4 * _WORD_NAMES.index("image_size"), "I", 8)
+    yield "two pixels are left out, not one", larger, "BN_OK"
+    for name, numbers in (
+        ("patch.weight", (encodings.TERNARY_2BIT, encodings.INT8_ROWS)), ("class_embedding", (encodings.F16,)),
+        ("projector.weight", (encodings.INT8_ROWS, encodings.INT8_SKETCH)), ("position.weight", (encodings.INT8_ROWS,)),
+    ):  # fmt: skip
+        entry = tensor_entry(good, f"stacks.1.{name}")
+        for encoding in numbers:
+            yield f"{name} as {encoding.name}", patch(good, entry + 9, "B", encoding.number), "BN_ERR_TENSOR"
+        for offset, value in ((0, 0), (0, 2)):
+            yield f"{name} of stack {value}", patch(good, entry + offset, "H", value), "BN_ERR_TENSOR"
+        for value in (0, 21, 0xFFFFFFFF):
+            yield f"{name} has {value} columns", patch(good, entry + 20, "I", value), "BN_ERR_TENSOR"
+    yield from _not_finite(
+        good, ("patch.weight", "patch.bias", "class_embedding", "projector.weight", "projector.bias")
+    )
+
+
+def _pool(good: bytes) -> Cases:
+    yield "the file itself", good, "BN_OK"
+    for name in ("pool_q.weight", "pool_down.weight"):
+        entry = tensor_entry(good, f"stacks.1.{name}")
+        for number in (encodings.TERNARY_2BIT.number, encodings.INT8_SKETCH.number, 0, 255):
+            yield f"{name} of encoding {number}", patch(good, entry + 9, "B", number), "BN_ERR_TENSOR"
+        yield f"a bias of {name} that it has not", patch(good, entry + 8, "B", 1), "BN_ERR_TENSOR"
+    yield from _not_finite(good, ("pool_probe", "pool_k.weight", "pool_norm.weight", "pool_up.weight"))
+
+
+def _not_finite(good: bytes, names: tuple[str, ...]) -> Cases:
+    for name in names:
+        place = struct.unpack_from("<Q", good, tensor_entry(good, f"stacks.1.{name}") + 24)[0]
+        for value in (float("nan"), float("inf"), float("-inf")):
+            file = patch(good, section_start(good, records.DATA) + place + 4, "f", value)
+            yield f"{name} has {value}", file, "BN_ERR_SCALE"
 
 
 def _header(good: bytes) -> Cases:

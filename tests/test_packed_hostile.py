@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import packed_files
 from bitnet_export import PackedFile, PackedFormatError
 from bitnet_export.packed import records
-from packed_files import SMALL, Hostile, fix_checksums, foreign_files, hostile_files, packed_bytes
+from packed_files import SEEING, SMALL, Hostile, fix_checksums, foreign_files, hostile_files, packed_bytes
 
 
 def refused(file: bytes) -> str:
@@ -115,6 +115,13 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
         (json.dumps({"config": [SMALL.to_dict() | {"tie_embeddings": "x"}]}).encode(), "METADATA config"),
         (json.dumps({"config": [SMALL.to_dict() | {"norm_eps": "x"}]}).encode(), "METADATA config"),
         (json.dumps({"config": [SMALL.to_dict() | {"name": "\ud800"}]}).encode(), "METADATA config"),
+        (json.dumps({"config": [SEEING.to_dict()]}).encode(), "a record is of one stack"),
+        (json.dumps({"config": [SMALL.to_dict() | {"vision": 7}]}).encode(), "vision is 7, expected a table"),
+        (b'{"config": [' + b'{"vision": ' * 900 + b"1" + b"}" * 900 + b"]}", "METADATA config: model option 'vocab_s"),
+        (
+            json.dumps({"config": [SMALL.to_dict() | {"vision": {"vision": {"vision": {}}}}]}).encode(),
+            "vision.vision is given, expected none",
+        ),
     ],
 )
 def test_bad_metadata_is_refused(metadata: bytes, message: str) -> None:
