@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import vision_models
 from bitnet.config import ModelConfig
 from bitnet.model.block import Block, routes
 from bitnet.model.masks import positions, visible
@@ -108,6 +109,36 @@ def test_sinusoids_of_a_random_model(tmp_path: Path) -> None:
     file = PackedFile.open(tmp_path / "m.bitnet")
     table = next(file.values(record) for record in file.tensors.values() if record.key.name == "position.weight")
     assert torch.allclose(torch.from_numpy(table), sinusoids(50, 47), rtol=0, atol=6e-8)
+
+
+@pytest.mark.parametrize("name", ["towers", "clip", "paligemma", "causal"])
+def test_an_image_is_seen_the_same_whatever_else_is_in_the_batch(name: str) -> None:
+    config = vision_models.FAMILIES[name]
+    model, images = seeded(config).vision, vision_models.pixels(4, config).double()
+    assert model
+    with torch.no_grad():
+        together = model.features(images)
+        for i, image in enumerate(images):
+            assert torch.allclose(together[i], model.features(image[None])[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "first", "attention"])
+def test_texts_of_a_tower_in_one_row_are_as_alone(pooling: str) -> None:
+    """The vector of a row is that of its first text: filling, a document of its own, changes nothing."""
+    model, text = seeded(vision_models.TOWERS.replace(pooling=pooling)), tokens(1, 9)
+    filled, documents = torch.cat([text, tokens(1, 20)[:, 13:]], 1), torch.tensor([[0] * 9 + [1] * 7])
+    with torch.no_grad():
+        assert torch.allclose(model.embed(filled, documents_BT=documents), model.embed(text), atol=1e-9)
+
+
+def test_images_in_rows_of_two_texts() -> None:
+    """Each text of a row has its own images and its own positions."""
+    model, config = seeded(vision_models.CAUSAL), vision_models.CAUSAL
+    row, images = vision_models.prompt(config, 1, 5, rows=2), vision_models.pixels(2, config).double()
+    documents = torch.tensor([[0] * 14 + [1] * 14])
+    with torch.no_grad():
+        together = model(row.reshape(1, 28), documents, images=images)
+        assert torch.allclose(together.reshape(2, 14, -1), model(row, images=images), atol=1e-9)
 
 
 def test_routes() -> None:
