@@ -52,15 +52,18 @@ _DECODER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _paligemma(**decoder: Any) -> nn.Module:
+_BYTES = {"vocab_size": 301}  # room for a tokenizer of bytes
+
+
+def _paligemma(image: int = IMAGE, **decoder: Any) -> nn.Module:
     vision = _VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
     config = PaliGemmaConfig(
-        vision_config=vision, text_config=_DECODER | decoder, projection_dim=30, image_token_index=IMAGE, **_EAGER
+        vision_config=vision, text_config=_DECODER | decoder, projection_dim=30, image_token_index=image, **_EAGER
     )
     return PaliGemmaForConditionalGeneration(config)
 
 
-MAKE: dict[str, Callable[[], nn.Module]] = {
+_MAKE: dict[str, Callable[[], nn.Module]] = {
     "siglip": lambda: SiglipModel(SiglipConfig(vision_config=_VISION, text_config=_SIGLIP_TEXT)),
     "siglip, vision": lambda: SiglipVisionModel(SiglipVisionConfig(**_VISION)),
     "siglip, text": lambda: SiglipTextModel(SiglipTextConfig(**_SIGLIP_TEXT)),
@@ -79,15 +82,17 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
         model_type="gemma2", query_pre_attn_scalar=17, sliding_window=22, attn_logit_softcapping=3.0,
         final_logit_softcapping=4.0,
     ),
+    "siglip, bytes": lambda: SiglipModel(SiglipConfig(vision_config=_VISION, text_config=_SIGLIP_TEXT | _BYTES)),
+    "paligemma 2, bytes": lambda: _paligemma(257, model_type="gemma2", **_BYTES),
 }  # fmt: skip
 """The window of PaliGemma 2 holds every prefix of the tests: within one transformers knows no window, we do."""
 
-_TABLES = ("embedding", "embeddings", "embed_tokens")
+MAKE = [name for name in _MAKE if "bytes" not in name]
 
 
 def make(name: str, seed: int = 1) -> nn.Module:
     """fp32, of values that f16 holds, large enough that every part of the model matters."""
-    model, random = MAKE[name]().eval(), torch.Generator().manual_seed(seed)
+    model, random = _MAKE[name]().eval(), torch.Generator().manual_seed(seed)
     for module in model.modules():
         for kind, p in module.named_parameters(recurse=False):
             norm = type(module).__name__.endswith(("RMSNorm", "LayerNorm"))

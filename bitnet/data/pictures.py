@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -84,11 +85,18 @@ class Sight(NamedTuple):
     n_tokens: int  # vectors that an image becomes
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
+    resize: str = "stretch"  # how a picture becomes a square: `pictures` of METADATA (FORMAT.md §5)
+    filter: str = "bicubic"
 
     @classmethod
-    def of(cls, vision: ModelConfig) -> Self:
-        """Of the stack that looks."""
-        return cls(vision.image_size, vision.channels, vision.max_context, vision.pixel_mean, vision.pixel_std)
+    def of(cls, vision: ModelConfig, generation: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Of the stack that looks; generation: that of a checkpoint."""
+        sizes = vision.image_size, vision.channels, vision.max_context
+        return cls(*sizes, vision.pixel_mean, vision.pixel_std, **generation.get("pictures", {}))
+
+    @property
+    def processor(self) -> images.Processor:
+        return images.Processor(self.image_size, self.channels, self.resize, self.filter)
 
 
 class Pictures:
@@ -148,16 +156,16 @@ def store(side: Side, words: Tokenizer, sight: Sight, folder: Path, name: str, f
     texts = [text for record in side.records for text in (record.prefix + "\n", record.suffix)]
     text = dataset.tokenize(texts, words, folder, name, first)
     shape = sight.channels, sight.image_size, sight.image_size
-    recipe = hashlib.sha256(json.dumps(shape).encode())
+    recipe = hashlib.sha256(json.dumps([shape, sight.resize, sight.filter]).encode())
     for digests in side.images:
         recipe.update(len(digests).to_bytes(4) + b"".join(digests))
     file = folder / f"{name}-{recipe.hexdigest()[:16]}.pixels"
     if not file.exists() or not file.with_suffix(".owners").exists():
-        _decode(side, shape, file)
+        _decode(side, sight.processor, file)
     return Pictures(text, file, shape)
 
 
-def _decode(side: Side, shape: tuple[int, int, int], file: Path) -> None:
+def _decode(side: Side, processor: images.Processor, file: Path) -> None:
     """Each picture once, however many records have it."""
     number_of: dict[bytes, int] = {}
     owners: list[tuple[int, int]] = []
@@ -167,7 +175,7 @@ def _decode(side: Side, shape: tuple[int, int, int], file: Path) -> None:
             for number, (record, digests) in enumerate(zip(side.records, side.images, strict=True)):
                 for path, digest in zip(record.images, digests, strict=True):
                     if digest not in number_of:
-                        out.write(decoded(path, shape, record.where).tobytes())
+                        out.write(decoded(path, processor, record.where).tobytes())
                     owners.append((number, number_of.setdefault(digest, len(number_of))))
             out.flush()
             os.fsync(out.fileno())
@@ -178,9 +186,9 @@ def _decode(side: Side, shape: tuple[int, int, int], file: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def decoded(path: Path, shape: tuple[int, int, int], where: str) -> NDArray[np.uint8]:
+def decoded(path: Path, processor: images.Processor, where: str) -> NDArray[np.uint8]:
     """A picture as the engine would see it, in bytes, (C, S, S). Raises DataError: it is none, or damaged."""
     try:
-        return images.Processor(shape[1], shape[0]).bytes(path)
+        return processor.bytes(path)
     except (images.ImageError, OSError) as error:
         raise DataError(f"{where}: {error}") from None

@@ -31,7 +31,9 @@ def evaluate(
     seen, generation = model.image, model.metadata.get("generation") or {}
     assert seen
     first = tokenizer.separator(words, generation)
-    sight = Sight(seen.image_size, seen.channels, seen.n_tokens, seen.pixel_mean, seen.pixel_std)
+    made = model.processor
+    sizes = seen.image_size, seen.channels, seen.n_tokens
+    sight = Sight(*sizes, seen.pixel_mean, seen.pixel_std, made.resize, made.filter)
     kept = pictures.store(pictures.every(picture_files.read(data)), words, sight, scratch, "text", first)
     if model.has_head:
         end = tokenizer.end_token(words, generation)

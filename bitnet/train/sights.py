@@ -37,7 +37,7 @@ def read(
         tokenizer.image_token(words)
     first = tokenizer.separator(words, generation)
     train, held_out = (
-        pictures.store(side, words, pictures.Sight.of(vision), folder, name, first)
+        pictures.store(side, words, pictures.Sight.of(vision, generation), folder, name, first)
         for side, name in zip(sides, ("train", "validation"), strict=True)
     )
     return words, (train, held_out)
@@ -55,7 +55,7 @@ def of_checkpoint(
     records = picture_files.read(data or settings.data)
     side = pictures.every(records) if data else pictures.split(records, settings.validation)[1]
     return pictures.store(
-        side, words, pictures.Sight.of(vision), scratch, "text", tokenizer.separator(words, generation)
+        side, words, pictures.Sight.of(vision, generation), scratch, "text", tokenizer.separator(words, generation)
     )
 
 
@@ -68,7 +68,7 @@ def rows(
     context: int,
 ) -> Captions | Answers:
     """Records as what a run is to learn of them."""
-    first, sight = tokenizer.separator(words, generation), pictures.Sight.of(vision)
+    first, sight = tokenizer.separator(words, generation), pictures.Sight.of(vision, generation)
     if settings.objective == "contrastive":
         return Captions(kept, sight, first, Frame.of(words, generation, first))
     rows = Answers(kept, sight, first, tokenizer.end_token(words, generation), tokenizer.image_token(words))

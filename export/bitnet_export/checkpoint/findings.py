@@ -191,6 +191,7 @@ class Checked:
     noise: float  # mean difference in the long text when the embedding is 1e-5 off
     head: HeadCost  # of vectors, what storing linear layers and embedding so does to their numbers
     floats: str = ""  # encoding of linear layers that are not ternary
+    images: Agreement | None = None  # of a second stack that sees them
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -207,6 +208,7 @@ class Checked:
                 f"{short.median:.1e} (median), {short.worst:.1e} at worst",
                 f"text       {long.tokens:,} tokens of {self.text}: {long.mean:.1e} on average, {long.worst:.1e} at "
                 f"worst (torch in fp64: {long.floor_mean:.1e}; noise of 1e-5 on the embedding: {self.noise:.1e})",
+                *([] if self.images is None else [_of_images(self.images)]),
                 *([] if long.vectors else [f"{'head  ' if self.ternary_weights else 'stored'}     {self.head}"]),
             ]
         )

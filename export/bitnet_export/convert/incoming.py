@@ -134,23 +134,26 @@ def pack_source(
     """Write a Source as a packed file, one tensor in memory at a time. check: as in `write_packed`."""
     from bitnet.model.positions import frequency_tables
 
-    if source.config.vision or source.config.input == "images":
-        raise SourceError(f"{source.what}: a model that sees images, which cannot be packed yet")
     body, floats = encodings.ternary_encoding(encoding), encodings.TABLES[linears or stored_floats(source.config)]
-    config = source.config if source.config.head_format == "ternary" else source.config.replace(head_format=head)
-    tables = frequency_tables(config) if config.position == "rope" else {}
-    total = sum(1 for _ in records.expected_tensors(config))
+    stacks = [_stored(stack, head) for stack in source.config.stacks]
+    tables = [frequency_tables(stack) if stack.position == "rope" else {} for stack in stacks]
+    total = sum(1 for i, stack in enumerate(stacks) for _ in records.expected_tensors(stack, i))
     done = itertools.count(1)
 
     def load(spec: Spec) -> Encoded:
-        name = spec.key.name
-        progress(f"writing tensor {next(done)} of {total}, {name}")
-        if name in tables:
-            return Encoded.f32(tables[name].numpy())
-        stored_as = encodings.encoding_of(records.ROLES[spec.key.role], body, sparse)
-        return encode(spec, source.load(spec.key), config, stored_as, floats)
+        key, stack = spec.key, stacks[spec.key.stack]
+        progress(f"writing tensor {next(done)} of {total}, {key.name}")
+        if (table := tables[key.stack].get(key._replace(stack=0).name)) is not None:
+            return Encoded.f32(table.numpy())
+        role = records.ROLES[key.role]
+        stored_as = encodings.encoding_of(role, body, sparse and not key.stack)
+        return encode(spec, source.load(key), stack, stored_as, floats)
 
     metadata = {"generation": dict(source.generation), "provenance": dict(source.provenance)}
     write_packed(
-        out, [config], load, metadata=metadata, tokenizer=source.tokenizer, template=source.template, check=check
+        out, stacks, load, metadata=metadata, tokenizer=source.tokenizer, template=source.template, check=check
     )
+
+
+def _stored(stack: ModelConfig, head: str) -> ModelConfig:
+    return stack if stack.head_format == "ternary" else stack.replace(head_format=head)

@@ -40,15 +40,23 @@ def read_start(path: str) -> source_model.Start:
     with open_folder(Path(path), floats=True) as source:
         if problems := not_yet(source.config):
             raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
+        if source.config.input == "images":
+            raise SourceError(
+                f"{path} sees images and reads no text, so there is nothing to learn with it alone; begin with a model "
+                "of both, such as SigLIP or PaliGemma"
+            )
         if source.tokenizer is None:
             raise SourceError(f"{path} has no tokenizer.json and no tokenizer.model; copy that of the model there")
         specs = [
-            s for s in records.expected_tensors(source.config) if not records.ROLES[s.key.role].startswith("rope_")
+            spec
+            for stack, config in enumerate(source.config.stacks)
+            for spec in records.expected_tensors(config, stack)
+            if not records.ROLES[spec.key.role].startswith("rope_")
         ]
         return source_model.Start(
             what=source.what,
             config=source.config,
-            weights={spec.key.name: _tensor(source, spec) for spec in specs},
+            weights={spec.key.parameter: _tensor(source, spec) for spec in specs},
             words=tokenizer.parse(source.tokenizer.decode(), f"the tokenizer of {path}"),
             template=None if source.template is None else source.template.decode(),
             generation=dict(source.generation),

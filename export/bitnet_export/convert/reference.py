@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bitnet.model.block import Block
+from bitnet.model.images import patches_of, put_in_place
 from bitnet.model.layers import norm_of
 from bitnet.model.positions import places
 from bitnet.quant import activation_codes, embedding_rows, integer_product, output_logits, row_codes, stored_rows
+from bitnet_export.checkpoint.pictures import normalized
+from bitnet_export.checkpoint.scoring import Texts
 from bitnet_export.foreign.source import Floats, Source, Ternary
 from bitnet_export.foreign.source import Tensor as Stored
 from bitnet_export.packed import layout, records
@@ -25,14 +28,13 @@ from bitnet_export.packed.records import NONE, ROLE, Key
 
 _ROWS = 4096  # of a table in memory at a time
 
-Windows = NDArray[np.int64]  # (n, T) token ids, each row a text of its own
 Seen = Callable[[Key, Stored], None]
 
 
 class Pass(NamedTuple):
     """One forward pass: of which texts, and how it computes."""
 
-    texts: Sequence[Windows]
+    texts: Sequence[Texts]
     dtype: torch.dtype
     head_format: str  # of embedding and head: "int8", "f16", "f32"
     linears: str  # the same of linear layers that are not ternary
@@ -68,21 +70,35 @@ class StoredLinear(nn.Module):
         return y if self.bias is None else torch.add(y, self.bias)
 
 
-def hidden_states(source: Source, passes: Sequence[Pass], seen: Seen | None = None) -> list[list[Tensor]]:
-    """Final normed hidden states by pass and texts, each (n, T, D). `seen` gets every tensor of the layers."""
-    config = source.config
-    embed = _Entering(source, seen)
-    states = [[embed(each, windows) for windows in each.texts] for each in passes]
+def hidden_states(
+    source: Source,
+    passes: Sequence[Pass],
+    seen: Seen | None = None,
+    stack: int = 0,
+    shown: Sequence[Tensor | None] | None = None,
+) -> list[list[Tensor]]:
+    """Final normed hidden states by pass and texts, each (n, T, D). `seen` gets every tensor of the layers.
+
+    stack: of which; shown: by pass the vectors of the images that its texts begin with, (n, N, D).
+    """
+    config = source.config.stacks[stack]
+    entering = Entering(source, stack, seen)
+    states = [
+        [entering(each, texts, None if texts.images is None or not shown else shown[i]) for texts in each.texts]
+        for i, each in enumerate(passes)
+    ]
     for layer in range(config.n_layers):
-        block = _block(source, layer, seen)
+        block = _block(source, stack, layer, seen)
         for each, state in zip(passes, states, strict=True):
             block.to(each.dtype)
             for module in block.modules():
                 if isinstance(module, StoredLinear):
                     module.storage = each.linears
             for i, x in enumerate(state):
-                state[i] = block(x, *places(block.config, x))
-    norm = _norm(source, "final_norm", seen) if config.final_norm else nn.Identity()
+                prefixes = each.texts[i].prefixes
+                told = None if prefixes is None else torch.from_numpy(prefixes)
+                state[i] = block(x, *places(block.config, x, None, told))
+    norm = norm_in(source, stack, "final_norm", seen) if config.final_norm else nn.Identity()
     return [[norm.to(each.dtype)(x) for x in state] for each, state in zip(passes, states, strict=True)]
 
 
@@ -92,7 +108,7 @@ def logits(
     """Logits by pass and texts, each (n, T, rows), for one range of the vocabulary after another."""
     config = source.config
     table = source.load(Key(0, NONE, ROLE["embedding" if config.tie_embeddings else "head"], NONE, 0))
-    bias = _vector(source, Key(0, NONE, ROLE["head"], NONE, 1), None) if config.head_bias else None
+    bias = vector(source, Key(0, NONE, ROLE["head"], NONE, 1), None) if config.head_bias else None
     inputs = [torch.cat([x.flatten(0, 1) for x in state]) for state in states]
     codes = [activation_codes(x) for x in inputs]
     for first in range(0, config.vocab_size, _ROWS):
@@ -129,41 +145,59 @@ class _Head:
         return nn.functional.linear(x, stored_rows(self.weight, head_format).to(x.dtype))
 
 
-class _Entering:
+class Entering:
     """What enters the first layer, as `Transformer.entering` has it."""
 
-    def __init__(self, source: Source, seen: Seen | None) -> None:
-        self.config = source.config
-        self.table = source.load(Key(0, NONE, ROLE["embedding"], NONE, 0))
+    def __init__(self, source: Source, stack: int, seen: Seen | None) -> None:
+        self.config = source.config.stacks[stack]
+        self.table: Stored | None = None
+        self.patch: nn.Module | None = None
+        self.first: Tensor | None = None
+        if self.config.input == "images":
+            self.patch = linear_in(source, stack, "patch", self.config.patch_bias, seen)
+            if self.config.class_token:
+                self.first = vector(source, Key(stack, NONE, ROLE["class_embedding"], NONE, 0), seen)
+        else:
+            self.table = source.load(Key(stack, NONE, ROLE["embedding"], NONE, 0))
         self.positions: Tensor | None = None
         if self.config.position == "learned":
-            key = Key(0, NONE, ROLE["position"], NONE, 0)
-            table = source.load(key)
-            assert isinstance(table, Floats)
-            if seen:
-                seen(key, table)
-            self.positions = torch.from_numpy(np.array(table.all()))
-        self.norm = _norm(source, "embedding_norm", seen) if self.config.embedding_norm else nn.Identity()
+            self.positions = matrix(source, Key(stack, NONE, ROLE["position"], NONE, 0), seen)
+        norm = self.config.embedding_norm
+        self.norm = norm_in(source, stack, "embedding_norm", seen) if norm else nn.Identity()
 
-    def __call__(self, each: Pass, windows: Windows) -> Tensor:
-        x = self.config.embedding_scale * _embed(self.table, each, windows)
+    def __call__(self, each: Pass, texts: Texts, shown: Tensor | None) -> Tensor:
+        x = self._patches(each, texts) if self.patch else self._tokens(each, texts, shown)
         if self.positions is not None:
-            x = x + self.positions[: windows.shape[1]].to(x)
+            x = x + self.positions[: x.shape[1]].to(x)
         entering: Tensor = self.norm.to(each.dtype)(x)
         return entering
 
+    def _tokens(self, each: Pass, texts: Texts, shown: Tensor | None) -> Tensor:
+        assert self.table is not None
+        x = self.config.embedding_scale * _noisy(_embed(self.table, each, texts.inputs), each)
+        if shown is None:
+            return x
+        return put_in_place(x, torch.from_numpy(texts.inputs), self.config.image_token, shown, None)
 
-def _embed(table: Stored, each: Pass, windows: Windows) -> Tensor:
+    def _patches(self, each: Pass, texts: Texts) -> Tensor:
+        assert self.patch is not None
+        pixels = normalized(self.config, texts.inputs, torch.empty(0, dtype=each.dtype))
+        x: Tensor = _noisy(self.patch.to(each.dtype)(patches_of(self.config, pixels)), each)
+        return x if self.first is None else torch.cat([self.first.to(x).expand(len(x), 1, -1), x], 1)
+
+
+def _noisy(x: Tensor, each: Pass) -> Tensor:
+    return x * (1 + each.noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))) if each.noise else x
+
+
+def _embed(table: Stored, each: Pass, windows: NDArray[np.int64]) -> Tensor:
     tokens, place = np.unique(windows, return_inverse=True)
     if isinstance(table, Ternary):
         x = torch.from_numpy(dense(Ternary(table.codes[tokens], _rows_of(table.scales, tokens))))
     else:
         some = torch.from_numpy(np.concatenate([table.rows(t, t + 1) for t in tokens.tolist()]))
         x = embedding_rows(torch.arange(len(tokens)), some, each.head_format)
-    x = x.to(each.dtype)[torch.from_numpy(place.reshape(windows.shape))]
-    if each.noise:
-        x = x * (1 + each.noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
-    return x
+    return x.to(each.dtype)[torch.from_numpy(place.reshape(windows.shape))]
 
 
 def _rows_of(scales: NDArray[np.float32], rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
@@ -177,9 +211,9 @@ def dense(weight: Ternary) -> NDArray[np.float32]:
     return weight.codes * weight.scales[:, None]
 
 
-def _block(source: Source, layer: int, seen: Seen | None) -> Block:
-    """Layer `layer` of the source as a module."""
-    config = source.config
+def _block(source: Source, stack: int, layer: int, seen: Seen | None) -> Block:
+    """Layer `layer` of a stack of the source as a module."""
+    config = source.config.stacks[stack]
     with torch.device("meta"):
         block = Block(config.of_layer(layer).replace(ternary=()))
     own, parameters, linears = f"layers.{layer}.", {}, {}
@@ -187,9 +221,8 @@ def _block(source: Source, layer: int, seen: Seen | None) -> Block:
         if spec.key.layer == NONE:
             continue
         key = spec.key._replace(layer=layer)
-        name, tensor = key.name.removeprefix(own), source.load(key)
-        if seen:
-            seen(key, tensor)
+        name = key.name.removeprefix(own)
+        tensor = loaded(source, key._replace(stack=stack), seen)
         if spec.form == "linear":
             linears[name.removesuffix(".weight")] = tensor
         else:
@@ -208,19 +241,36 @@ def _linear(weight: Stored, bias: Tensor | None) -> nn.Module:
     return StoredLinear(torch.from_numpy(np.array(weight.all())), bias)
 
 
-def _norm(source: Source, role: str, seen: Seen | None) -> nn.Module:
-    norm = norm_of(source.config, source.config.dim)
-    key = Key(0, NONE, ROLE[role], NONE, 0)
-    parts = {"weight": _vector(source, key, seen)}
-    if source.config.norm_bias:
-        parts["bias"] = _vector(source, key._replace(part=1), seen)
+def norm_in(source: Source, stack: int, role: str, seen: Seen | None) -> nn.Module:
+    config = source.config.stacks[stack]
+    norm = norm_of(config, config.dim)
+    key = Key(stack, NONE, ROLE[role], NONE, 0)
+    parts = {"weight": vector(source, key, seen)}
+    if config.norm_bias:
+        parts["bias"] = vector(source, key._replace(part=1), seen)
     norm.load_state_dict(parts)
     return norm
 
 
-def _vector(source: Source, key: Key, seen: Seen | None) -> Tensor:
+def linear_in(source: Source, stack: int, role: str, bias: bool, seen: Seen | None) -> StoredLinear:
+    """A matrix that stays float, outside of the layers."""
+    key = Key(stack, NONE, ROLE[role], NONE, 0)
+    return StoredLinear(matrix(source, key, seen), vector(source, key._replace(part=1), seen) if bias else None)
+
+
+def vector(source: Source, key: Key, seen: Seen | None) -> Tensor:
+    return matrix(source, key, seen).reshape(-1)
+
+
+def matrix(source: Source, key: Key, seen: Seen | None) -> Tensor:
+    """A tensor that is never ternary."""
+    tensor = loaded(source, key, seen)
+    assert isinstance(tensor, Floats)
+    return torch.from_numpy(np.array(tensor.all()))
+
+
+def loaded(source: Source, key: Key, seen: Seen | None) -> Stored:
     tensor = source.load(key)
     if seen:
         seen(key, tensor)
-    assert isinstance(tensor, Floats)
-    return torch.from_numpy(np.array(tensor.all()).reshape(-1))
+    return tensor

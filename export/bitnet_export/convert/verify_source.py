@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet.model.pooling import pooled
 from bitnet.quant import stored_rows
 from bitnet_export.checkpoint.findings import Agreement, Checked, HeadCost, Scores
-from bitnet_export.checkpoint.scoring import engine_scores, texts_of
+from bitnet_export.checkpoint.scoring import NOTHING, Texts, behind_images, engine_scores, images_of, texts_of
 from bitnet_export.checkpoint.verify import EXACT, LOSS, SHORT, VerificationError, check_limit
 from bitnet_export.foreign.source import Progress, Source, Ternary
 from bitnet_export.foreign.source import Tensor as Stored
 from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLE, Key
 
-from .reference import Pass, Windows, hidden_states, logits
+from .reference import Pass, Seen, hidden_states, logits
+from .vectors import leaving
 
 if TYPE_CHECKING:
     from bitnet_runtime import Model
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 PROMPTS = 16
 WINDOW = 256  # tokens of a window of the long text
 NOISE = 1e-5
+IMAGES = 16
+NUMBER = "of a number of a vector"
 REF32, REF64 = 0, 1  # of the passes
 
 
@@ -55,38 +58,74 @@ def verify_source(
     from bitnet_runtime import Model
 
     file = PackedFile.open(path)
-    config = file.configs[0]
-    weights = _Weights(file)
-    tokens = max(tokens, SHORT)
-    ids, origin = _tokens(source, config, PROMPTS * SHORT + tokens)
-    length = min(config.max_context, WINDOW, tokens)
-    texts = [_windows(ids[: PROMPTS * SHORT], min(SHORT, config.max_context)), _windows(ids[PROMPTS * SHORT :], length)]
-    stored = config.head_format
-    passes = [
-        Pass(texts, torch.float32, stored, linears),
-        Pass(texts, torch.float64, stored, linears),
-        Pass(texts[1:], torch.float32, stored, linears, NOISE),
-        Pass(texts[1:], torch.float32, "f32", "f32"),
-    ]
+    config, weights = file.configs[0], _Weights(file)
+    texts, origin = _asked(source, config, max(tokens, SHORT))
+    images = images_of(file.configs[1], IMAGES) if len(file.configs) > 1 else None
+    passes = _passes(texts, texts[1:], config.head_format, linears)
     progress("comparing with the source: the engine")
     with Model.load(path, kv_type="f32", verify=False) as engine:
-        all_logits = _prompt_logits(engine, texts[0]) if config.has_head else None
-        found = [engine_scores(engine, config, texts_of(config, windows)) for windows in texts]
+        all_logits = _prompt_logits(engine, texts[0].inputs) if config.has_head else None
+        found = [engine_scores(engine, ModelConfig.of_stacks(file.configs), each) for each in texts]
+        seen = None if images is None else engine_scores(engine, file.configs[1], images)
     progress("comparing with the source: the reference, layer by layer")
     with torch.inference_mode():
-        states = hidden_states(source, passes, weights.compare)
+        sight, shown = ([], None) if images is None else _see(source, images, texts, linears, weights.compare)
+        states = hidden_states(source, passes, weights.compare, shown=shown)
         ref32, ref64, noisy, published = (
-            _vectors(config, states) if all_logits is None else _log_probabilities(source, passes, states, all_logits)
+            [[_numbers(x) for x in state] for state in leaving(source, 0, passes, states, weights.compare)]
+            if all_logits is None
+            else _log_probabilities(source, passes, states, all_logits)
         )
     short, long = (
-        Agreement.of(found[i], ref32[i], ref64[i], texts[i].shape, vectors=not config.has_head) for i in (0, 1)
+        Agreement.of(found[i], ref32[i], ref64[i], _shape(config, texts[i]), vectors=not config.has_head)
+        for i in (0, 1)
     )
     noise = float(np.abs(noisy[-1] - ref32[-1]).mean())
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median)
     check_limit("mean difference in a long text", long.mean, EXACT + 1.5 * max(long.floor_mean, noise))
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error)
-    head = HeadCost.of(stored, "published", ref32[-1], published[-1])
-    return Checked(origin, weights.tensors, weights.ternary, short, long, noise, head, _stored_floats(file))
+    of_images = None if images is None or seen is None else _of_images(file.configs[1], images, seen, sight)
+    head = HeadCost.of(config.head_format, "published", ref32[-1], published[-1])
+    floats = _stored_floats(file)
+    return Checked(origin, weights.tensors, weights.ternary, short, long, noise, head, floats, of_images)
+
+
+def _passes(texts: Sequence[Texts], long: Sequence[Texts], stored: str, linears: str) -> list[Pass]:
+    return [
+        Pass(texts, torch.float32, stored, linears),
+        Pass(texts, torch.float64, stored, linears),
+        Pass(long, torch.float32, stored, linears, NOISE),
+        Pass(long, torch.float32, "f32", "f32"),
+    ]
+
+
+def _shape(config: ModelConfig, texts: Texts) -> tuple[int, int]:
+    return len(texts), config.max_context if config.input == "images" else texts.length
+
+
+# ---- images ----
+
+
+def _see(
+    source: Source, images: Texts, texts: Sequence[Texts], linears: str, seen: Seen
+) -> tuple[list[Scores], list[torch.Tensor] | None]:
+    """What the passes see of images, and by pass the vectors of those that the long text begins with."""
+    shown = [Texts(each.images) for each in texts if each.images is not None]
+    passes = _passes([images, *shown], [images, *shown], "f32", linears)
+    found = leaving(source, 1, passes, hidden_states(source, passes, seen, 1), seen)
+    numbers = [_numbers(F.normalize(of_pass[0], dim=-1)) for of_pass in found]
+    return numbers, [of_pass[1] for of_pass in found] if shown else None
+
+
+def _of_images(config: ModelConfig, images: Texts, engine: Scores, passes: list[Scores]) -> Agreement:
+    found = Agreement.of(engine, passes[REF32], passes[REF64], _shape(config, images), vectors=True)
+    noise = float(np.abs(passes[2] - passes[REF32]).mean())
+    check_limit("mean difference in images", found.mean, EXACT + 1.5 * max(found.floor_mean, noise), NUMBER)
+    return found
+
+
+def _numbers(vectors: torch.Tensor) -> Scores:
+    return vectors.double().numpy().ravel()
 
 
 def _stored_floats(file: PackedFile) -> str:
@@ -127,18 +166,39 @@ class _Weights:
 # ---- texts ----
 
 
+def _asked(source: Source, config: ModelConfig, tokens: int) -> tuple[list[Texts], str]:
+    """Short texts and a long one, or images for a stack that sees them; and what they are.
+
+    Every logit of the short ones is compared; the long one begins with an image and has a prefix, where the model
+    is made for that.
+    """
+    if config.input == "images":
+        return [images_of(config, IMAGES // 4), images_of(config, IMAGES)], "images"
+    ids, origin = _tokens(source, config, PROMPTS * SHORT + tokens)
+    places = source.config.vision.max_context if source.config.vision and config.image_token else 0
+    length = min(config.max_context - places, WINDOW, tokens)
+    plain = config.replace(mask="causal") if config.mask == "prefix" else config
+    short = texts_of(plain, _windows(ids[: PROMPTS * SHORT], min(SHORT, config.max_context)))
+    windows = _windows(ids[PROMPTS * SHORT :], max(length, 2))
+    if places and length > 1:
+        return [short, behind_images(source.config, windows)], f"{origin}, behind images"
+    return [short, texts_of(plain if places else config, windows)], origin
+
+
 def _tokens(source: Source, config: ModelConfig, n: int) -> tuple[NDArray[np.int64], str]:
-    """Real text where the source has a tokenizer, else random ids."""
+    """Real text where the source has a tokenizer, else random ids; none that stands for an image."""
     if source.tokenizer is None:
-        return np.random.default_rng(0).integers(0, config.vocab_size, n), "random tokens (the source has no tokenizer)"
-    from tokenizers import Tokenizer
+        ids, origin = np.random.default_rng(0).integers(0, config.vocab_size, n), "random tokens (no tokenizer)"
+    else:
+        from tokenizers import Tokenizer
 
-    words = Tokenizer.from_buffer(source.tokenizer)
-    ids = words.encode(inspect.getsource(difflib), add_special_tokens=False).ids
-    return np.resize(np.array(ids, np.int64), n), "Python's difflib"
+        words = Tokenizer.from_buffer(source.tokenizer)
+        found = words.encode(inspect.getsource(difflib), add_special_tokens=False).ids
+        ids, origin = np.resize(np.array(found, np.int64), n), "Python's difflib"
+    return np.where(ids == config.image_token, 0, ids) if config.image_token else ids, origin
 
 
-def _windows(ids: NDArray[np.int64], length: int) -> Windows:
+def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return ids[: max(len(ids) // length, 1) * length].reshape(-1, length)
 
 
@@ -146,26 +206,27 @@ def _windows(ids: NDArray[np.int64], length: int) -> Windows:
 
 
 class _Sums:
-    """Log-probabilities of the next tokens of a text while the vocabulary goes by in parts."""
+    """Log-probabilities of what is asked of texts while the vocabulary goes by in parts."""
 
-    def __init__(self, windows: Windows) -> None:
-        self.targets = torch.from_numpy(windows[:, 1:])
+    def __init__(self, texts: Texts) -> None:
+        assert texts.targets is not None
+        self.targets = torch.from_numpy(texts.targets)
         self.total = torch.full(self.targets.shape, -math.inf, dtype=torch.float64)
         self.chosen = torch.zeros(self.targets.shape, dtype=torch.float64)
 
     def add(self, rows: slice, part: torch.Tensor) -> None:
         """part: logits (n, T, rows)."""
-        part = part[:, :-1].double()
+        part = part.double()
         self.total = torch.logaddexp(self.total, part.logsumexp(-1))
         inside = (self.targets >= rows.start) & (self.targets < rows.stop)
         place = (self.targets - rows.start).clamp(0, part.shape[-1] - 1)
         self.chosen += torch.where(inside, part.gather(-1, place[..., None])[..., 0], 0.0)
 
     def scores(self) -> NDArray[np.float64]:
-        return (self.chosen - self.total).numpy()
+        return (self.chosen - self.total)[self.targets != NOTHING].numpy()
 
 
-def _prompt_logits(engine: Model, prompts: Windows) -> NDArray[np.float32]:
+def _prompt_logits(engine: Model, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
     """Of every token, (n, T, V)."""
     rows = []
     with engine.session(n_ctx=prompts.shape[1]) as session:
@@ -179,7 +240,7 @@ def _log_probabilities(
     source: Source, passes: Sequence[Pass], states: list[list[torch.Tensor]], engine: NDArray[np.float32]
 ) -> list[list[Scores]]:
     """Of the tokens, by pass and texts; on the way every logit of the prompts is compared with the engine's."""
-    sums = [[_Sums(windows) for windows in each.texts] for each in passes]
+    sums = [[_Sums(texts) for texts in each.texts] for each in passes]
     apart, floor = np.zeros(engine.shape[:2]), np.zeros(engine.shape[:2])
     for rows, parts in logits(source, passes, states):
         for total, part in zip(itertools.chain(*sums), itertools.chain(*parts), strict=True):
@@ -190,8 +251,3 @@ def _log_probabilities(
     found, expected = (float(np.median(d)) / source.config.vocab_size for d in (apart, floor))
     check_limit("median difference of all logits of a token in short prompts", found, EXACT + 1.5 * expected)
     return [[total.scores() for total in each] for each in sums]
-
-
-def _vectors(config: ModelConfig, states: list[list[torch.Tensor]]) -> list[list[Scores]]:
-    """Of an embedding model, by pass and texts."""
-    return [[pooled(x, config.pooling).double().numpy() for x in state] for state in states]

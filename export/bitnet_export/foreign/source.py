@@ -94,6 +94,8 @@ def encode(spec: Spec, tensor: Tensor, config: ModelConfig, body: Encoding, floa
     if isinstance(tensor, Ternary):
         return _encode_ternary(spec, tensor, body)
     stored = floats if spec.form == "linear" else records.stored_as(spec, config)
+    if stored.kind == "int8" and records.ROLES[spec.key.role].startswith("pool_"):
+        stored = encodings.F16  # one query an image: nothing is won by integers
     if stored.kind == "int8":
         return _encode_rows(spec, tensor, stored)
     values = tensor.all()

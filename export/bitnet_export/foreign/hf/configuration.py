@@ -193,3 +193,15 @@ def thinker(config: Fields) -> Values:
     heads = config.integer("num_attention_heads")
     groups = config.integer("num_key_value_heads", max(1, heads // 2)) if config.truth("use_gqa") else heads
     return values | {"n_kv_heads": groups}
+
+
+# ---- images ----
+
+
+def side(config: Fields, name: str) -> int:
+    """Pixels of a side of a square."""
+    value = config.get(name)
+    side = value[0] if isinstance(value, list) and value and value.count(value[0]) == len(value) else value
+    if type(side) is not int or not 1 <= side <= 1 << 14:
+        raise SourceError(f"{config.what}: {name} is {value!r:.80}, expected pixels of a square's side, 1 to 16384")
+    return side

@@ -49,7 +49,7 @@ class Family(NamedTuple):
         """The fields that describe it. values: of config.json. Raises SourceError: they are not there."""
         whole, name = Fields(values, what), next((name for name in self.part if values.get(name) is not None), "")
         if self.part and not name:
-            raise SourceError(f"{what} has no {self.part[-1]}, which describes one of its stacks; download it again")
+            raise SourceError(f"{what} has no {self.part[-1]}, which describes a stack of it; download it again")
         part = whole.object(name) if name else values
         fields = {**(part or {}), **{each: whole[each] for each in self.shared if each in whole}}
         what = f"{what}: {name}" if name else what
@@ -61,6 +61,6 @@ class Family(NamedTuple):
             return self
         kinds, found = {self.part_type: self, **self.others}, self.described(values, what)
         kind = found.get("model_type", self.part_type)
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise SourceError(f"{found.what}: model_type is {kind!r:.40}, expected {' or '.join(kinds)}")
         return kinds[kind]

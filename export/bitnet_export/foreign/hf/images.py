@@ -19,20 +19,11 @@ from .places import Name, Names, Parameter, Slice
 
 def patches(config: Fields) -> its.Values:
     """What enters the first layer: as many tokens as an image has patches."""
-    size, patch = _side(config, "image_size"), _side(config, "patch_size")
+    size, patch = its.side(config, "image_size"), its.side(config, "patch_size")
     if patch > size:
         raise SourceError(f"{config.what}: patch_size is {patch}, expected at most image_size = {size}")
     of_images = {"image_size": size, "patch_size": patch, "channels": config.integer("num_channels"), "vocab_size": 0}
     return of_images | {"max_context": (size // patch) ** 2}
-
-
-def _side(config: Fields, name: str) -> int:
-    """Pixels of a side of a square."""
-    value = config.get(name)
-    side = value[0] if isinstance(value, list) and value and value.count(value[0]) == len(value) else value
-    if type(side) is not int or not 1 <= side <= 1 << 14:
-        raise SourceError(f"{config.what}: {name} is {value!r:.80}, expected pixels of a square's side, 1 to 16384")
-    return side
 
 
 def class_and_patches(config: Fields) -> its.Values:

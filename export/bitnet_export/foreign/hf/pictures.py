@@ -19,14 +19,13 @@ _FILTERS = {2: "bilinear", 3: "bicubic"}  # numbers of Pillow
 
 
 def read_pictures(
-    folder: Folder, config: Fields, defaults: Mapping[str, Any]
+    folder: Folder, image_size: int, channels: int, defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Fields of ModelConfig, how a picture becomes a square, and what was assumed.
 
-    config: of the stack that takes them. defaults: of fields that are not there.
+    image_size: pixels of a side of what the model takes. defaults: of fields that are not there.
     Raises SourceError naming what cannot be said.
     """
-    channels = config.integer("num_channels")
     given = folder.json(FILE) or Fields(folder.json("processor_config.json"), "processor_config.json").object(
         "image_processor"
     )
@@ -34,7 +33,7 @@ def read_pictures(
     assumptions = [] if given else [f"the folder has no {FILE}: pictures become numbers as transformers has it unsaid"]
     if said.truth("do_pad"):
         raise SourceError(f"{said.what}: do_pad is true, only pictures that become a square as a whole can be said")
-    resize = _resize(said, config.get("image_size"), assumptions)
+    resize = _resize(said, image_size, assumptions)
     resample = said.integer("resample")
     if resample not in _FILTERS:
         words = " or ".join(f"{number} ({name})" for number, name in _FILTERS.items())
@@ -58,7 +57,7 @@ def _of_channels(said: Fields, name: str, channels: int) -> list[float]:
     return [Fields({name: value}, said.what).number(name) for value in values]
 
 
-def _resize(said: Fields, image_size: Any, assumptions: list[str]) -> str:
+def _resize(said: Fields, image_size: int, assumptions: list[str]) -> str:
     """How a picture becomes a square: "stretch"; "crop": the shorter side fits, then the middle is taken."""
     crop = said.truth("do_center_crop")
     size, shorter = _side(said, "size", image_size, crop)
@@ -75,7 +74,7 @@ def _resize(said: Fields, image_size: Any, assumptions: list[str]) -> str:
     return "crop" if shorter else "stretch"
 
 
-def _side(said: Fields, name: str, default: Any, shorter: bool) -> tuple[int, bool]:
+def _side(said: Fields, name: str, default: int, shorter: bool) -> tuple[int, bool]:
     """Pixels of a side, and whether of the shorter one alone: of a single number `shorter`."""
     value = said.get(name, default)
     if isinstance(value, dict):

@@ -11,7 +11,7 @@ from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
 from bitnet_export.packed.records import NONE, ROLE, Key
 
-from .configuration import is_quick, model_config
+from .configuration import is_quick, model_config, side
 from .family import Family
 from .fields import Fields
 from .folder import Folder
@@ -49,7 +49,9 @@ def open_stack(
     fixed |= _similarity(family, tensors)
     pictures: Mapping[str, str] = {}
     if "image_size" in family.reads:
-        pixels, pictures, more = read_pictures(folder, config, family.pictures)
+        pixels, pictures, more = read_pictures(
+            folder, side(config, "image_size"), config.integer("num_channels"), family.pictures
+        )
         fixed |= pixels
         assumptions += more
     model = model_config(config, {**family.fixed, **fixed}, family.parts)

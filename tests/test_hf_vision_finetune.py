@@ -1,0 +1,83 @@
+"""`bitnet finetune` from folders of SigLIP and PaliGemma: both stacks begin as they were, and become ternary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_vision
+from bitnet import quant
+from bitnet.config import TERNARY_LINEARS
+from bitnet.data import tokenizer
+from bitnet.model.images import Images
+from bitnet.settings import of_source
+from bitnet.train import source_model
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.convert.masters import read_start
+from bitnet_export.foreign.source import SourceError
+from picture_data import captions, questions
+from training import bitnet, losses
+
+torch.set_num_threads(1)
+
+FAST = ("--threads", "1", "--steps", "6", "--batch", "4", "--save-every", "3", "--precision", "fp32",
+        "--eval-every", "3", "--validation", "0.2")  # fmt: skip
+KINDS = ["siglip, bytes", "paligemma 2, bytes"]
+
+
+def save(name: str, folder: Path) -> torch.nn.Module:
+    theirs = hf_vision.save(name, folder)
+    words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(f'{{"eos_token": "{tokenizer.END}", "pad_token": "{tokenizer.END}"}}')
+    return theirs
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_begins_as_it_was(name: str, tmp_path: Path) -> None:
+    """With quantizers that count for nothing it computes what transformers computes."""
+    theirs = save(name, tmp_path / "model")
+    start = read_start(str(tmp_path / "model"))
+    assert ("padding" in start.generation) == name.startswith("siglip")
+    assert start.generation["pictures"] == {"resize": "stretch", "filter": "bicubic"}
+    settings, config = of_source(start.config)
+    assert config.vision and config.ternary == config.vision.ternary == TERNARY_LINEARS
+    assert settings["quantize_warmup"] == 0.5
+    model, inserted = source_model.build(start, config)
+    assert inserted == []
+    pixels, images = 2 * hf_vision.pixels_of(4, name) - 1, name.startswith("pali")
+    tokens = hf_vision.prompts(2, 2, 3, 5)[0] if images else hf_vision.tokens_of(4, hf_vision.CONTEXT)
+    tokens[tokens == hf_vision.IMAGE] = 257
+    expected = hf_vision.result(theirs, name.removesuffix(", bytes"), pixels, tokens)
+    with torch.inference_mode(), model.eval().partly_quantized(0.0):
+        shown: Images = pixels.unflatten(0, (2, 2)) if images else pixels
+        found = model(tokens, None, torch.full((2,), 21) if images else None, shown)
+    wanted = expected["logits"] if images else torch.cat([expected["texts"], expected["images"]])
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())  # fp32, sums in another order
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_becomes_ternary(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "model")
+    data = captions(tmp_path / "data", 40) if name.startswith("siglip") else questions(tmp_path / "data", 40)
+    objective = ["--objective", "contrastive"] if name.startswith("siglip") else []
+    out = tmp_path / "run"
+    assert bitnet("finetune", tmp_path / "model", *objective, *FAST, "--data", data, "--out", out) == 0
+    checkpoint = Checkpoint.open(out)
+    assert checkpoint.config.vision and checkpoint.config.vision.ternary == TERNARY_LINEARS
+    assert checkpoint.state["quantized"] == 1.0 and len(losses(out)) > 3
+    weights = checkpoint.model.state_dict()
+    codes = quant.ternary_codes(weights["vision.layers.1.q.weight"])[0]
+    assert set(codes.unique().tolist()) == {-1, 0, 1}
+    assert bitnet("export", out, tmp_path / "m.bitnet") == 0  # which verifies it
+    first = read_start(str(tmp_path / "model")).weights
+    moved = [key for key, value in first.items() if not torch.equal(weights[key], value)]
+    assert any(key.startswith("vision.layers.0.") for key in moved) and "vision.patch.weight" in moved
+
+
+def test_what_sees_alone_has_nothing_to_learn(tmp_path: Path) -> None:
+    hf_vision.save("siglip, vision", tmp_path / "model")
+    with pytest.raises(SourceError, match="sees images and reads no text"):
+        read_start(str(tmp_path / "model"))
