@@ -1,0 +1,139 @@
+"""Ternary models that look at images against the same in full precision: recall of captions, answers to questions.
+
+    python benchmarks/vision.py --jobs 2       # three seeds of four models: an hour on two cores
+    python benchmarks/vision.py --quick        # that it runs: seconds, and the figures mean nothing
+
+The pictures are those of `bitnet.data.drawn`; all that is measured is about pictures with combinations that no picture
+in training had. Twins are trained alike: data, order, steps, learning rates. Every run is one of `bitnet train`, kept
+in --runs; started again, the script goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import report
+import training_runs
+
+from bitnet.data import drawn
+from bitnet.train import checkpoint
+
+FULL = ["ternary=[]", "head_format=f32", "vision.ternary=[]"]
+VARIANTS: dict[str, list[str]] = {"ternary": [], "full": FULL}
+NAMES = {"ternary": "ternary", "full": "full precision"}
+MEASURES = {"recall": "caption of a picture", "recall_back": "picture of a caption", "accuracy": "answers"}
+SMALL = {"siglip-tiny": ["dim=32", "n_layers=1", "n_heads=1", "n_kv_heads=1", "ffn_dim=64", "out_dim=32"]}
+SMALL["siglip-tiny"] += [f"vision.{option}" for option in SMALL["siglip-tiny"][:-1]]
+SMALL["paligemma-tiny"] = SMALL["siglip-tiny"][:5]
+
+
+def one(args: argparse.Namespace, variant: str, seed: int) -> dict[str, float]:
+    """The two models of a variant and a seed, and what they get right of what is held out."""
+    towers, answers = (args.runs / f"{model}-{variant}-seed{seed}" for model in ("siglip", "paligemma"))
+    pictures, unseen = args.runs / "pictures", args.runs / "unseen"
+    train(args, "siglip-tiny", variant, seed, towers, pictures / "records.jsonl", [])
+    train(args, "paligemma-tiny", variant, seed, answers, pictures / "questions.jsonl", ["--vision", towers])
+    found = training_runs.bitnet("eval", str(towers), "--data", str(unseen / "records.jsonl"), "--json")
+    right = training_runs.bitnet("eval", str(answers), "--data", str(unseen / "questions.jsonl"), "--json")
+    return {"recall": found["recall"], "recall_back": found["recall_back"], "accuracy": right["right"]}
+
+
+def train(
+    args: argparse.Namespace, preset: str, variant: str, seed: int, folder: Path, data: Path, more: list[Any]
+) -> None:
+    """A run, unless it is finished."""
+    steps = {"siglip-tiny": args.siglip_steps, "paligemma-tiny": args.paligemma_steps}[preset]
+    saved = checkpoint.all_of(folder)
+    if saved and saved[-1].name == f"step-{steps:06}":
+        return
+    words = ["train", "--json", "--preset", preset, "--data", data, "--out", folder, "--seed", seed, "--threads", 1]
+    words += ["--steps", steps, "--validation", 0.01, "--keep", 1, "--layers-every", 0, *more]
+    for option in VARIANTS[variant] + (SMALL[preset] if args.quick else []):
+        if not (more and option.startswith("vision.")):  # whose stack is that of the other run
+            words += ["--set", option]
+    training_runs.bitnet(*map(str, words + (["--resume"] if saved else [])))
+    print(f"{folder.name}: trained", file=sys.stderr)
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each variant."""
+    for name, n, held_out in (("pictures", args.pictures, False), ("unseen", args.unseen, True)):
+        if not (args.runs / name / "questions.jsonl").exists():
+            drawn.write(args.runs / name, n, seed=1 + held_out, held_out=held_out)
+    pool = ThreadPoolExecutor(args.jobs)
+    waiting = {
+        variant: [pool.submit(one, args, variant, seed) for seed in range(args.seeds)] for variant in VARIANTS
+    }  # fmt: skip
+    rows = []
+    for variant, runs in waiting.items():
+        found = [run.result() for run in runs]
+        rows.append({"variant": variant} | {name: summary([each[name] for each in found]) for name in MEASURES})
+    return rows
+
+
+def summary(values: list[float]) -> dict[str, Any]:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.mean(values), "deviation": deviation, "seeds": values}
+
+
+def markdown(results: dict[str, Any]) -> str:
+    rows = results["rows"]
+    head = ["model", *MEASURES.values()]
+    cells = [
+        [NAMES[row["variant"]], *(f"{row[name]['mean']:.1%} ± {row[name]['deviation']:.1%}" for name in MEASURES)]
+        for row in rows
+    ]
+    seeds = "\n".join(
+        f"- {NAMES[row['variant']]}, {MEASURES[name]}: " + ", ".join(f"{value:.1%}" for value in row[name]["seeds"])
+        for row in rows
+        for name in MEASURES
+    )
+    return (
+        "# Images: ternary against full precision\n\n"
+        f"Share that is right on {results['unseen']} pictures with combinations that no picture in training had. "
+        "Captions and pictures: the best of all of them is the right one. Answers: word for word. "
+        f"Mean and deviation of {len(rows[0]['recall']['seeds'])} seeds; {results['siglip_steps']:,} steps of SigLIP, "
+        f"then {results['paligemma_steps']:,} of PaliGemma, on {results['pictures']:,} pictures.\n\n"
+        f"{report.table(head, cells)}\n\nEach seed:\n\n{seeds}"
+    )
+
+
+def panels(results: dict[str, Any]) -> list[report.Panel]:
+    rows = {row["variant"]: row for row in results["rows"]}
+    series = {
+        NAMES[variant]: [100 * rows[variant][name]["mean"] for name in MEASURES] for variant in ("full", "ternary")
+    }
+    return [report.Panel("right on pictures never seen", [*MEASURES.values()], series, unit=" %")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="[3]")
+    parser.add_argument("--siglip-steps", type=int, default=1500, help="of a run [1500]")
+    parser.add_argument("--paligemma-steps", type=int, default=2500, help="of a run [2500]")
+    parser.add_argument("--pictures", type=int, default=12_000, help="to learn from [12000]")
+    parser.add_argument("--unseen", type=int, default=240, help="to be measured on [240]")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each [1]")
+    parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "vision-runs", help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
+    parser.add_argument("--quick", action="store_true", help="tiny models, one seed, a few steps")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.seeds, args.siglip_steps, args.paligemma_steps, args.pictures, args.unseen = 1, 3, 3, 120, 20
+    words = "benchmarks/vision.py " + " ".join(sys.argv[1:] if argv is None else argv)
+    results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}")} | {
+        name: getattr(args, name) for name in ("siglip_steps", "paligemma_steps", "pictures", "unseen")
+    }
+    results["rows"] = measure(args)
+    report.write(args.out, "vision", results, markdown(results), panels(results))
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

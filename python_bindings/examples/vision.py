@@ -1,0 +1,137 @@
+"""What `make vision` shows last: two models look at pictures that they have never seen.
+
+    python vision.py FOLDER
+
+FOLDER holds siglip.bitnet, paligemma.bitnet, and in `unseen` what `python -m bitnet.data.drawn --held-out` wrote.
+Prints what they get right, beside what the same models in full precision got right (benchmarks/results/vision.json),
+and writes FOLDER/vision.html.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vision_page import page
+
+from bitnet_runtime import Model
+
+RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "vision.json"
+RULE = "-" * 72
+KINDS = {
+    "what is to be seen": "describes the picture", "what does it say": "reads", "what colour": "colours",
+    "how many": "numbers", "where": "places", "what is": "names", "is": "yes or no",
+}  # fmt: skip
+"""Kinds of questions by how they begin, the longer beginnings first."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, what is right, and what the model said."""
+
+    image: str
+    question: str
+    right: str
+    said: str
+
+    @property
+    def kind(self) -> str:
+        return next(kind for start, kind in KINDS.items() if self.question.startswith(start))
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Pictures and captions, pair by pair, and how well each picture fits each caption."""
+
+    images: list[str]
+    captions: list[str]
+    scores: NDArray[np.float32]  # (images, captions)
+
+    @property
+    def recall(self) -> tuple[float, float]:
+        """Share of the pictures whose own caption fits best, and of the captions whose own picture does."""
+        own = np.arange(len(self.images))
+        return float((self.scores.argmax(1) == own).mean()), float((self.scores.argmax(0) == own).mean())
+
+
+def records(file: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def match(model: Model, folder: Path) -> Matched:
+    found = records(folder / "records.jsonl")
+    images, captions = [record["image"] for record in found], [record["caption"] for record in found]
+    return Matched(images, captions, model.similarity([folder / image for image in images], captions))
+
+
+def ask(model: Model, folder: Path) -> list[Asked]:
+    """Every question, each by itself."""
+    found = []
+    for record in records(folder / "questions.jsonl"):
+        prompt, image = record["prefix"], folder / record["image"]
+        said = model.generate(prompt, images=[image], max_tokens=32, temperature=0).text
+        found.append(Asked(record["image"], prompt, record["suffix"], said.strip()))
+    return found
+
+
+def shares(asked: list[Asked]) -> dict[str, float]:
+    """What share is answered right: of all, and of each kind."""
+    kinds: dict[str, list[bool]] = defaultdict(list)
+    for each in asked:
+        kinds[each.kind].append(each.said == each.right)
+    of_kinds = {kind: sum(right) / len(right) for kind, right in kinds.items()}
+    return {"all": sum(each.said == each.right for each in asked) / len(asked)} | of_kinds
+
+
+def recorded() -> dict[str, Any]:
+    """What models in full precision got right after the same training; nothing where it was not measured."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))["rows"]
+    except OSError:
+        return {}
+    return next(row for row in rows if row["variant"] == "full")
+
+
+def lines(matched: Matched, asked: list[Asked], seconds: float) -> list[str]:
+    """What is printed, and stands at the top of the page."""
+    twin, (recall, back), share = recorded(), matched.recall, shares(asked)
+
+    def beside(name: str) -> str:
+        return f" (full precision: {twin[name]['mean']:.1%})" if name in twin else ""
+
+    return [
+        f"{len(matched.images)} pictures with combinations that no picture in training had.",
+        f"The caption that fits best is the right one: {recall:.1%}{beside('recall')}, of {len(matched.captions)}.",
+        f"The picture that fits best is the right one: {back:.1%}{beside('recall_back')}.",
+        f"Answers that are right, word for word: {share.pop('all'):.1%}{beside('accuracy')} of {len(asked):,}.",
+        "By question: " + ", ".join(f"{kind} {right:.0%}" for kind, right in share.items()) + ".",
+        f"{1000 * seconds / len(asked):.1f} ms for a picture, a question and its answer.",
+    ]
+
+
+def main(folder: Path) -> None:
+    unseen = folder / "unseen"
+    with Model.load(folder / "siglip.bitnet") as model:
+        matched = match(model, unseen)
+    with Model.load(folder / "paligemma.bitnet") as model:
+        start = time.perf_counter()
+        asked = ask(model, unseen)
+        seconds = time.perf_counter() - start
+    print(f"\n{RULE}")
+    for each in asked[: 4 * len(KINDS) : 3]:
+        print(f"{each.image}  {each.question}  {each.said}" + f"   [wrong: {each.right}]" * (each.said != each.right))
+    found = lines(matched, asked, seconds)
+    print(RULE, *found, sep="\n")
+    (folder / "vision.html").write_text(page(unseen, found, matched, asked), encoding="utf-8")
+    print(f"All pictures and answers: {folder / 'vision.html'}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
