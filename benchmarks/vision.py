@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def train(
     if saved and saved[-1].name == f"step-{steps:06}":
         return
     words = ["train", "--json", "--preset", preset, "--data", data, "--out", folder, "--seed", seed, "--threads", 1]
-    words += ["--steps", steps, "--validation", 0.01, "--keep", 1, "--layers-every", 0, *more]
+    words += ["--steps", steps, "--validation", 0.05, "--keep", 1, "--layers-every", 0, *more]
     for option in VARIANTS[variant] + (SMALL[preset] if args.quick else []):
         if not (more and option.startswith("vision.")):  # whose stack is that of the other run
             words += ["--set", option]
@@ -65,7 +64,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name, n, held_out in (("pictures", args.pictures, False), ("unseen", args.unseen, True)):
         if not (args.runs / name / "questions.jsonl").exists():
             drawn.write(args.runs / name, n, seed=1 + held_out, held_out=held_out)
-    pool = ThreadPoolExecutor(args.jobs)
+    pool = training_runs.ThreadPoolExecutor(args.jobs)
     waiting = {
         variant: [pool.submit(one, args, variant, seed) for seed in range(args.seeds)] for variant in VARIANTS
     }  # fmt: skip
@@ -124,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models, one seed, a few steps")
     args = parser.parse_args(argv)
     if args.quick:
-        args.seeds, args.siglip_steps, args.paligemma_steps, args.pictures, args.unseen = 1, 3, 3, 120, 20
+        args.seeds, args.siglip_steps, args.paligemma_steps, args.pictures, args.unseen = 1, 3, 3, 60, 20
     words = "benchmarks/vision.py " + " ".join(sys.argv[1:] if argv is None else argv)
     results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}")} | {
         name: getattr(args, name) for name in ("siglip_steps", "paligemma_steps", "pictures", "unseen")

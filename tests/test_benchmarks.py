@@ -16,6 +16,7 @@ import pytest
 
 import bitnet_cli
 from bitnet.config import ModelConfig
+from bitnet.train.checkpoint import Checkpoint
 from bitnet_runtime import machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -118,22 +119,10 @@ def test_shares_of_passes(tmp_path: Path) -> None:
     assert is_picture(tmp_path / "passes.png")
 
 
-@pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0), ("experts", 1)])
-def test_training(
-    name: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In its quick form, here rather than in processes of their own; a second start finds every run made.
-
-    more: runs than there are rows, for the token ids and for seeds.
-    """
-    rng = random.Random(0)
-    for folder in (tmp_path / "text", tmp_path / "runs"):
-        folder.mkdir()
-    for i in range(20):
-        words = [rng.choice(["the", "cat", "dog", "sees", "a", "red", "house", "and", "runs"]) for _ in range(300)]
-        (tmp_path / "text" / f"{i}.txt").write_text(" ".join(words), encoding="utf-8")
-    benchmark, runs = (importlib.import_module(part) for part in (name, "training_runs"))
-    calls = []
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Makes runs of benchmarks here, one after the other; the verbs that were called."""
+    runs, calls = importlib.import_module("training_runs"), list[str]()
 
     def here(*words: str) -> Any:
         calls.append(words[0])
@@ -148,12 +137,54 @@ def test_training(
 
     monkeypatch.setattr(runs, "bitnet", here)
     monkeypatch.setattr(runs, "ThreadPoolExecutor", lambda jobs: InTurn())
+    return calls
+
+
+@pytest.mark.parametrize(("name", "more"), [("qat_gap", 1), ("recipe", 3), ("conversion", 0), ("experts", 1)])
+def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> None:
+    """In its quick form; a second start finds every run made.
+
+    more: runs than there are rows, for the token ids and for seeds.
+    """
+    rng = random.Random(0)
+    for folder in (tmp_path / "text", tmp_path / "runs"):
+        folder.mkdir()
+    for i in range(20):
+        words = [rng.choice(["the", "cat", "dog", "sees", "a", "red", "house", "and", "runs"]) for _ in range(300)]
+        (tmp_path / "text" / f"{i}.txt").write_text(" ".join(words), encoding="utf-8")
+    benchmark = importlib.import_module(name)
     where = ["--data", str(tmp_path / "text"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert benchmark.main(["--quick", *where]) == 0
     (written,) = tmp_path.glob(f"{name}*.json")
-    first, results = calls.copy(), json.loads(written.read_text())
+    first, results = called.copy(), json.loads(written.read_text())
     assert benchmark.main(["--quick", *where]) == 0
     assert first.count("train") + first.count("finetune") == len(results["rows"]) + more
-    assert {"train", "finetune"}.isdisjoint(calls[len(first) :])
+    assert {"train", "finetune"}.isdisjoint(called[len(first) :])
     assert json.loads(written.read_text())["rows"] == results["rows"]
     assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(written.with_suffix(".png"))
+
+
+def test_images(tmp_path: Path, called: list[str]) -> None:
+    """Twins differ in nothing but their quantizers; a second start finds every run made."""
+    vision, where = importlib.import_module("vision"), ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert vision.main(["--quick", *where]) == 0
+    assert called == ["train", "train", "eval", "eval"] * 2
+    results = json.loads((tmp_path / "vision.json").read_text())
+    assert [row["variant"] for row in results["rows"]] == ["ternary", "full"]
+    assert all(0 <= row[name]["mean"] <= 1 for row in results["rows"] for name in vision.MEASURES)
+    quantizers = {"ternary", "head_format"}
+    for model in ("siglip", "paligemma"):
+        ternary, full = (
+            Checkpoint.open(tmp_path / "runs" / f"{model}-{variant}-seed0").config for variant in vision.VARIANTS
+        )
+        assert ternary.ternary and not full.ternary
+        assert ternary.vision and full.vision and ternary.vision.ternary and not full.vision.ternary
+        both = [config.to_dict() for config in (ternary, full)]
+        for fields in (*both, *(each["vision"] for each in both)):
+            for name in quantizers:
+                fields.pop(name)
+        assert both[0] == both[1]
+    assert vision.main(["--quick", *where]) == 0
+    assert called[8:] == ["eval", "eval"] * 2
+    assert json.loads((tmp_path / "vision.json").read_text())["rows"] == results["rows"]
+    assert "| ternary |" in (tmp_path / "vision.md").read_text() and is_picture(tmp_path / "vision.png")
