@@ -1,6 +1,7 @@
 # From a clean clone, with Python >= 3.11, a C compiler and make:
 #
 #   make demo      train a small model, export and verify it, generate text
+#   make vision    train two models on pictures, export and verify them, ask them about others
 #   make test      the C tests and the Python tests
 #   make lint      formatting, lint and types          make format   rewrite the formatting
 #   make sanitize  tests under ASan and UBSan          make coverage what tests of the parsers run
@@ -19,7 +20,7 @@ C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \
              python_bindings -name '*.[ch]' -o -name '*.py')
 
-.PHONY: help demo test lint format sanitize coverage bench clean
+.PHONY: help demo vision test lint format sanitize coverage bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -30,6 +31,25 @@ demo: .venv/demo
 	$(BIN)/bitnet train --preset tiny --minutes $(MINUTES) --out build/demo/run
 	$(BIN)/bitnet export build/demo/run build/demo/model.bitnet
 	$(BIN)/python python_bindings/examples/demo.py build/demo/model.bitnet
+
+# Pictures that the project draws itself. Those unseen have combinations that no other has.
+PICTURES := build/vision/pictures
+UNSEEN := build/vision/unseen
+vision: .venv/demo
+	rm -rf build/vision
+	$(BIN)/python -m bitnet.data.drawn $(PICTURES) --n 12000 --seed 1
+	$(BIN)/python -m bitnet.data.drawn $(UNSEEN) --n 240 --seed 2 --held-out
+	$(BIN)/bitnet train --preset siglip-tiny --minutes $(MINUTES) --data $(PICTURES)/records.jsonl \
+	    --out build/vision/siglip
+	$(BIN)/bitnet train --preset paligemma-tiny --minutes $(MINUTES) --data $(PICTURES)/questions.jsonl \
+	    --vision build/vision/siglip --quantize-warmup 0 --out build/vision/paligemma
+	$(BIN)/bitnet export build/vision/siglip build/vision/siglip.bitnet
+	$(BIN)/bitnet export build/vision/paligemma build/vision/paligemma.bitnet
+	$(BIN)/bitnet similarity build/vision/siglip.bitnet $(UNSEEN)/images/000000.png --quiet \
+	    -p 'a red circle above a blue square' -p 'three green stars' -p 'the word cat in black at the top'
+	$(BIN)/bitnet generate build/vision/paligemma.bitnet --image $(UNSEEN)/images/000000.png --quiet \
+	    -p 'what is to be seen?' --temperature 0
+	$(BIN)/python python_bindings/examples/vision.py build/vision
 
 test: .venv/test
 	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING

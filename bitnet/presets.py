@@ -54,7 +54,7 @@ _SIGLIP_TEXT: dict[str, Any] = {
 _TINY_TOWER: dict[str, Any] = _SEES | {  # ternary from its first step
     "dim": 128, "n_heads": 4, "n_kv_heads": 4, "head_dim": 32, "ffn_dim": 384, "sub_norm": True, "norm_eps": 1e-6,
 }  # fmt: skip
-_TINY_VISION = ModelConfig(n_layers=4, image_size=64, patch_size=8, pooling="attention", **_RGB, **_TINY_TOWER)
+_TINY_VISION = ModelConfig(n_layers=4, image_size=64, patch_size=16, pooling="attention", **_RGB, **_TINY_TOWER)
 
 PRESETS: dict[str, ModelConfig] = {
     # The demo: 2 million parameters, trained in minutes on two cores. Few heads, few layers: at this
