@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 
 from bitnet.data import picture_files, picture_rows, pictures, tokenizer
 from bitnet.data.augment import changed
@@ -265,6 +266,25 @@ def test_captions_by_hand(tmp_path: Path) -> None:
     assert rows.alike([0, 1, 2]).tolist() == [[True, False, True], [False, True, False], [True, False, True]]
     with pytest.raises(DataError, match="a record has 0 images, and --objective contrastive"):
         Captions(kept(lines(tmp_path, "b.jsonl", [{"suffix": "x"}]), tmp_path / "run"), STACK, END, Frame((END,)))
+
+
+@pytest.mark.parametrize(
+    ("around", "generation", "expected"),
+    [
+        ("$A", {}, [END, 1, 2, 3, 4]),
+        ("$A <image>", {}, [1, 2, 3, 4, IMAGE]),
+        ("<image> $A <image>", {}, [IMAGE, 1, 2, 3, IMAGE]),
+        ("$A", {"padding": {"length": 9, "token_id": 8, "side": "left"}}, [END, 1, 2, 3, 4]),
+    ],
+)
+def test_the_frame_of_a_text(around: str, generation: dict[str, Any], expected: list[int]) -> None:
+    """What the tokenizer of a source puts around it, else the token before every text; then it is filled up."""
+    words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
+    words.post_processor = TemplateProcessing(single=around, special_tokens=[("<image>", IMAGE)])
+    frame = Frame.of(words, generation, END)
+    assert frame.around(np.arange(1, 9), 5).tolist() == expected
+    short = frame.around(np.arange(1, 3), 11).tolist()
+    assert short == [8] * (9 - 3) * bool(generation) + [each for each in expected if each not in (3, 4)]
 
 
 def test_record_n_is_a_function_of_the_seed_and_n(tmp_path: Path) -> None:

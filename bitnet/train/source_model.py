@@ -134,7 +134,7 @@ def calibrate(model: Transformer, inserted: list[str], inputs: Tensor, *told: Te
     handles = [norm.register_forward_pre_hook(measure) for norm in norms]
     try:
         with torch.no_grad(), model.evaluating(), model.partly_quantized(0.0):
-            model.hidden(inputs, *told)
+            model(inputs, *told)
     finally:
         for handle in handles:
             handle.remove()
