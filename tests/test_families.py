@@ -122,7 +122,7 @@ def test_an_image_is_seen_the_same_whatever_else_is_in_the_batch(name: str) -> N
             assert torch.allclose(together[i], model.features(image[None])[0], atol=1e-9)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last", "first", "attention"])
+@pytest.mark.parametrize("pooling", ["mean", "last", "first"])
 def test_texts_of_a_tower_in_one_row_are_as_alone(pooling: str) -> None:
     """The vector of a row is that of its first text: filling, a document of its own, changes nothing."""
     model, text = seeded(vision_models.TOWERS.replace(pooling=pooling)), tokens(1, 9)

@@ -67,7 +67,7 @@ def test_options_of_the_stack_that_sees(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text('preset = "towers"\n[model]\nvision = 3\n')
     with pytest.raises(ValueError, match=r"vision is 3, expected a table \[model.vision\]"):
         resolve(Given(options={}, config=str(file)))
-    with pytest.raises(ValueError, match="vision: model option 'vocab_size' is missing"):
+    with pytest.raises(ValueError, match="vision: model option 'n_layers' is missing"):
         resolve(Given(options={}, model=["vision.dim=48"]))
     saved = {"settings": Settings(preset="towers").to_dict(), "model": TOWERS.to_dict(), "step": 3, "seconds": 1.0}
     with pytest.raises(ValueError, match=r"keeps its model, which has vision.n_layers = 2;"):
@@ -129,6 +129,16 @@ def test_published_shapes_have_their_published_sizes(preset: str, whole: int, se
         model = Transformer(PRESETS[preset])
     assert sum(p.numel() for p in model.parameters()) == whole
     assert model.vision and sum(p.numel() for p in model.vision.parameters()) == seeing
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"mask": "causal"}, "mask = 'causal' of images (only 'bidirectional')"),
+     ({"has_head": True, "vocab_size": 9}, "has_head = True of images (only False)")],
+)  # fmt: skip
+def test_what_nothing_computes_of_images_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"this is not computed yet: {named}")):
+        Transformer(VISION.replace(**changes))
 
 
 # ---- what enters ----

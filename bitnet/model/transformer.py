@@ -56,7 +56,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if problems := not_yet(config):
-            raise ValueError("drafts and adapters are not computed yet: " + "; ".join(problems))
+            raise ValueError("this is not computed yet: " + "; ".join(problems))
         if config.image_token and not config.vision:
             raise ValueError(f"image_token is {config.image_token} without vision, expected a stack that sees images")
         self.config = config

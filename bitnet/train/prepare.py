@@ -108,7 +108,7 @@ def prepare(
 def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
     """Raises, before the text is read, what would only be found afterwards."""
     if problems := not_yet(config):
-        raise TrainingError("drafts and adapters are not trained yet: " + "; ".join(problems))
+        raise TrainingError("this is not trained yet: " + "; ".join(problems))
     objectives.check(settings, config)
     if settings.balance_loss and not config.n_experts:
         raise TrainingError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 
@@ -21,10 +22,12 @@ BLOCKS = 8  # of a colour, to a side
 def drawn_images(config: ModelConfig, n: int) -> Floats:
     """Blocks of colours with some noise, (n, C, S, S) from 0 to 1: always the same."""
     random, size = np.random.default_rng(4), config.image_size
-    colours = random.integers(0, 224, (n, config.channels, BLOCKS, BLOCKS))
+    colours = random.integers(0, 224, (n, config.channels, BLOCKS, BLOCKS), np.uint8)
     at = np.arange(size) * BLOCKS // size
-    values = colours[:, :, at[:, None], at] + random.integers(0, 32, (n, config.channels, size, size))
-    return values.astype(np.float32) / np.float32(255)
+    values: NDArray[np.uint8] = colours[:, :, at[:, None], at] + random.integers(
+        0, 32, (n, config.channels, size, size), np.uint8
+    )
+    return np.divide(values, np.float32(255), dtype=np.float32)
 
 
 def engine_sees(engine: Model, config: ModelConfig, images: Floats) -> Floats:

@@ -44,6 +44,7 @@ EXACT = 1e-5  # nats a token; fp32 noise where no activation changed its code
 ROUNDED = 3e-3  # nats a token; after one did
 LOSS = 1e-4  # nats, of the mean over a long text
 IMAGES = 16
+SHOWN = 128  # texts behind an image at most: images of 224 pixels are 600 kB each
 
 
 class VerificationError(ValueError):
@@ -106,7 +107,8 @@ def _asked(config: ModelConfig, ids: NDArray[np.int64], tokens: int, mask_token:
     length = min(room, len(ids), max(SHORT, MAX_LOGITS // max(config.vocab_size, 1)))
     prompts = texts_of(config, _windows(ids[: SHORT * PROMPTS], min(SHORT, length)), mask_token)
     windows = _windows(ids[: max(tokens, length)], length)
-    return prompts, behind_images(config, windows) if shown else texts_of(config, windows, mask_token)
+    text = behind_images(config, windows[:SHOWN]) if shown else texts_of(config, windows, mask_token)
+    return prompts, text
 
 
 def _of_images(engine: Model, model: Transformer, reference: Transformer) -> Agreement | None:
