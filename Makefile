@@ -48,7 +48,7 @@ vision: .venv/demo
 	$(BIN)/bitnet similarity build/vision/siglip.bitnet $(UNSEEN)/images/000000.png --quiet \
 	    -p 'a red circle above a blue square' -p 'three green stars' -p 'the word cat in black at the top'
 	$(BIN)/bitnet generate build/vision/paligemma.bitnet --image $(UNSEEN)/images/000000.png --quiet \
-	    -p 'what is to be seen?' --temperature 0
+	    -p 'what is in the picture?' --temperature 0
 	$(BIN)/python python_bindings/examples/vision.py build/vision
 
 test: .venv/test

@@ -70,7 +70,7 @@ def truth(scene: Scene, question: str) -> str:
     singular = {drawn.plural(what): what for what in SHAPES} | {what: what for what in SHAPES}
     only = scene.things[0]
     singular |= {"word": only.what, "number": only.what}
-    if question == "what is to be seen?":
+    if question == "what is in the picture?":
         return drawn.caption(scene)  # which another test reads
     if question == "what does it say?":
         return only.what

@@ -95,7 +95,7 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [
         demo.Asked("a", question, "right", said)
         for question, said in (
-            ("what is to be seen?", "right"), ("what does it say?", "wrong"), ("what colour is the ring?", "right"),
+            ("what is in the picture?", "right"), ("what does it say?", "wrong"), ("what colour is the ring?", "right"),
             ("how many rings are there?", "wrong"), ("where is the ring?", "right"), ("what is red?", "right"),
             ("what is above the ring?", "wrong"), ("is there a red ring?", "right"),
         )

@@ -174,7 +174,7 @@ def text_kind(text: str) -> str:
 
 def questions(scene: Scene) -> list[tuple[str, str]]:
     """All that is asked of a picture, with the answers."""
-    return [("what is to be seen?", caption(scene)), *_details(scene, Random(scene.seed))]
+    return [("what is in the picture?", caption(scene)), *_details(scene, Random(scene.seed))]
 
 
 def _details(scene: Scene, random: Random) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from bitnet_runtime import Model
 RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "vision.json"
 RULE = "-" * 72
 KINDS = {
-    "what is to be seen": "describes the picture", "what does it say": "reads", "what colour": "colours",
+    "what is in the picture": "describes the picture", "what does it say": "reads", "what colour": "colours",
     "how many": "numbers", "where": "places", "what is": "names", "is": "yes or no",
 }  # fmt: skip
 """Kinds of questions by how they begin, the longer beginnings first."""

@@ -53,8 +53,8 @@ def _table(folder: Path, matched: Matched, n: int) -> str:
         scores = matched.scores[i, :n]
         low, high, best = float(scores.min()), float(scores.max()), int(scores.argmax())
         cells = "".join(
-            f'<td class="{"best" if j == best else ""}" style="--share: {(score - low) / (high - low or 1):.2f}">'
-            f"{score:.1f}</td>"
+            f'<td class="{"best" if j == best else ""}" '
+            f'style="background: rgba(79, 143, 192, {(score - low) / (high - low or 1):.2f})">{score:.1f}</td>'
             for j, score in enumerate(scores.tolist())
         )
         rows.append(f"<tr><th>{i + 1} {_picture(folder, matched.images[i], matched.captions[i])}</th>{cells}</tr>")
@@ -81,8 +81,7 @@ small {{ color: #c8553d }}
 .scores {{ border-collapse: collapse; font-size: .75rem; font-variant-numeric: tabular-nums }}
 .scores th {{ white-space: nowrap; text-align: center }}
 .scores img {{ width: 40px; height: 40px; vertical-align: middle }}
-.scores td {{ width: 2.6rem; text-align: center; vertical-align: middle;
-  background: color-mix(in srgb, #4f8fc0 calc(var(--share) * 80%), white) }}
+.scores td {{ width: 2.6rem; text-align: center; vertical-align: middle }}
 .scores td.best {{ outline: 2px solid #12446b; outline-offset: -2px }}
 ol {{ margin: 0; font-size: .85rem; line-height: 1.9 }}
 </style></head><body>
