@@ -27,7 +27,7 @@ VERBS = (
     Verb("inspect", "show what is in a packed file"),
     Verb("generate", "continue a text"),
     Verb("chat", "talk to a model"),
-    Verb("embed", "vectors of texts, or how alike texts are"),
+    Verb("embed", "vectors of texts or pictures, or how alike they are"),
     Verb("similarity", "how well pictures and texts fit", "images"),
     Verb("bench", "measure speed and memory against the machine's limits"),
 )

@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bitnet_export import random_model
 from bitnet_runtime import Model, _native
 from bitnet_runtime._native import ffi, lib
 from packed_files import SMALL, packed_bytes
+from vision_models import PALIGEMMA, TOWERS
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "runtime_c"
@@ -220,6 +222,35 @@ def test_versions_agree(plain_library: Path) -> None:
         "installed": importlib.metadata.version("bitnet-edge"),
     }
     assert len(set(versions.values())) == 1, versions
+
+
+def test_the_example_of_images_says_what_python_says(plain_library: Path, tmp_path: Path) -> None:
+    program, ppm, pixels = tmp_path / "image", tmp_path / "a cat.ppm", bytes(range(196)) * 3  # 14 × 14 × RGB
+    example = RUNTIME / "examples" / "image.c"
+    run(CC, "-std=c11", example, *INCLUDES, plain_library, f"-Wl,-rpath,{plain_library.parent}", "-o", program)
+    ppm.write_bytes(b"P6 14 14 255\n" + pixels)
+    models = {"decoder": PALIGEMMA, "towers": TOWERS.replace(similarity_scale=9.0, similarity_bias=-4.0)}
+    for name, config in models.items():
+        random_model(config, tmp_path / name)
+    with Model.load(tmp_path / "decoder") as model:
+        answer = model.generate([250, 7, 8], images=ppm, max_tokens=5, temperature=0).tokens
+    assert run(program, tmp_path / "decoder", ppm, "5", "7", "8").split() == [str(token) for token in answer]
+    with Model.load(tmp_path / "towers") as model:
+        fits = float(model.similarity(ppm, [[7, 8]])[0, 0])
+    # Printed with 6 digits; the fp32 sum of 36 products in another order
+    assert abs(float(run(program, tmp_path / "towers", ppm, "0", "7", "8")) - fits) < 1e-5
+
+    wrong = {
+        b"P6 15 14 255\n": "expected a PPM file (P6) of 14 x 14 pixels",
+        b"P5 14 14 255\n": "expected a PPM file",
+        b"P6 14 14 65535\n": "expected a PPM file",
+        b"P6 14 14 255": "expected a PPM file",
+        b"P6 14 14 255\n" + pixels[1:]: "ends after 587 of 588 bytes",
+    }
+    for content, message in wrong.items():
+        ppm.write_bytes(content)
+        done = subprocess.run([program, tmp_path / "decoder", ppm, "5", "7"], capture_output=True, text=True)
+        assert done.returncode == 1 and message in done.stderr, content
 
 
 def cmake_command() -> str:

@@ -1,4 +1,4 @@
-"""`bitnet embed`: vectors of texts."""
+"""`bitnet embed`: vectors of texts and pictures."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import sys
 from pathlib import Path
 
 from bitnet_cli.arguments import refuse
-from bitnet_cli.model_options import add_model, model_path, note, opened
+from bitnet_cli.model_options import add_images, add_model, model_path, note, opened
 from bitnet_cli.texts import lines_of, read_text
 from bitnet_runtime.terminal import escape
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "A vector of length 1 for each text, one JSON array a line. Texts come from -p, which may be repeated, or are "
-        "the lines of -f or of standard input."
+        "A vector of length 1 for each picture and text, one JSON array a line. Texts come from -p, which may be "
+        "repeated, or are the lines of -f, or of standard input where there is no picture."
     )
     add_model(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--text", action="append", metavar="TEXT", help="a text")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with a text on each line")
+    add_images(parser, "a picture; may be repeated, and comes before the texts")
     parser.add_argument(
         "--pooling", choices=("last", "mean", "first"), help="what becomes the vector (default: as the model says)"
     )
     parser.add_argument(
-        "--similarity", action="store_true", help="print how alike the texts are, the cosine of each two, -1 to 1"
+        "--similarity", action="store_true", help="print how alike they are, the cosine of each two, -1 to 1"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
@@ -36,26 +37,31 @@ def run(args: argparse.Namespace) -> int:
     path = model_path(args)
     if path is None:
         return refuse("no model; give a packed file, as in `bitnet embed model.bitnet -p TEXT`")
-    texts = args.text
-    if texts is None:
+    images, texts = args.image or [], args.text
+    if texts is None and not (images and args.file is None):
         read = read_text(args.file)
         if read is None:
             return refuse("no texts; give -p TEXT or -f FILE, or pipe lines in")
         texts = lines_of(read)
-    if not texts:
-        raise ValueError(f"{args.file or 'standard input'} has no line, expected a text on each")
+        if not texts:
+            raise ValueError(f"{args.file or 'standard input'} has no line, expected a text on each")
+    texts = texts or []
     for number, text in enumerate(texts, 1):
         if not text:
             raise ValueError(f"text {number} is empty, expected at least one character")
     with opened(args, path) as model:
         note(args, escape(str(model)))
-        vectors = model.embed(texts, pooling=args.pooling)
-    rows = [[float(f"{x:.9g}") for x in row] for row in (vectors @ vectors.T if args.similarity else vectors)]
+        parts = [model.embed_images(images)] if images else []
+        parts += [model.embed(texts, pooling=args.pooling)] if texts else []
+    vectors = [row for part in parts for row in part]
+    shown = [[float(a @ b) for b in vectors] for a in vectors] if args.similarity else vectors
+    rows = [[float(f"{x:.9g}") for x in row] for row in shown]
     if args.json:
         key = "similarity" if args.similarity else "vectors"
-        print(json.dumps({"texts": texts, key: rows}, ensure_ascii=sys.stdout.isatty()))
+        given = {"images": images, "texts": texts} if images else {"texts": texts}
+        print(json.dumps(given | {key: rows}, ensure_ascii=sys.stdout.isatty()))
     elif args.similarity:
-        for row, text in zip(rows, texts, strict=True):
+        for row, text in zip(rows, [*images, *texts], strict=True):
             print(*(f"{x:7.4f}" for x in row), "", escape(text))
     else:
         for row in rows:

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * image.c: look at a picture, a PPM file of the model's size. Pillow writes one:
+ *
+ *     Image.open("cat.png").convert("RGB").resize((224, 224), Image.BICUBIC).save("cat.ppm")
+ *
+ *     example_image model.bitnet cat.ppm COUNT ID...
+ *
+ * prints up to COUNT token ids that answer the ids given. Of a model that compares images with
+ * texts
+ *
+ *     example_image model.bitnet cat.ppm 0 ID...
+ *
+ * prints how well the picture fits the text of these ids.
+ */
+#include "example.h"
+#include <stdbool.h>
+
+/* Memory for n things; ends the program if there is none. */
+static void *room(size_t n, size_t size) {
+    void *memory = calloc(n, size);
+    if (!memory)
+        check(BN_ERR_MEMORY, "memory", NULL);
+    return memory;
+}
+
+/* float[3][size][size], from 0 to 1, of a binary PPM file without comments. */
+static float *read_ppm(const char *path, uint32_t size) {
+    FILE *file = fopen(path, "rb");
+    uint32_t width = 0, height = 0, most = 0;
+    const bool is_ppm = file && fscanf(file, "P6 %9u %9u %9u", &width, &height, &most) == 3;
+    if (!is_ppm || width != size || height != size || most != 255 || fgetc(file) == EOF) {
+        fprintf(stderr, "%s: expected a PPM file (P6) of %u x %u pixels and 8 bits\n", path, size,
+                size);
+        exit(1);
+    }
+    const size_t n = (size_t)size * size;
+    float *pixels = room(3 * n, sizeof *pixels);
+    for (size_t i = 0; i < 3 * n;
+         i++) { /* red, green, blue of each pixel; the model wants all red first */
+        const int value = fgetc(file);
+        if (value == EOF) {
+            fprintf(stderr, "%s: ends after %zu of %zu bytes of pixels\n", path, i, 3 * n);
+            exit(1);
+        }
+        pixels[i % 3 * n + i / 3] = (float)value / 255.0f;
+    }
+    fclose(file);
+    return pixels;
+}
+
+/* Continue image and text. The tokens of an image come first; a prefix sees all of itself. */
+static void answer(bn_model *model, const bn_image_info *seen, const float *pixels,
+                   const int32_t *text, int32_t n_text, int32_t count) {
+    const int32_t n_image = (int32_t)seen->n_tokens, n = n_image + n_text;
+    float *vectors = room((size_t)n_image * seen->width, sizeof *vectors);
+    int32_t *prompt = room((size_t)n, sizeof *prompt);
+    for (int32_t i = 0; i < n; i++)
+        prompt[i] = i < n_image ? BN_NO_TOKEN : text[i - n_image];
+
+    bn_session *session;
+    check(bn_image_encode(model, pixels, 1, vectors), "picture", NULL);
+    check(bn_session_new(model, NULL, &session), "session", NULL);
+    check(bn_session_append_prefix(session, prompt, vectors, n, BN_LOGITS_LAST, NULL), "prompt",
+          NULL);
+    bn_status status = BN_OK;
+    for (int32_t i = 0; i < count && !status; i++) {
+        int32_t token, n_made;
+        status = bn_session_step(session, NULL, NULL, 0, &token, &n_made); /* the most likely */
+        if (!status)
+            printf("%d\n", (int)token);
+    }
+    if (status != BN_ERR_CONTEXT) /* a full context ends the text */
+        check(status, "generate", NULL);
+    bn_session_free(session);
+    free(prompt);
+    free(vectors);
+}
+
+/* How well image and text fit. */
+static void compare(bn_model *model, const bn_image_info *seen, const float *pixels,
+                    const int32_t *text, int32_t n_text) {
+    float *image = room(2 * (size_t)seen->width, sizeof *image), *words = image + seen->width,
+          cosine = 0;
+    bn_session *session;
+    check(bn_image_embed(model, pixels, 1, image), "picture", NULL);
+    check(bn_session_new(model, NULL, &session), "session", NULL);
+    check(bn_session_embed(session, text, n_text, BN_POOL_MODEL, words), "text", NULL);
+    for (uint32_t i = 0; i < seen->width; i++)
+        cosine += image[i] * words[i];
+    const bool scaled = seen->similarity_scale > 0;
+    printf("%.6f\n", scaled ? seen->similarity_scale * cosine + seen->similarity_bias : cosine);
+    bn_session_free(session);
+    free(image);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 5) {
+        fprintf(stderr, "usage: %s model.bitnet picture.ppm COUNT ID...\n", argv[0]);
+        return 2;
+    }
+    const int32_t count = number(argv[3], 0), n_text = argc - 4;
+    int32_t *text = room((size_t)n_text, sizeof *text);
+    for (int32_t i = 0; i < n_text; i++)
+        text[i] = number(argv[4 + i], 0);
+
+    bn_model *model = open_model(argv[1]);
+    bn_image_info seen;
+    check(bn_model_get_image_info(model, &seen), argv[1], NULL);
+    if (seen.channels != 3) {
+        fprintf(stderr, "%s: takes pictures of %u channels, this program reads 3\n", argv[1],
+                seen.channels);
+        return 1;
+    }
+    float *pixels = read_ppm(argv[2], seen.image_size);
+    if (seen.image_token >= 0)
+        answer(model, &seen, pixels, text, n_text, count);
+    else
+        compare(model, &seen, pixels, text, n_text);
+    bn_model_close(model);
+    free(pixels);
+    free(text);
+    return 0;
+}
