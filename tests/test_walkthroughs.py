@@ -13,16 +13,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from bitnet.data import drawn
 from bitnet_export import random_model
 from docs_text import Block, blocks, commands_of
 from picture_data import captions, questions
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
+from test_image_prompts import PARTS
+from test_model_images import IMAGE, VOCAB, packed
 from thinker_reference import Thinker
 from training import TINY, bitnet
+from vision_models import PALIGEMMA, TOWERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README", "docs/train", "docs/watch", "docs/evaluate", "docs/finetune", "docs/convert", "docs/onnx")
-PAGES += ("docs/command-line", "docs/python", "docs/performance", "docs/several-machines")
+PAGES += ("docs/command-line", "docs/python", "docs/performance", "docs/several-machines", "docs/images")
 
 TINY_THINKER = {
     "vocab_size": 61, "n_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 24, "ctx_len": 64, "rope_theta": 10_000,
@@ -46,6 +50,10 @@ SMALLER = {
 }
 
 
+SMALL_THAT_SEES = ["--steps", "2", "--batch", "4", "--threads", "1", "--set"]
+SMALL_THAT_SEES += ["n_layers=1", "vision.n_layers=1", "ffn_dim=64", "vision.ffn_dim=64"]
+
+
 @pytest.fixture(scope="module")
 def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages name and do not make."""
@@ -61,6 +69,13 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     random_model(SMALL.replace(pooling="last"), folder / "embedding.bitnet", tokenizer=tokenizer)
     scripted_model(folder / "assistant.bitnet", [b"Four", b"."], template=TEMPLATE)
     (folder / "prompt.txt").write_text("the cat")
+    drawn.write(folder / "pictures", 40, seed=1)
+    for name, number in (("cat.png", 0), ("dog.png", 1)):
+        shutil.copy(folder / f"pictures/images/{number:06}.png", folder / name)
+    packed(folder / "siglip.bitnet", TOWERS.replace(vocab_size=VOCAB))
+    sees = PALIGEMMA.replace(vocab_size=VOCAB, image_token=IMAGE)
+    packed(folder / "answers.bitnet", sees)
+    packed(folder / "assistant-that-sees.bitnet", sees, template=PARTS)
     thinker = Thinker(TINY_THINKER)
     (folder / "checkpoints/thinker_tiny").mkdir(parents=True)
     (folder / "checkpoints/thinker_tiny/config.json").write_text(json.dumps(TINY_THINKER))
@@ -77,6 +92,8 @@ def smaller(command: str) -> list[str]:
     verb, *words = shlex.split(command)[1:]
     if verb == "train" and "--resume" in words:
         return [verb, *["22" if word == "3000" else word for word in words]]
+    if verb == "train" and "pictures/" in command:
+        return [verb, *words, *SMALL_THAT_SEES]
     if verb == "train":
         words = shlex.split(re.sub(r"--(preset tiny|minutes \S+)", "", shlex.join(words)))
         words += [] if "--data" in words else ["--data", "my_text"]  # in place of the standard library
