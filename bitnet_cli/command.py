@@ -62,7 +62,8 @@ def _module(verb: str) -> Any:
 
 def build_parser() -> tuple[Parser, dict[str, VerbParser]]:
     """The parser, and that of each verb."""
-    parser = Parser(prog="bitnet", description="Train a ternary transformer, pack it into one file, run it fast.")
+    about = "Train a ternary transformer, pack it into one file, run it fast."
+    parser = Parser(prog="bitnet", description=about, formatter_class=_Columns)
     parser.add_argument("--version", action=_Version, help="show program's version number and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
     for verb in VERBS:
@@ -137,6 +138,14 @@ def _install(extra: str) -> str:
         return [requirement.strip() for requirement in dict.fromkeys(found)]
 
     return shlex.join([sys.executable, "-m", "pip", "install", *packages(extra)])
+
+
+class _Columns(argparse.HelpFormatter):
+    """Two columns that the longest verb fits into: argparse forgets that verbs are indented further."""
+
+    def format_help(self) -> str:
+        self._action_max_length += 2
+        return super().format_help()
 
 
 class _Version(argparse.Action):
