@@ -50,10 +50,6 @@ SMALLER = {
 }
 
 
-SMALL_THAT_SEES = ["--steps", "2", "--batch", "4", "--threads", "1", "--set"]
-SMALL_THAT_SEES += ["n_layers=1", "vision.n_layers=1", "ffn_dim=64", "vision.ffn_dim=64"]
-
-
 @pytest.fixture(scope="module")
 def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages name and do not make."""
@@ -92,8 +88,6 @@ def smaller(command: str) -> list[str]:
     verb, *words = shlex.split(command)[1:]
     if verb == "train" and "--resume" in words:
         return [verb, *["22" if word == "3000" else word for word in words]]
-    if verb == "train" and "pictures/" in command:
-        return [verb, *words, *SMALL_THAT_SEES]
     if verb == "train":
         words = shlex.split(re.sub(r"--(preset tiny|minutes \S+)", "", shlex.join(words)))
         words += [] if "--data" in words else ["--data", "my_text"]  # in place of the standard library
