@@ -397,6 +397,10 @@ def test_nan_in_one_process_can_be_skipped(text: str, tmp_path: Path) -> None:
             "2 processes; change --batch-tokens",
         ),
         (["--data", "nowhere"], "no file, folder or glob matches 'nowhere'"),
+        (
+            ["--preset", "siglip-tiny", "--objective", "contrastive", "--parallel", "fsdp"],
+            "--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp",
+        ),
     ],
 )
 def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_path: Path) -> None:

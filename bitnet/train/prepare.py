@@ -110,6 +110,8 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
     if problems := not_yet(config):
         raise TrainingError("this is not trained yet: " + "; ".join(problems))
     objectives.check(settings, config)
+    if config.vision and not config.has_head and parallel.launched() and settings.parallel == "fsdp":
+        raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
     if settings.balance_loss and not config.n_experts:
         raise TrainingError(
             f"balance_loss is {settings.balance_loss:g}, but this model has no experts to balance; "
@@ -225,8 +227,6 @@ def build_model(
             say(source_model.take_vision(model, tower))
     hold(model, settings)
     if sharded:
-        if model.similarity is not None:
-            raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
         rows = min(len(weight) for weight in optimizers.of_layers(model)[0])
         if settings.optimizer == "muon" and rows < parallel.size():
             raise TrainingError(
