@@ -16,12 +16,15 @@ import hf_vision
 from bitnet.config import ModelConfig
 from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
+from bitnet.presets import PRESETS
 from bitnet_export import PackedFile
-from bitnet_export.convert.incoming import convert, open_source
+from bitnet_export.convert.incoming import convert, open_source, pack_source
 from bitnet_export.foreign.hf.configuration import model_config
 from bitnet_export.foreign.hf.families import family_of
+from bitnet_export.foreign.hf.write import write_folder
 from bitnet_export.foreign.source import Floats, Source
 from bitnet_export.packed import records
+from bitnet_export.packed.random_model import random_model
 from bitnet_runtime import Model
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
@@ -265,3 +268,40 @@ def test_texts_are_filled_up_and_pictures_made_as_the_folder_says(tmp_path: Path
     with Model.load(tmp_path / "m.bitnet", kv_type="f32") as model:
         assert model.processor.filter == "bilinear" and model.processor.resize == "stretch"
         assert np.abs(model.embed(text) - expected).max() < 1e-6  # of length 1, fp32
+
+
+# ---- out again ----
+
+
+@pytest.mark.parametrize("name", ["siglip", "siglip, vision", "clip, gelu", "paligemma", "paligemma 2"])
+def test_out_again(name: str, tmp_path: Path) -> None:
+    """From transformers to a packed file and back: it loads every tensor, and computes what it computed."""
+    theirs = hf_vision.save(name, tmp_path / "model")
+    with open_source(tmp_path / "model") as source:
+        pack_source(source, tmp_path / "m.bitnet", head="f32", linears="f32")
+        pixels, tokens = inputs(name)
+        entering = normalized(source, pixels)
+    write_folder(tmp_path / "m.bitnet", tmp_path / "again")
+    again, loading = type(theirs).from_pretrained(
+        tmp_path / "again", output_loading_info=True, attn_implementation=theirs.config._attn_implementation
+    )
+    assert not any(loading.values()), loading
+    expected = hf_vision.result(theirs, name, entering, tokens)
+    for what, found in hf_vision.result(again.eval(), name, entering, tokens).items():
+        assert apart(found, expected[what]) < 1e-6, what  # gains of Gemma are 1 + weight, rounded in fp32
+    assert_same(again.float(), name, tmp_path / "again")
+
+
+def test_what_no_class_computes_is_refused_by_name(tmp_path: Path) -> None:
+    """A model of ours with norms of its own, and ternary ones."""
+    hf_vision.save("siglip", tmp_path / "model")
+    with open_source(tmp_path / "model") as source:
+        pack_source(source, tmp_path / "int8.bitnet", head="f32", linears="int8")
+    random_model(PRESETS["siglip-tiny"], tmp_path / "tiny.bitnet")
+    for file, message in (
+        ("int8.bitnet", "layers or head are quantized, only floats can be written"),
+        ("tiny.bitnet", "the nearest is SiglipModel: text: .*pooling is 'mean', it computes 'last'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_folder(tmp_path / file, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()

@@ -52,6 +52,8 @@ class Graph(NamedTuple):
     def differences(self, config: ModelConfig) -> list[str]:
         """Why the architecture is not this model, a phrase each; empty when it is."""
         size = {name: getattr(config, name) for name in _SIZES}
+        size["vocab_size"] = max(size["vocab_size"], 1)  # 0 where images enter
+        size["head_dim"] += size["head_dim"] % 2  # odd without RoPE
         plain = ModelConfig(**size, sub_norm=False)
         found = []
         for field in plain.to_dict():

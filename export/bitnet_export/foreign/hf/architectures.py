@@ -21,7 +21,7 @@ from .families import FAMILIES
 from .family import Family
 from .places import Places
 
-_ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu", "gelu_erf": "gelu"}
+ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu", "gelu_erf": "gelu"}
 
 _FREE = ("activation", "tie_embeddings", "linear_norm", "ternary", "weight_scale", "head_format", "dropout")
 _EXPERTS = ("n_experts", "experts_per_token")
@@ -44,6 +44,10 @@ class Architecture(NamedTuple):
     family: Family
     places: Places  # of its tensors
     problems: list[str]  # why it does not compute it
+    others: tuple[tuple[Family, Places], ...] = ()  # of the stacks behind the first
+
+    def of(self, stack: int) -> tuple[Family, Places]:
+        return ((self.family, self.places), *self.others)[stack]
 
 
 def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
@@ -65,6 +69,11 @@ def architecture_of(file: PackedFile, c: ModelConfig) -> Architecture:
     family = FAMILIES[name]
     places = Places.written(family.names, family.prefixes[0], family.layers, whole=family.head)
     return Architecture(name, kind, family, places, problems)
+
+
+def graph_of(kind: str, c: ModelConfig) -> Graph:
+    """What the architecture of a model_type computes."""
+    return _graphs(c)[kind]
 
 
 def _graphs(c: ModelConfig) -> dict[str, Graph]:
@@ -132,7 +141,7 @@ def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> di
         "architectures": [architecture.name], "model_type": kind, "dtype": "float32", "vocab_size": c.vocab_size,
         "hidden_size": c.dim, "intermediate_size": c.ffn_dim, "num_hidden_layers": c.n_layers,
         "num_attention_heads": c.n_heads, "num_key_value_heads": c.n_kv_heads, "head_dim": c.head_dim,
-        "hidden_act": _ACTIVATIONS[c.activation], "max_position_embeddings": c.max_context,
+        "hidden_act": ACTIVATIONS[c.activation], "max_position_embeddings": c.max_context,
         "rms_norm_eps": c.norm_eps, "tie_word_embeddings": c.tie_embeddings,
     }  # fmt: skip
     if kind not in ("gpt2", "bert"):
@@ -176,7 +185,7 @@ def _particular(kind: str, c: ModelConfig) -> dict[str, Any]:
         "mistral": window, "mixtral": moe | window,
         "qwen3_moe": moe | {"moe_intermediate_size": c.ffn_dim, "norm_topk_prob": c.normalize_routing},
         "gemma2": window | {
-            "hidden_activation": _ACTIVATIONS[c.activation], "query_pre_attn_scalar": round(c.attention_scale**-2),
+            "hidden_activation": ACTIVATIONS[c.activation], "query_pre_attn_scalar": round(c.attention_scale**-2),
             "final_logit_softcapping": c.logit_softcap or None, "attn_logit_softcapping": c.attention_softcap or None,
         },
         "bert": {"type_vocab_size": 1},

@@ -107,7 +107,11 @@ def _texts(
     if model.input != "tokens":
         return None, None, {}, []
     tokenizer, template, generation, assumptions = tokenizer_of(folder, model.vocab_size)
+    config = family.described(values, str(folder.path / "config.json"))
+    end = config.get("eos_token_id")
+    legacy = end == 2 and not model.has_head  # of a CLIP it says nothing: the largest token is meant
+    if "eos_token_ids" not in generation and type(end) is int and 0 <= end < model.vocab_size and not legacy:
+        generation["eos_token_ids"] = [end]
     if family.padded:
-        config = family.described(values, str(folder.path / "config.json"))
         assumptions += read_padding(folder, config, tokenizer, generation)
     return tokenizer, template, generation, assumptions

@@ -32,9 +32,10 @@ from bitnet_export.foreign.outgoing import Written, open_single, refuse, replaci
 from bitnet_export.foreign.side_files import generation_of, special_tokens, write_generation, write_tokenizer
 from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
-from bitnet_export.packed.records import ROLE, ROLES, Record
+from bitnet_export.packed.records import ROLE, ROLES, WHOLE, Record, Spec
 
 from .architectures import Architecture, architecture_of, describe, head_is_quantized, quantizes
+from .image_architectures import architecture_of_images, describe_images, preprocessor, sees, similarity
 from .places import LINEAR_NORM, Slice
 from .settings import write_pooling
 
@@ -49,7 +50,10 @@ class _Entry(NamedTuple):
 
 
 _MATRICES = (*TERNARY_LINEARS, "embedding", "head")
-_DENSE = ("router", "position")
+_POOLED = ("pool_q", "pool_k", "pool_v")
+_DENSE = (
+    "router", "position", "patch", "projector", "class_embedding", "pool_probe", "pool_o", "pool_up", "pool_down",
+)  # fmt: skip
 # A quantized model is not converted when it is loaded, so that floats are those it computes in.
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
 
@@ -66,17 +70,22 @@ def write_folder(
     Raises PackedFormatError for a bad source, ValueError naming what no architecture of transformers
     computes, FileExistsError, OSError. Nothing is left behind then.
     """
-    file, config = open_single(source)
-    architecture = architecture_of(file, config)
+    file = PackedFile.open(source)
+    seeing = sees(file)
+    config = file.configs[0] if seeing else open_single(source)[1]
+    architecture = architecture_of_images(file) if seeing else architecture_of(file, config)
     refuse(f"{source} cannot become a Hugging Face folder", architecture.problems)
     out = Path(out)
     entries, generation = list(_entries(file, architecture)), generation_of(file)
     with replacing_folder(out) as folder:
         _write_tensors(folder / "model.safetensors", entries, progress)
-        write_json(folder / "config.json", describe(file, config, architecture) | special_tokens(generation))
+        described = describe_images(file, architecture, generation) if seeing else describe(file, config, architecture)
+        write_json(folder / "config.json", described | special_tokens(generation))
         write_generation(folder, generation)
         write_tokenizer(folder, file, config, generation)
-        if not config.has_head and config.pooling != "none":
+        if seeing:
+            write_json(folder / "preprocessor_config.json", preprocessor(file.configs[-1], generation))
+        elif not config.has_head and config.pooling != "none":
             write_pooling(folder, config)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     notes = [
@@ -94,9 +103,9 @@ def write_folder(
 
 def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
     """The tensors of the folder, in the order of the packed file."""
-    places, family = architecture.places, architecture.family
     scale = np.ones(1, np.float32)  # weight_scale of the projection whose bias comes next
     for record in file.tensors.values():
+        family, places = architecture.of(record.key.stack)
         role = ROLES[record.key.role]
         if role.startswith("rope_"):
             continue
@@ -108,7 +117,8 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
         elif record.key.part == 1:  # transformers adds the bias before it multiplies by the scale
             yield _vector(name, file.values(record)[0] / scale)
         elif role in _DENSE:
-            yield _vector(name, file.values(record))
+            spec = Spec(record.key, record.rows, record.cols, "vector" if record.key.role in WHOLE else "dense")
+            yield _vector(name, file.values(record).reshape(places.shape(spec, record.rows)))
         elif role not in _MATRICES:
             gain = file.values(record)[0]
             yield _vector(name, gain - 1 if family.one_plus and not role.endswith(LINEAR_NORM) else gain)
@@ -121,7 +131,9 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
             yield _Entry(name, "F32", (record.rows, record.cols), functools.partial(value_rows, file, record))
             if role != "embedding" and record.scope != encodings.SCALE_NONE:
                 yield _vector(f"{module}.weight_scale", scale)
-    if added := places.added():
+    for name, value in similarity(file.configs[0], architecture).items():
+        yield _vector(name, value)
+    if added := architecture.places.added():
         yield _vector(added, np.zeros((1, file.configs[0].dim), np.float32))
     if file.configs[0].tie_embeddings and head_is_quantized(file):
         yield _vector("lm_head.weight_scale", np.ones(1, np.float32))
@@ -129,17 +141,22 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
 
 def _whole(file: PackedFile, record: Record, architecture: Architecture) -> _Entry:
     """A tensor that several of ours make up, or one that lies there inputs × outputs; of floats."""
-    name = architecture.places.name(record.key)
-    roles = [ROLE[role] for role in TERNARY_LINEARS]
+    places = architecture.of(record.key.stack)[1]
+    name = places.name(record.key)
+    roles = [ROLE[role] for role in (*TERNARY_LINEARS, *_POOLED)]
     keys = [record.key._replace(role=role) for role in roles]
-    parts = [file.tensors[key] for key in keys if key in file.tensors and architecture.places.name(key) == name]
+    parts = [file.tensors[key] for key in keys if key in file.tensors and places.name(key) == name]
     rows = sum(part.cols if record.key.part else part.rows for part in parts)
+
+    turned = record.key.part == 0 and ROLES[record.key.role] not in _POOLED
 
     def values() -> Iterator[NDArray[Any]]:
         matrix = np.concatenate([file.values(part) for part in parts], axis=1 if record.key.part else 0)
-        yield matrix if record.key.part else matrix.T
+        yield matrix.T if turned else matrix
 
-    return _Entry(name, "F32", (rows,) if record.key.part else (record.cols, rows), values)
+    return _Entry(
+        name, "F32", (rows,) if record.key.part else (record.cols, rows) if turned else (rows, record.cols), values
+    )
 
 
 def _vector(name: str, values: NDArray[np.float32]) -> _Entry:

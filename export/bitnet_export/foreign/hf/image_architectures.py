@@ -1,0 +1,181 @@
+"""Which architecture of transformers computes a packed file that sees images, and the files that say so.
+
+Only of floats: the matrices of a tower are quantized by none of its classes. Source: as `architectures.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bitnet.config import ModelConfig
+from bitnet_export.foreign.outgoing import SIZES, Graph, nearest, rope_problems, scale_problems
+from bitnet_export.packed.reader import PackedFile
+
+from . import architectures as plain
+from . import images
+from .architectures import Architecture
+from .families import FAMILIES
+from .family import Family
+from .places import Places
+
+_FREE = (
+    *SIZES, "activation", "tie_embeddings", "weight_scale", "head_format", "dropout", "out_dim", "image_size",
+    "patch_size", "channels", "pixel_mean", "pixel_std", "similarity_scale",
+)  # fmt: skip
+_LAYERS: dict[str, tuple[Any, ...]] = {
+    "norm": ("layer",), "norm_bias": (True,), "position": ("learned",), "ffn": ("plain",), "qkv_bias": (True,),
+    "o_bias": (True,), "ffn_bias": (True,), "has_head": (False,), "ternary": ((),),
+}  # fmt: skip
+_SEES = _LAYERS | {"input": ("images",), "mask": ("bidirectional",)}
+_SIGLIP = _SEES | {"patch_bias": (True,), "pooling": ("attention",)}
+_PALIGEMMA = _SIGLIP | {"pooling": ("none",), "projector_bias": (True,)}
+_CLIP = _SEES | {"class_token": (True,), "embedding_norm": (True,), "pooling": ("first",)}
+_SIGLIP_TEXT = _LAYERS | {"mask": ("bidirectional",), "pooling": ("last",), "projector_bias": (True,)}
+_CLIP_TEXT = _LAYERS | {"pooling": ("last",)}
+_FILTERS = {"bilinear": 2, "bicubic": 3}
+
+
+class _Candidate(NamedTuple):
+    """A class of transformers, and what each of its stacks computes."""
+
+    name: str
+    families: tuple[Family, ...]
+    graphs: tuple[Graph, ...]
+
+    def problems(self, file: PackedFile) -> list[str]:
+        found = []
+        for graph, c in zip(self.graphs, file.configs, strict=True):
+            tower = "layer" in graph.computes.get("norm", ())
+            also = _of_tower(c) if tower else _of_decoder(file, c)
+            found += [f"{c.name}: {problem}" for problem in (*graph.differences(c), *also)]
+        if plain.quantizes(file):
+            found.append("layers or head are quantized, only floats can be written of a model that sees images")
+        return found
+
+
+def sees(file: PackedFile) -> bool:
+    return any(c.input == "images" for c in file.configs)
+
+
+def architecture_of_images(file: PackedFile) -> Architecture:
+    """The one that computes this model, or the nearest; and why it does not, a phrase each."""
+    candidates = {each.name: each for each in _candidates(file.configs) if len(each.families) == len(file.configs)}
+    found = [(Graph(name, {}, ()), each.problems(file)) for name, each in candidates.items()]
+    graph, problems = nearest("transformers", found)
+    main, *others = candidates[graph.name].families
+    name = next(name for name, family in FAMILIES.items() if family.model_type == main.model_type)
+    places = [_places(family, c) for family, c in zip((main, *others), file.configs, strict=True)]
+    behind = tuple(zip(others, places[1:], strict=True))
+    return Architecture(name, main.model_type, main, places[0], problems, behind)
+
+
+def _places(family: Family, c: ModelConfig) -> Places:
+    places = Places.written(family.names, family.prefixes[0], family.layers, whole=bool(family.part))
+    return places._replace(patch=(c.channels, c.patch_size, c.patch_size))
+
+
+def _candidates(configs: tuple[ModelConfig, ...]) -> list[_Candidate]:
+    main = configs[0]
+
+    def tower(name: str, computes: Mapping[str, tuple[Any, ...]], *free: str) -> Graph:
+        return Graph(name, computes, (*_FREE, *free))
+
+    text, vision = images.SIGLIP, images.SIGLIP.vision
+    assert vision and images.CLIP.vision
+    found = [
+        _Candidate("SiglipVisionModel", (images.SIGLIP_VISION,), (tower("SigLIP", _SIGLIP),)),
+        _Candidate(
+            "SiglipModel", (text, vision), (tower("SigLIP", _SIGLIP_TEXT, "similarity_bias"), tower("SigLIP", _SIGLIP))
+        ),
+        _Candidate("CLIPModel", (images.CLIP, images.CLIP.vision), (tower("CLIP", _CLIP_TEXT), tower("CLIP", _CLIP))),
+    ]
+    first = FAMILIES["PaliGemmaForConditionalGeneration"]
+    for kind, family in {first.part_type: first, **first.others}.items():
+        gemma = plain.graph_of(kind, main)
+        computes = {**gemma.computes, "mask": ("prefix",), "first_position": (0, 1), "ternary": ((),)}
+        free = tuple(name for name in (*gemma.free, "image_token") if name not in computes)
+        assert family.vision
+        graphs = Graph(gemma.name, computes, free), tower("SigLIP", _PALIGEMMA)
+        found.append(_Candidate(f"PaliGemma of {kind}", (family, family.vision), graphs))
+    return found
+
+
+def _of_tower(c: ModelConfig) -> list[str]:
+    found = scale_problems(c)
+    if c.n_heads * c.head_dim != c.dim or c.n_kv_heads != c.n_heads:
+        found.append(f"heads are {c.n_heads}/{c.n_kv_heads} of {c.head_dim}, it wants one size that makes up dim")
+    return found
+
+
+def _of_decoder(file: PackedFile, c: ModelConfig) -> list[str]:
+    found = [] if c.post_norm else scale_problems(c)
+    return found + rope_problems(file, c.replace(first_position=0))
+
+
+# ---- what lies in the folder ----
+
+
+def describe_images(file: PackedFile, architecture: Architecture, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json. generation: of METADATA."""
+    families = [architecture.of(stack)[0] for stack in range(len(file.configs))]
+    parts = [_part(file, family, c) for family, c in zip(families, file.configs, strict=True)]
+    head: dict[str, Any] = {"architectures": [architecture.name], "model_type": architecture.model_type}
+    head["dtype"] = "float32"
+    if len(parts) == 1:
+        return head | parts[0]
+    main, vision = file.configs
+    ends = generation.get("eos_token_ids")
+    end = {"eos_token_id": ends[0]} if ends else {}
+    whole: dict[str, Any] = {"text_config": parts[0] | end, "vision_config": parts[1]}
+    if architecture.model_type == "clip":
+        whole["projection_dim"] = vision.out_dim  # where its end token stands, there is the vector of a text
+    if main.image_token:
+        whole |= {"image_token_index": main.image_token, "projection_dim": vision.out_dim, "hidden_size": main.dim}
+        whole |= {"tie_word_embeddings": main.tie_embeddings}
+    return head | whole
+
+
+def _part(file: PackedFile, family: Family, c: ModelConfig) -> dict[str, Any]:
+    kind = family.part_type or family.model_type
+    if c.has_head:
+        places = Places.written(family.names, family.prefixes[0], family.layers, whole=True)
+        values = plain.describe(file, c, Architecture(kind, kind, family, places, []))
+        return {name: value for name, value in values.items() if name != "architectures"}
+    values = {
+        "model_type": kind, "hidden_size": c.dim, "intermediate_size": c.ffn_dim, "num_hidden_layers": c.n_layers,
+        "num_attention_heads": c.n_heads, "hidden_act": plain.ACTIVATIONS[c.activation], "layer_norm_eps": c.norm_eps,
+    }  # fmt: skip
+    if c.input == "images":
+        values |= {"image_size": c.image_size, "patch_size": c.patch_size, "num_channels": c.channels}
+        values |= {"vision_use_head": c.pooling == "attention"} if kind.startswith("siglip") else {}
+    else:
+        values |= {"vocab_size": c.vocab_size, "max_position_embeddings": c.max_context}
+    if c.out_dim:
+        values["projection_size" if kind == "siglip_text_model" else "projection_dim"] = c.out_dim
+    return values
+
+
+def similarity(c: ModelConfig, architecture: Architecture) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of how alike an image and a text are."""
+    names = architecture.family.similar
+    numbers = np.float32(math.log(c.similarity_scale or 1.0)), np.float32(c.similarity_bias)
+    shape = (1,) if len(names) > 1 else ()
+    return {name: np.full(shape, number) for name, number in zip(names, numbers, strict=False)}
+
+
+def preprocessor(c: ModelConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """preprocessor_config.json. c: of the stack that sees; generation: of METADATA."""
+    made = {"resize": "stretch", "filter": "bicubic"} | dict(generation.get("pictures") or {})
+    square = {"height": c.image_size, "width": c.image_size}
+    crop = made["resize"] == "crop"
+    return {
+        "image_processor_type": "CLIPImageProcessor" if crop else "SiglipImageProcessor", "do_resize": True,
+        "size": {"shortest_edge": c.image_size} if crop else square, "do_center_crop": crop, "crop_size": square,
+        "resample": _FILTERS[made["filter"]], "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
+        "do_convert_rgb": c.channels == 3, "image_mean": list(c.pixel_mean), "image_std": list(c.pixel_std),
+        "image_seq_length": c.max_context,
+    }  # fmt: skip
