@@ -165,6 +165,13 @@ static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
     return status;
 }
 
+static bn_status use_images(const bn_model *model) {
+    const float pixels[128] = {0.5f};
+    float out[5 * 24];
+    const bn_status status = bn_image_encode(model, pixels, 1, out);
+    return status ? status : bn_image_embed(model, pixels, 1, out);
+}
+
 static bn_status use_model(bn_model *model, float *logits) {
     const bn_session_options options = {.n_ctx = 32, .batch = 4};
     const int32_t prompt[PROMPT] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
@@ -176,6 +183,8 @@ static bn_status use_model(bn_model *model, float *logits) {
         status = bn_session_fork(a, &b);
     if (!status)
         status = use_sessions(a, b, logits);
+    if (!status)
+        status = use_images(model);
     bn_session_free(a);
     bn_session_free(b);
     return status;
@@ -285,7 +294,7 @@ static void test_measurements(void) {
 
 int main(void) {
     const int fd = mkstemp(path);
-    good = tiny_file(tiny_decoder, SIZE_MAX, SIZE_MAX, &good_size);
+    good = tiny_file(tiny_seeing, SIZE_MAX, SIZE_MAX, &good_size);
     CHECK(fd >= 0 && write(fd, good, good_size) == (ssize_t)good_size);
     close(fd);
     test_each_failure(MAPPED);
