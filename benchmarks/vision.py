@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models, one seed, a few steps")
     args = parser.parse_args(argv)
     if args.quick:
-        args.seeds, args.siglip_steps, args.paligemma_steps, args.pictures, args.unseen = 1, 3, 3, 60, 20
+        args.seeds, args.siglip_steps, args.paligemma_steps, args.pictures, args.unseen = 1, 3, 3, 80, 20
     words = "benchmarks/vision.py " + " ".join(sys.argv[1:] if argv is None else argv)
     results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}")} | {
         name: getattr(args, name) for name in ("siglip_steps", "paligemma_steps", "pictures", "unseen")
