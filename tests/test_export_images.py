@@ -17,12 +17,15 @@ from bitnet.model.transformer import Transformer
 from bitnet.train import saving
 from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from bitnet_export import PackedFile, VerificationError, export_checkpoint, random_model
-from bitnet_export.checkpoint import repack, scoring
+from bitnet_export.checkpoint import real_text, repack, scoring
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.checkpoint.pictures import drawn_images, engine_sees, normalized
 from bitnet_export.checkpoint.scoring import NOTHING, behind_images, images_of, torch_scores
 from bitnet_export.checkpoint.verify import _check_weights
 from bitnet_runtime import Model
+from picture_data import DECODER, questions
+from picture_data import VISION as VISION_OPTIONS
+from training import bitnet
 from vision_models import CAUSAL, FAMILIES, PALIGEMMA, TOWERS, VISION, captions, loss_of, prompt, seeded
 
 torch.set_num_threads(1)
@@ -204,3 +207,21 @@ def test_the_loss_of_training_is_that_of_the_engine(name: str, tmp_path: Path) -
     with torch.no_grad():  # how far fp32 alone is from it, where an activation falls on another side of an edge
         exact = loss_of(model.double(), config, given.double()).item()
     assert found == pytest.approx(trained, abs=1e-4 + 2 * abs(exact - trained))
+
+
+def test_the_text_is_that_of_the_run_and_shows_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where a text names the token that stands for a vector of an image."""
+    (tmp_path / "files").mkdir()
+    data = questions(tmp_path / "files")
+    run = tmp_path / "run"
+    sees = ("--set", "image_token=1", "--set", "vision.out_dim=24", "--set", "vision.pooling=none")
+    assert bitnet("train", *DECODER, *VISION_OPTIONS, *sees, "--data", data, "--steps", "2", "--out", run) == 0
+    checkpoint = Checkpoint.open(run)
+    ids, source = real_text.real_tokens(checkpoint, 12)
+    said = checkpoint.words.decode(ids.tolist())
+    assert source == "validation text" and "?" in said
+    ids, source = real_text.real_tokens(checkpoint, 3000)
+    assert source == "validation text and the standard library's source" and len(ids) == 3000
+    given = np.array([3, checkpoint.config.image_token, 4])
+    monkeypatch.setattr(real_text, "_tokens", lambda *_: (given, "text"))
+    assert real_text.real_tokens(checkpoint, 3)[0].tolist() == [3, 0, 4]

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 def real_tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
     """`n` token ids and where they come from: the validation text of the run that wrote the checkpoint,
     then the source of Python's standard library; random ids when the checkpoint has no tokenizer."""
+    ids, source = _tokens(checkpoint, n)
+    if token := checkpoint.config.image_token:
+        ids[ids == token] = 0  # it would stand for a vector that is not there
+    return ids, source
+
+
+def _tokens(checkpoint: Checkpoint, n: int) -> tuple[NDArray[np.int64], str]:
     from bitnet.data import corpus, tokenizer
 
     if not checkpoint.has_tokenizer:
-        config = checkpoint.config
-        drawn = np.random.default_rng(0).integers(0, max(config.vocab_size, 1), n)
-        if config.image_token:
-            drawn[drawn == config.image_token] = 0  # stands for a vector that is not there
+        drawn = np.random.default_rng(0).integers(0, max(checkpoint.config.vocab_size, 1), n)
         return drawn, "random tokens (the checkpoint has no tokenizer)"
     words = checkpoint.words
     try:
@@ -51,7 +55,7 @@ def mask_token_of(checkpoint: Checkpoint) -> int:
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
     """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
-    from bitnet.data import conversations, corpus, dataset
+    from bitnet.data import conversations, corpus, dataset, pictures
 
     state, words = checkpoint.state_if_any, checkpoint.words
     if not (settings := state.get("settings")):
@@ -61,6 +65,9 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
     try:
         if kept := dataset.recorded(state, "validation", checkpoint.folder.resolve().parent):
             return kept.ids[:n].tolist(), ""
+        if checkpoint.config.vision:
+            seen = pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)
+            return (seen.text.ids[:n].tolist() if seen else []), ""
         if settings.get("chat"):
             held_out = conversations.split(
                 conversations.read(corpus.files_of(settings["chat"])), settings["validation"]
