@@ -52,7 +52,7 @@ vision: .venv/demo
 	$(BIN)/python python_bindings/examples/vision.py build/vision
 
 test: .venv/test
-	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING
+	$(BIN)/cmake -S . -B build/test -DBITNET_TESTS=ON --log-level=WARNING $(CMAKE_OPTIONS)
 	$(BIN)/cmake --build build/test --parallel $(JOBS)
 	$(BIN)/ctest --test-dir build/test --output-on-failure --parallel $(JOBS)
 	$(PYTEST)
@@ -79,14 +79,11 @@ bench: .venv/engine
 # because -S leaves .pth files alone. The tests that hand it damaged files run on it.
 SANITIZED := build/sanitize/python
 sanitize: .venv/test
-	$(BIN)/cmake -S . -B build/sanitize -DBITNET_TESTS=ON -DBITNET_SANITIZE="address;undefined" \
-	    -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING
-	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
-	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel $(JOBS)
 	rm -rf $(SANITIZED)
 	CC=gcc $(PIP) install --no-deps --no-build-isolation --target $(SANITIZED) \
-	    -Cbuild-dir=build/sanitize-python -Ccmake.build-type=RelWithDebInfo \
+	    -Cbuild-dir=build/sanitize -Ccmake.build-type=RelWithDebInfo -Ccmake.define.BITNET_TESTS=ON \
 	    "-Ccmake.define.BITNET_SANITIZE=address;undefined" .
+	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel $(JOBS)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=4 \
 	    PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime.py
