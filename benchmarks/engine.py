@@ -52,7 +52,7 @@ def batched(path: Path, n: int, threads: int, args: argparse.Namespace) -> dict[
                 append_batch(sessions, [session.sample(temperature=0) for session in sessions])
             speeds.append(n * args.gen / (time.perf_counter() - begin))
         speed = statistics.median(speeds)
-        size = model.info.bytes_per_token + n * model.kv_bytes_per_token * args.gen // 2
+        size = model.info.bytes_per_token + n * model.kv_bytes(args.gen // 2)
         isa = model.isa
     gb_s, bandwidth = speed / n * size / 1e9, machine.read_bandwidth(threads)
     decode = {"tok_s": speed, "runs": speeds, "bytes_per_token": size, "gb_s": gb_s}

@@ -114,7 +114,7 @@ def compare(config: ModelConfig, args: argparse.Namespace, folder: Path) -> dict
             runs[threads][THEIRS].append(theirs)
     with Model.load(path) as model:
         info = model.info
-        cache = model.kv_bytes_per_token * args.gen // 2  # on average, read for each decoded token
+        cache = model.kv_bytes(args.gen // 2)  # on average, read for each decoded token
     read = {OURS: info.bytes_per_token + cache, THEIRS: their_bytes + cache}
     return {
         "shape": args.shape,

@@ -17,7 +17,7 @@ import pytest
 import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet.train.checkpoint import Checkpoint
-from bitnet_runtime import machine
+from bitnet_runtime import bench, machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 engine, passes, report, vs = (importlib.import_module(name) for name in ("engine", "passes", "report", "vs_llama_cpp"))
@@ -72,10 +72,16 @@ def is_picture(path: Path) -> bool:
     return raw.startswith(b"\x89PNG\r\n") and width > 600 and height > 300
 
 
+def bench_here(command: list[str], **_: object) -> argparse.Namespace:
+    """What the process of `bitnet bench` does (tests/test_cli_runtime.py starts some), here."""
+    return argparse.Namespace(returncode=0, stdout=json.dumps(bench.measure(**json.loads(command[-1]))))
+
+
 def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(engine.SHAPES, "small", SMALL)
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads: 10.0 * threads)  # each takes a second
     monkeypatch.setattr(machine, "int8_peak", lambda isa, threads: 100.0 * threads)
+    monkeypatch.setattr(bench, "subprocess", argparse.Namespace(run=bench_here))
     args = argparse.Namespace(threads=[1, 2], context=[16], batch=[1, 3], prompt=8, gen=4, repeat=1)
     results = {"origin": report.origin("")} | engine.measure("small", tmp_path / "model.bitnet", args)
     assert [row["threads"] for row in results["threads"]] == [1, 2]
