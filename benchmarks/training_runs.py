@@ -108,7 +108,7 @@ def read(folder: Path) -> Outcome | None:
 def _train(folder: Path, config: ModelConfig, options: Options) -> None:
     """`bitnet train`, with the model in a file as a user would give it."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_dict().items())
+    model = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_dict().items() if value is not None)
     (folder / "run.toml").write_text("[model]\n" + model)
     words = ["train", "--json", "--config", folder / "run.toml", "--out", folder, "--threads", 1]
     words += ["--resume"] if checkpoint.all_of(folder) else []
