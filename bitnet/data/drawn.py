@@ -33,9 +33,7 @@ COLOURS = {
     "red": (214, 38, 38), "orange": (245, 135, 25), "yellow": (235, 200, 25), "green": (40, 155, 60),
     "blue": (40, 85, 215), "purple": (135, 60, 175), "brown": (120, 70, 35), "black": (25, 25, 25),
 }  # fmt: skip
-PLACES = (
-    "top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right",
-)  # fmt: skip
+PLACES = ("top left", "top right", "bottom left", "bottom right", "centre")
 HEIGHTS = ("top", "centre", "bottom")
 NUMBERS = ("two", "three", "four", "five")
 DIGITS = tuple("0123456789")
@@ -86,7 +84,7 @@ def is_held_out(what: str, other: str) -> bool:
     number = SHAPES.index(what) if what in SHAPES else TEXTS.index(what)
     places = PLACES if what in SHAPES else HEIGHTS
     words = next(words for words in (tuple(COLOURS), places, NUMBERS) if other in words)
-    return words.index(other) == (5 * number + 1) % len(words)
+    return words.index(other) == (7 * number + 1) % len(words)
 
 
 def scene(seed: int, number: int, held_out: bool = False) -> Scene:
@@ -109,13 +107,13 @@ def _scene(kind: str, random: Random, held_out: bool) -> Scene:
         return Thing(what, colour, *shaken, radius, turn, near, font)
 
     shapes, colours = random.sample(SHAPES, 2), random.sample(list(COLOURS), 2)
-    cells = [(0.18 + 0.32 * (place % 3), 0.18 + 0.32 * (place // 3)) for place in range(9)]
+    cells = [(x, y) for y in (0.23, 0.77) for x in (0.23, 0.77)] + [(0.5, 0.5)]
     if kind == "place":
         fact = random.choice(PLACES)
-        things = [thing(shapes[0], colours[0], *cells[PLACES.index(fact)], random.uniform(0.1, 0.13))]
+        things = [thing(shapes[0], colours[0], *cells[PLACES.index(fact)], random.uniform(0.135, 0.16))]
     elif kind == "count":
         fact = random.choice(NUMBERS)
-        chosen, radius = random.sample(cells, 2 + NUMBERS.index(fact)), random.uniform(0.09, 0.115)
+        chosen, radius = random.sample(cells, 2 + NUMBERS.index(fact)), random.uniform(0.13, 0.155)
         things = [thing(shapes[0], colours[0], x, y, radius) for x, y in chosen]
     elif kind == "pair":
         fact, near, across = random.choice(("left", "above")), random.uniform(0.24, 0.3), random.uniform(0.4, 0.6)
