@@ -82,6 +82,10 @@ def test_it_learns_and_eval_says_the_same(
     assert {"mlm": "right", "contrastive": "recall@1", "prefix": "bits/byte"}[name] in capsys.readouterr().out
     assert bitnet("eval", run, "--stride", "8") == 1
     assert "--stride is for text of which each token follows" in capsys.readouterr().err
+    if name != "prefix":
+        assert bitnet("eval", run, "--samples", "1") == 1
+        out, errors = capsys.readouterr()
+        assert not out and "is an encoder, which writes no text; leave it out" in errors
     assert bitnet("report", run, "--out", run / "page.png") == 0 and (run / "loss.png").is_file()
 
 

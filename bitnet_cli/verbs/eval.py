@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     shown = ""
     figures: dict[str, Any] = {}
     checkpoint = None if is_packed else _opened(source)
+    if checkpoint and args.samples and (checkpoint.config.mask == "bidirectional" or not checkpoint.config.has_head):
+        raise ValueError(f"--samples, but {source} is an encoder, which writes no text; leave it out")
     if checkpoint and not args.tasks:
         figures = of_checkpoint(checkpoint, args)
         shown = line(figures)
