@@ -136,7 +136,7 @@ def test_images_are_those_of_an_8_bit_file_and_normalized_as_said() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_the_engine_computes_what_torch_does(name: str, tmp_path: Path) -> None:
     config = ALL[name]
-    report = export_checkpoint(checkpoint_of(tmp_path / "run", config), tmp_path / "m.bitnet", tokens=1440)
+    report = export_checkpoint(checkpoint_of(tmp_path / "run", config), tmp_path / "m.bitnet", tokens=480)
     asked = "vectors of images" if not config.vision else "tokens behind an image" if config.image_token else None
     assert report.asked == (asked or "vectors of texts")
     assert report.short.median <= 1e-5 + 1.5 * report.short.floor_median
@@ -154,7 +154,7 @@ def test_an_engine_that_sees_something_else_is_found(
     seen = scoring.engine_sees
     monkeypatch.setattr(scoring, "engine_sees", lambda engine, config, images: seen(engine, config, images[:, :, ::-1]))
     with pytest.raises(VerificationError, match="engine against torch: m"):
-        export_checkpoint(checkpoint_of(tmp_path / "run", ALL[name]), tmp_path / "m.bitnet", tokens=960)
+        export_checkpoint(checkpoint_of(tmp_path / "run", ALL[name]), tmp_path / "m.bitnet", tokens=480)
     assert not (tmp_path / "m.bitnet").exists()
 
 
