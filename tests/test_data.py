@@ -147,6 +147,7 @@ def test_default_is_the_standard_library() -> None:
         ({"a.jsonl": '{"messages": []}'}, "a.jsonl", r"a.jsonl, line 1: this is a conversation .*give it to --chat"),
         ({"a.jsonl": "{"}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl, line 1: not JSON"),
+        ({"a.jsonl": "9" * 5000}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": '{"text": "\\ud800"}'}, "a.jsonl", "a.jsonl, line 1: .*half of a surrogate pair"),
     ],
 )

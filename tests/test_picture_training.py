@@ -183,7 +183,7 @@ def test_refusals(
 
 def test_refused_data(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     list(halves(tmp_path, 20))
-    of_two = ({"images": ["0.png", f"{i}.png"], "prefix": "?", "suffix": "x"} for i in range(20))
+    of_two = ({"images": [f"{i}.png", f"{i + 1}.png"], "prefix": "?", "suffix": "x"} for i in range(0, 20, 2))
     ask = ("--data", lines(tmp_path, "ask.jsonl", list(of_two)))
     for command, said in (
         (TOWERS, "a record has 2 images, and --objective contrastive"),

@@ -104,6 +104,7 @@ def test_questions_of_several_pictures_and_of_none(tmp_path: Path) -> None:
         ({"image": "a\0b", "caption": "x"}, "line 2: there is no file"),
         (b"{", "line 2: not JSON"),
         (b"[" * 100_000, "line 2: not JSON"),
+        (b'{"image": ' + b"9" * 5000 + b"}", "line 2: not JSON: Exceeds the limit"),
         (b'{"a": "\xff"}', "line 2 is not UTF-8 (byte 7)"),
     ],
 )
@@ -184,10 +185,34 @@ def test_no_picture_is_on_both_sides(tmp_path: Path) -> None:
     assert again == (train, held_out)
 
 
+def test_records_that_share_a_picture_stay_together(tmp_path: Path) -> None:
+    """In whatever order, and by way of others; what is more than half of all is not held out."""
+    for n in range(40):
+        (tmp_path / str(n)).write_bytes(bytes([n]))
+
+    def asked(*names: int) -> picture_files.Record:
+        return picture_files.Record(tuple(tmp_path / str(n) for n in names), "?", "a", "here")
+
+    def pictures_of(side: pictures.Side) -> set[bytes]:
+        return {image for images in side.images for image in images}
+
+    shared = ((0, 1), (1, 0), (0,), (2, 1), (3, 2))  # among four pictures
+    records = [asked(*(n + i for i in each)) for each in shared for n in range(0, 40, 4)] + [asked()]
+    train, held_out = pictures.split(records, 0.4)
+    assert not pictures_of(train) & pictures_of(held_out) and len(held_out.records) >= 10
+    assert len(train.records) + len(held_out.records) == len(records)
+    chain = [asked(n, n + 1) for n in range(30)]
+    for share in (0.01, 0.99):
+        train, held_out = pictures.split([*chain, *(asked(n) for n in range(31, 40))], share)
+        assert set(chain) <= set(train.records) and held_out.records
+    with pytest.raises(DataError, match="1 groups of records that share no picture"):
+        pictures.split(chain, 0.5)
+
+
 def test_one_picture_cannot_be_split(tmp_path: Path) -> None:
     list(halves(tmp_path, 1))
     file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": text} for text in "ab"])
-    with pytest.raises(DataError, match="1 different pictures, expected at least 2"):
+    with pytest.raises(DataError, match="1 groups of records that share no picture, expected at least 2"):
         pictures.split(picture_files.read([str(file)]), 0.5)
 
 

@@ -291,7 +291,7 @@ def _decoded(text: bytes, file: Path, start: int) -> str:
 def _text_of_line(line: str, where: str) -> str:
     try:
         return _text_of(json.loads(line), where)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError also of a long integer
         raise DataError(f"{where}: not JSON: {error}") from None
 
 

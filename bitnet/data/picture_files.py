@@ -76,7 +76,7 @@ def _objects(file: Path) -> Iterator[tuple[int, Any]]:
                     yield number, json.loads(line.decode())
                 except UnicodeDecodeError as error:
                     raise DataError(f"{file}, line {number} is not UTF-8 (byte {error.start})") from None
-                except (json.JSONDecodeError, RecursionError) as error:
+                except (ValueError, RecursionError) as error:  # ValueError also of a long integer
                     raise DataError(f"{file}, line {number}: not JSON: {error}") from None
 
 

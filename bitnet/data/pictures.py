@@ -1,8 +1,8 @@
 """Pictures and texts of records (`bitnet.data.picture_files`): which are held out, and how they are kept.
 
 Pictures are decoded once, as the engine decodes them (`bitnet_runtime.images`), to bytes in a file of the run folder,
-from which they are mapped like the token ids beside them. The same pictures decide by hash whether their records are
-for training or for validation, so none is seen on both sides.
+from which they are mapped like the token ids beside them. Records that share a picture stay together, directly or by
+way of others, and their pictures decide by hash whether they are for training or for validation: none is on both sides.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -41,29 +42,49 @@ class Side(NamedTuple):
 def split(
     records: Iterable[Record], validation: float, say: Callable[[str], object] = lambda _: None
 ) -> tuple[Side, Side]:
-    """For training and for validation, by the hash of the pictures (of the texts where there are none): of both one set
-    of pictures at least, and of more than two two for validation. Equal records are dropped, which `say` is told."""
+    """For training and for validation, by the hash of the pictures (of the texts where there are none): of both one
+    group of records that share pictures at least, and of more than two two for validation; more than half of all
+    records is for training. Equal records are dropped, which `say` is told."""
     digest_of, n = cache(sha256), 0
-    unique: dict[tuple[bytes, tuple[bytes, ...], bytes], Record] = {}
+    unique: dict[tuple[tuple[bytes, ...], bytes], Record] = {}
     for record in records:
         images = tuple(bytes.fromhex(digest_of(path)) for path in record.images)
         text = json.dumps([record.prefix, record.suffix]).encode()
-        group = hashlib.sha256(b"".join(images) or text).digest()
-        unique.setdefault((group, images, text), record)
+        unique.setdefault((images, text), record)
         n += 1
     if line := repetitions(n - len(unique), n, "records"):
         say(line)
-    order = sorted({group for group, *_ in unique})
-    if len(order) < 2:
-        raise DataError(f"{len(order)} different pictures, expected at least 2: one is held out for validation")
-    chosen, least = [group for group in order if int.from_bytes(group[:8]) < validation * 2**64], min(2, len(order) - 1)
-    held_out = set((chosen if len(chosen) >= least else order[:least])[: len(order) - 1])
+    first_of = _joined(images for images, _ in unique)
+    groups = [hashlib.sha256(first_of[images[0]] if images else text).digest() for images, text in unique]
+    sizes = Counter(groups)
+    if len(sizes) < 2:
+        raise DataError(
+            f"{len(sizes)} groups of records that share no picture, expected at least 2: one is held out for validation"
+        )
+    order = sorted(group for group, size in sizes.items() if 2 * size <= len(groups))
+    chosen, least = [group for group in order if int.from_bytes(group[:8]) < validation * 2**64], min(2, len(sizes) - 1)
+    held_out = set((chosen if len(chosen) >= least else order[:least])[: len(sizes) - 1])
     sides = Side([], []), Side([], [])
-    for (group, images, _), record in unique.items():
+    for group, ((images, _), record) in zip(groups, unique.items(), strict=True):
         side = sides[group in held_out]
         side.records.append(record)
         side.images.append(images)
     return sides
+
+
+def _joined(sets: Iterable[tuple[bytes, ...]]) -> dict[bytes, bytes]:
+    """Of each picture the smallest that it is joined to by sets that share one."""
+    before: dict[bytes, bytes] = {}  # a smaller one, or itself
+
+    def smallest(image: bytes) -> bytes:
+        while before.setdefault(image, image) != image:
+            before[image] = image = before[before[image]]
+        return image
+
+    for together in sets:
+        firsts = {smallest(image) for image in together}
+        before.update(dict.fromkeys(firsts, min(firsts, default=b"")))
+    return {image: smallest(image) for image in list(before)}
 
 
 def every(records: Iterable[Record]) -> Side:
