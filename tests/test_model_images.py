@@ -45,9 +45,11 @@ IMAGE = tokenizer().token_to_id("<|image|>")
 VOCAB = tokenizer().get_vocab_size()
 
 
-def packed(path: Path, config: ModelConfig, *, template: str = "", generation: Any = None) -> Path:
-    """A random model with the tokenizer, a template and settings."""
-    words = tokenizer().to_str().encode()
+def packed(
+    path: Path, config: ModelConfig, *, template: str = "", generation: Any = None, words: Tokenizer | None = None
+) -> Path:
+    """A random model with a tokenizer, a template and settings."""
+    definition = (words or tokenizer()).to_str().encode()
     random_model(config, path.with_suffix(".plain"))
     plain = PackedFile.open(path.with_suffix(".plain"))
 
@@ -56,7 +58,7 @@ def packed(path: Path, config: ModelConfig, *, template: str = "", generation: A
         return Encoded(record.encoding, record.scope, plain.stored(record), plain.scales(record))
 
     metadata = {"generation": generation or {}}
-    write_packed(path, plain.configs, same, metadata=metadata, tokenizer=words, template=template.encode() or None)
+    write_packed(path, plain.configs, same, metadata=metadata, tokenizer=definition, template=template.encode() or None)
     return path
 
 
@@ -199,15 +201,15 @@ def test_a_model_that_does_not_compare_says_so(decoder: Model, folder: Path) -> 
 
 
 def test_images_stand_before_the_start_token_and_a_line_break_ends_the_text(decoder: Model) -> None:
-    text = decoder.tokenize("what?\n")
-    assert text[0] == 2
     for prompt in ("what?", "what?\n"):
+        text = decoder.tokenize(prompt + "\n")
+        assert text[0] == 2
         found, other = (seen(decoder, prompt, images) for images in ([CAT, DOG], [DOG, CAT]))
         assert np.array_equal(found, logits(decoder, [-1] * 2 * N + text, [CAT, DOG]))
         assert not np.array_equal(found, other)
         assert decoder.generate(prompt, images=[CAT, DOG], **GREEDY).usage.prompt_tokens == 2 * N + len(text)
-    assert np.array_equal(seen(decoder, "what?", CAT), logits(decoder, [-1] * N + text, [CAT]))
-    assert decoder.image_prompt("what?", 2) == [IMAGE] * 2 * N + text
+        assert np.array_equal(seen(decoder, prompt, CAT), logits(decoder, [-1] * N + text, [CAT]))
+        assert decoder.image_prompt(prompt, 2) == [IMAGE] * 2 * N + text
 
 
 def test_token_ids_say_where_images_stand(decoder: Model) -> None:

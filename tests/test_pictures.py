@@ -263,7 +263,7 @@ def test_answers_by_hand(tmp_path: Path) -> None:
     file = lines(tmp_path, "a.jsonl", [
         {"images": ["0.png", "1.png"], "prefix": "ab", "suffix": "cd"}, {"prefix": "e", "suffix": "f"},
     ])  # fmt: skip
-    rows = Answers(kept(file, tmp_path / "run"), STACK, END, END, IMAGE)
+    rows = Answers(kept(file, tmp_path / "run"), STACK, END, Frame((END,)), END, IMAGE)
     inputs, targets, documents, prefix, pixels = rows.rows([0, 1], 20)
     first = [IMAGE] * 8 + [END, *ids("ab\ncd")]
     second = [END, *ids("e\nf")]
@@ -296,20 +296,29 @@ def test_captions_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("around", "generation", "expected"),
     [
-        ("$A", {}, [END, 1, 2, 3, 4]),
+        ("$A", {}, [1, 2, 3, 4, 5]),
+        ("$A", {"bos_token_id": END}, [END, 1, 2, 3, 4]),
         ("$A <image>", {}, [1, 2, 3, 4, IMAGE]),
-        ("<image> $A <image>", {}, [IMAGE, 1, 2, 3, IMAGE]),
-        ("$A", {"padding": {"length": 9, "token_id": 8, "side": "left"}}, [END, 1, 2, 3, 4]),
+        ("<image> $A <image>", {"bos_token_id": IMAGE}, [IMAGE, 1, 2, 3, IMAGE]),
     ],
 )
 def test_the_frame_of_a_text(around: str, generation: dict[str, Any], expected: list[int]) -> None:
-    """What the tokenizer of a source puts around it, else the token before every text; then it is filled up."""
+    """What the tokenizer of a source puts around it, and the start token that the file names; then it is filled up."""
     words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
     words.post_processor = TemplateProcessing(single=around, special_tokens=[("<image>", IMAGE)])
-    frame = Frame.of(words, generation, END)
-    assert frame.around(np.arange(1, 9), 5).tolist() == expected
-    short = frame.around(np.arange(1, 3), 11).tolist()
-    assert short == [8] * (9 - 3) * bool(generation) + [each for each in expected if each not in (3, 4)]
+    assert Frame.of(words, generation).around(np.arange(1, 9), 5).tolist() == expected
+    filled = Frame.of(words, generation | {"padding": {"length": 9, "token_id": 8, "side": "left"}})
+    short = [each for each in expected if each not in (3, 4, 5)]
+    assert filled.around(np.arange(1, 3), 11).tolist() == [8] * (9 - len(short)) + short
+
+
+def test_a_context_that_cuts_what_fills_texts_up_is_refused(tmp_path: Path) -> None:
+    list(halves(tmp_path, 1))
+    file = lines(tmp_path, "a.jsonl", [{"image": "0.png", "caption": "ab"}])
+    rows = Captions(kept(file, tmp_path / "run"), STACK, END, Frame((END,), (), 9, 8))
+    assert rows.count(9) == 1
+    with pytest.raises(DataError, match=r"--context is 8, and a text is filled up to 9 tokens .* give 9 or more"):
+        rows.count(8)
 
 
 def test_record_n_is_a_function_of_the_seed_and_n(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ Answers, to learn what comes next, as PaliGemma (arXiv 2407.07726 §3.1):
 
     <image> × N of each picture, start token, what is asked, new line, answer, end token
 
-All before the answer is the prefix, whose tokens see each other; the answer and the end token are learnt.
+There is a start token where the packed file names one: what is learnt is what the engine is asked (`Frame`). All before
+the answer is the prefix, whose tokens see each other; the answer and the end token are learnt.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED, seed_of
 from bitnet.data.pictures import Pictures, Sight
+from bitnet_runtime.text import begun
 
 Look = Callable[[Tensor, int], Tensor]
 """How the pictures of record n of a batch are seen, values 0 to 1."""
@@ -33,28 +35,29 @@ def as_they_are(pixels: Tensor, _: int) -> Tensor:
 
 
 class Frame(NamedTuple):
-    """What stands around a text that becomes a vector, as the engine puts it there."""
+    """What stands around a text, as the engine puts it there (`bitnet_runtime.text`)."""
 
     before: tuple[int, ...]
     behind: tuple[int, ...] = ()
-    length: int = 0  # up to which a text is filled with `filling`, which is seen like any other token; 0: it is not
+    length: int = 0  # to which a text that becomes a vector is filled with `filling`, seen like any token; 0: it is not
     filling: int = 0
     left: bool = False  # of the text
 
     @classmethod
-    def of(cls, words: Tokenizer, generation: Mapping[str, Any], first: int) -> Self:
-        """generation: that of a checkpoint (export/FORMAT.md §5). first: what is before, if nothing else is said."""
-        plain, full = words.encode("a", add_special_tokens=False).ids, words.encode("a").ids
+    def of(cls, words: Tokenizer, generation: Mapping[str, Any]) -> Self:
+        """generation: that of a packed file (export/FORMAT.md §5), `tokenizer.defaults` of a checkpoint."""
+        plain = words.encode("a", add_special_tokens=False).ids
+        full = begun(words.encode("a").ids, generation.get("bos_token_id"))
         at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
         before, behind = tuple(full[:at]), tuple(full[at + len(plain) :])
         filled = generation.get("padding") or {"length": 0, "token_id": 0, "side": ""}
         length, filling, left = filled["length"], filled["token_id"], filled["side"] == "left"
-        return cls(before if before or behind else (first,), behind, length, filling, left)
+        return cls(before, behind, length, filling, left)
 
     def around(self, text: NDArray[np.int64], context: int) -> NDArray[np.int64]:
         """A text, cut so that all of it fits."""
         ids = [*self.before, *text[: context - len(self.before) - len(self.behind)], *self.behind]
-        more = [self.filling] * (min(self.length, context) - len(ids))
+        more = [self.filling] * (self.length - len(ids))
         return np.array([*more, *ids] if self.left else [*ids, *more])
 
 
@@ -62,7 +65,7 @@ class Rows:
     """Records in token ids and bytes. The counterpart of `bitnet.data.dataset.Tokens`."""
 
     def __init__(self, pictures: Pictures, sight: Sight, first: int) -> None:
-        """first: the token before every text."""
+        """first: the token that parts texts on disk."""
         self.pictures, self.sight, self.first, self.digest = pictures, sight, first, pictures.digest
         ids = pictures.text.ids
         starts = np.flatnonzero(ids == first)
@@ -113,6 +116,11 @@ class Captions(Rows):
         least = 1 + len(self.frame.before) + len(self.frame.behind)
         if context < least:
             raise DataError(f"--context is {context}, and {least - 1} tokens stand around a text; give {least} or more")
+        if context < self.frame.length:
+            raise DataError(
+                f"--context is {context}, and a text is filled up to {self.frame.length} tokens (`padding` of the "
+                f"model); give {self.frame.length} or more"
+            )
         return len(self.documents)
 
     def tokens_each(self, context: int) -> int:
@@ -146,12 +154,13 @@ class Captions(Rows):
 class Answers(Rows):
     """Pictures, what is asked of them, and the answer."""
 
-    def __init__(self, pictures: Pictures, sight: Sight, first: int, end: int, image: int) -> None:
+    def __init__(self, pictures: Pictures, sight: Sight, first: int, frame: Frame, end: int, image: int) -> None:
         """end: the token after an answer; image: the one that stands where a model is given what it sees."""
         super().__init__(pictures, sight, first)
-        self.end, self.image = end, image
+        self.frame, self.end, self.image = frame, end, image
         of_texts = (self.documents[:, :, 1] - self.documents[:, :, 0]).sum(1)
-        self.lengths = 1 + of_texts + sight.n_tokens * np.diff(self.owned)  # of the inputs, without the end token
+        around = len(frame.before) + len(frame.behind)
+        self.lengths = around + of_texts + sight.n_tokens * np.diff(self.owned)  # of the inputs, without the end token
         self._fitting: tuple[int, NDArray[np.int64]] = (0, np.empty(0, np.int64))
 
     @property
@@ -176,7 +185,8 @@ class Answers(Rows):
     def parts(self, record: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What stands before the answer, and the answer with its end."""
         seen = [self.image] * (self.sight.n_tokens * len(self.images(record)))
-        return np.array([*seen, self.first, *self.ids(record, 0)]), np.array([*self.ids(record, 1), self.end])
+        asked = [*self.frame.before, *self.ids(record, 0), *self.frame.behind]
+        return np.array([*seen, *asked]), np.array([*self.ids(record, 1), self.end])
 
     def rows(self, indices: Sequence[int], context: int, look: Look = as_they_are) -> tuple[Tensor, ...]:
         """Inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for what fills a row up; lengths of

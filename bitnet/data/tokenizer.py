@@ -100,6 +100,12 @@ def separator(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
     )
 
 
+def defaults(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`generation` of a checkpoint as its packed file says it: without one, END begins and ends texts."""
+    end = tokenizer.token_to_id(END)
+    return generation if generation or end is None else {"eos_token_ids": [end], "bos_token_id": end}
+
+
 def end_token(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int:
     """What an answer ends with. generation: that of a checkpoint. Raises ValueError: there is none."""
     for token in (*(generation.get("eos_token_ids") or []), tokenizer.token_to_id(END)):

@@ -18,6 +18,7 @@ from bitnet.evaluate import contrast
 from bitnet.evaluate.answers import Answered
 from bitnet.evaluate.loss import chosen_windows, log_probabilities
 from bitnet_runtime import Model, Session, vision
+from bitnet_runtime.generation import extend
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.model_images import is_of_pairs
 
@@ -35,10 +36,11 @@ def evaluate(
     sizes = seen.image_size, seen.channels, seen.n_tokens
     sight = Sight(*sizes, seen.pixel_mean, seen.pixel_std, made.resize, made.filter)
     kept = pictures.store(pictures.every(picture_files.read(data)), words, sight, scratch, "text", first)
+    frame = Frame.of(words, generation | {"bos_token_id": model.bos_token})
     if model.has_head:
         end = tokenizer.end_token(words, generation)
-        return evaluate_answers(model, Answers(kept, sight, first, end, seen.image_token), context, limit)
-    return evaluate_captions(model, Captions(kept, sight, first, Frame.of(words, generation, first)), context, limit)
+        return evaluate_answers(model, Answers(kept, sight, first, frame, end, seen.image_token), context, limit)
+    return evaluate_captions(model, Captions(kept, sight, first, frame), context, limit)
 
 
 def evaluate_captions(model: Model, records: Captions, context: int, limit: int = 0) -> contrast.Contrast:
@@ -68,7 +70,6 @@ def evaluate_answers(model: Model, records: Answers, context: int, limit: int = 
     total, counted, right, chosen = 0.0, 0, 0, chosen_windows(n, max(1, limit // context) if limit else 0)
     with model.session(n_ctx=context) as session:
         for record in (int(records.fitting(context)[i]) for i in chosen):
-            session.reset()
             log_p, is_right = _answer(model, session, records, record)
             total -= log_p.sum()
             counted += len(log_p)
@@ -81,9 +82,10 @@ def _answer(model: Model, session: Session, records: Answers, record: int) -> tu
     before, after = records.parts(record)
     vectors = None
     if len(records.images(record)):
-        vectors = vision.encode(model, records.values([record]).numpy()).reshape(-1, model.info.dim)
+        vectors = vision.encode(model, records.values([record]).numpy())
     tokens = np.where(before == records.image, NO_TOKEN, before)
-    last = session.append_prefix(tokens.tolist(), vectors)
-    assert last is not None
-    logits = np.concatenate([last[None], session.append(after[:-1].tolist(), "all")])
+    extend(session, tokens.tolist(), vectors)
+    first = session.logits
+    assert first is not None
+    logits = np.concatenate([first[None], session.append(after[:-1].tolist(), "all")])
     return log_probabilities(logits, after.tolist()), bool((logits.argmax(1) == after).all())

@@ -69,9 +69,10 @@ def rows(
 ) -> Captions | Answers:
     """Records as what a run is to learn of them."""
     first, sight = tokenizer.separator(words, generation), pictures.Sight.of(vision, generation)
+    frame = Frame.of(words, tokenizer.defaults(words, generation))
     if settings.objective == "contrastive":
-        return Captions(kept, sight, first, Frame.of(words, generation, first))
-    rows = Answers(kept, sight, first, tokenizer.end_token(words, generation), tokenizer.image_token(words))
+        return Captions(kept, sight, first, frame)
+    rows = Answers(kept, sight, first, frame, tokenizer.end_token(words, generation), tokenizer.image_token(words))
     if long := len(rows.lengths) - rows.count(context):
         n = len(rows.lengths)
         say(f"{long:,} of {n:,} records have more than {context:,} tokens and are left out; see --context")

@@ -71,10 +71,10 @@ class ModelText(ModelImages):
 
     def image_prompt(self, text: str, n_images: int) -> list[int]:
         """The tokens of a prompt with images that `generate` uses, as PaliGemma learned it: image tokens, the start
-        token, the text, and a line break, which it may end with already.
+        token, the text, and a line break, also behind one of its own.
         """
         seen = self._require_image_token()
-        return [seen.image_token] * (n_images * seen.n_tokens) + self.tokenize(text.removesuffix("\n") + "\n")
+        return [seen.image_token] * (n_images * seen.n_tokens) + self.tokenize(text + "\n")
 
     def render_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The same prompt as text, or without `add_generation_prompt` the messages alone; special tokens written out.

@@ -40,6 +40,14 @@ class Detokenizer(Protocol):
         """What is left at the end; an unfinished character becomes U+FFFD."""
 
 
+def begun(ids: list[int], start: int | None) -> list[int]:
+    """Tokens of a text with the start token before them, if there is one: once, also where a tokenizer has put it."""
+    if start is None:
+        return ids
+    written = ids[:2].count(start) if ids[:1] == [start] else 0
+    return [start] * (1 - written) + ids[max(written - 1, 0) :]
+
+
 class Tokenizer:
     """The tokenizer of a file. Safe to share between threads."""
 
@@ -78,10 +86,7 @@ class Tokenizer:
         ids = parser.encode(text, add_bos)
         if self._inside:
             ids = [self._inside.get(token, token) for token in ids]
-        if add_bos and self._bos_token is not None:
-            written = ids[:2].count(self._bos_token) if ids[:1] == [self._bos_token] else 0
-            ids = [self._bos_token] * (1 - written) + ids[max(written - 1, 0) :]
-        return ids
+        return begun(ids, self._bos_token) if add_bos else ids
 
     def fewest_tokens(self, text: str) -> int:
         """A number of tokens that `text` has at least, known without making them."""

@@ -149,7 +149,7 @@ def encode(spec: Spec, weight: torch.Tensor, config: ModelConfig, body: Encoding
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:
     """The tokenizer's JSON and the generation defaults that follow from it."""
-    from bitnet.data.tokenizer import END
+    from bitnet.data import tokenizer
     from bitnet.train.checkpoint import TOKENIZER
 
     if not checkpoint.has_tokenizer:
@@ -161,11 +161,7 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[bytes | None, dict[str, Any]]:
             f"{file} has token id {largest}, config.json has vocab_size {size}; "
             "use the tokenizer that the model was trained with"
         )
-    generation = checkpoint.generation
-    end = words.token_to_id(END)
-    if not generation and end is not None:
-        generation = {"eos_token_ids": [end], "bos_token_id": end}
-    return file.read_bytes(), generation
+    return file.read_bytes(), dict(tokenizer.defaults(words, checkpoint.generation))
 
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
