@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.prompt if args.prompt is not None else read_text(args.file)
     if prompt is None:
         return refuse("no prompt; give -p TEXT or -f FILE, or pipe text in")
+    if args.image and args.prompt is None:
+        prompt = prompt.removesuffix("\n")  # it ends the line of a file; behind a question the model has its own
     with opened(args, path) as model:
         note(args, escape(str(model)))
         try:
