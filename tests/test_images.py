@@ -136,6 +136,13 @@ def test_what_is_transparent_is_white() -> None:
     assert (Processor(S).bytes(encoded(Image.new("LA", (S, S), (0, 0)), "PNG")) == 255).all()
 
 
+def test_premultiplied_alpha_is_that_of_its_straight_form() -> None:
+    for straight, multiplied in (("LA", "La"), ("RGBA", "RGBa")):
+        picture = Image.fromarray(noise(S, S, 4)).convert(straight).convert(multiplied)
+        expected = Processor(S).bytes(picture.convert(straight))
+        assert (Processor(S).bytes(picture) == expected).all()
+
+
 @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_an_animation_is_its_first_frame(format: str) -> None:
     frames = [Image.new("RGB", (S, S), colour) for colour in ("#ff0000", "#00ff00", "#0000ff")]
@@ -200,7 +207,7 @@ def arrays() -> dict[str, tuple[Any, str]]:
         "complex": (np.zeros((S, S), complex), "an array of complex128"),
         "object": (np.array([[None]]), "an array of object"),
         "text": (np.array([["a"]]), "an array of <U1"),
-        "bomb": (np.broadcast_to(np.uint8(1), (10**5, 10**5)), "100,000 × 100,000 pixels, expected at most 64,000,000"),
+        "bomb": (np.broadcast_to(np.uint8(1), (10**5, 10**5)), "100,000 × 100,000 pixels, expected at most 50,331,648"),
         "a number": (7, "a int, expected the name of a file"),
         "nothing": (None, "a NoneType, expected"),
     }
@@ -225,7 +232,7 @@ BYTES: dict[str, tuple[bytes, str]] = {
     "only a signature": (b"\x89PNG\r\n\x1a\n", "it is damaged or cut short"),
     "wave sound": (b"RIFF\x24\0\0\0WAVEfmt " + bytes(20), "cannot be identified|damaged"),
     "no width": (png(0, 5), "0 × 5 pixels|damaged"),
-    "bomb": (png(9_000, 9_000), "9,000 × 9,000 pixels, expected at most 64,000,000"),
+    "bomb": (png(9_000, 9_000), "9,000 × 9,000 pixels, expected at most 50,331,648"),
     "great bomb": (png(60_000, 60_000), "60,000|pixels"),
     "long": (png(70_000, 1, bytes(70_001)), "70,000 × 1 pixels, expected at most .* and 65,536 on a side"),
     "no data": (png(30, 30), "damaged or cut short"),
@@ -299,6 +306,39 @@ def test_limits_are_those_asked_for_and_no_long_picture_grows_by_cropping() -> N
         Processor(224, resize="crop").bytes(long)
 
 
+MEMORY = """
+import sys
+from bitnet_runtime.images import Processor
+def peak():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+small, large = sys.argv[1:]
+Processor(20).floats(small)
+before = peak()
+Processor(20).floats(large)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["palette", "turned", "floats", "alpha"])
+def test_a_large_picture_is_in_memory_twice_at_most(kind: str, tmp_path: Path) -> None:
+    """As Pillow has it, and as it is to be resized: 4 bytes each."""
+    exif = Image.Exif()
+    exif[0x112] = 6
+    mode, format, options = {
+        "palette": ("P", "PNG", {"transparency": 0}),
+        "turned": ("RGB", "JPEG", {"exif": exif}),
+        "floats": ("F", "TIFF", {"compression": "tiff_adobe_deflate"}),
+        "alpha": ("RGBA", "PNG", {}),
+    }[kind]
+    for side in (100, 3_000):
+        (tmp_path / str(side)).write_bytes(encoded(Image.new(mode, (side, side)), format, **options))
+    words = [sys.executable, "-c", MEMORY, tmp_path / "100", tmp_path / "3000"]
+    environment = os.environ | {"PYTHONPATH": str(Path(image_files.__file__).parents[1])}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) / 3_000**2 < 10, "bytes for a pixel"
+
+
 def test_an_eps_that_pillow_opened_starts_no_program() -> None:
     with pytest.raises(ImageError, match="EPS, expected one of PNG"):
         Processor(S).floats(Image.open(io.BytesIO(EPS)))
@@ -308,10 +348,12 @@ def test_an_eps_that_pillow_opened_starts_no_program() -> None:
         Processor(S).floats(closed)
 
 
-@pytest.mark.parametrize("options", [{"channels": 2}, {"resize": "pad"}, {"filter": "nearest"}])
+@pytest.mark.parametrize(
+    "options", [{"channels": 2}, {"resize": "pad"}, {"filter": "nearest"}, {"size": 0}, {"size": -1}, {"size": 2.5}]
+)
 def test_a_processor_refuses_words_it_does_not_know(options: Any) -> None:
     with pytest.raises(ImageError, match=f"{next(iter(options))} is .*, expected"):
-        Processor(S, **options)
+        Processor(**{"size": S} | options)
 
 
 # ---- anything at all ----

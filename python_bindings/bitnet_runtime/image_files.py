@@ -12,6 +12,7 @@ import re
 import stat
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bitnet_runtime.errors import ImageError, MissingDependencyError, shown
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is decoded. The decoders of others, such as of EPS, start programs."""
 
-MOST_PIXELS = 64_000_000  # of a picture, unless a caller says otherwise
+MOST_PIXELS = 50_331_648  # 8192 × 6144: of a picture, unless a caller says otherwise
 MOST_SIDE = 1 << 16  # pixels; resizing takes memory for each
 MOST_BYTES = 256 << 20  # of a file
+ORIENTATION = 0x112  # of EXIF
 
 
-def decode(source: str | os.PathLike[str] | bytes | PillowImage.Image, most_pixels: int) -> NDArray[Any]:
-    """The pixels: uint8 (height, width) of grey ones, (height, width, 3), or (height, width, 4) with alpha; or float
-    (height, width). Of several frames the first; turned as EXIF says; numbers of 16 bits without the lower 8.
-    """
-    pillow, operations = _libraries()
-    name = _name(source)
-    try:
-        with _quiet, contextlib.ExitStack() as stack:
+class Decoded:
+    """A picture, decoded and upright; of several frames the first. Raises ImageError."""
+
+    def __init__(self, source: str | os.PathLike[str] | bytes | PillowImage.Image, most_pixels: int) -> None:
+        pillow, operations = _libraries()
+        self._name = _name(source)
+        with self._decoding(), contextlib.ExitStack() as stack:
             if isinstance(source, (str, bytes, os.PathLike)):
                 image: Any = pillow.open(stack.enter_context(_file(source)), formats=FORMATS)
             else:
@@ -44,12 +45,32 @@ def decode(source: str | os.PathLike[str] | bytes | PillowImage.Image, most_pixe
                 raise ImageError(f"{image.format}, expected one of {', '.join(FORMATS)}; convert() decodes others")
             width, height = image.size
             check_size(width, height, most_pixels)
-            return _pixels(operations.exif_transpose(image))
-    except ImageError as error:
-        raise ImageError(f"{name}: {error}") from None
-    except Exception as error:  # whatever a decoder raises; there is no list
-        said = str(error) or type(error).__name__
-        raise ImageError(f"{name}: it is damaged or cut short: {said:.200}") from None
+            image.load()
+            if image.getexif().get(ORIENTATION, 1) != 1:  # or it would be copied
+                image = operations.exif_transpose(image)
+            self._image = image
+            self.width, self.height = image.size
+
+    def rows(self, top: int, bottom: int) -> NDArray[Any]:
+        """The pixels of some rows, so that a large picture is in memory once, as it was decoded.
+
+        uint8 (rows, width) of grey ones, (rows, width, 3), or (rows, width, 4) with alpha; or float (rows, width).
+        Numbers of 16 bits without the lower 8.
+        """
+        with self._decoding():
+            return _pixels(self._image.crop((0, top, self.width, bottom)))
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Whatever a decoder raises becomes an ImageError that says of which picture."""
+        try:
+            with _quiet:
+                yield
+        except ImageError as error:
+            raise ImageError(f"{self._name}: {error}") from None
+        except Exception as error:  # there is no list of them
+            said = str(error) or type(error).__name__
+            raise ImageError(f"{self._name}: it is damaged or cut short: {said:.200}") from None
 
 
 def check_size(width: int, height: int, most_pixels: int) -> None:
@@ -159,6 +180,8 @@ def _pixels(image: Any) -> NDArray[Any]:
         if wide.min() < 0 or wide.max() > 0xFFFF:
             raise ImageError(f"its numbers are from {wide.min()} to {wide.max()}, expected 0 to 65535")
         return (wide >> 8).astype(np.uint8)
+    if image.mode == "La":  # alpha is in the grey already; of RGBa Pillow knows the way
+        image = image.convert("LA")
     if image.has_transparency_data:
         return np.array(image.convert("RGBA"))
     return np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))

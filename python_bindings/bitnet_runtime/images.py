@@ -9,12 +9,12 @@ Resized as the image processors of transformers do it with Pillow: the same numb
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bitnet_runtime.errors import ImageError, shown
-from bitnet_runtime.image_files import MOST_PIXELS, check_size, decode, is_pillow_image, pillow_image
+from bitnet_runtime.image_files import MOST_PIXELS, Decoded, check_size, is_pillow_image, pillow_image
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from 0 to 1.
     """
 
+    Rows = Callable[[int, int], NDArray[Any]]  # from the first to before the second
+    Size = tuple[int, int]  # width and height
+
 __all__ = ["MOST_PIXELS", "Image", "ImageError", "Processor", "is_one"]
 
 RESIZES = ("stretch", "crop")
 FILTERS = ("bicubic", "bilinear")
-BAND = 64  # rows that are converted at a time, so that a large picture is not in memory several times
+BAND = 64  # rows that are converted at a time
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Processor:
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
             raise ImageError(f"channels is {shown(self.channels)}, expected 1 (grey) or 3 (RGB)")
+        if type(self.size) is not int or self.size < 1:
+            raise ImageError(f"size is {shown(self.size)}, expected a number of pixels, 1 or more")
         for field, words in (("resize", RESIZES), ("filter", FILTERS)):
             if getattr(self, field) not in words:
                 raise ImageError(f"{field} is {shown(getattr(self, field))}, expected one of {', '.join(words)}")
@@ -88,29 +93,30 @@ class Processor:
         """(channels, size, size), uint8 or float32."""
         import numpy as np
 
-        array = _array(image, self.most_pixels)
-        coloured = np.empty((*array.shape[:2], self.channels), np.uint8 if array.dtype == np.uint8 else np.float32)
-        for top in range(0, len(array), BAND):
-            coloured[top : top + BAND] = _coloured(array[top : top + BAND], self.channels)
-        return np.ascontiguousarray(self._resized(coloured).transpose(2, 0, 1))
-
-    def _resized(self, array: NDArray[Any]) -> NDArray[Any]:
-        """(height, width, channels) to (size, size, channels)."""
-        height, width = array.shape[:2]
-        if self.resize == "crop":  # rounded as transformers does
-            short = min(height, width)
-            height, width = int(self.size * height / short), int(self.size * width / short)
-            if height * width > self.most_pixels:
-                raise ImageError(
-                    f"{array.shape[1]:,} × {array.shape[0]:,} pixels, too long for a middle of "
-                    f"{self.size} × {self.size}; cut it first"
-                )
+        height, width, rows = _opened(image, self.most_pixels)
+        tall, wide = self._before_cutting(height, width)
+        bands = (_coloured(rows(top, min(top + BAND, height)), self.channels) for top in range(0, height, BAND))
+        if (tall, wide) == (height, width):
+            array = np.concatenate([*bands])
         else:
-            height = width = self.size
-        if (height, width) != array.shape[:2]:
-            array = _scaled(array, width, height, self.filter)
-        top, left = (height - self.size) // 2, (width - self.size) // 2
-        return array[top : top + self.size, left : left + self.size]
+            array = _scaled(bands, (width, height), (wide, tall), self.filter)
+        if array.dtype != np.uint8:
+            array = np.clip(array, 0, 1)  # bicubic goes beyond what it is given
+        top, left = (tall - self.size) // 2, (wide - self.size) // 2
+        middle = array[top : top + self.size, left : left + self.size].transpose(2, 0, 1)
+        return np.array(np.broadcast_to(middle, (self.channels, self.size, self.size)), order="C")
+
+    def _before_cutting(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width to which a picture is resized."""
+        if self.resize == "stretch":
+            return self.size, self.size
+        short = min(height, width)
+        tall, wide = int(self.size * height / short), int(self.size * width / short)  # rounded as transformers does
+        if tall * wide > self.most_pixels:
+            raise ImageError(
+                f"{width:,} × {height:,} pixels, too long for a middle of {self.size} × {self.size}; cut it first"
+            )
+        return tall, wide
 
 
 def is_one(images: object) -> bool:
@@ -118,22 +124,22 @@ def is_one(images: object) -> bool:
     return not isinstance(images, (list, tuple)) and getattr(images, "ndim", 0) != 4
 
 
-def _array(image: Image, most_pixels: int) -> NDArray[Any]:
-    """(height, width, 1, 3 or 4), uint8 or float from 0 to 1."""
+def _opened(image: Image, most_pixels: int) -> tuple[int, int, Rows]:
+    """Height, width, and what gives rows: (rows, width) or (rows, width, 1, 3 or 4), uint8 or float."""
     import numpy as np
 
     if isinstance(image, np.ndarray):
         array: NDArray[Any] = np.asarray(image)
-    elif isinstance(image, (bytearray, memoryview)):
-        array = decode(bytes(image), most_pixels)
-    elif isinstance(image, (str, bytes, os.PathLike)) or is_pillow_image(image):
-        array = decode(image, most_pixels)
-    else:
+        _check_array(array, most_pixels)
+        return array.shape[0], array.shape[1], lambda top, bottom: array[top:bottom]
+    if isinstance(image, (bytearray, memoryview)):
+        image = bytes(image)
+    if not (isinstance(image, (str, bytes, os.PathLike)) or is_pillow_image(image)):
         raise ImageError(
             f"a {type(image).__name__}, expected the name of a file, its bytes, an image of Pillow, or a numpy array"
         )
-    _check_array(array, most_pixels)
-    return array if array.ndim == 3 else array[:, :, None]
+    decoded = Decoded(image, most_pixels)
+    return decoded.height, decoded.width, decoded.rows
 
 
 def _check_array(array: NDArray[Any], most_pixels: int) -> None:
@@ -144,10 +150,11 @@ def _check_array(array: NDArray[Any], most_pixels: int) -> None:
             + ("; .transpose(1, 2, 0) puts the channels last" if first else "")
         )
     check_size(array.shape[1], array.shape[0], most_pixels)
-    if array.dtype == "uint8":
-        return
-    if array.dtype.kind != "f":
+    if array.dtype != "uint8" and array.dtype.kind != "f":
         raise ImageError(f"an array of {array.dtype}, expected uint8, or float from 0 to 1")
+
+
+def _check_floats(array: NDArray[Any]) -> None:
     low, high = array.min(), array.max()
     if not (low >= 0 and high <= 1):  # NaN is neither
         hint = "; divide by 255" if low >= 0 and 1 < high <= 255 else ""
@@ -155,11 +162,13 @@ def _check_array(array: NDArray[Any], most_pixels: int) -> None:
 
 
 def _coloured(rows: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Rows of a picture as grey or RGB: (rows, width, channels), uint8 or float32."""
+    """Rows of a picture as grey or RGB: (rows, width, 1 or 3), uint8 or float32."""
     import numpy as np
 
+    rows = rows if rows.ndim == 3 else rows[:, :, None]
     floats = rows.dtype != np.uint8
     if floats:
+        _check_floats(rows)
         rows = rows.astype(np.float32)
     if rows.shape[2] == 4:
         colour, alpha = rows[:, :, :3], rows[:, :, 3:]
@@ -175,18 +184,22 @@ def _coloured(rows: NDArray[Any], channels: int) -> NDArray[Any]:
     return rows
 
 
-def _scaled(array: NDArray[Any], width: int, height: int, filter: str) -> NDArray[Any]:
-    """Pillow's resizing of (height, width, channels)."""
+def _scaled(bands: Iterable[NDArray[Any]], old: Size, new: Size, filter: str) -> NDArray[Any]:
+    """Pillow's resizing of rows: (height, width, 1 or 3).
+
+    In one call, for Pillow decides whether it begins across or down.
+    """
     import numpy as np
 
     pillow = pillow_image()
     kind = {"bicubic": pillow.Resampling.BICUBIC, "bilinear": pillow.Resampling.BILINEAR}[filter]
-
-    def one(part: NDArray[Any]) -> NDArray[Any]:
-        return np.array(pillow.fromarray(part).resize((width, height), kind))
-
-    if array.dtype == np.uint8:
-        return one(array) if array.shape[2] == 3 else one(array[:, :, 0])[:, :, None]
-    channels = [one(channel) for channel in array.transpose(2, 0, 1)]
-    clipped: NDArray[Any] = np.clip(np.stack(channels, 2), 0, 1)  # bicubic goes beyond what it is given
-    return clipped
+    planes: list[Any] = []
+    top = 0
+    for band in bands:
+        parts = [band] if band.dtype == np.uint8 and band.shape[2] == 3 else [*band.transpose(2, 0, 1)]
+        for place, part in enumerate(map(pillow.fromarray, parts)):
+            if not top:
+                planes.append(pillow.new(part.mode, old))
+            planes[place].paste(part, (0, top))
+        top += len(band)
+    return np.dstack([np.asarray(plane.resize(new, kind)) for plane in planes])
