@@ -101,6 +101,25 @@ def test_parts_without_one_image_are_refused(part: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text"},
+        {"type": "text", "text": None},
+        {"type": "input_text", "text": 3},
+        {"type": ["text"], "text": "a"},
+        {"type": {}, "image": ARRAY},
+    ],
+)
+@pytest.mark.parametrize("template", [TEMPLATE, PARTS])
+def test_parts_without_a_text_are_refused(part: Any, template: str) -> None:
+    messages = said({"type": "image", "image": ARRAY}, part)
+    for call in (images_of, lambda given: without_images(given, template)):
+        with pytest.raises(InvalidParameterError, match=r'messages has .*expected \{"type": "text", ') as caught:
+            call(messages)
+        assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
     ("template", "knows"),
     [
         (TEMPLATE, False),

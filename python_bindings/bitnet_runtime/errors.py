@@ -163,7 +163,7 @@ def check_open(status: int, detail: str, path: Path) -> None:
 def shown(value: object, most: int = 100) -> str:
     """A value as a message shows it: short, and never an error of its own."""
     try:
-        text = repr(value)
+        text = " ".join(line.strip() for line in repr(value).splitlines())  # an array's has several
     except Exception:  # such as an integer of 5,000 digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 1]}…"

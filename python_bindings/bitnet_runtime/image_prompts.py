@@ -36,7 +36,7 @@ def placed(tokens: Sequence[int], image_token: int, n_images: int, n_tokens: int
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
-    """The images of a conversation, in their order."""
+    """The images of a conversation, in their order. Raises InvalidParameterError: a part is not as it should be."""
     return [
         _image(part)
         for message in messages
@@ -56,7 +56,7 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
         parts = _parts(message)
         if parts:
             plain = [_plain(part) for part in parts]
-            texts = [str(part["text"]) for part in plain if isinstance(part, Mapping) and part.get("type") == "text"]
+            texts = [part["text"] for part in plain if isinstance(part, Mapping) and part.get("type") == "text"]
             message = {**message, "content": plain if knows_parts else "\n".join(texts)}
         out.append(message)
     return out
@@ -64,7 +64,22 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
 
 def _parts(message: object) -> Sequence[Any]:
     content = message.get("content") if isinstance(message, Mapping) else None
-    return content if isinstance(content, (list, tuple)) else ()
+    parts = content if isinstance(content, (list, tuple)) else ()
+    for part in parts:
+        _check(part)
+    return parts
+
+
+def _check(part: object) -> None:
+    """What a template makes of other types is its affair."""
+    if isinstance(part, Mapping) and "type" in part:
+        kind = part["type"]
+        is_text = kind == "text" or (isinstance(kind, str) and kind in _TEXTS)
+        if not isinstance(kind, str) or (is_text and not isinstance(part.get("text"), str)):
+            raise InvalidParameterError(
+                f'messages has {shown(part)}, expected {{"type": "text", "text": "…"}}, or a part with an image',
+                "messages",
+            )
 
 
 def _plain(part: Any) -> Any:
