@@ -24,7 +24,7 @@ HELP = '''/clear         begin a new conversation
 /retry         answer the last message again, with another seed
 /system TEXT   what the model is told before the conversation; without TEXT nothing
 /image FILE    a picture that goes with the next message
-/save FILE     add the conversation to a .jsonl file, as `bitnet finetune --chat` reads it
+/save FILE     add the conversation to a .jsonl file; `bitnet finetune --chat` reads it if it has no pictures
 /help          this text
 /exit          leave (or Ctrl-D)
 //TEXT         send a message that begins with a slash
@@ -199,6 +199,8 @@ class Conversation:
                 say(f"error: {getattr(error, 'strerror', None) or error}: {escape(str(path))}")
             else:
                 self._note(f"added to {escape(str(path))}")
+                if images_of(self._turns):
+                    say("it names pictures, so `bitnet finetune --chat` will not read it: that learns from texts alone")
 
     # ---- what is answered ----
 

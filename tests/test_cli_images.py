@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bitnet.data import conversations
+from bitnet.data.corpus import DataError
 from bitnet_cli import main
 from bitnet_runtime import Model
 from test_image_prompts import PARTS
@@ -155,6 +157,9 @@ def test_chat_looks_at_pictures(folder: Path, tmp_path: Path) -> None:
     messages = saved["messages"]
     assert [part["type"] for part in messages[0]["content"]] == ["image", "text"]
     assert messages[2]["content"][0] == {"type": "image", "image": str(folder / "dog.png")}
+    assert "`bitnet finetune --chat` will not read it" in err
+    with pytest.raises(DataError):
+        list(conversations.read([tmp_path / "c.jsonl"]))
     with Model.load(folder / "chat") as model:
         sizes = [len(model.apply_template(messages[:n])) for n in (1, 3, 3)]
         sizes.append(len(model.apply_template([{"role": "user", "content": "three"}])))

@@ -194,6 +194,7 @@ def test_save_writes_what_training_reads(models: Path, tmp_path: Path) -> None:
     done = piped(models / "chat", f"/save {file}", "é", '"""a\nb"""', f"/save {file}", "/clear", "/system Be kind.",
                  "x", f"/save  {file} ", args=("-n", 40))  # fmt: skip
     assert "nothing to save" in done.stderr and done.stderr.count(f"added to {file}") == 2
+    assert "will not read it" not in done.stderr
     user, answer = (
         [{"role": "user", "content": text} for text in ("é", "a\nb")],
         {"role": "assistant", "content": ANSWER},
