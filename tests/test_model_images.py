@@ -147,13 +147,20 @@ def test_the_file_says_how_pictures_are_resized(folder: Path) -> None:
 
 def test_similarity_is_scale_times_cosine_plus_bias(towers: Model) -> None:
     texts = ["a cat", "a dog", "x"]
-    cosines = towers.embed_images([CAT, DOG]) @ towers.embed(texts).T
+    cosines = (towers.embed_images([CAT, DOG]).astype(np.float64) @ towers.embed(texts).T).astype(np.float32)
     scores = towers.similarity([CAT, DOG], texts)
     assert scores.dtype == np.float32 and np.array_equal(scores, cosines * np.float32(11) + np.float32(-7.5))
     assert towers.similarity(CAT, "a cat").shape == (1, 1) and towers.similarity([], texts).shape == (0, 3)
     likely = towers.similarity([CAT, DOG], texts, probabilities=True)
     # exp of fp32 is right to 2 units in the last place, here of numbers below 1
     np.testing.assert_allclose(likely, 1 / (1 + np.exp(-scores.astype(np.float64))), rtol=1e-5)
+
+
+def test_similarity_of_a_pair_is_the_same_among_others(towers: Model) -> None:
+    pictures, texts = [*RNG.integers(0, 256, (17, 14, 14, 3), np.uint8)], [f"text {n}" for n in range(13)]
+    together = towers.similarity(pictures, texts)
+    for place, picture in enumerate(pictures):
+        assert np.array_equal(towers.similarity(picture, texts[place % 13]), together[place, place % 13, None, None])
 
 
 def test_without_a_bias_texts_are_judged_among_those_given(folder: Path) -> None:
@@ -210,6 +217,13 @@ def test_images_stand_before_the_start_token_and_a_line_break_ends_the_text(deco
         assert decoder.generate(prompt, images=[CAT, DOG], **GREEDY).usage.prompt_tokens == 2 * N + len(text)
         assert np.array_equal(seen(decoder, prompt, CAT), logits(decoder, [-1] * N + text, [CAT]))
         assert decoder.image_prompt(prompt, 2) == [IMAGE] * 2 * N + text
+
+
+@pytest.mark.parametrize("n_images", [-1, 1.0, None])
+def test_no_prompt_is_made_for_less_than_no_images(n_images: Any, decoder: Model) -> None:
+    with pytest.raises(InvalidParameterError, match=r"n_images is .*, expected a number, 0 or more") as caught:
+        decoder.image_prompt("a", n_images)
+    assert caught.value.param == "n_images"
 
 
 def test_token_ids_say_where_images_stand(decoder: Model) -> None:

@@ -17,7 +17,7 @@ from bitnet_runtime.generation import Result, Stream, finish, generate_batch
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
 from bitnet_runtime.image_prompts import images_of
-from bitnet_runtime.model_images import likely, scaled
+from bitnet_runtime.model_images import cosines, likely, scaled
 from bitnet_runtime.model_text import Message, ModelText
 from bitnet_runtime.session import Session, all_sessions
 
@@ -228,7 +228,7 @@ class Model(ModelText):
         by itself, where the model has a bias (SigLIP learned that); else of each text among those given (CLIP).
         """
         seen = self.require_similarity()
-        logits = scaled(self.embed_images(images) @ self.embed(texts).T, seen)
+        logits = scaled(cosines(self.embed_images(images), self.embed(texts)), seen)
         return likely(logits, seen) if probabilities else logits
 
     # ---- sessions ----

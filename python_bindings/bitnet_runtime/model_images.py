@@ -66,6 +66,17 @@ class ModelImages(ModelFacts):
         return self.processor.batch(images)
 
 
+def cosines(images: NDArray[np.float32], texts: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(images, texts) of vectors of length 1. Each is one sum in one order, however many others there are."""
+    import numpy as np
+
+    out = np.empty((len(images), len(texts)), np.float32)
+    exact = texts.astype(np.float64)
+    for row, image in zip(out, images, strict=True):
+        row[:] = (exact * image).sum(1)
+    return out
+
+
 def scaled(cosines: NDArray[np.float32], seen: ImageInfo) -> NDArray[np.float32]:
     """What the model learned to say of a cosine; the cosine itself, if it says nothing."""
     return cosines * seen.similarity_scale + seen.similarity_bias if seen.similarity_scale else cosines

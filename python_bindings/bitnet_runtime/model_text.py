@@ -74,6 +74,8 @@ class ModelText(ModelImages):
         token, the text, and a line break, also behind one of its own.
         """
         seen = self._require_image_token()
+        if type(n_images) is not int or n_images < 0:
+            raise InvalidParameterError(f"n_images is {shown(n_images)}, expected a number, 0 or more", "n_images")
         return [seen.image_token] * (n_images * seen.n_tokens) + self.tokenize(text + "\n")
 
     def render_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
