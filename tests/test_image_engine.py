@@ -6,6 +6,7 @@ With float weights there are no rounding edges, so every number is compared; wit
 from __future__ import annotations
 
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.pack import pack_checkpoint
-from bitnet_runtime import InvalidParameterError, Model, UnsupportedModelError, available_isas, vision
+from bitnet_runtime import InvalidParameterError, Model, NumericError, UnsupportedModelError, available_isas, vision
 from vision_models import CLIP, PALIGEMMA, TOWERS, VISION, prompt
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
@@ -212,6 +213,13 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
         good[1, 2, 13, 13] = np.nan  # which no patch has
         with pytest.raises(InvalidParameterError, match="a pixel is NaN or infinite"):
             vision.embed(engine, good)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(InvalidParameterError, match="a pixel is NaN or infinite"):
+                vision.encode(engine, np.full((1, 3, 14, 14), 1e300))
+        for far in (vision.encode, vision.embed):
+            with pytest.raises(NumericError, match=r"^the vectors of an image are not finite; its pixels are from 3"):
+                far(engine, np.full((1, 3, 14, 14), 3e38, np.float32))
         for call in (
             engine.session,
             lambda: engine.generate([1]),

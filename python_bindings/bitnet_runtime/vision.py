@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.errors import InvalidParameterError, UnsupportedModelError, check, shown
+from bitnet_runtime.errors import InvalidParameterError, NumericError, UnsupportedModelError, check, shown
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.image_info import ImageInfo
 
@@ -53,7 +53,13 @@ def _computed(
         some = ffi.from_buffer("float[]", given[start : start + step])
         handle = model._open  # in use, whoever closes the model meanwhile
         target = ffi.from_buffer("float[]", out[start : start + step], require_writable=True)
-        check(call(handle.pointer, some, len(given[start : start + step]), target))
+        status = call(handle.pointer, some, len(given[start : start + step]), target)
+        if status == lib.BN_ERR_NUMERIC:
+            raise NumericError(
+                f"the vectors of an image are not finite; its pixels are from {given.min()} to {given.max()}, "
+                "expected 0 to 1"
+            )
+        check(status)
     return out
 
 
@@ -65,7 +71,8 @@ def _checked(pixels: object, seen: ImageInfo) -> NDArray[np.float32]:
     if not isinstance(pixels, np.ndarray) or pixels.dtype.kind != "f" or pixels.shape[1:] != shape:
         found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else shown(pixels)
         raise InvalidParameterError(f"pixels is {found}, expected an array of floats (n, {str(shape)[1:]}", "pixels")
-    given = np.ascontiguousarray(pixels, np.float32)
+    with np.errstate(over="ignore"):  # what it becomes is refused
+        given = np.ascontiguousarray(pixels, np.float32)
     if not np.isfinite(given).all():
         raise InvalidParameterError("a pixel is NaN or infinite, expected values from 0 to 1", "pixels")
     return given

@@ -56,7 +56,8 @@ const char *bn_status_text(bn_status status) {
     case BN_ERR_CANCELLED:
         return "the session was cancelled, and not rewound since";
     case BN_ERR_NUMERIC:
-        return "the logits or the vectors given are not numbers, or every token is ruled out";
+        return "the logits, or the vectors or pixels given or what they lead to, are not finite "
+               "numbers, or every token is ruled out";
     case BN_ERR_THREAD:
         return "a worker thread could not be started";
     case BN_ERR_NO_HEAD:
