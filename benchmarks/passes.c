@@ -88,7 +88,7 @@ static void embed(bench *b) {
 }
 
 static void see(bench *b, int32_t n) {
-    ok(bn_image_encode(b->model, b->pixels, n, b->states), "");
+    ok(bn_image_encode(b->model, b->pixels, n, b->states, NULL), "");
 }
 
 static void images(bench *b) {

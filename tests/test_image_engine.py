@@ -5,7 +5,11 @@ With float weights there are no rounding edges, so every number is compared; wit
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from safetensors.torch import save_file
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
+from bitnet_export import random_model
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import InvalidParameterError, Model, NumericError, UnsupportedModelError, available_isas, vision
 from vision_models import CLIP, PALIGEMMA, TOWERS, VISION, prompt
@@ -242,3 +247,16 @@ def test_models_that_do_not_see_or_do_not_pool_say_so(tmp_path: Path) -> None:
             vision.encode(text, pictures(1, VISION))
         with pytest.raises(UnsupportedModelError, match="names no pooling of images"):
             vision.embed(features, pictures(1, VISION))
+
+
+def test_ctrl_c_is_obeyed_within_an_image(tmp_path: Path) -> None:
+    """Of 32,400 patches in one layer, which take more than ten seconds."""
+    config = VISION.replace(image_size=180, patch_size=1, n_layers=1, position="none", pooling="none", max_context=-1)
+    random_model(config, tmp_path / "model")
+    with Model.load(tmp_path / "model", threads=1) as model:
+        pixels = np.zeros((1, 3, 180, 180), np.float32)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            vision.encode(model, pixels)
+        assert time.monotonic() - start < 3

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError, NumericError, UnsupportedModelError, check, shown
 from bitnet_runtime.facts import ModelFacts
+from bitnet_runtime.handles import Handle
 from bitnet_runtime.image_info import ImageInfo
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ROWS = 512  # vectors that are computed in one call: between two of them Ctrl-C is obeyed
+ROWS = 512  # vectors that are computed in one call
 
 
 def encode(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
@@ -50,10 +52,7 @@ def _computed(
     out = np.empty((len(given), *shape), np.float32)
     step = max(1, ROWS // seen.n_tokens)
     for start in range(0, len(given), step):
-        some = ffi.from_buffer("float[]", given[start : start + step])
-        handle = model._open  # in use, whoever closes the model meanwhile
-        target = ffi.from_buffer("float[]", out[start : start + step], require_writable=True)
-        status = call(handle.pointer, some, len(given[start : start + step]), target)
+        status = _obeying(call, model._open, given[start : start + step], out[start : start + step])
         if status == lib.BN_ERR_NUMERIC:
             raise NumericError(
                 f"the vectors of an image are not finite; its pixels are from {given.min()} to {given.max()}, "
@@ -61,6 +60,29 @@ def _computed(
             )
         check(status)
     return out
+
+
+def _obeying(call: Any, model: Handle, pixels: NDArray[np.float32], out: NDArray[np.float32]) -> int:
+    """The status of a call, which Ctrl-C stops: Python hears it in the main thread, so another one computes."""
+    stop, status = ffi.new("bn_stop *"), list[int]()
+
+    def compute() -> None:  # keeps all that is in use, whoever closes the model meanwhile
+        some = ffi.from_buffer("float[]", pixels)
+        target = ffi.from_buffer("float[]", out, require_writable=True)
+        status.append(call(model.pointer, some, len(pixels), target, stop))
+
+    if threading.current_thread() is not threading.main_thread():
+        compute()
+        return status[0]
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        lib.bn_stop_now(stop)
+        thread.join()
+        raise
+    return status[0]
 
 
 def _checked(pixels: object, seen: ImageInfo) -> NDArray[np.float32]:

@@ -59,7 +59,7 @@ static void answer(bn_model *model, const bn_image_info *seen, const float *pixe
         prompt[i] = i < n_image ? BN_NO_TOKEN : text[i - n_image];
 
     bn_session *session;
-    check(bn_image_encode(model, pixels, 1, vectors), "picture", NULL);
+    check(bn_image_encode(model, pixels, 1, vectors, NULL), "picture", NULL);
     check(bn_session_new(model, NULL, &session), "session", NULL);
     check(bn_session_append_prefix(session, prompt, vectors, n, BN_LOGITS_LAST, NULL), "prompt",
           NULL);
@@ -83,7 +83,7 @@ static void compare(bn_model *model, const bn_image_info *seen, const float *pix
     float *image = room(2 * (size_t)seen->width, sizeof *image), *words = image + seen->width,
           cosine = 0;
     bn_session *session;
-    check(bn_image_embed(model, pixels, 1, image), "picture", NULL);
+    check(bn_image_embed(model, pixels, 1, image, NULL), "picture", NULL);
     check(bn_session_new(model, NULL, &session), "session", NULL);
     check(bn_session_embed(session, text, n_text, BN_POOL_MODEL, words), "text", NULL);
     for (uint32_t i = 0; i < seen->width; i++)

@@ -46,8 +46,8 @@ static void look(const bn_model *model) {
     if (bn_model_get_image_info(model, &info) == BN_OK &&
         (uint64_t)info.channels * info.image_size * info.image_size <= PIXELS &&
         (uint64_t)info.n_tokens * info.width <= FLOATS) {
-        (void)bn_image_encode(model, pixels, 2, out);
-        (void)bn_image_embed(model, pixels, 2, out);
+        (void)bn_image_encode(model, pixels, 2, out, NULL);
+        (void)bn_image_embed(model, pixels, 2, out, NULL);
     }
 }
 

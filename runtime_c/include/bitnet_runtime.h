@@ -36,10 +36,10 @@
  * thread pool, in the order in which they ask; a turn is a token, a draft, a few images, or a
  * block of a prompt (bn_session_options.batch), so that who generates never waits
  * for all of another's long prompt; but a prefix, or a bidirectional text, is one. Planning and
- * making a session wait for a turn, too; freeing one does not. bn_session_cancel alone may be
- * called at any moment, also from a signal handler. After fork() the child may go on with models
- * and sessions that were at rest; it computes with one thread, as a process has only the forking
- * thread of its parent's. To have more it opens the model again.
+ * making a session wait for a turn, too; freeing one does not. bn_session_cancel and bn_stop_now
+ * alone may be called at any moment, also from a signal handler. After fork() the child may go on
+ * with models and sessions that were at rest; it computes with one thread, as a process has only
+ * the forking thread of its parent's. To have more it opens the model again.
  */
 #ifndef BITNET_RUNTIME_H
 #define BITNET_RUNTIME_H
@@ -83,7 +83,8 @@ typedef enum bn_status {
     BN_ERR_TOKEN = 17,       /* a token id outside [0, vocab_size) */
     BN_ERR_STATE = 18,       /* called in the wrong order, e.g. sample before append, embed after;
                               * or more of a text that has to come whole, or less */
-    BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called, and bn_session_rewind() not yet */
+    BN_ERR_CANCELLED = 19,   /* bn_session_cancel() was called, and bn_session_rewind() not yet; or
+                              * bn_stop_now() */
     BN_ERR_NUMERIC = 20,     /* logits are NaN, or every token is ruled out */
     BN_ERR_THREAD = 21,      /* a worker thread could not be started */
     BN_ERR_NO_HEAD = 22,     /* logits asked of a model that has none, see bn_session_embed */
@@ -288,22 +289,34 @@ BN_API bn_status bn_model_get_section(const bn_model *model, bn_section which,
 
 /* --- Images: no session is needed. Calls take turns with those on sessions of the model, a turn
  * for every few images, which share the reading of the weights. An image gets the same bits
- * whatever others come with it. Memory is allocated for the call: for So400m/14 at 224 pixels less
- * than 64 MB, for others as their rows, of which there are 512 at a time, and those of an image at
- * least.
+ * whatever others come with it. Memory is allocated for the call: for So400m/14 at 224 pixels, on 8
+ * threads, less than 64 MB, and at most 2 MB more for each further thread; for others as their
+ * rows, of which there are 512 at a time, fewer if they are wide, and those of an image at least.
  *
  * Both fail, before any work, with BN_ERR_INPUT when the model sees no images, with BN_ERR_NUMERIC
  * when a pixel is not finite, and with BN_ERR_MEMORY. They fail with BN_ERR_NUMERIC, too, when a
- * number is not finite that they compute; then `out` may have been written to. --- */
+ * number is not finite that they compute, and with BN_ERR_CANCELLED when `stop`, which may be NULL,
+ * says so: before any work, or within 512 rows of a layer; then `out` may have been written to. ---
+ */
+
+/* Made with {0}, it lives as long as the calls that were given it, of which there may be many. */
+typedef struct bn_stop {
+    int32_t now; /* 1: they end. To be read and written here alone when no call has it */
+} bn_stop;
+
+/* End the calls that were given this, those that run and those that come. */
+BN_API void bn_stop_now(bn_stop *stop);
 
 /* n >= 1 images to vectors. pixels: float[n][channels][image_size][image_size], values from 0 to 1,
  * rows from top to bottom. out: float[n][n_tokens][width], behind the projector if there is one:
  * what bn_session_append_prefix takes in place of image tokens, or the states themselves. */
-BN_API bn_status bn_image_encode(const bn_model *model, const float *pixels, int32_t n, float *out);
+BN_API bn_status bn_image_encode(const bn_model *model, const float *pixels, int32_t n, float *out,
+                                 const bn_stop *stop);
 
 /* n >= 1 images to one vector each, of Euclidean length 1: float[n][width]. BN_ERR_ARGUMENT when
  * the file names no pooling of images (bn_image_info.pooled). */
-BN_API bn_status bn_image_embed(const bn_model *model, const float *pixels, int32_t n, float *out);
+BN_API bn_status bn_image_embed(const bn_model *model, const float *pixels, int32_t n, float *out,
+                                const bn_stop *stop);
 
 /* --- Session: one text and its KV cache. All memory is allocated when it is made: its own, and, if
  * there is not enough of it for this n_ctx and batch, scratch memory that the sessions of a model

@@ -89,8 +89,12 @@ static void respond(bn_pass *p, const bn_layer *l) {
     bn_feed_forward(p, &l->ffn); /* x += down(act(gate) · up) */
 }
 
+static int stopped(const bn_pass *p) {
+    return p->stop && atomic_load(p->stop);
+}
+
 void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
-    for (size_t first = 0; first < p->rows; first += p->w->batch) {
+    for (size_t first = 0; first < p->rows && !stopped(p); first += p->w->batch) {
         const size_t left = p->rows - first;
         bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
         bn_pass piece = {
@@ -103,15 +107,15 @@ void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
 
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
                      const atomic_int *stop) {
-    bn_pass pass = {.m = m, .stack = stack, .w = w, .rows = rows}, *p = &pass;
+    bn_pass pass = {.m = m, .stack = stack, .w = w, .rows = rows, .stop = stop}, *p = &pass;
 
     bn_each_piece(p, NULL, enter);
-    for (uint32_t i = 0; i < stack->config.n_layers; i++) {
+    for (uint32_t i = 0; i < stack->config.n_layers && !stopped(p); i++) {
         const bn_layer *l = &stack->layers[i];
-        if (stop && atomic_load(stop))
-            return BN_ERR_CANCELLED;
         bn_each_piece(p, l, remember); /* of all rows, as the first may attend to the last */
         bn_each_piece(p, l, respond);
     }
+    if (stopped(p))
+        return BN_ERR_CANCELLED;
     return p->not_finite ? BN_ERR_NUMERIC : BN_OK;
 }

@@ -12,7 +12,8 @@
 
 /* Run rows [0, rows) of the workspace, at most w->room, through all layers; w->x holds the result
  * and the caches the rows' keys and values. BN_ERR_NUMERIC when a row is not finite;
- * BN_ERR_CANCELLED when `stop`, looked at before each layer unless it is NULL, is not 0. */
+ * BN_ERR_CANCELLED when `stop`, looked at before each piece of a layer unless it is NULL, is not 0.
+ */
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
                      const atomic_int *stop);
 

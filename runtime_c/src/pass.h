@@ -20,9 +20,10 @@ typedef struct bn_pass {
     const bn_model *m; /* kernels and threads */
     const bn_stack *stack;
     bn_workspace *w;
-    size_t first, rows;    /* of the workspace */
-    int32_t alone;         /* the rows are those of one token: as one row */
-    atomic_int not_finite; /* 1: a row is not */
+    size_t first, rows;     /* of the workspace */
+    int32_t alone;          /* the rows are those of one token: as one row */
+    atomic_int not_finite;  /* 1: a row is not */
+    const atomic_int *stop; /* or NULL; not 0: the rest need not be done */
 } bn_pass;
 
 /* q = quantize(norm(x)), the input of `linear`, which may have one more norm of its own. h holds

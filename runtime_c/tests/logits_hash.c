@@ -179,6 +179,7 @@ static void prefix_decoder(tiny_writer *w) {
 /* What it sees becomes the prefix of a text. */
 static void seeing_decoder(tiny_writer *w) {
     set_mask(w, BN_MASK_PREFIX);
+    tiny_put(w->stacks + 4 * 46, VOCAB - 1, 4); /* image token */
     tiny_vision(w, DIM);
 }
 
@@ -266,8 +267,8 @@ static uint32_t hash_images(const bn_model *model, bn_session *s, const bn_image
         in[i] = (float)(i * i % 257) / 256;
     for (size_t i = 0; i < IMAGES; i += together) {
         const int32_t n = (int32_t)together;
-        check_ok(bn_image_encode(model, in + i * pixels, n, states + i * N * D), "encode");
-        check_ok(bn_image_embed(model, in + i * pixels, n, vectors + i * D), "embed");
+        check_ok(bn_image_encode(model, in + i * pixels, n, states + i * N * D, NULL), "encode");
+        check_ok(bn_image_embed(model, in + i * pixels, n, vectors + i * D, NULL), "embed");
     }
     for (size_t i = 0; i < IMAGES * N + WORDS; i++)
         tokens[i] = i < IMAGES * N ? BN_NO_TOKEN : (int32_t)i;

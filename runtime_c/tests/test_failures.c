@@ -168,8 +168,8 @@ static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
 static bn_status use_images(const bn_model *model) {
     const float pixels[128] = {0.5f};
     float out[5 * 24];
-    const bn_status status = bn_image_encode(model, pixels, 1, out);
-    return status ? status : bn_image_embed(model, pixels, 1, out);
+    const bn_status status = bn_image_encode(model, pixels, 1, out, NULL);
+    return status ? status : bn_image_embed(model, pixels, 1, out, NULL);
 }
 
 static bn_status use_model(bn_model *model, float *logits) {

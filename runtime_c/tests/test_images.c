@@ -193,8 +193,8 @@ static void test_reference(void) {
         float *pixels = random_pixels(2 * of_image);
         float *states = malloc(2 * sizeof *states * info.n_tokens * info.width);
         float vectors[2 * MAX_OUT];
-        ok(bn_image_encode(model, pixels, 2, states));
-        ok(bn_image_embed(model, pixels, 2, vectors));
+        ok(bn_image_encode(model, pixels, 2, states, NULL));
+        ok(bn_image_embed(model, pixels, 2, vectors, NULL));
         for (size_t n = 0; n < 2; n++)
             check_image(&model->vision, pixels + n * of_image,
                         states + n * info.n_tokens * info.width, vectors + n * info.width);

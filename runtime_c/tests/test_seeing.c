@@ -6,9 +6,11 @@
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "cache.h"
 #include "image_model.h"
+#include "session/images.h"
 #include "session/session.h"
 #include "workspace.h"
 
@@ -23,8 +25,8 @@ enum { IMAGES = 104, FLOATS = 5 * 24 + 24 }; /* more than are computed at a time
 static void see(const bn_model *model, const float *pixels, int32_t n, float *out) {
     bn_image_info info;
     ok(bn_model_get_image_info(model, &info));
-    ok(bn_image_encode(model, pixels, n, out));
-    ok(bn_image_embed(model, pixels, n, out + (size_t)n * info.n_tokens * info.width));
+    ok(bn_image_encode(model, pixels, n, out, NULL));
+    ok(bn_image_embed(model, pixels, n, out + (size_t)n * info.n_tokens * info.width, NULL));
 }
 
 /* Tiers, threads, and images alone. */
@@ -55,53 +57,58 @@ static void test_bits(void (*of)(tiny_writer *), int32_t n, size_t of_image, siz
     free(pixels), free(out[0]), free(out[1]);
 }
 
-/* The order of stacks in the file changes neither what images nor what texts give. */
-static void text_part(tiny_writer *w) {
-    w->random = 5;
-    tiny_decoder(w);
+static void test_facts(void) {
+    bn_image_info info;
+    bn_model_info text;
+    make(tiny_seeing);
+    bn_model *model = open_bytes(NULL, 1);
+    ok(bn_model_get_info(model, &text));
+    ok(bn_model_get_image_info(model, &info));
+    CHECK(text.vocab_size == 19 && text.dim == 24 && text.has_head && text.width == 24);
+    CHECK(info.image_size == 8 && info.patch_size == 3 && info.channels == 2);
+    CHECK(info.n_tokens == 5 && info.width == 24 && info.pooled && info.image_token == 18);
+    CHECK(info.similarity_scale == 10 && info.similarity_bias == -10);
+    CHECK(info.pixel_mean[1] == 0.4f && info.pixel_std[0] == 0.25f && info.pixel_std[2] == 0);
+    CHECK_EQ(info.macs_per_image, 5 * 2 * (20 * 18 * 3 + 20 * 25 * 2));
+    bn_model_close(model);
 }
 
-static void image_part(tiny_writer *w) {
-    w->random = 6;
-    tiny_vision(w, 24);
+/* --- a stop --- */
+
+static bn_stop asked;
+static atomic_int rows_normed;
+static bn_normalize *layer_norm;
+
+/* Asks for it at the first row of all. */
+static float stopping_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
+                           float eps) {
+    if (atomic_fetch_add(&rows_normed, 1) == 0)
+        bn_stop_now(&asked);
+    return layer_norm(y, x, gain, bias, n, eps);
 }
 
-static void text_first(tiny_writer *w) {
-    text_part(w);
-    image_part(w);
-}
-
-static void images_first(tiny_writer *w) {
-    image_part(w);
-    text_part(w);
-}
-
-static void test_order(void) {
-    void (*const orders[])(tiny_writer *) = {text_first, images_first};
-    const int32_t tokens[] = {3, 1, 4, 1, 5};
-    float *pixels = random_pixels(3 * 128), out[2][3 * FLOATS + 19];
-    for (int i = 0; i < 2; i++) {
-        bn_image_info info;
-        bn_model_info text;
-        bn_session *s;
-        make(orders[i]);
-        bn_model *model = open_bytes(NULL, 1);
-        ok(bn_model_get_info(model, &text));
-        ok(bn_model_get_image_info(model, &info));
-        CHECK(text.vocab_size == 19 && text.dim == 24 && text.has_head && text.width == 24);
-        CHECK(info.image_size == 8 && info.patch_size == 3 && info.channels == 2);
-        CHECK(info.n_tokens == 5 && info.width == 24 && info.pooled && info.image_token == -1);
-        CHECK(info.similarity_scale == 10 && info.similarity_bias == -10);
-        CHECK(info.pixel_mean[1] == 0.4f && info.pixel_std[0] == 0.25f && info.pixel_std[2] == 0);
-        CHECK_EQ(info.macs_per_image, 5 * 2 * (20 * 18 * 3 + 20 * 25 * 2));
-        see(model, pixels, 3, out[i]);
-        ok(bn_session_new(model, NULL, &s));
-        ok(bn_session_append(s, tokens, 5, BN_LOGITS_LAST, out[i] + 3 * FLOATS));
-        bn_session_free(s);
-        bn_model_close(model);
-    }
-    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
-    free(pixels);
+/* Ends the call after the 512 of 530 rows that it is at, and every later one before any. */
+static void test_stop(void) {
+    enum { STATES = 530 * 3 };
+    float *pixels = random_pixels(23 * 23), *out = calloc(2 * STATES, sizeof *out);
+    bn_stop other = {0};
+    CHECK(out != NULL);
+    make(large);
+    bn_model *model = open_bytes(NULL, 2);
+    ok(bn_image_encode(model, pixels, 1, out, &other));
+    layer_norm = model->kernels.vectors.layer_norm;
+    model->kernels.vectors.layer_norm = stopping_norm;
+    CHECK_EQ(bn_image_encode(model, pixels, 1, out + STATES, &asked), BN_ERR_CANCELLED);
+    CHECK_MSG(rows_normed <= 512, "%d", rows_normed);
+    const int rows = rows_normed;
+    CHECK_EQ(bn_image_encode(model, pixels, 1, out + STATES, &asked), BN_ERR_CANCELLED);
+    CHECK_EQ(bn_image_embed(model, pixels, 1, out + STATES, &asked), BN_ERR_CANCELLED);
+    CHECK_EQ(rows_normed, rows);
+    ok(bn_image_encode(model, pixels, 1, out + STATES, &other));
+    CHECK(memcmp(out, out + STATES, STATES * sizeof *out) == 0);
+    bn_stop_now(NULL);
+    bn_model_close(model);
+    free(pixels), free(out);
 }
 
 /* --- with texts --- */
@@ -214,14 +221,30 @@ static void test_memory(void) {
                       .cached = {1}};
     const size_t bytes_of_call = bn_workspace_size(model, &stack, 512, 256) +
                                  2 * bn_cache_lay_out(&cache, &stack, 256, 256, NULL);
+    bn_model *wider = open_bytes(NULL, 64);
+    const size_t of_threads =
+        bn_workspace_size(wider, &stack, 512, 256) - bn_workspace_size(model, &stack, 512, 256);
+    CHECK_MSG(of_threads < (size_t)(64 - 8) * (2 << 20), "%zu", of_threads);
+    bn_model_close(wider);
     CHECK_MSG(bytes_of_call < 64 << 20, "%zu", bytes_of_call);
     bn_model_close(model);
+    CHECK_EQ(bn_images_together(&stack, 100), 2);
+    CHECK_EQ(bn_images_together(&stack, 1), 1);
+    stack.config.max_context = 1024;
+    CHECK_EQ(bn_images_together(&stack, 100), 1);
+    stack.config.max_context = 4; /* of 1024 pixels in patches of 512 */
+    CHECK_EQ(bn_images_together(&stack, 1000), 128);
+    stack.patch.cols = 3 * 512 * 512;
+    CHECK_EQ(bn_images_together(&stack, 1000), 5); /* 64 MiB of 12 MiB each */
+    stack.patch.cols *= 16;
+    CHECK_EQ(bn_images_together(&stack, 1000), 1);
 }
 
 int main(void) {
     test_bits(tiny_seeing, IMAGES, 128, FLOATS);
     test_bits(large, 1, 23 * 23, 530 * 3 + 3);
-    test_order();
+    test_facts();
+    test_stop();
     test_text_tower();
     test_threads();
     test_memory();

@@ -36,8 +36,8 @@ static void test_only_text(void) {
     make(tiny_decoder);
     bn_model *model = open_bytes(NULL, 1);
     CHECK_EQ(bn_model_get_image_info(model, &info), BN_ERR_INPUT);
-    CHECK_EQ(bn_image_encode(model, pixels, 1, out), BN_ERR_INPUT);
-    CHECK_EQ(bn_image_embed(model, pixels, 1, out), BN_ERR_INPUT);
+    CHECK_EQ(bn_image_encode(model, pixels, 1, out, NULL), BN_ERR_INPUT);
+    CHECK_EQ(bn_image_embed(model, pixels, 1, out, NULL), BN_ERR_INPUT);
     CHECK(out[0] == 7);
     bn_model_close(model);
 }
@@ -51,23 +51,23 @@ static void test_arguments(void) {
     bn_model *model = open_bytes(NULL, 1);
     ok(bn_model_get_image_info(model, &info));
     CHECK(!info.pooled && info.similarity_scale == 0);
-    CHECK_EQ(bn_image_embed(model, pixels, 1, out), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_image_encode(NULL, pixels, 1, out), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_image_encode(model, NULL, 1, out), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_image_encode(model, pixels, 1, NULL), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_image_encode(model, pixels, 0, out), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_image_encode(model, pixels, INT32_MIN, out), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_image_embed(model, pixels, 1, out, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_image_encode(NULL, pixels, 1, out, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_image_encode(model, NULL, 1, out, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_image_encode(model, pixels, 1, NULL, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_image_encode(model, pixels, 0, out, NULL), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_image_encode(model, pixels, INT32_MIN, out, NULL), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_model_get_image_info(NULL, &info), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_model_get_image_info(model, NULL), BN_ERR_ARGUMENT);
     const float wrong[] = {NAN, INFINITY, -INFINITY};
     for (size_t i = 0; i < 3; i++) {
         pixels[N - 1] = wrong[i];
-        CHECK_EQ(bn_image_encode(model, pixels, 2, out), BN_ERR_NUMERIC);
+        CHECK_EQ(bn_image_encode(model, pixels, 2, out, NULL), BN_ERR_NUMERIC);
         CHECK(out[0] == 7);
     }
     pixels[N - 1] = 3e38f; /* a number, but what the patch becomes is none */
     pixels[N - 2] = 3e38f;
-    CHECK_EQ(bn_image_encode(model, pixels, 2, out), BN_ERR_NUMERIC);
+    CHECK_EQ(bn_image_encode(model, pixels, 2, out, NULL), BN_ERR_NUMERIC);
     bn_model_close(model);
     free(pixels);
 }
@@ -109,10 +109,31 @@ static void narrow(tiny_writer *w) {
     tiny_vision(w, 23);
 }
 
+/* Of the text before it the `word` is changed; without an image token. */
 static void two_widths(tiny_writer *w) {
     tiny_decoder(w);
     tiny_put(w->stacks + 4 * 27, BN_POOL_LAST, 4);
+    tiny_put(w->stacks + 4 * 28, 0, 4);
     tiny_vision(w, 25);
+}
+
+static void images_first(tiny_writer *w) {
+    tiny_vision(w, 24);
+    tiny_decoder(w);
+}
+
+/* Each sees, but for one word of the text. */
+static void decoder_changed(tiny_writer *w) {
+    tiny_decoder(w);
+    tiny_put(w->stacks + 4 * 1, BN_MASK_PREFIX, 4);
+    tiny_put(w->stacks + 4 * 46, 18, 4);
+    tiny_put(w->stacks + 4 * word, value, 4);
+    tiny_vision(w, 24);
+}
+
+static void one_name(tiny_writer *w) {
+    tiny_seeing(w);
+    memcpy(w->stacks + 192, w->stacks + 256 + 192, 64);
 }
 
 static void test_files(void) {
@@ -129,6 +150,12 @@ static void test_files(void) {
         {changed, 1, BN_MASK_PREFIX, BN_ERR_UNSUPPORTED, "patches do not see all others"},
         {with_head, 0, 0, BN_ERR_UNSUPPORTED, "images with a head"},
         {text_attention, 0, 0, BN_ERR_UNSUPPORTED, "pooling = attention of a text"},
+        {images_first, 0, 0, BN_ERR_CONFIG, "the stack of images is the first"},
+        {one_name, 0, 0, BN_ERR_CONFIG, "have one name, expected two"},
+        {decoder_changed, 0, BN_INPUT_EMBEDDINGS, BN_ERR_CONFIG, "takes no tokens"},
+        {decoder_changed, 1, BN_MASK_BIDIRECTIONAL, BN_ERR_CONFIG, "a mask that is causal"},
+        {decoder_changed, 46, 0, BN_ERR_CONFIG, "images and a head, expected an image_token"},
+        {decoder_changed, 28, 0, BN_ERR_CONFIG, "an image_token, expected with it a head"},
         {narrow, 0, 0, BN_ERR_CONFIG, "vectors of 23 numbers, expected 24, as the text has"},
         {two_widths, 0, 0, BN_ERR_CONFIG, "vectors of 25 numbers, expected 24, as texts do"}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {

@@ -38,10 +38,10 @@ static void numeric_or_ok(bn_status status) {
 /* Images, if the model sees any. */
 static void look(const bn_model *model) {
     static float pixels[2 * 128], out[2 * 5 * 24];
-    const bn_status status = bn_image_encode(model, pixels, 2, out);
+    const bn_status status = bn_image_encode(model, pixels, 2, out, NULL);
     CHECK(status == BN_OK || status == BN_ERR_NUMERIC || status == BN_ERR_INPUT);
     if (status != BN_ERR_INPUT)
-        numeric_or_ok(bn_image_embed(model, pixels, 2, out));
+        numeric_or_ok(bn_image_embed(model, pixels, 2, out, NULL));
 }
 
 static void use(bn_model *model, int32_t kv_type) {
@@ -170,9 +170,9 @@ static void test_blind(void) {
         poison(bytes, record);
         CHECK_EQ(bn_model_open_bytes(bytes, size, &options, &model, NULL), BN_OK);
         if (tiny_get(record, 2) == 1) {
-            CHECK_EQ(bn_image_embed(model, pixels, 1, out), BN_ERR_NUMERIC);
+            CHECK_EQ(bn_image_embed(model, pixels, 1, out, NULL), BN_ERR_NUMERIC);
             if (tiny_get(record + 4, 2) < 80)
-                CHECK_EQ(bn_image_encode(model, pixels, 1, out), BN_ERR_NUMERIC);
+                CHECK_EQ(bn_image_encode(model, pixels, 1, out, NULL), BN_ERR_NUMERIC);
         }
         bn_model_close(model);
         free(bytes);

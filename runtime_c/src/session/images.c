@@ -4,23 +4,36 @@
  * keys and values of its own. Nothing is kept: memory is that of the call.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cache.h"
 #include "forward.h"
+#include "images.h"
 #include "leave.h"
 #include "probe.h"
 #include "system/memory.h"
 #include "system/pages.h"
 #include "turn.h"
 
-enum { ROWS = 512 }; /* of images that are computed together */
+/* Of images that are computed together: their rows, and bytes of what patches are multiplied from.
+ */
+enum { ROWS = 512, MOST_BYTES = 64 << 20 };
+
+/* The struct in the header has no atomic type, so that C++ can read it. */
+_Static_assert(sizeof(bn_stop) == sizeof(atomic_int), "a stop is an atomic int");
+
+void bn_stop_now(bn_stop *stop) {
+    if (stop)
+        atomic_store((atomic_int *)(void *)stop, 1);
+}
 
 /* What a call works with. */
 typedef struct work {
     const bn_model *m;
     const bn_stack *stack;
+    const atomic_int *stop;
     size_t each;     /* rows of an image */
     size_t together; /* images of a turn */
     bn_workspace *w;
@@ -39,15 +52,22 @@ static size_t lay_out(bn_cache *cache, const bn_stack *stack, size_t each, uint8
     return bn_cache_lay_out(cache, stack, each, each, base);
 }
 
-static work plan(const bn_model *m, size_t n) {
+size_t bn_images_together(const bn_stack *stack, size_t n) {
+    const size_t each = stack->config.max_context;
+    const size_t most = least(ROWS / each, MOST_BYTES / (each * stack->patch.cols * sizeof(float)));
+    return least(n, most > 0 ? most : 1);
+}
+
+static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
     const bn_stack *stack = &m->vision;
     bn_cache cache;
     work k = {.m = m, .stack = stack, .each = stack->config.max_context};
-    k.together = least(n, k.each < ROWS ? ROWS / k.each : 1);
+    k.stop = (const atomic_int *)(const void *)stop;
+    k.together = bn_images_together(stack, n);
     k.cache_bytes = lay_out(&cache, stack, k.each, NULL);
     if (stack->pooling) {
-        const size_t bytes = lay_out(&cache, stack->pooling, k.each, NULL);
-        k.cache_bytes = bytes > k.cache_bytes ? bytes : k.cache_bytes;
+        const size_t of_pool = lay_out(&cache, stack->pooling, k.each, NULL);
+        k.cache_bytes = of_pool > k.cache_bytes ? of_pool : k.cache_bytes;
     }
     return k;
 }
@@ -157,7 +177,7 @@ static bn_status run(work *k, const float *pixels, size_t n, give *wanted, float
     bn_turn_begin(k->m); /* for the threads: the workspace is the call's */
     memset(k->w->in.skipped, 0, (size_t)bn_pool_threads(k->m->pool) * sizeof *k->w->in.skipped);
     add_rows(k, pixels, n);
-    bn_status status = bn_forward(k->m, k->stack, k->w, n * k->each, NULL);
+    bn_status status = bn_forward(k->m, k->stack, k->w, n * k->each, k->stop);
     if (!status)
         status = wanted(k, n, out);
     bn_turn_end(k->m);
@@ -177,9 +197,9 @@ static bn_status check(const bn_model *m, const float *pixels, int32_t n, const 
 
 /* floats: of an image, that leave */
 static bn_status see(const bn_model *m, const float *pixels, int32_t n, give *wanted, size_t floats,
-                     float *out) {
+                     float *out, const bn_stop *stop) {
     const size_t images = (size_t)n, of_image = pixels_of(&m->vision.config);
-    work k = plan(m, images);
+    work k = plan(m, images, stop);
     bn_status status = make(&k);
     for (size_t first = 0; first < images && !status; first += k.together)
         status = run(&k, pixels + first * of_image, least(images - first, k.together), wanted,
@@ -188,20 +208,22 @@ static bn_status see(const bn_model *m, const float *pixels, int32_t n, give *wa
     return status;
 }
 
-bn_status bn_image_encode(const bn_model *m, const float *pixels, int32_t n, float *out) {
+bn_status bn_image_encode(const bn_model *m, const float *pixels, int32_t n, float *out,
+                          const bn_stop *stop) {
     BN_STANDARD_FLOATS;
     const bn_status status = check(m, pixels, n, out);
     if (status)
         return status;
     const bn_config *c = &m->vision.config;
-    return see(m, pixels, n, give_states, c->max_context * bn_width(c), out);
+    return see(m, pixels, n, give_states, c->max_context * bn_width(c), out, stop);
 }
 
-bn_status bn_image_embed(const bn_model *m, const float *pixels, int32_t n, float *out) {
+bn_status bn_image_embed(const bn_model *m, const float *pixels, int32_t n, float *out,
+                         const bn_stop *stop) {
     BN_STANDARD_FLOATS;
     const bn_status status = check(m, pixels, n, out);
     if (status)
         return status;
     const bn_config *c = &m->vision.config;
-    return c->pooling ? see(m, pixels, n, give_pooled, bn_width(c), out) : BN_ERR_ARGUMENT;
+    return c->pooling ? see(m, pixels, n, give_pooled, bn_width(c), out, stop) : BN_ERR_ARGUMENT;
 }

@@ -54,7 +54,7 @@ const char *bn_status_text(bn_status status) {
                "part "
                "of a text that comes and goes whole";
     case BN_ERR_CANCELLED:
-        return "the session was cancelled, and not rewound since";
+        return "the session was cancelled, and not rewound since, or the call was stopped";
     case BN_ERR_NUMERIC:
         return "the logits, or the vectors or pixels given or what they lead to, are not finite "
                "numbers, or every token is ruled out";
