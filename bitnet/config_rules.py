@@ -177,6 +177,13 @@ def _check_images(config: Any) -> None:
             f"max_context is {config.max_context}, expected {config.patches + config.class_token}, "
             "the tokens of an image"
         )
+    if config.image_size**2 * config.channels > 1 << 26:
+        raise ValueError(
+            f"image_size is {config.image_size} with {config.channels} channels, "
+            f"expected at most {1 << 26} values of pixels"
+        )
+    if config.input == "images" and config.max_context > 1 << 16:
+        raise ValueError(f"an image has {config.max_context} tokens, expected at most {1 << 16}; use larger patches")
     if config.class_token and config.input != "images":
         raise ValueError(f"class_token is set with input = {config.input!r}, expected input = 'images'")
     for field in ("similarity_scale", "similarity_bias"):
@@ -210,10 +217,6 @@ def _check_decoder(config: Any, vision: Any) -> None:
         raise ValueError(
             f"image_token is {config.image_token} with mask = {config.mask!r} and has_head = {config.has_head}, "
             "expected a decoder: a head, and the mask 'prefix' or 'causal'"
-        )
-    if vision.pooling != "none":
-        raise ValueError(
-            f"vision.pooling is {vision.pooling!r}, expected 'none': with image_token every patch gives a vector"
         )
     if vision.width != config.dim:
         raise ValueError(

@@ -138,6 +138,47 @@ def hostile_files() -> list[Hostile]:
     return list(_hostile(packed_bytes()))
 
 
+def unfit_stacks() -> Iterator[tuple[str, bytes]]:
+    """Files of two stacks, each good, that do not make a model (export/FORMAT.md §2)."""
+    decoder, eye, text, tower = *SEEING.stacks, *TOWERS.stacks
+    for name, stacks in {
+        "images first": (eye, decoder), "towers, images first": (tower, text),
+        "one name": (text, tower.replace(name="text")), "two of images": (eye, tower.replace(name="other")),
+        "bidirectional decoder": (decoder.replace(mask="bidirectional"), eye),
+        "decoder of another width": (decoder, eye.replace(out_dim=23)),
+        "texts of another width": (text, tower.replace(out_dim=23)),
+        "no token for images": (decoder.replace(image_token=0), eye),
+        "decoder without a head": (decoder.replace(has_head=False, tie_embeddings=False), eye),
+        "no pooling of texts": (text.replace(pooling="none"), tower), "no pooling of images": (text, eye),
+        "embeddings": (text.replace(input="embeddings", vocab_size=0), tower),
+    }.items():  # fmt: skip
+        yield name, _packed_stacks(stacks)
+
+
+def fit_stacks() -> Iterator[tuple[str, bytes]]:
+    """And of stacks that do."""
+    decoder, eye, text, tower = *SEEING.stacks, *TOWERS.stacks
+    for name, stacks in {
+        "decoder": (decoder, eye), "causal decoder": (decoder.replace(mask="causal"), eye), "towers": (text, tower),
+        "images alone": (eye,), "text alone, with a token for images": (decoder,), "pooled images": (decoder, tower),
+    }.items():  # fmt: skip
+        yield name, _packed_stacks(stacks)
+
+
+def _packed_stacks(stacks: tuple[ModelConfig, ...]) -> bytes:
+    """Each with the tensors of a random model of its own."""
+    files = [PackedFile(packed_bytes(stack)) for stack in stacks]
+
+    def source(spec: Spec) -> Encoded:
+        file = files[spec.key.stack]
+        return as_stored(file, file.tensors[spec.key._replace(stack=0)])
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.bitnet"
+        write_packed(path, stacks, source)
+        return path.read_bytes()
+
+
 def _hostile(good: bytes) -> Iterator[Hostile]:
     yield Hostile("empty", b"", "BN_ERR_TRUNCATED")
     for name, content in foreign_files().items():
@@ -187,7 +228,8 @@ def _images(good: bytes) -> Cases:
     yield "the file itself", good, "BN_OK"
     big, nan, inf = (1 << 31, 0xFFFFFFFF), float("nan"), float("inf")
     wrong: dict[str, tuple[float, ...]] = {
-        "image_size": (0, 2, (1 << 14) + 1, 9, *big), "patch_size": (0, 8, 2, *big), "channels": (0, 1, 3, 4, *big),
+        "image_size": (0, 2, (1 << 14) + 1, 9, 1 << 14, *big), "patch_size": (0, 8, 2, *big),
+        "channels": (0, 1, 3, 4, *big),
         "max_context": (0, 4, 6, *big), "class_token": (0, 2, *big), "out_dim": (65_537, *big),
         "image_token": (1, *big), "pixel_mean.0": (nan, inf, -inf), "pixel_mean.2": (0.5, -0.0),
         "pixel_std.0": (0.0, -0.5, nan, inf), "pixel_std.2": (0.5, -0.0), "similarity_scale": (-1.0, nan, inf),

@@ -90,7 +90,12 @@ def test_options_of_the_stack_that_sees(tmp_path: Path, monkeypatch: pytest.Monk
         (TOWERS, {"vision": {"patch_size": 15}}, "vision: patch_size is 15 with input = 'images', expected an integer"),
         (TOWERS, {"vision": {"has_head": True, "vocab_size": 9}}, "vision.has_head is True, expected False"),
         (PALIGEMMA, {"mask": "bidirectional"}, "expected a decoder: a head, and the mask 'prefix' or 'causal'"),
-        (PALIGEMMA, {"vision": {"pooling": "mean"}}, "vision.pooling is 'mean', expected 'none'"),
+        (
+            VISION,
+            {"image_size": 4730},
+            "image_size is 4730 with 3 channels, expected at most 67108864 values of pixels",
+        ),
+        (VISION, {"image_size": 1028}, "an image has 66049 tokens, expected at most 65536; use larger patches"),
         (PALIGEMMA, {"vision": {"out_dim": 0}}, "vision gives vectors of 36 numbers, expected 42, the dim of the"),
         (PALIGEMMA, {"input": "embeddings"}, "input is 'embeddings', expected 'tokens' of a model with vision"),
         (PALIGEMMA, {"image_token": 257}, "image_token is 257, expected an integer from 0 to 256"),

@@ -39,6 +39,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
             (not config.has_head, head, "add --set has_head=yes, or --objective contrastive"),
             (config.mask == "bidirectional", "mask is bidirectional, so each token sees the one it is to say",
              "add --set mask=causal, or --objective mlm"),
+            (config.vision is not None and config.vision.pooling != "none", "the vision stack has a pooling, and "
+             "nothing would train it", "add --set vision.pooling=none"),
             (sees and config.mask != "prefix", f"mask is {config.mask}, and all of an image is to be seen from each "
              "part of it", "add --set mask=prefix"),
         ],

@@ -9,14 +9,32 @@
 #include "model.h"
 #include "system/status.h"
 
-/* Vectors of images take the place of rows of the embedding, or are compared with those of texts.
- */
+/* Vectors of images take the place of rows of the embedding, or are compared with those of texts:
+ * FORMAT.md §2, two stacks. */
 static bn_status check_together(const bn_model *m, char *detail) {
-    const bn_config *c = &m->stack.config;
-    const size_t of_image = bn_width(&m->vision.config);
-    const size_t of_text = c->image_token ? c->dim : bn_width(c);
-    const int meet = c->image_token || (c->pooling && m->vision.config.pooling);
-    if (bn_reads(m) && bn_sees(m) && meet && of_text != of_image)
+    const bn_config *c = &m->stack.config, *v = &m->vision.config;
+    const size_t of_image = bn_width(v), of_text = c->image_token ? c->dim : bn_width(c);
+    const struct {
+        int wrong;
+        const char *says;
+    } rules[] = {
+        {m->file.stacks[0].input == BN_INPUT_IMAGES,
+         "the stack of images is the first, expected it behind that of text"},
+        {c->input != BN_INPUT_TOKENS, "the stack before that of images takes no tokens"},
+        {memcmp(c->name, v->name, sizeof c->name) == 0,
+         "the stacks of text and of images have one name, expected two"},
+        {c->image_token && (c->mask == BN_MASK_BIDIRECTIONAL || !c->has_head),
+         "an image_token, expected with it a head, and a mask that is causal or prefix"},
+        {!c->image_token && c->has_head,
+         "images and a head, expected an image_token, or vectors of texts in place of the head"},
+        {!c->image_token && !(c->pooling && v->pooling),
+         "texts or images have no pooling, expected one of each, or an image_token"}};
+    if (!bn_reads(m) || !bn_sees(m))
+        return BN_OK;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (rules[i].wrong)
+            return bn_fail(detail, BN_ERR_CONFIG, "%s", rules[i].says);
+    if (of_text != of_image)
         return bn_fail(detail, BN_ERR_CONFIG,
                        "images become vectors of %zu numbers, expected %zu, as %s", of_image,
                        of_text, c->image_token ? "the text has" : "texts do");

@@ -103,6 +103,7 @@ static void test_images(void) {
         {9, "max_context is 4, expected 5, the tokens of an image", {4, UINT32_MAX}},
         {33, "image_size", {0, (1 << 14) + 1, UINT32_MAX}},
         {33, "max_context is 5, expected 10", {6, 7, UINT32_MAX}},
+        {33, "expected at most 67108864 values of pixels", {5793, 1 << 14, UINT32_MAX}},
         {34, "patch_size", {0, 6, UINT32_MAX}},
         {35, "channels", {0, 4, UINT32_MAX}},
         {35, "channel 1", {1, UINT32_MAX}},

@@ -10,7 +10,7 @@
 
 _Static_assert(sizeof(bn_config) == 256, "a stack record has 64 words");
 
-enum { MAX_STACKS = 16, MAX_ATTENTION_DIM = 262144 };
+enum { MAX_STACKS = 16, MAX_ATTENTION_DIM = 262144, MAX_VALUES = 1 << 26, MAX_TOKENS = 1 << 16 };
 
 static bn_status check_ranges(const bn_config *c, uint32_t stack, char *detail) {
     const uint32_t rope = c->position == BN_POSITION_ROPE;
@@ -139,6 +139,12 @@ static bn_status check_images(const bn_config *c, uint32_t stack, char *detail) 
                            used ? "finite numbers, the second > 0" : "0, there is no such channel");
     }
     if (c->input == BN_INPUT_IMAGES) {
+        const uint32_t values = c->image_size * c->image_size * c->channels; /* below 2^30 */
+        if (values > MAX_VALUES)
+            return bn_fail(detail, BN_ERR_CONFIG,
+                           "stack %" PRIu32 ": image_size is %" PRIu32 " with channels = %" PRIu32
+                           ", expected at most %d values of pixels",
+                           stack, c->image_size, c->channels, MAX_VALUES);
         const uint32_t side = c->image_size / c->patch_size; /* at most 2^14 */
         const uint32_t tokens = side * side + c->class_token;
         if (c->max_context != tokens)
@@ -146,6 +152,11 @@ static bn_status check_images(const bn_config *c, uint32_t stack, char *detail) 
                            "stack %" PRIu32 ": max_context is %" PRIu32 ", expected %" PRIu32
                            ", the tokens of an image",
                            stack, c->max_context, tokens);
+        if (tokens > MAX_TOKENS)
+            return bn_fail(detail, BN_ERR_CONFIG,
+                           "stack %" PRIu32 ": an image has %" PRIu32
+                           " tokens, expected at most %d",
+                           stack, tokens, MAX_TOKENS);
     }
     return BN_OK;
 }
