@@ -163,6 +163,7 @@ def test_pictures_of_a_run_that_were_damaged(runs: Runs, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        ((*DECODER, "--set", "vision.pooling=mean"), "the vision stack has a pooling, and nothing would train it"),
         ((*DECODER, "--set", "mask=causal"), "mask is causal, and all of an image is to be seen from each part of it"),
         ((*DECODER, "--temperature", "0.1"), "--temperature is of vectors of texts; leave it out"),
         ((*TOWERS, "--temperature", "0.1"), "--temperature is of vectors of texts; leave it out"),
