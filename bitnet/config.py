@@ -204,7 +204,7 @@ class ModelConfig:
         """A copy with some fields changed; unknown names raise as in `from_dict`. vision: a dictionary of changes, too.
 
         `rope_dim` and `attention_scale` that followed from `head_dim` follow from the new one, and `max_context` from
-        the size of images and patches.
+        the size of images and patches. What is done to the pixels of all channels is done to those of more or fewer.
         """
         values = self.to_dict() | {"vision": self.vision}
         if self.rope_dim == (self.head_dim if self.position == "rope" else 0):
@@ -213,6 +213,10 @@ class ModelConfig:
             values["attention_scale"] = 0.0
         if self.input == "images":
             values["max_context"] = -1
+        if (channels := changes.get("channels")) in (1, 2, 3):
+            for field in ("pixel_mean", "pixel_std"):
+                if len(same := set(getattr(self, field))) == 1:
+                    values[field] = [*same] * channels
         if (before := self.vision) and isinstance(seeing := changes.get("vision"), dict):
             changes = changes | {"vision": _within(lambda changes: before.replace(**changes), seeing)}
         return type(self).from_dict(values | changes)

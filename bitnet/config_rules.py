@@ -107,7 +107,11 @@ def _check_relations(config: Any) -> None:
     if config.n_heads % config.n_kv_heads:
         raise ValueError(f"n_heads is {config.n_heads}, expected a multiple of n_kv_heads = {config.n_kv_heads}")
     if (config.n_experts > 0) != (config.experts_per_token > 0):
-        raise ValueError("n_experts and experts_per_token are both 0 or both positive")
+        near = f"experts_per_token = {min(2, config.n_experts)}" if config.n_experts else "n_experts = 8"
+        raise ValueError(
+            f"n_experts is {config.n_experts} and experts_per_token {config.experts_per_token}, expected both 0 or "
+            f"both above 0; set {near}, too"
+        )
 
 
 def _check_lists(config: Any) -> None:
@@ -170,8 +174,9 @@ def _check_images(config: Any) -> None:
         values = getattr(config, field)
         numbers = type(values) is tuple and all(map(finite, values))
         if not numbers or len(values) != config.channels or (field == "pixel_std" and not all(v > 0 for v in values)):
+            expected = f"{config.channels} finite number{'s' * (config.channels != 1)}"
             above = " above 0" * (field == "pixel_std")
-            raise ValueError(f"{field} is {values!r}, expected {config.channels} finite numbers{above}")
+            raise ValueError(f"{field} is {values!r}, expected {expected}{above}, one for each channel")
     if config.input == "images" and config.max_context != config.patches + config.class_token:
         raise ValueError(
             f"max_context is {config.max_context}, expected {config.patches + config.class_token}, "

@@ -63,9 +63,10 @@ def _presets() -> list[str]:
         sizes = [f"{getattr(model, shape):,}" for shape in shapes]
         lines.append(f"| {name} | {model.ternary_weights:,} | {' | '.join(sizes)} |")
     others = [name for name in PRESETS if name not in PRESET_SETTINGS]
+    *more, last = (f"`{name}`" for name in others)
     lines += [
         "",
-        f"{' and '.join(f'`{name}`' for name in others)} are shapes to run (`bitnet bench`), not to train.",
+        f"{', '.join(more)} and {last} are shapes to run (`bitnet bench`), not to train.",
         "",
     ]
     return lines
@@ -95,8 +96,8 @@ def _model() -> list[str]:
     lines += ["A model that is shown images has a stack for them, `vision`, with options of its own:"]
     lines += ["`--set vision.dim=256`, or a table `[model.vision]`.", ""]
     others = ", ".join(f"`{name}`" for name in NOT_YET)
-    lines += [f"Drafts and adapters can be said and are not trained yet. Of {others}"]
-    lines += ["values that mean them are refused.", ""]
+    lines += [f"Drafts and adapters can be said and are not trained yet: {others} with values"]
+    lines += ["that ask for them are refused.", ""]
     fields = {f.name: f for f in dataclasses.fields(ModelConfig)}
     for name, comment in _comments():
         if not name:

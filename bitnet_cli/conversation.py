@@ -12,7 +12,7 @@ from typing import Any
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
-from bitnet_runtime.errors import BitnetError, InvalidParameterError
+from bitnet_runtime.errors import BitnetError, ImageError, InvalidParameterError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
@@ -45,14 +45,15 @@ class Conversation:
         self._quiet = quiet
         self._turns: list[Message] = []  # of user and assistant, one after the other
         self._pictures: list[str] = []  # that go with the next message
-        self._refused = False  # a message from a pipe that was no text
+        self._refused = False  # a message from a pipe that was no text, or lacked a picture
+        self._lacking = False  # a picture from a pipe that is not there: what follows would be asked of nothing
         self._unseen = 0  # how many of them the model no longer sees
         self._tell(system or "")
 
     def run(self, session: Session) -> int:
         """Read, answer, again, until /exit or the end of input; then the session is closed. Ctrl-C twice raises.
 
-        Returns the exit code: 1 when a pipe held what is not UTF-8.
+        Returns the exit code: 1 when a pipe held what is not UTF-8, or a message whose picture is not there.
         """
         self._session = session
         self._lines = Lines(self._quiet)
@@ -66,6 +67,9 @@ class Conversation:
                     if text == "/exit":
                         break
                     self._obey(text)
+                elif self._lacking:
+                    say("error: the message lacks its picture; it was not sent")
+                    self._pictures, self._lacking, self._refused = [], False, True
                 elif text and self._answer(self._message(text)):
                     self._pictures = []
         return int(self._refused)
@@ -123,7 +127,7 @@ class Conversation:
         elif name == "/image":
             self._picture(words)
         elif command == "/clear":
-            self._turns, self._unseen, self._pictures = [], 0, []
+            self._turns, self._unseen, self._pictures, self._lacking = [], 0, [], False
             self._note("a new conversation")
         elif command == "/retry":
             self._retry()
@@ -140,9 +144,12 @@ class Conversation:
 
     def _picture(self, name: str) -> None:
         try:
+            if not name:
+                raise ImageError("/image FILE: name a picture")
             self.show(os.path.expanduser(name))
         except BitnetError as error:
             say(f"error: {escape(str(error))}")
+            self._lacking |= not self._lines.typed
         else:
             self._note("it goes with the next message")
 

@@ -83,10 +83,10 @@ def test_similarity_as_json_and_texts_of_a_file(folder: Path, tmp_path: Path) ->
         (["towers", "none.png", "-p", "a"], 1, "none.png: No such file"),
         (["towers", ".", "-p", "a"], 1, "it is a folder, expected a picture"),
         (["towers", "towers", "-p", "a"], 1, "expected a picture: PNG"),
-        (["towers", "-p", "a"], 2, "no model; give a packed file first"),
+        (["towers", "-p", "a"], 2, "towers alone is given, expected a packed file and a picture"),
         (["towers", "dog.png"], 2, "-p/--text -f/--file is required"),
         (["towers", "dog.png", "-p", ""], 1, "text 1 is empty"),
-        (["decoder", "dog.png", "-p", "a"], 1, "does not compare images with texts"),
+        (["decoder", "dog.png", "-p", "a"], 1, "see Model.generate (`bitnet generate --image`)"),
         (["vision", "dog.png", "-p", "a"], 1, "it has no vectors for texts"),
     ],
 )
@@ -118,7 +118,7 @@ def test_generate_looks_at_pictures(piped: bool, folder: Path) -> None:
     [
         ("decoder", "none.png", "none.png: No such file"),
         ("decoder", "https://example.org/cat.png", "a URL, expected a file"),
-        ("towers", "dog.png", "has no head"),
+        ("towers", "dog.png", "see Model.embed (`bitnet embed`) and Model.similarity (`bitnet similarity`)"),
         ("vision", "dog.png", "takes no text"),
     ],
 )
@@ -138,6 +138,8 @@ def test_embed_gives_vectors_of_pictures_before_those_of_texts(folder: Path) -> 
     found = json.loads(bitnet("embed", folder / "towers", *given, "--similarity", "--json")[1])
     assert (found["images"], found["texts"]) == (pictures, ["a"])
     np.testing.assert_allclose(found["similarity"], vectors @ vectors.T, atol=1e-6)  # fp32 sums of 36 terms
+    code, _, err = bitnet("embed", folder / "decoder", "-i", pictures[1])
+    assert code == 1 and "ask about them: Model.generate (`bitnet generate --image`)" in err
     code, out, _ = bitnet("embed", folder / "vision", "-i", pictures[1], stdin="not read")
     assert code == 0 and len(json.loads(out)) == VISION.dim
 
@@ -176,9 +178,13 @@ def test_chat_without_a_template_knows_the_pictures_of_one_message(folder: Path)
 def test_chat_keeps_pictures_that_cannot_go_and_says_why(folder: Path) -> None:
     code, out, err = bitnet("chat", folder / "chat", "-i", folder / "none.png", stdin="a\n")
     assert (code, out) == (1, "") and "none.png: No such file" in err
-    typed = f"/image none.png\n/image {folder / 'dog.png'}\n{'a' * 200}\nab\n"
+    typed = f"/image {folder / 'dog.png'}\n{'a' * 200}\nab\n"
     code, out, err = bitnet("chat", folder / "chat", "-n", "1", stdin=typed)
-    assert code == 0 and "error: none.png: No such file" in err and "the message has" in err
+    assert code == 0 and "the message has" in err
     assert len(shown(out, err)) == 1 and shown(out, err)[0] > N
+    typed = f"/image none.png\n/image {folder / 'dog.png'}\nnot sent\n/image\n/clear\nab\n"
+    code, out, err = bitnet("chat", folder / "decoder", "-n", "1", stdin=typed)
+    assert "error: none.png: No such file" in err and "error: /image FILE: name a picture" in err
+    assert (code, shown(out, err)) == (1, [2]) and "the message lacks its picture; it was not sent" in err
     code, _, err = bitnet("chat", folder / "towers", "-i", folder / "dog.png", stdin="a\n")
     assert code == 1 and "has no head" in err

@@ -91,7 +91,7 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
         ({"rope_scaling": "llama3", "rope_original_context": 9, "rope_low_freq_factor": 4.0}, "expected less than"),
         ({"ternary": 5}, "ternary is 5, expected a list"),
         ({"name": 5}, "name is 5, expected a text"),
-        ({"n_experts": 4}, "n_experts and experts_per_token"),
+        ({"n_experts": 4}, "n_experts is 4 and experts_per_token 0, expected both 0 or both above 0; set experts_per"),
         ({"ternary": ["query"]}, "ternary names 'query'"),
         ({"name": "x" * 64}, "longer than 63 bytes"),
     ],
@@ -99,6 +99,13 @@ def test_bitnet_2b4t_has_its_published_size() -> None:
 def test_refusals_name_what_was_found_and_expected(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         ModelConfig.from_dict(SMALL | changes)
+
+
+def test_pixels_of_other_channels_are_normalized_alike() -> None:
+    vision = PRESETS["siglip-tiny"].replace(vision={"channels": 1}).vision
+    assert vision and (vision.pixel_mean, vision.pixel_std) == ((0.5,), (0.5,))
+    with pytest.raises(ValueError, match=r"pixel_mean is .*, expected 1 finite number, one for each channel"):
+        PRESETS["clip-base"].replace(vision={"channels": 1})
 
 
 def test_the_page_of_options_is_that_of_the_code(tmp_path: Path) -> None:

@@ -174,6 +174,11 @@ def test_verbs_that_need_a_head_say_so(
     assert captured.out == "" and captured.err.splitlines()[-1].startswith("bitnet: error: m.bitnet has no head")
 
 
+def test_a_packed_encoder_is_not_measured(pair: tuple[Transformer, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(pair[1])]) == 1
+    assert "is a packed encoder, which is not measured; measure its run" in capsys.readouterr().err
+
+
 def test_inspect_shows_what_the_model_is_for(
     pair: tuple[Transformer, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,12 +176,18 @@ def test_a_packed_file_is_measured_without_a_prefix(
             "pooling is none, so a text has no vector; add --set pooling=mean",
         ),
         ((*OBJECTIVES["contrastive"], "--batch", "1"), "there is no other text to tell from; raise --batch"),
+        (("--preset", "siglip-tiny", "--objective", "mlm"), "learn by contrastive alone; take that, or --preset pali"),
+        (
+            ("--preset", "paligemma-tiny", "--set", "vision.out_dim=32", "--objective", "contrastive"),
+            "learns by next alone; take that, or --preset siglip-tiny",
+        ),
+        (("--preset", "clip-base"), "(clip-base is a published shape, to measure with `bitnet bench`; siglip-tiny"),
         ((*ENCODER, "--objective", "mlm", "--chat", "x.jsonl"), "--chat is for the next token; give --data"),
         (("--objective", "gap"), "invalid choice: 'gap'"),
         (("--set", "input=embeddings"), "input is embeddings, and text has none; add --set input=tokens"),
         (
             ("--set", "adapter_rank=2", "--set", 'adapters=["q"]'),
-            "adapters are not trained yet: adapter_rank",
+            "this is not trained yet: adapter_rank",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from bitnet.train import sights
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import Model
-from picture_data import DECODER, TOWERS, captions, halves, lines, questions
+from picture_data import DECODER, TINY, TOWERS, captions, halves, lines, questions
 from training import bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
@@ -190,6 +190,8 @@ def test_refused_data(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[
         (TOWERS, "a record has 2 images, and --objective contrastive"),
         ((*DECODER, "--augment", "crop"), "--augment is of images, and the model sees none; leave it out"),
         ((*DECODER, "--vision", tmp_path / "none"), "none does not exist, expected a checkpoint"),
+        ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.image_size=16"), "vision.image_size is 8 in "),
+        ((*TINY, "--vision", runs["towers"][1]), "each part of it; add --preset paligemma-tiny, or --set mask=prefix"),
         ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.dim=25"), "of its stack of images is [24"),
     ):
         assert bitnet("train", *command, *ask, "--out", tmp_path / "r") == 1

@@ -80,6 +80,8 @@ def _pair(line: bytes, where: str, names: tuple[str, str] | None) -> tuple[tuple
     if names is None:
         first, second = (name for name, value in texts.items() if isinstance(value, str))
         names = first, second
+        if "image" in texts:
+            raise DataError(f"{where} is of an image, and this model sees none; add --preset siglip-tiny")
     pair = [texts.get(name) for name in names]
     if not all(isinstance(text, str) and text.strip() for text in pair):
         raise DataError(f'{where}: expected an object with the texts "{names[0]}" and "{names[1]}", neither empty')

@@ -78,6 +78,10 @@ class Checkpoint:
             return cls(folder)
         if not folder.exists():
             raise CheckpointError(f"{folder} does not exist, expected a checkpoint or a run folder of `bitnet train`")
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder} is a file, expected a checkpoint or a run folder; of a packed file name the run it came from"
+            )
         steps = all_of(folder)
         if not steps:
             raise CheckpointError(f"{folder} has no {WEIGHTS} and no step-* folder, expected a checkpoint")

@@ -19,7 +19,7 @@ from bitnet.data import conversations, dataset, masked, pairs, picture_rows, tok
 from bitnet.data.picture_rows import Answers, Captions, Rows
 from bitnet.evaluate import answers, contrast, loss
 from bitnet.model.transformer import Transformer
-from bitnet.settings import Settings
+from bitnet.settings import PRESET_SETTINGS, Settings
 from bitnet.train.errors import TrainingError
 
 Kept = dataset.Tokens | pairs.Pairs | Captions | Answers
@@ -34,6 +34,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
     """Raises TrainingError: objective, model and options do not go together."""
     objective, sees = settings.objective, config.vision is not None
     head = f"the model has {'a' if config.has_head else 'no'} head"
+    towers, decoder = (sees and config.has_head == answers for answers in (False, True))
+    preset = "" if settings.source else "--preset paligemma-tiny, or "
     problems = {
         "next": [
             (not config.has_head, head, "add --set has_head=yes, or --objective contrastive"),
@@ -42,7 +44,7 @@ def check(settings: Settings, config: ModelConfig) -> None:
             (config.vision is not None and config.vision.pooling != "none", "the vision stack has a pooling, and "
              "nothing would train it", "add --set vision.pooling=none"),
             (sees and config.mask != "prefix", f"mask is {config.mask}, and all of an image is to be seen from each "
-             "part of it", "add --set mask=prefix"),
+             "part of it", f"add {preset}--set mask=prefix"),
         ],
         "mlm": [
             (not config.has_head, head, "add --set has_head=yes"),
@@ -73,7 +75,17 @@ def check(settings: Settings, config: ModelConfig) -> None:
         (settings.distilled and not plain, f"mask is {config.mask}, and only causal models of the next token can be "
          "distilled", "leave --distill and --distill-relations out"),
     ]  # fmt: skip
-    for wrong, found, advice in problems[objective]:
+    shape = "" if settings.source or settings.preset in PRESET_SETTINGS else (
+        f" ({settings.preset} is a published shape, to measure with `bitnet bench`; "
+        "siglip-tiny and paligemma-tiny are to be trained)"
+    )  # fmt: skip
+    of_images = [
+        (towers and objective != "contrastive", "two towers of images and texts learn by contrastive alone",
+         f"take that, or --preset paligemma-tiny for answers{shape}"),
+        (decoder and objective != "next", "a decoder that sees images learns by next alone",
+         f"take that, or --preset siglip-tiny to compare images with texts{shape}"),
+    ]  # fmt: skip
+    for wrong, found, advice in of_images + problems[objective]:
         if wrong:
             raise TrainingError(f"--objective {objective}, but {found}; {advice}")
 

@@ -102,6 +102,12 @@ def with_sight(base: ModelConfig, overrides: dict[str, Any], settings: Settings)
         stack = _tower(settings.vision) if settings.vision else STACK
         if answers:
             stack = stack | {"pooling": "none", "out_dim": own.get("dim", base.dim), "projector_bias": True}
+        for name in ("image_size", "patch_size", "channels"):
+            if settings.vision and seeing.get(name, stack[name]) != stack[name]:
+                raise ValueError(
+                    f"vision.{name} is {stack[name]} in {settings.vision}, {seeing[name]} in this run; leave "
+                    f"--set vision.{name} out, or train without --vision"
+                )
         seeing = stack | seeing
         for field in ("pixel_mean", "pixel_std"):
             seeing.setdefault(field, [0.5] * seeing["channels"])

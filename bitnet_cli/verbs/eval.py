@@ -126,8 +126,11 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     from bitnet.data import corpus, dataset, tokenizer
     from bitnet.evaluate.loss import Overlapping, evaluate_packed
 
+    if not model.image and (not model.has_head or model.mask == "bidirectional"):
+        raise ValueError(f"{args.source} is a packed encoder, which is not measured; measure its run: bitnet eval RUN")
     if not args.data:
-        raise ValueError(f"{args.source} does not know what it was trained on; give the text with --data")
+        what = "records of images" if model.image else "the text"
+        raise ValueError(f"{args.source} does not know what it was trained on; give {what} with --data")
     if not model.has_tokenizer:
         raise ValueError(f"{args.source} has no tokenizer, so text cannot be measured")
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
         images = [str(args.model), *images]
     path = args.model_flag or args.model
     if path is None:
-        return refuse("no model; give a packed file first, as in `bitnet similarity model.bitnet cat.png -p TEXT`")
+        needed = "expected a packed file and a picture, as in `bitnet similarity model.bitnet cat.png -p TEXT`"
+        return refuse(f"{escape(images[0])} alone is given, {needed}")
     texts = args.text or lines_of(read_text(args.file) or "")
     if not all(texts) or not texts:
         place = f"text {texts.index('') + 1} is empty" if texts else f"{args.file} has no line"

@@ -159,9 +159,10 @@ class ModelFacts(Unique):
         """Raises UnsupportedModelError if the model has no logits."""
         self.require_text()
         if not self.has_head:
+            verbs = ("embed", "similarity") if self.image else ("embed",)
             raise UnsupportedModelError(
                 f"{self.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
-                "see Model.embed"
+                "see " + " and ".join(f"Model.{verb} (`bitnet {verb}`)" for verb in verbs)
             )
 
     def require_embedding(self) -> None:

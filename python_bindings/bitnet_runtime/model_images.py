@@ -58,7 +58,8 @@ class ModelImages(ModelFacts):
         """Raises UnsupportedModelError if the model does not make comparable vectors of images and texts."""
         seen = self.require_images()
         if not (seen.pooled and self.has_embedding and self.pooling):
-            why = "it answers questions on images, see generate" if self.has_head else "it has no vectors for texts"
+            answers = "it answers questions on images, see Model.generate (`bitnet generate --image`)"
+            why = answers if self.has_head else "it has no vectors for texts"
             raise UnsupportedModelError(f"{self.path.name} does not compare images with texts: {why}")
         return seen
 

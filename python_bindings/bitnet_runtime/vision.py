@@ -33,6 +33,7 @@ def embed(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.fl
     if not seen.pooled:
         raise UnsupportedModelError(
             f"{model.path.name} names no pooling of images, so they do not become one vector; use encode_image"
+            + ", or ask about them: Model.generate (`bitnet generate --image`)" * model.has_head
         )
     return _computed(model, seen, pixels, lib.bn_image_embed, (seen.width,))
 
