@@ -100,7 +100,7 @@ def _libraries() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingDependencyError(
             f"pictures in files, and of another size than the model's, need the `Pillow` library ({error}): "
-            "pip install Pillow; uint8 arrays of the model's size work without it"
+            "pip install Pillow; Python may pass uint8 arrays of the model's size instead"
         ) from error
     logging.getLogger("PIL").addHandler(_SILENT)  # or errors that are raised here are printed, too
     return Image, ImageOps
