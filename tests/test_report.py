@@ -53,6 +53,15 @@ def test_one_html_file_that_needs_no_other(run: Path, capsys: pytest.CaptureFixt
     assert not list(run.glob(".*.partial"))
 
 
+def test_nothing_stays_of_a_page_that_is_stopped_while_it_is_drawn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even by a signal after which nothing is tidied up: there is nothing yet."""
+    names: list[set[str]] = []
+    before = {path.name for path in run.iterdir()}
+    monkeypatch.setattr("bitnet.report.page.sample", lambda *_: names.append({p.name for p in run.iterdir()}) or "")
+    assert report(run) == 0
+    assert names == [before] and (run / "report.html").is_file()
+
+
 def test_png(run: Path, tmp_path: Path) -> None:
     assert report(run, "--out", tmp_path / "page.png", "--tokens", "5") == 0
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")

@@ -32,6 +32,7 @@ def put(out: Path, page: Callable[[], bytes]) -> None:
     try:
         with _writing(out):  # before it is drawn, which takes a while
             partial.touch()
+            partial.unlink()  # so that nothing stays when it is stopped meanwhile
             if out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         made = page()
