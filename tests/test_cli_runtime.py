@@ -125,7 +125,12 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("embed", "{}/small", "-p", "a"), 1, "pooling"),
         (("bench",), 2, "either a packed file or --shape"),
         (("bench", "--shape", "huge"), 1, "shape is 'huge', expected one of tiny"),
-        (("bench", "{}/script", "--prompt", "100"), 1, "gen need 129 tokens, the context holds 64"),
+        (
+            ("bench", "{}/script", "--prompt", "100"),
+            1,
+            "--prompt 100 or --gen 63 needs 100 tokens, the context holds 64",
+        ),
+        (("bench", "{}/script", "--depth", "64"), 1, "--depth 64 .* needs 66 tokens, the context holds 64; lower them"),
         (("bench", "{}/script", "--encoding", "1.6"), 2, "--encoding goes with --shape"),
         (("bench", "{}/none"), 1, "No such file"),
     ],
@@ -203,6 +208,13 @@ def test_bench_json(models: Path) -> None:
     assert len(decode["runs"]) == len(prefill["runs"]) == 2
     assert (prefill["n"], decode["n"], decode["depth"]) == (64, 32, 16)
     assert found["peak_rss_mb"] < 100
+
+
+def test_bench_fits_the_context_unless_told(models: Path) -> None:
+    done = bitnet("bench", models / "script", "-t", 1, "--depth", 10, "--repeat", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["prefill"]["n"], found["decode"]["n"]) == (54, 53)
 
 
 def test_bench_shape_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=encodings(),
         help="with --shape: bits a ternary weight (default: 2.0)",
     )
-    parser.add_argument("--prompt", type=at_least(1), default=128, metavar="N", help="tokens of prefill (default: 128)")
-    parser.add_argument("--gen", type=at_least(1), default=128, metavar="N", help="tokens to decode (default: 128)")
+    fitting = "(default: 128, or fewer that fit the context)"
+    parser.add_argument("--prompt", type=at_least(1), metavar="N", help=f"tokens of prefill {fitting}")
+    parser.add_argument("--gen", type=at_least(1), metavar="N", help=f"tokens to decode {fitting}")
     parser.add_argument(
         "--depth", type=at_least(0), default=0, metavar="N", help="tokens in the cache before (default: 0)"
     )

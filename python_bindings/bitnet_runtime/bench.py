@@ -22,6 +22,8 @@ from bitnet_runtime import Model, __version__, machine
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.session import Session
 
+USUAL = 128  # tokens of a prompt, and of what follows it
+
 
 class BenchError(BitnetError, RuntimeError):
     """The measuring process failed; the message is its own."""
@@ -30,13 +32,16 @@ class BenchError(BitnetError, RuntimeError):
 def bench(
     path: Path,
     *,
-    prompt: int = 128,
-    gen: int = 128,
+    prompt: int | None = None,
+    gen: int | None = None,
     depth: int = 0,
     repeat: int = 3,
     **load: Any,
 ) -> dict[str, Any]:
-    """Everything `bitnet bench --json` prints. `load` goes to Model.load; speeds and limits are medians of `repeat`."""
+    """Everything `bitnet bench --json` prints. `load` goes to Model.load; speeds and limits are medians of `repeat`.
+
+    prompt, gen: tokens; None: USUAL, or as many as fit the context.
+    """
     job = {"path": os.fspath(path), "prompt": prompt, "gen": gen, "depth": depth, "repeat": repeat, "load": load}
     command = [sys.executable, "-P", "-m", "bitnet_runtime.bench", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -70,7 +75,9 @@ def table(found: dict[str, Any]) -> str:
     )
 
 
-def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    path: str, prompt: int | None, gen: int | None, depth: int, repeat: int, load: dict[str, Any]
+) -> dict[str, Any]:
     """The measurements of the engine, in this process."""
     Model.load(path, **load).close()  # brings the file into the page cache
     begin = time.perf_counter()
@@ -79,9 +86,7 @@ def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dic
     begin = time.perf_counter()
     model = Model.load(path, **load)
     verified = time.perf_counter() - begin
-    needed = depth + max(prompt, gen + 1)
-    if needed > model.n_ctx:
-        raise InvalidParameterError(f"depth, prompt and gen need {needed} tokens, the context holds {model.n_ctx}")
+    prompt, gen, needed = _lengths(model, prompt, gen, depth)
     with model, model.session(n_ctx=needed) as session:
         draw = random.Random(0)
         tokens = [draw.randrange(model.vocab_size) for _ in range(needed)]
@@ -135,6 +140,22 @@ def measure(path: str, prompt: int, gen: int, depth: int, repeat: int, load: dic
                 "gmac_s": prefill_speed * info.macs_per_token / 1e9,
             },
         }
+
+
+def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> tuple[int, int, int]:
+    """Tokens of the prompt, of what follows, and in all. Raises InvalidParameterError: they cannot be measured."""
+    if not model.has_head or model.mask == "bidirectional":
+        raise InvalidParameterError("this model is an encoder; what is measured is how fast a model writes")
+    room = model.n_ctx - depth
+    prompt = prompt or max(1, min(USUAL, room))
+    gen = gen or max(1, min(USUAL, room - 1))
+    needed = depth + max(prompt, gen + 1)
+    if needed > model.n_ctx:
+        raise InvalidParameterError(
+            f"--depth {depth} with --prompt {prompt} or --gen {gen} needs {needed} tokens, the context holds "
+            f"{model.n_ctx}; lower them"
+        )
+    return prompt, gen, needed
 
 
 def _decode(session: Session, n: int) -> None:
