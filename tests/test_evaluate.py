@@ -203,6 +203,20 @@ def test_wrong_words(
     assert not out and message in errors.splitlines()[-1] and "Traceback" not in errors
 
 
+def test_packed_encoders_are_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gaps = SMALL.replace(mask="bidirectional")
+    (tmp_path / "a.txt").write_text("ab")
+    for config in (gaps, gaps.replace(has_head=False, pooling="mean")):
+        file = small_model(tmp_path, config=config)
+        for more in ([], ["--data", tmp_path / "a.txt"]):
+            assert bitnet("eval", file, *more) == 1
+            assert "is a packed encoder, which is not measured; measure its run" in capsys.readouterr().err
+        assert bitnet("eval", file, "--samples", "1") == 1
+        assert f"--samples, but {file} is an encoder" in capsys.readouterr().err
+        assert bitnet("bench", file) == 1
+        assert "this model is an encoder" in capsys.readouterr().err
+
+
 def test_files_that_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("ab")
     script = scripted_model(tmp_path / "script", [b"y"], template=TEMPLATE, generation={"bos_token_id": 3})

@@ -217,6 +217,8 @@ def test_the_packed_file_does_what_was_learnt(
     assert bitnet("eval", tmp_path / "m.bitnet", "--data", data, "--tokens", "200") == 0
     assert {"towers": "recall@1", "decoder": "of the answers right"}[name] in capsys.readouterr().out
     assert bitnet("eval", tmp_path / "m.bitnet", "--data", data, "--stride", "4") == 1
+    assert bitnet("eval", tmp_path / "m.bitnet") == 1
+    assert "give records of images with --data" in capsys.readouterr().err
 
 
 def test_the_engine_answers_and_finds_from_files(runs: Runs, tmp_path: Path) -> None:

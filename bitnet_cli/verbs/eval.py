@@ -15,6 +15,7 @@ from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:
+    from bitnet.config import ModelConfig
     from bitnet.data import corpus
     from bitnet.train.checkpoint import Checkpoint
     from bitnet_runtime import Model
@@ -57,13 +58,14 @@ def run(args: argparse.Namespace) -> int:
     shown = ""
     figures: dict[str, Any] = {}
     checkpoint = None if is_packed else _opened(source)
-    if checkpoint and args.samples and (checkpoint.config.mask == "bidirectional" or not checkpoint.config.has_head):
-        raise ValueError(f"--samples, but {source} is an encoder, which writes no text; leave it out")
+    if checkpoint:
+        _check_samples(checkpoint.config, args)
     if checkpoint and not args.tasks:
         figures = of_checkpoint(checkpoint, args)
         shown = line(figures)
     if is_packed or args.tasks or args.samples:
         with _in_engine(checkpoint or source, args.kv_type or "f32") as model:
+            _check_samples(model, args)
             if args.tasks:
                 from bitnet.harness import report
 
@@ -90,6 +92,15 @@ def _check(args: argparse.Namespace, engine: bool) -> None:
         for name in names:
             if getattr(args, name) not in (None, 0, False) and not useful:
                 raise ValueError(f"--{name.replace('_', '-')} {reason}")
+
+
+def _is_encoder(model: Model | ModelConfig) -> bool:
+    return model.mask == "bidirectional" or not model.has_head
+
+
+def _check_samples(model: Model | ModelConfig, args: argparse.Namespace) -> None:
+    if args.samples and _is_encoder(model):
+        raise ValueError(f"--samples, but {args.source} is an encoder, which writes no text; leave it out")
 
 
 def _opened(source: Path) -> Checkpoint:
@@ -126,7 +137,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     from bitnet.data import corpus, dataset, tokenizer
     from bitnet.evaluate.loss import Overlapping, evaluate_packed
 
-    if not model.image and (not model.has_head or model.mask == "bidirectional"):
+    if _is_encoder(model) and not model.image:
         raise ValueError(f"{args.source} is a packed encoder, which is not measured; measure its run: bitnet eval RUN")
     if not args.data:
         what = "records of images" if model.image else "the text"
