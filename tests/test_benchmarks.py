@@ -172,10 +172,10 @@ def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> No
 
 def test_images(tmp_path: Path, called: list[str]) -> None:
     """Twins differ in nothing but their quantizers; a second start finds every run made."""
-    vision, where = importlib.import_module("vision"), ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    vision, where = importlib.import_module("image_gap"), ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert vision.main(["--quick", *where]) == 0
     assert called == ["train", "train", "eval", "eval"] * 2
-    results = json.loads((tmp_path / "vision.json").read_text())
+    results = json.loads((tmp_path / "image_gap.json").read_text())
     assert [row["variant"] for row in results["rows"]] == ["ternary", "full"]
     assert all(0 <= row[name]["mean"] <= 1 for row in results["rows"] for name in vision.MEASURES)
     quantizers = {"ternary", "head_format"}
@@ -192,5 +192,5 @@ def test_images(tmp_path: Path, called: list[str]) -> None:
         assert both[0] == both[1]
     assert vision.main(["--quick", *where]) == 0
     assert called[8:] == ["eval", "eval"] * 2
-    assert json.loads((tmp_path / "vision.json").read_text())["rows"] == results["rows"]
-    assert "| ternary |" in (tmp_path / "vision.md").read_text() and is_picture(tmp_path / "vision.png")
+    assert json.loads((tmp_path / "image_gap.json").read_text())["rows"] == results["rows"]
+    assert "| ternary |" in (tmp_path / "image_gap.md").read_text() and is_picture(tmp_path / "image_gap.png")

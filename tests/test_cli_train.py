@@ -30,7 +30,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 def test_each_verb_is_a_module_and_a_line_of_the_table() -> None:
     files = {path.stem for path in Path(verbs.__path__[0]).glob("*.py")} - {"__init__"}
     assert files == {verb.name for verb in VERBS}
-    assert all(" 'torch>=" in command._install(verb.extra) for verb in VERBS)
+    assert all(" 'torch>=" in command._install(verb.extra) for verb in VERBS if verb.extra != "images")
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_missing_extra_is_named(verb: str, extra: str) -> None:
     command = result.stderr.removeprefix(f"bitnet: error: `bitnet {verb}` needs torch: ")
     assert command.endswith("\n") and command.count("\n") == 1
     # It works in a clone, beside a wheel, and in no matter which folder: the interpreter and packages by name.
-    program, *pip, first, second = shlex.split(command)[:6]
+    program, *pip = shlex.split(command)[:4]
     assert program == sys.executable and pip == ["-m", "pip", "install"]
-    assert first.startswith("torch>=") and second.startswith("safetensors>=")
+    assert " 'torch>=" in command and " 'safetensors>=" in command
     assert ("onnxruntime>=" in command) == (extra == "export")
 
 

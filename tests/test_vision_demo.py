@@ -104,7 +104,7 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "all": 5 / 8, "describes the picture": 1, "reads": 0, "colours": 1, "numbers": 0, "places": 1, "names": 0.5,
         "yes or no": 1,
     }  # fmt: skip
-    monkeypatch.setattr(demo, "RECORDED", tmp_path / "vision.json")
+    monkeypatch.setattr(demo, "RECORDED", tmp_path / "image_gap.json")
     assert not any("full precision" in line for line in demo.lines(matched, asked, 0.8))
     row: dict[str, Any] = {"variant": "full"} | {name: {"mean": 0.5} for name in ("recall", "recall_back", "accuracy")}
     demo.RECORDED.write_text(json.dumps({"rows": [{"variant": "ternary"}, row]}))

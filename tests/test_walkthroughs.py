@@ -35,7 +35,7 @@ TINY_THINKER = {
 NOT_HERE = (
     "--tasks",  # downloads
     "--shape bitnet-2b4t",  # takes minutes
-    "Qwen3", "bitnet-b1.58", "FILE.gguf",  # published models
+    "Qwen3", "bitnet-b1.58", "siglip-base", "FILE.gguf",  # published models
     "model.bitnet mine.gguf",  # the end of that page does it with a model that can
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
     python vision.py FOLDER
 
 FOLDER holds siglip.bitnet, paligemma.bitnet, and in `unseen` what `python -m bitnet.data.drawn --held-out` wrote.
-Prints what they get right, beside what the same models in full precision got right (benchmarks/results/vision.json),
+Prints what they get right, beside what the same models in full precision got right (benchmarks/results/image_gap.json),
 and writes FOLDER/vision.html.
 """
 
@@ -23,7 +23,7 @@ from vision_page import page
 
 from bitnet_runtime import Model
 
-RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "vision.json"
+RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "image_gap.json"
 RULE = "-" * 72
 KINDS = {
     "what is in the picture": "describes the picture", "what does it say": "reads", "what colour": "colours",

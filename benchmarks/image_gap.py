@@ -1,7 +1,7 @@
 """Ternary models that look at images against the same in full precision: recall of captions, answers to questions.
 
-    python benchmarks/vision.py --jobs 2       # three seeds of four models: an hour on two cores
-    python benchmarks/vision.py --quick        # that it runs: seconds, and the figures mean nothing
+    python benchmarks/image_gap.py --jobs 2       # three seeds of four models: an hour on two cores
+    python benchmarks/image_gap.py --quick        # that it runs: seconds, and the figures mean nothing
 
 The pictures are those of `bitnet.data.drawn`; all that is measured is about pictures with combinations that no picture
 in training had. Twins are trained alike: data, order, steps, learning rates. Every run is one of `bitnet train`, kept
@@ -124,12 +124,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.quick:
         args.seeds, args.siglip_steps, args.paligemma_steps, args.pictures, args.unseen = 1, 3, 3, 80, 20
-    words = "benchmarks/vision.py " + " ".join(sys.argv[1:] if argv is None else argv)
+    words = "benchmarks/image_gap.py " + " ".join(sys.argv[1:] if argv is None else argv)
     results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}")} | {
         name: getattr(args, name) for name in ("siglip_steps", "paligemma_steps", "pictures", "unseen")
     }
     results["rows"] = measure(args)
-    report.write(args.out, "vision", results, markdown(results), panels(results))
+    report.write(args.out, "image_gap", results, markdown(results), panels(results))
     print(markdown(results))
     return 0
 
