@@ -143,8 +143,10 @@ def measure(
 
 
 def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> tuple[int, int, int]:
-    """Tokens of the prompt, of what follows, and in all. Raises InvalidParameterError: they cannot be measured."""
-    if not model.has_head or model.mask == "bidirectional":
+    """Tokens of the prompt, of what follows, and in all. Raises UnsupportedModelError or
+    InvalidParameterError: they cannot be measured."""
+    model.require_head()
+    if model.mask == "bidirectional":
         raise InvalidParameterError("this model is an encoder; what is measured is how fast a model writes")
     room = model.n_ctx - depth
     prompt = prompt or max(1, min(USUAL, room))
