@@ -66,7 +66,7 @@ def _presets() -> list[str]:
     *more, last = (f"`{name}`" for name in others)
     lines += [
         "",
-        f"{', '.join(more)} and {last} are shapes to run (`bitnet bench`), not to train.",
+        f"{', '.join(more)} and {last} are published shapes, to run and not to train.",
         "",
     ]
     return lines
