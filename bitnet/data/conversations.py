@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bitnet.data.corpus import DataError, repetitions
-from bitnet.data.dataset import IGNORED
+from bitnet.data.dataset import IGNORED, Shuffled
 from bitnet.data.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
@@ -258,6 +258,7 @@ class Batches:
         self.rows = dialogues.windows(context)
         if not self.rows:
             raise DataError(f"no answer lies within the first {context} tokens of its conversation; raise --context")
+        self._order = Shuffled(self.rows, seed)
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         """Batch i."""
@@ -265,9 +266,4 @@ class Batches:
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`Dialogues.window` of the sequences from `first` to before `last`."""
-        places = [divmod(n, self.rows) for n in range(first, last)]
-        orders = {epoch: self._order(epoch) for epoch in {epoch for epoch, _ in places}}
-        return self.tokens.window([int(orders[epoch][place]) for epoch, place in places], self.context)
-
-    def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
+        return self.tokens.window([self._order[n] for n in range(first, last)], self.context)

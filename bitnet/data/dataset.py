@@ -194,3 +194,20 @@ class Batches:
             self._shift = int(torch.randint(self.context, (), generator=random))
             self._order = torch.randperm(self.per_epoch, generator=random)
             self._epoch = epoch
+
+
+class Shuffled:
+    """Which of n records has each place of an endless row: an epoch visits every one once in random order."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n, self.seed = n, seed
+        self._epoch = -1
+
+    def __getitem__(self, i: int) -> int:
+        import torch
+
+        epoch, place = divmod(i, self.n)
+        if epoch != self._epoch:
+            random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._epoch, self._order = epoch, torch.randperm(self.n, generator=random)
+        return int(self._order[place])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import Tokens
+from bitnet.data.dataset import Shuffled, Tokens
 
 LEAST = 8  # tokens of a piece: less says nothing of its document
 
@@ -182,7 +182,7 @@ class Batches:
             raise DataError(
                 f"the training text has {self.n:,} pairs, one batch needs {batch:,}; add data, or lower --batch"
             )
-        self._epoch, self._order = -1, torch.empty(0)
+        self._order = Shuffled(self.n, seed)
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         """Batch i."""
@@ -190,11 +190,4 @@ class Batches:
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`Pairs.rows` of the pairs from `first` to before `last`."""
-        return self.tokens.rows([self._at(n) for n in range(first, last)], self.context)
-
-    def _at(self, n: int) -> int:
-        epoch, place = divmod(n, self.n)
-        if epoch != self._epoch:
-            random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._epoch, self._order = epoch, torch.randperm(self.n, generator=random)
-        return int(self._order[place])
+        return self.tokens.rows([self._order[n] for n in range(first, last)], self.context)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bitnet.data.augment import changed
 from bitnet.data.corpus import DataError
-from bitnet.data.dataset import IGNORED, seed_of
+from bitnet.data.dataset import IGNORED, Shuffled, seed_of
 from bitnet.data.pictures import Pictures, Sight
 from bitnet_runtime.text import begun
 
@@ -211,6 +211,7 @@ class Batches:
     def __init__(self, rows: Captions | Answers, batch: int, context: int, seed: int, augment: str) -> None:
         self.tokens, self.batch, self.context, self.seed, self.augment = rows, batch, context, seed, augment
         self.n = rows.count(context)
+        self._order = Shuffled(self.n, seed)
         if isinstance(rows, Captions) and self.n < batch:
             raise DataError(f"there are {self.n:,} captions, one batch needs {batch:,}; add data, or lower --batch")
 
@@ -220,14 +221,9 @@ class Batches:
 
     def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
         """`rows` of the records from `first` to before `last`."""
-        places = [divmod(n, self.n) for n in range(first, last)]
-        orders = {epoch: self._order(epoch) for epoch in {epoch for epoch, _ in places}}
-        chosen = [int(orders[epoch][place]) for epoch, place in places]
+        chosen = [self._order[n] for n in range(first, last)]
 
         def look(pixels: Tensor, n: int) -> Tensor:
             return changed(pixels, self.augment, seed_of(self.seed, first + n))
 
         return self.tokens.rows(chosen, self.context, look)
-
-    def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(self.n, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
