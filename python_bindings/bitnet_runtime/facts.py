@@ -165,6 +165,12 @@ class ModelFacts(Unique):
                 "see " + " and ".join(f"Model.{verb} (`bitnet {verb}`)" for verb in verbs)
             )
 
+    def require_images(self) -> ImageInfo:
+        """Raises UnsupportedModelError if the model sees no images."""
+        if self.image is None:
+            raise UnsupportedModelError(f"{self.path.name} sees no images, it takes text alone")
+        return self.image
+
     def require_embedding(self) -> None:
         """Raises UnsupportedModelError if the model has no table of tokens."""
         self.require_text()

@@ -48,12 +48,6 @@ class ModelImages(ModelFacts):
         """A vector of length 1 for each picture, comparable with those of texts by `embed`: float32 (n, width)."""
         return vision.embed(self, self._pixels(images))
 
-    def require_images(self) -> ImageInfo:
-        """Raises UnsupportedModelError if the model sees no images."""
-        if self.image is None:
-            raise UnsupportedModelError(f"{self.path.name} sees no images, it takes text alone")
-        return self.image
-
     def require_similarity(self) -> ImageInfo:
         """Raises UnsupportedModelError if the model does not make comparable vectors of images and texts."""
         seen = self.require_images()

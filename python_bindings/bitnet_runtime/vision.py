@@ -23,25 +23,19 @@ def encode(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.f
 
     pixels: (n, channels, image_size, image_size) with values from 0 to 1.
     """
-    seen = _info(model)
+    seen = model.require_images()
     return _computed(model, seen, pixels, lib.bn_image_encode, (seen.n_tokens, seen.width))
 
 
 def embed(model: ModelFacts, pixels: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     """A vector of length 1 for each image: float32 (n, width); pixels as in `encode`."""
-    seen = _info(model)
+    seen = model.require_images()
     if not seen.pooled:
         raise UnsupportedModelError(
             f"{model.path.name} names no pooling of images, so they do not become one vector; use encode_image"
             + ", or ask about them: Model.generate (`bitnet generate --image`)" * model.has_head
         )
     return _computed(model, seen, pixels, lib.bn_image_embed, (seen.width,))
-
-
-def _info(model: ModelFacts) -> ImageInfo:
-    if model.image is None:
-        raise UnsupportedModelError(f"{model.path.name} sees no images, it takes text alone")
-    return model.image
 
 
 def _computed(
