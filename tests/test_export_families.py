@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from bitnet.config import ModelConfig
-from bitnet.data import dataset, tokenizer
+from bitnet.data import dataset
 from bitnet.model.transformer import Transformer
-from bitnet.train import saving
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, VerificationError, export_checkpoint
 from bitnet_export.checkpoint import scoring, verify
 from bitnet_export.checkpoint.scoring import NOTHING, texts_of, torch_scores
+from training import saved
 
 SMALL = ModelConfig(
     vocab_size=257, dim=42, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=14, ffn_dim=71, max_context=48,
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def checkpoint_of(run: Path, config: ModelConfig) -> Path:
     """With uneven gains, biases and routers."""
     torch.manual_seed(3)
-    model, words = Transformer(config), tokenizer.build("byte", [], 257)
+    model = Transformer(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -67,12 +67,7 @@ def checkpoint_of(run: Path, config: ModelConfig) -> Path:
                 parameter.normal_(std=0.3)
             elif name.endswith((".o.weight", ".down.weight")):
                 parameter.normal_(std=0.02)
-    optimizer = torch.optim.AdamW(model.parameters())
-    folder = saving.save(run, model, words.to_str(), optimizer, {"step": 0, "tokens": 0})
-    if not config.vocab_size:
-        (folder / "tokenizer.json").unlink()
-        (folder / "manifest.json").unlink()
-    return folder
+    return saved(run, model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

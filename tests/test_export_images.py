@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bitnet.config import ModelConfig
-from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
-from bitnet.train import saving
 from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from bitnet_export import PackedFile, VerificationError, export_checkpoint, random_model
 from bitnet_export.checkpoint import real_text, repack, scoring
@@ -25,7 +23,7 @@ from bitnet_export.checkpoint.verify import _check_weights
 from bitnet_runtime import Model
 from picture_data import DECODER, questions
 from picture_data import VISION as VISION_OPTIONS
-from training import bitnet
+from training import bitnet, saved
 from vision_models import CAUSAL, FAMILIES, PALIGEMMA, TOWERS, VISION, captions, loss_of, prompt, seeded
 
 torch.set_num_threads(1)
@@ -43,16 +41,6 @@ def checkpoint_of(run: Path, config: ModelConfig) -> Path:
             model.similarity.log_scale.fill_(math.log(7.5))
             model.similarity.bias.fill_(-3.25)
     return saved(run, model)
-
-
-def saved(run: Path, model: Transformer) -> Path:
-    config, words = model.config, tokenizer.build("byte", [], 257)
-    optimizer = torch.optim.AdamW(model.parameters())
-    folder = saving.save(run, model, words.to_str(), optimizer, {"step": 0, "tokens": 0})
-    if not config.vocab_size:
-        (folder / "tokenizer.json").unlink()
-        (folder / "manifest.json").unlink()
-    return folder
 
 
 @pytest.mark.parametrize("name", ALL)

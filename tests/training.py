@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bitnet_cli
-from bitnet.train import loop, manifest, runlog
+from bitnet.data import tokenizer
+from bitnet.model.transformer import Transformer
+from bitnet.train import loop, manifest, runlog, saving
 
 MODEL = ("vocab_size=300", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
 TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
@@ -48,3 +51,14 @@ def edited(checkpoint: Path) -> Path:
     """A checkpoint that was changed on purpose: it no longer has a manifest."""
     (checkpoint / manifest.NAME).unlink(missing_ok=True)
     return checkpoint
+
+
+def saved(run: Path, model: Transformer) -> Path:
+    """A checkpoint of a model, of step 0; with a tokenizer of bytes if it takes tokens."""
+    config, words = model.config, tokenizer.build("byte", [], 257)
+    optimizer = torch.optim.AdamW(model.parameters())
+    folder = saving.save(run, model, words.to_str(), optimizer, {"step": 0, "tokens": 0})
+    if not config.vocab_size:
+        (folder / "tokenizer.json").unlink()
+        (folder / "manifest.json").unlink()
+    return folder
