@@ -60,7 +60,7 @@ class Sampling:
     presence_penalty: float = _option(0.0, "subtracted once from tokens already seen", low=-100, high=100)
     frequency_penalty: float = _option(0.0, "subtracted per occurrence", low=-100, high=100)
     seed: int | None = _option(
-        None, "start of the random sequence; none: random, and reported", low=0, high=2**64 - 1,
+        None, "of the noise that chooses tokens; none: random, and reported", low=0, high=2**64 - 1,
         flags=("-s", "--seed"), aliases=("rng_seed",),
     )  # fmt: skip
     stop: tuple[str, ...] = _option(

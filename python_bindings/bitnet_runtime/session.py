@@ -40,7 +40,7 @@ class Session(Unique):
 
     One text at a time: calls from several threads take turns, one call each, so share a session
     only if that makes sense for the text. Sessions of one model are independent of each other.
-    `cancel` and `close` may come from any thread at any moment. A new session draws from seed 0.
+    `cancel` and `close` may come from any thread at any moment. A new session has seed 0.
 
     After a fork the child goes on with it, unless another thread of the parent was computing:
     then it is closed in the child.
@@ -224,7 +224,8 @@ class Session(Unique):
         return list(out)
 
     def sample(self, *, options: Sampling | None = None, **sampling: Unpack[TokenOptions]) -> int:
-        """Choose the next token from the current logits, without appending it.
+        """Choose the next token from the current logits, without appending it. Asked again it is the same: what
+        decides is the seed, the position, and the logits.
 
         Options as in `Model.generate`, without max_tokens, seed, stop and draft.
         """
@@ -265,14 +266,17 @@ class Session(Unique):
             return list(ffi.unpack(out, n[0]))
 
     def seed(self, seed: int) -> None:
-        """Start the random sequence again, from 0 to 2**64 - 1."""
+        """Choose tokens with the noise of this seed from now on, 0 to 2**64 - 1.
+
+        Fork a session and seed its copies to have several answers to one text.
+        """
         number = whole("seed", seed, 0, 2**64 - 1)
         with self._lock:
             handle = self._open
             lib.bn_session_seed(handle.pointer, number)
 
     def fork(self) -> Session:
-        """A new session with the same tokens, cache, logits and random state."""
+        """A new session with the same tokens, cache, logits and seed: until it is given another, it goes on alike."""
         out = ffi.new("bn_session **")
         with self._lock:
             handle = self._open
@@ -309,7 +313,7 @@ class Session(Unique):
             self._cut(n)
 
     def reset(self) -> None:
-        """Forget all tokens and start at seed 0, as a new session does. Ends a `cancel`."""
+        """Forget all tokens and take seed 0, as a new session does. Ends a `cancel`."""
         with self._lock:
             self.rewind(0)
             self.seed(0)

@@ -206,8 +206,12 @@ typedef struct bn_session_memory {
 } bn_session_memory;
 
 /* How the next token is chosen from a row of logits. Order: logit bias and
- * penalties; temperature; top_k; top_p; min_p; one draw. Zero turns a field
- * off, so a program sets those it wants: (bn_sampler){.temperature = 0.8f}. */
+ * penalties; temperature; top_k; top_p; min_p; and of the tokens kept, each with
+ * its probability, the one that noise says. The noise of a token follows from
+ * the session's seed, the position and the token's id alone: the same logits at
+ * the same position give the same token, whatever was sampled before or between.
+ * Zero turns a field off, so a program sets those it wants:
+ * (bn_sampler){.temperature = 0.8f}. */
 typedef struct bn_sampler {
     float temperature;       /* 0: the largest logit, lowest id on a tie; else > 0 */
     int32_t top_k;           /* keep the k most likely; 0: all */
@@ -335,7 +339,7 @@ BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *optio
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
 
-/* A new session with the same tokens, cache, logits and random state; not cancelled. Fails like
+/* A new session with the same tokens, cache, logits and seed; not cancelled. Fails like
  * bn_session_new. */
 BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
 
@@ -424,9 +428,10 @@ BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *cons
                                 const int32_t *n_tokens, int32_t n, bn_pooling pooling, float *out);
 
 /* Choose a token from the current logits; NULL sampler: temperature 0. Does
- * not append it. Penalties look at the session's tokens. Fails with
- * BN_ERR_STATE without logits, BN_ERR_ARGUMENT, BN_ERR_NUMERIC, and BN_ERR_MASK
- * when the mask is bidirectional: then no row is of a next token. */
+ * not append it, and gives the same when asked again. Penalties look at the
+ * session's tokens. Fails with BN_ERR_STATE without logits, BN_ERR_ARGUMENT,
+ * BN_ERR_NUMERIC, and BN_ERR_MASK when the mask is bidirectional: then no row
+ * is of a next token. */
 BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
 
 /* Sample a token and append it. If it is draft[0], go on with the rest of the draft for as long as
@@ -444,7 +449,8 @@ BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
  * (bn_session_cancelled says which). A cancel while it runs counts from the next call on. */
 BN_API bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n);
 
-/* Start the session's random sequence again; new sessions start at seed 0. */
+/* Choose tokens with the noise of this seed from now on; a new session has seed 0. Fork a session
+ * and seed its copies to have several texts. */
 BN_API void bn_session_seed(bn_session *session, uint64_t seed);
 
 /* Stop what this session does: from any thread, at any moment before it is freed. From then on

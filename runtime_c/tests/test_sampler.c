@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_sampler.c: bn_sample against the plainest reference (double precision, everything sorted),
- * then distributions, edge cases and refusals.
+ * then edge cases and refusals. What comes how often is in test_noise.c.
  */
 #include "check.h"
 #include "kernels/kernels.h"
+#include "session/noise.h"
 #include "session/sampler.h"
 
 #include <math.h>
@@ -17,9 +18,9 @@ static const bn_sampler plain = {
 static bn_kernels kernels;
 static void *scratch;
 
-static bn_status sample(const bn_sampler *s, const float *logits, uint32_t vocab, uint64_t *rng,
+static bn_status sample(const bn_sampler *s, const float *logits, uint32_t vocab, uint64_t seed,
                         int32_t *token) {
-    return bn_sample(s, logits, vocab, NULL, 0, rng, scratch, &kernels, token);
+    return bn_sample(s, logits, vocab, NULL, 0, seed, scratch, &kernels, token);
 }
 
 /* --- The reference --- */
@@ -34,11 +35,6 @@ static int by_falling_logit(const void *left, const void *right) {
     const entry *a = left, *b = right;
     if (a->logit != b->logit)
         return a->logit > b->logit ? -1 : 1;
-    return a->token < b->token ? -1 : 1;
-}
-
-static int by_rising_id(const void *left, const void *right) {
-    const entry *a = left, *b = right;
     return a->token < b->token ? -1 : 1;
 }
 
@@ -65,9 +61,27 @@ static int near(double a, double b, double scale) {
     return fabs(a - b) < 2e-6 * scale;
 }
 
+/* Of exponential waiting times with these rates the shortest. */
+static int32_t soonest(const entry *e, size_t n, uint64_t seed, uint32_t position) {
+    double first = INFINITY, second = INFINITY;
+    int32_t token = -1;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t id = (uint32_t)e[i].token;
+        uint32_t words[4];
+        bn_philox((uint32_t[]){id / 2, position, 0, 0},
+                  (uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)}, words);
+        const uint64_t r = (uint64_t)words[id % 2 * 2] << 32 | words[id % 2 * 2 + 1];
+        const double wait = -log(((double)(r >> 12) + 0.5) / 4503599627370496.0) / e[i].weight;
+        second = wait < first ? first : wait < second ? wait : second;
+        token = wait < first ? e[i].token : token;
+        first = wait < first ? wait : first;
+    }
+    return near(first, second, first) ? -2 : token;
+}
+
 /* The token; -1 when no token is left, -2 when rounding decides. */
 static int32_t reference(const bn_sampler *s, const float *logits, uint32_t vocab,
-                         const int32_t *tokens, int32_t n_tokens, uint64_t rng) {
+                         const int32_t *tokens, int32_t n_tokens, uint64_t seed) {
     static float x[MAX_VOCAB];
     static entry e[MAX_VOCAB];
     memcpy(x, logits, vocab * sizeof *x);
@@ -81,8 +95,6 @@ static int32_t reference(const bn_sampler *s, const float *logits, uint32_t voca
     qsort(e, n, sizeof *e, by_falling_logit);
     if (s->temperature == 0)
         return e[0].token;
-    const int nothing_cut =
-        (s->top_k == 0 || s->top_k >= (int32_t)vocab) && s->top_p == 1 && s->min_p == 0;
     if (s->top_k > 0 && n > (size_t)s->top_k)
         n = (size_t)s->top_k;
     double total = 0, sum = 0;
@@ -102,20 +114,7 @@ static int32_t reference(const bn_sampler *s, const float *logits, uint32_t voca
             return -2;
     while (e[n - 1].weight < s->min_p)
         n--;
-    total = sum = 0;
-    for (size_t i = 0; i < n; i++)
-        total += e[i].weight;
-    const double target = (double)(check_random(&rng) >> 11) / 9007199254740992.0 * total;
-    if (nothing_cut)
-        qsort(e, n, sizeof *e, by_rising_id);
-    for (size_t i = 0; i < n; i++) {
-        sum += e[i].weight;
-        if (near(sum, target, total))
-            return -2;
-        if (sum > target)
-            return e[i].token;
-    }
-    return -2;
+    return soonest(e, n, seed, (uint32_t)n_tokens);
 }
 
 static float pick(uint64_t *r, const float *values, size_t n) {
@@ -158,10 +157,9 @@ static void test_against_reference(void) {
             bias_values[i] = pick(&r, (float[]){5, -5, 0.1f, -INFINITY}, 4);
         }
         const int32_t expected = reference(&s, logits, vocab, tokens, n_tokens, r);
-        const uint64_t before = r;
         int32_t token = -1;
         const bn_status status =
-            bn_sample(&s, logits, vocab, tokens, n_tokens, &r, scratch, &kernels, &token);
+            bn_sample(&s, logits, vocab, tokens, n_tokens, r, scratch, &kernels, &token);
         const int32_t found = status == BN_OK ? token : -1;
         CHECK_MSG(status == (expected == -1 ? BN_ERR_NUMERIC : BN_OK), "case %d: status %d",
                   (int)seed, (int)status);
@@ -171,85 +169,26 @@ static void test_against_reference(void) {
                   "min_p %g)",
                   (int)seed, found, expected, vocab, (double)s.temperature, s.top_k,
                   (double)s.top_p, (double)s.min_p);
-        CHECK((r != before) == (status == BN_OK && s.temperature > 0));
     }
     CHECK_MSG(undecided < CASES / 100, "%d cases were left to rounding", undecided);
-}
-
-/* --- Distributions --- */
-
-/* Draw n tokens and hold their counts against the probabilities; p[i] = 0 must never come. The
- * bound on chi-square / degrees of freedom is far in the tail; the seed is fixed. */
-static void check_distribution(const bn_sampler *s, const float *logits, uint32_t vocab,
-                               const double *p) {
-    enum { DRAWS = 200000 };
-    int32_t counts[64] = {0};
-    uint64_t rng = 42;
-    for (int i = 0; i < DRAWS; i++) {
-        int32_t token = -1;
-        CHECK_EQ(sample(s, logits, vocab, &rng, &token), BN_OK);
-        counts[token]++;
-    }
-    double chi2 = 0;
-    int freedom = -1;
-    for (uint32_t i = 0; i < vocab; i++) {
-        if (p[i] == 0) {
-            CHECK_EQ(counts[i], 0);
-            continue;
-        }
-        chi2 += (counts[i] - DRAWS * p[i]) * (counts[i] - DRAWS * p[i]) / (DRAWS * p[i]);
-        freedom++;
-    }
-    CHECK_MSG(chi2 < freedom + 5 * sqrt(2.0 * freedom), "chi-square %g of %d degrees of freedom",
-              chi2, freedom);
-}
-
-static void test_distributions(void) {
-    const double p[] = {0.4, 0.3, 0.15, 0.1, 0.05};
-    float logits[5];
-    for (int i = 0; i < 5; i++)
-        logits[i] = logf((float)p[i]) + 7;
-    check_distribution(&plain, logits, 5, p);
-
-    bn_sampler s = plain;
-    s.top_k = 3;
-    check_distribution(&s, logits, 5, (double[]){0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0});
-    s = plain;
-    s.top_p = 0.6f; /* 0.4 is not enough, 0.7 is */
-    check_distribution(&s, logits, 5, (double[]){4.0 / 7, 3.0 / 7, 0, 0, 0});
-    s = plain;
-    s.min_p = 0.3f; /* of 0.4: 0.12 */
-    check_distribution(&s, logits, 5, (double[]){0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0});
-    s = plain;
-    s.temperature = 0.5f; /* squares */
-    const double squares = 0.16 + 0.09 + 0.0225 + 0.01 + 0.0025;
-    check_distribution(&s, logits, 5,
-                       (double[]){0.16 / squares, 0.09 / squares, 0.0225 / squares, 0.01 / squares,
-                                  0.0025 / squares});
-    s = plain;
-    s.top_k = 4; /* of 0.4 0.3 0.15 0.1: top_p sees them as 0.42 0.32 0.16 0.11 */
-    s.top_p = 0.75f;
-    check_distribution(&s, logits, 5, (double[]){0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0});
 }
 
 /* --- Edges --- */
 
 static void test_greedy(void) {
     const float logits[] = {-1, 3, 2, 3, -INFINITY};
-    uint64_t rng = 5;
     int32_t token = -1;
-    CHECK_EQ(sample(NULL, logits, 5, &rng, &token), BN_OK);
+    CHECK_EQ(sample(NULL, logits, 5, 5, &token), BN_OK);
     CHECK_EQ(token, 1); /* the lower id of the tie */
-    CHECK_EQ(rng, 5);
 
     bn_sampler s = plain; /* an endless chill is the same as greedy, ties aside */
     s.temperature = 1e-30f;
     s.top_k = 1;
-    CHECK_EQ(sample(&s, logits, 5, &rng, &token), BN_OK);
+    CHECK_EQ(sample(&s, logits, 5, 5, &token), BN_OK);
     CHECK_EQ(token, 1);
 
     const float low[] = {-3e38f, -2e38f};
-    CHECK_EQ(sample(NULL, low, 2, &rng, &token), BN_OK);
+    CHECK_EQ(sample(NULL, low, 2, 5, &token), BN_OK);
     CHECK_EQ(token, 1);
 }
 
@@ -273,17 +212,15 @@ static void test_zero_is_off(void) {
         neutral.top_p = neutral.top_p == 0 ? 1 : neutral.top_p;
         neutral.repeat_penalty = neutral.repeat_penalty == 0 ? 1 : neutral.repeat_penalty;
         for (uint64_t draw = 0; draw < 200; draw++) {
-            uint64_t rng = draw, same = draw;
             int32_t token = -1, expected = -1;
             float logits[6];
             for (int v = 0; v < 6; v++)
                 logits[v] = 2 * check_float(&random);
-            CHECK_EQ(bn_sample(&alone[i], logits, 6, seen, 3, &rng, scratch, &kernels, &token),
+            CHECK_EQ(bn_sample(&alone[i], logits, 6, seen, 3, draw, scratch, &kernels, &token),
                      BN_OK);
-            CHECK_EQ(bn_sample(&neutral, logits, 6, seen, 3, &same, scratch, &kernels, &expected),
+            CHECK_EQ(bn_sample(&neutral, logits, 6, seen, 3, draw, scratch, &kernels, &expected),
                      BN_OK);
             CHECK_EQ(token, expected);
-            CHECK(rng == same);
         }
     }
 }
@@ -296,10 +233,9 @@ static void test_banned(void) {
     const bn_sampler all = plain;
     bn_sampler most = plain;
     most.top_k = 50;
-    uint64_t rng = 1;
-    for (int i = 0; i < 20000; i++) {
+    for (uint64_t seed = 0; seed < 20000; seed++) {
         int32_t token = -1;
-        CHECK_EQ(sample(i % 2 ? &all : &most, logits, 64, &rng, &token), BN_OK);
+        CHECK_EQ(sample(seed % 2 ? &all : &most, logits, 64, seed, &token), BN_OK);
         CHECK_EQ(token % 2, 1);
     }
 }
@@ -313,13 +249,12 @@ static void test_ties(void) {
     m.min_p = 1;
     logits[39] = -1;
     int32_t largest_k = 0, largest_p = 0, largest_m = 0, token = -1;
-    uint64_t rng = 9;
-    for (int i = 0; i < 5000; i++) {
-        CHECK_EQ(sample(&k, logits, 40, &rng, &token), BN_OK);
+    for (uint64_t seed = 0; seed < 5000; seed++) {
+        CHECK_EQ(sample(&k, logits, 40, seed, &token), BN_OK);
         largest_k = token > largest_k ? token : largest_k;
-        CHECK_EQ(sample(&p, logits, 40, &rng, &token), BN_OK);
+        CHECK_EQ(sample(&p, logits, 40, seed, &token), BN_OK);
         largest_p = token > largest_p ? token : largest_p;
-        CHECK_EQ(sample(&m, logits, 40, &rng, &token), BN_OK);
+        CHECK_EQ(sample(&m, logits, 40, seed, &token), BN_OK);
         largest_m = token > largest_m ? token : largest_m;
     }
     CHECK_EQ(largest_k, 2);
@@ -332,7 +267,6 @@ static void test_penalties(void) {
     const int32_t seen[] = {0, 0, 2, 1, 2};
     bn_sampler s = plain;
     s.temperature = 0;
-    uint64_t rng = 0;
     int32_t token = -1;
     const struct {
         float repeat, presence, frequency;
@@ -349,7 +283,7 @@ static void test_penalties(void) {
         s.presence_penalty = cases[i].presence;
         s.frequency_penalty = cases[i].frequency;
         s.penalty_window = cases[i].window;
-        CHECK_EQ(bn_sample(&s, logits, 4, seen, 5, &rng, scratch, &kernels, &token), BN_OK);
+        CHECK_EQ(bn_sample(&s, logits, 4, seen, 5, 0, scratch, &kernels, &token), BN_OK);
         CHECK_MSG(token == cases[i].expected, "penalty case %zu: token %d", i, token);
     }
 }
@@ -384,25 +318,23 @@ static void test_refusals(void) {
         {.top_p = 1, .repeat_penalty = 1, .n_bias = 1, .bias_tokens = inside, .bias_values = none},
         {.top_p = 1, .repeat_penalty = 1, .n_bias = 1, .bias_tokens = inside, .bias_values = most},
     };
-    uint64_t rng = 3;
     int32_t token = 77;
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
-        CHECK_MSG(sample(&refused[i], good, 3, &rng, &token) == BN_ERR_ARGUMENT, "entry %zu", i);
-    CHECK_EQ(sample(&plain, good, 0, &rng, &token), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_sample(&plain, good, 3, NULL, 1, &rng, scratch, &kernels, &token), BN_ERR_ARGUMENT);
+        CHECK_MSG(sample(&refused[i], good, 3, 3, &token) == BN_ERR_ARGUMENT, "entry %zu", i);
+    CHECK_EQ(sample(&plain, good, 0, 3, &token), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_sample(&plain, good, 3, NULL, 1, 3, scratch, &kernels, &token), BN_ERR_ARGUMENT);
 
     bn_sampler s = plain;
     s.presence_penalty = 1;
-    CHECK_EQ(bn_sample(&s, good, 3, outside, 1, &rng, scratch, &kernels, &token), BN_ERR_TOKEN);
+    CHECK_EQ(bn_sample(&s, good, 3, outside, 1, 3, scratch, &kernels, &token), BN_ERR_TOKEN);
 
     const float bad[][3] = {
         {-inf, -inf, -inf}, {nan, nan, nan}, {1, nan, 2}, {1, inf, 2}, {nan, -inf, -inf}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        CHECK_EQ(sample(&plain, bad[i], 3, &rng, &token), BN_ERR_NUMERIC);
-        CHECK_EQ(sample(NULL, bad[i], 3, &rng, &token), BN_ERR_NUMERIC);
+        CHECK_EQ(sample(&plain, bad[i], 3, 3, &token), BN_ERR_NUMERIC);
+        CHECK_EQ(sample(NULL, bad[i], 3, 3, &token), BN_ERR_NUMERIC);
     }
     CHECK_EQ(token, 77);
-    CHECK_EQ(rng, 3);
 }
 
 /* A hash of many tokens from one large vocabulary. */
@@ -410,14 +342,14 @@ static uint64_t fingerprint(const char *isa, const float *logits, uint32_t vocab
     bn_kernels table;
     CHECK(bn_kernels_select(&table, isa));
     bn_sampler s = plain;
-    uint64_t rng = 7, hash = 0;
+    uint64_t hash = 0;
     for (int i = 0; i < 40; i++) {
         s.temperature = 0.5f + 0.1f * (float)(i % 8);
         s.top_k = i % 4 == 0 ? 0 : 40 * i;
         s.top_p = i % 3 == 0 ? 1 : 0.95f;
         s.min_p = i % 5 == 0 ? 0 : 0.01f;
         int32_t token = -1;
-        CHECK_EQ(bn_sample(&s, logits, vocab, NULL, 0, &rng, room, &table, &token), BN_OK);
+        CHECK_EQ(bn_sample(&s, logits, vocab, NULL, 0, (uint64_t)i, room, &table, &token), BN_OK);
         hash = hash * 1000003 + (uint64_t)token;
     }
     return hash;
@@ -444,7 +376,6 @@ int main(void) {
     scratch = malloc(bn_sample_scratch_size(MAX_VOCAB));
     CHECK(scratch != NULL);
     test_against_reference();
-    test_distributions();
     test_greedy();
     test_zero_is_off();
     test_banned();

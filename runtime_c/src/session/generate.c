@@ -53,7 +53,7 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
 
 static bn_status choose(bn_session *s, const bn_sampler *sampler, int32_t *token) {
     return bn_sample(sampler, s->logits, s->stack->config.vocab_size, s->tokens, s->position,
-                     &s->rng, s->sampler_scratch, &s->model->kernels, token);
+                     s->seed, s->sampler_scratch, &s->model->kernels, token);
 }
 
 bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *token) {
@@ -75,15 +75,13 @@ bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *t
     return choose(s, sampler, token);
 }
 
-/* Whether sampling gives this token too. If not, the next step draws again, from the same state. */
+/* Whether sampling gives this token too. If not, the next step goes on from here. */
 static int agrees(const bn_batch *b, size_t row, const bn_sampler *sampler, int32_t expected) {
     bn_session *s = b->w->rows[row].session;
-    const uint64_t rng = s->rng;
     int32_t token;
     if (!bn_session_cancelled(s) && !sampler_logits(s, b->w, sampler) &&
         !choose(s, sampler, &token) && token == expected)
         return 1;
-    s->rng = rng;
     bn_batch_take(b, row);
     return 0;
 }
@@ -125,7 +123,6 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
     const int32_t room = s->n_ctx - s->position;
     if (room < 1)
         return BN_ERR_CONTEXT;
-    const uint64_t rng = s->rng;
     bn_status status = bn_session_sample(s, sampler, tokens);
     if (status)
         return status;
@@ -134,9 +131,6 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
     k = k < most ? k : most - 1;
     k = k < room ? k : room - 1;
     *n = 1;
-    status = k > 0 ? verify_draft(s, sampler, draft + 1, k, tokens, n)
-                   : bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL);
-    if (status)
-        s->rng = rng;
-    return status;
+    return k > 0 ? verify_draft(s, sampler, draft + 1, k, tokens, n)
+                 : bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL);
 }

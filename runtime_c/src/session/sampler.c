@@ -11,6 +11,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/elementary.h"
+#include "noise.h"
+
 typedef struct candidate {
     float logit;
     int32_t token;
@@ -197,31 +200,28 @@ static size_t cut(const float *weights, size_t n, double total, float top_p, flo
     return kept;
 }
 
-/* --- One draw --- */
+/* --- One of them --- */
 
-static double uniform(uint64_t *state) { /* splitmix64 */
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
-}
-
-static size_t draw(const float *weights, size_t n, uint64_t *rng) {
-    double total = 0;
-    for (size_t i = 0; i < n; i++)
-        total += weights[i];
-    const double target = uniform(rng) * total;
-    double sum = 0;
-    for (size_t i = 0; i + 1 < n; i++) {
-        sum += weights[i];
-        if (sum > target)
-            return i;
+/* The candidate that comes first: rule 4 of sampler.h. Never sooner than 1 - u <= -ln u, so that
+ * few logarithms have to be computed. */
+static int32_t first_to_come(const candidate *c, const float *weights, size_t n, bn_noise noise) {
+    double soonest = INFINITY;
+    int32_t token = INT32_MAX;
+    for (size_t i = 0; i < n; i++) {
+        const double u = bn_noise_of(&noise, (uint32_t)c[i].token), w = (double)weights[i];
+        if (1 - u > soonest * w)
+            continue;
+        const double wait = -bn_log(u) / w;
+        if (wait < soonest || (wait == soonest && c[i].token < token)) {
+            soonest = wait;
+            token = c[i].token;
+        }
     }
-    return n - 1;
+    return token;
 }
 
 static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float best, scratch room,
-                      uint64_t *rng, const bn_kernels *kernels) {
+                      bn_noise noise, const bn_kernels *kernels) {
     enum { SMALL = 256 }; /* insertion moves up to this many candidates, and is faster below */
     candidate *c = room.candidates;
     float *w = room.weights;
@@ -245,11 +245,11 @@ static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float
         weigh(w, c, n, best, s->temperature, kernels);
     }
     n = cut(w, n, total, s->top_p, s->min_p);
-    return c[draw(w, n, rng)].token;
+    return first_to_come(c, w, n, noise);
 }
 
 bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
-                    const int32_t *tokens, int32_t n_tokens, uint64_t *rng, void *memory,
+                    const int32_t *tokens, int32_t n_tokens, uint64_t seed, void *memory,
                     const bn_kernels *kernels, int32_t *token) {
     const bn_sampler given = bn_sampler_or_neutral(sampler), *s = &given;
     if (vocab < 1 || vocab > INT32_MAX || n_tokens < 0 || (n_tokens > 0 && tokens == NULL))
@@ -284,7 +284,8 @@ bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t voc
             first++;
         *token = first;
     } else {
-        *token = sample(s, x, vocab, best, room, rng, kernels);
+        const bn_noise noise = bn_noise_at(seed, (uint32_t)n_tokens);
+        *token = sample(s, x, vocab, best, room, noise, kernels);
     }
     return BN_OK;
 }

@@ -7,14 +7,21 @@
  * 1. x = logits; bias_values are added; then for each token among the last penalty_window:
  *    x = x > 0 ? x / repeat_penalty : x * repeat_penalty, and
  *    x -= presence_penalty + frequency_penalty * occurrences.
- * 2. temperature 0: the largest x, lowest id on a tie; no random number is used.
+ * 2. temperature 0: the largest x, lowest id on a tie; there is no noise.
  *    Otherwise w = bn_exp((x - max x) / temperature).
  * 3. top_k keeps the k largest x (all, when there are fewer); top_p then the fewest of these,
  *    largest first, whose w sum to top_p of theirs; min_p then those with w >= min_p. Ties go
  *    to the lower id. -INFINITY is never kept.
- * 4. One step of splitmix64 gives u = (next >> 11) / 2^53. The token is the first whose running
- *    sum of w, in double, exceeds u times the sum. They are summed by id when the last three are
- *    all off (0 or >= vocab, 1, 0), else by falling x.
+ * 4. Each token has a random number u of its own (noise.h). Of those kept it is the one whose
+ *    -bn_log(u) / w is least, lowest id on a tie. -ln u is how long one waits for what comes once
+ *    in a unit of time, at random; so w is how often a token comes, and the first to come is each
+ *    of them with probability w / sum of w. In logarithms: the largest x / temperature + g, where
+ *    g = -ln(-ln u) has Gumbel's distribution.
+ *
+ * Two rows of logits for the same position meet the same noise. The more alike they are, the more
+ * often they give the same token: whose distributions differ by d in total variation, with
+ * probability (1 - d) / (1 + d) at least. So a guess at a row, sampled with the seed and position
+ * of the row, is right about as often as a guess can be.
  */
 #ifndef BITNET_SAMPLER_H
 #define BITNET_SAMPLER_H
@@ -30,12 +37,12 @@ bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler);
 
 /* logits: float[vocab], vocab in 1..2^31-1; sampler as in the public header. tokens: the text so
  * far, oldest first, BN_NO_TOKEN where there is none, read by the penalties only; may be NULL when
- * n_tokens is 0. *rng advances by one draw and *token is set on success only; scratch holds nothing
- * between calls. Fails with BN_ERR_ARGUMENT (a parameter is NaN or out of range, a bias token is
- * not in the vocabulary), BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC (some x is NaN
- * or +infinity, or all are -infinity). */
+ * n_tokens is 0. n_tokens is the position of the token. *token is set on success only; scratch
+ * holds nothing between calls. Fails with BN_ERR_ARGUMENT (a parameter is NaN or out of range, a
+ * bias token is not in the vocabulary), BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC
+ * (some x is NaN or +infinity, or all are -infinity). */
 bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
-                    const int32_t *tokens, int32_t n_tokens, uint64_t *rng, void *scratch,
+                    const int32_t *tokens, int32_t n_tokens, uint64_t seed, void *scratch,
                     const bn_kernels *kernels, int32_t *token);
 
 #endif

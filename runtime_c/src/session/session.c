@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * session.c: one text: its tokens, cache, logits and random state.
+ * session.c: one text: its tokens, cache, logits and seed.
  */
 #include "session.h"
 
@@ -131,7 +131,7 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
         return status;
     s->position = session->position;
     s->ready = session->ready;
-    s->rng = session->rng;
+    s->seed = session->seed;
     memcpy(s->tokens, session->tokens, (size_t)s->position * sizeof *s->tokens);
     s->pooled = session->pooled;
     s->pooling = session->pooling;
@@ -185,7 +185,7 @@ const int32_t *bn_session_tokens(const bn_session *s) {
 
 void bn_session_seed(bn_session *s, uint64_t seed) {
     if (s)
-        s->rng = seed;
+        s->seed = seed;
 }
 
 void bn_session_cancel(bn_session *s) {

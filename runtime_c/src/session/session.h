@@ -29,7 +29,7 @@ struct bn_session {
     int32_t pooled;  /* tokens in it */
     int32_t pooling; /* and how */
     void *sampler_scratch;
-    uint64_t rng;
+    uint64_t seed;    /* of the noise of sampling */
     uint64_t skipped; /* bytes of weights that its batches left out */
     void *memory;
     size_t memory_size;
