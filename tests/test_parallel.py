@@ -42,7 +42,7 @@ torch.set_num_threads(1)
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     [
-        "bitnet.train.loop",
+        "bitnet.train.start",
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.checkpoint",

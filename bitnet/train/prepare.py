@@ -254,6 +254,6 @@ def choose_precision(wanted: str, device: str) -> str:
     if wanted != "auto":
         return wanted
     if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return "bf16" if probe is not None and probe() else "fp32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bitnet.settings import Settings
 from bitnet.train import distill, objectives, runlog, saving, schedule
 from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from bitnet.train.errors import TrainingError
+from bitnet.train.pipeline import Ahead, Made
 from bitnet.train.progress import say
 
 
@@ -39,7 +41,9 @@ class Run:
     template: str | None = None  # of a model that answers
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     distillation: distill.Distillation | None = None
-    terms: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the newest loss, and λ; for the log
+    ahead: Ahead | None = None  # where the batches of its steps come from, while it steps
+    unread: Made | None = None  # a step that is on its way
+    loss: float = math.nan  # the newest that was read
 
     @property
     def progress(self) -> float:

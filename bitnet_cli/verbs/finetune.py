@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.source and not args.resume:
         raise ValueError("finetune needs SRC, a model to begin with; or --resume and --out, to go on with a run")
     before_torch()
-    from bitnet.train.loop import train
+    from bitnet.train.start import train
     from bitnet_export.convert.masters import read_start
 
     return conclude(train(given(args), read_start, args.resume), args.json)

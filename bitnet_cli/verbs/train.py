@@ -20,6 +20,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     before_torch()
-    from bitnet.train.loop import train
+    from bitnet.train.start import train
 
     return conclude(train(given(args), resume=args.resume), args.json)
