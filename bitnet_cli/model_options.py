@@ -27,6 +27,11 @@ T = TypeVar("T")
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL", help="a packed model file")
     parser.add_argument("-m", "--model", dest="model_flag", type=Path, metavar="MODEL", help="the same")
+    add_engine(parser)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """How a model is loaded."""
     group = parser.add_argument_group("engine")
     group.add_argument("-t", "--threads", type=at_least(1), metavar="N", help="threads (default: physical cores)")
     group.add_argument(

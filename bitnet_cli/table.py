@@ -27,6 +27,7 @@ VERBS = (
     Verb("inspect", "show what is in a packed file"),
     Verb("generate", "continue a text"),
     Verb("chat", "talk to a model"),
+    Verb("serve", "answer over HTTP, as OpenAI's API does, with a page to talk to", "serve"),
     Verb("embed", "vectors of texts or pictures, or how alike they are"),
     Verb("similarity", "how well pictures and texts fit", "images"),
     Verb("bench", "measure speed and memory against the machine's limits"),

@@ -19,7 +19,8 @@ from runtime_models import TEMPLATE, scripted_model
 ARROWS = """
 | package | what it is | may import |
 |---|---|---|
-| `bitnet_cli` | the verbs of the `bitnet` command | `bitnet_export`, `bitnet`, `bitnet_runtime` |
+| `bitnet_cli` | the verbs of the `bitnet` command | `bitnet_serve`, `bitnet_export`, `bitnet`, `bitnet_runtime` |
+| `bitnet_serve` | the server | `bitnet_runtime` |
 | `bitnet_export` | the packed file and the formats of others | \
 `bitnet_runtime`; the numbers: `bitnet.config`, `bitnet.quant`, `bitnet.model`; \
 text: `bitnet.data`; checkpoints: `bitnet.train.checkpoint`, `bitnet.train.source_model`; \
@@ -35,6 +36,7 @@ DOORS = {"bitnet.__main__": "bitnet_cli"}
 ROOT = Path(__file__).parent.parent
 FOLDERS = {
     "bitnet_cli": ROOT / "bitnet_cli",
+    "bitnet_serve": ROOT / "python_bindings/bitnet_serve",
     "bitnet_export": ROOT / "export/bitnet_export",
     "bitnet": ROOT / "bitnet",
     "bitnet_runtime": ROOT / "python_bindings/bitnet_runtime",

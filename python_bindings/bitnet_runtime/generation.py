@@ -100,6 +100,7 @@ class Stream(Unique):
         self._finish: Finish = "cancelled" if self._limit > 0 else "length"
         self._done = self._limit <= 0  # the answer is complete
         self._ended = False  # and its session free
+        self.ended_by: int | None = None  # the end token, if one came
         self._reading = self._closing = False
 
     @property
@@ -169,7 +170,7 @@ class Stream(Unique):
     def _advance(self) -> Piece:
         """One token further."""
         if not self._computed:
-            self._begin()
+            self.begin()
         begin = time.perf_counter()
         if not self._drawn:
             self._drawn.extend(self._next())
@@ -177,13 +178,25 @@ class Stream(Unique):
         self._seconds += time.perf_counter() - begin
         return piece
 
-    def _begin(self) -> None:
-        """Compute the prompt."""
+    # ---- for who computes the tokens of several streams together ----
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete, so that there is nothing more to pick."""
+        return self._done
+
+    def begin(self) -> None:
+        """Compute what the session lacks of the prompt."""
         begin = time.perf_counter()
         rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
         self._computed = extend(self._session, self._prompt, rows)
         self._session.seed(self._seed)
         self._prompt_seconds = time.perf_counter() - begin
+
+    def pick(self) -> Piece:
+        """Choose a token, after `begin`. Unless the answer is done, it is to be appended to the session before the
+        next is chosen."""
+        return self._accept(self._session.draw(self._sampler))
 
     def _next(self) -> Sequence[int]:
         """The tokens that come next: one, or more when a draft was right."""
@@ -197,7 +210,7 @@ class Stream(Unique):
     def _accept(self, token: int) -> Piece:
         """Make a sampled token part of the answer, or end it."""
         if token in self._end_tokens:
-            self._finish, self._done = "stop", True
+            self._finish, self._done, self.ended_by = "stop", True, token
             piece = Piece(self._answer.flush(), None)
         else:
             self._tokens.append(token)
@@ -242,7 +255,7 @@ def generate_batch(streams: Iterable[Stream]) -> list[Result]:
                 active[place] = stream
                 try:
                     if not stream._done:
-                        stream._begin()
+                        stream.begin()
                 except (CancelledError, ClosedError) as error:
                     stream._stop(error)
             if not active:
@@ -262,7 +275,7 @@ def _one_token_each(streams: list[Stream]) -> list[Stream]:
     begin = time.perf_counter()
     for stream in streams:
         try:
-            stream._accept(stream._session.draw(stream._sampler))
+            stream.pick()
         except (CancelledError, ClosedError) as error:
             stream._stop(error)
     while going := [stream for stream in streams if not stream._done]:

@@ -144,7 +144,7 @@ class Model(ModelText):
                 f"images is {shown(images)}, expected {len(prompts)} lists, of the pictures of each prompt", "images"
             )
         pairs = zip(prompts, each, strict=True)
-        ready = [self._ready(prompt, of_it, self.n_ctx) for prompt, of_it in pairs]  # all, before any work
+        ready = [self.ready(prompt, of_it, self.n_ctx) for prompt, of_it in pairs]  # all, before any work
         return generate_batch(Stream(self, tokens, chosen, pixels=pixels) for tokens, pixels in ready)
 
     def stream(
@@ -161,7 +161,7 @@ class Model(ModelText):
             raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
         refuse_several(prompt, "prompt", "stream takes one prompt; generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
-        ready = self._ready(prompt, images, session.n_ctx if session else self.n_ctx)
+        ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
         return Stream(self, ready.tokens, chosen, session, ready.pixels)
 
     def chat(
@@ -217,7 +217,7 @@ class Model(ModelText):
         """
         several = is_several(text, "text") or not len(text)
         texts = cast("Sequence[Prompt]", text if several else [text])
-        return embed(self, [self._filled(one, self.n_ctx) for one in texts], pooling)
+        return embed(self, [self.text_tokens(one, self.n_ctx) for one in texts], pooling)
 
     def similarity(
         self, images: Image | Sequence[Image], texts: Prompt | Sequence[Prompt], *, probabilities: bool = False

@@ -56,6 +56,11 @@ class ModelText(ModelImages):
         """The text of tokens."""
         return self._tokenizer.decode(token_ids(tokens, "tokens", self.vocab_size), skip_special=skip_special)
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token says, as bytes: a character may be parted among several. Of a special token its name."""
+        (token,) = token_ids([token], "token", self.vocab_size)
+        return self._tokenizer.token_bytes(token)
+
     def apply_template(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token.
 
@@ -87,8 +92,11 @@ class ModelText(ModelImages):
             messages = without_images(messages, self._template.source)
         return self._template.render(messages, self._special_tokens, add_generation_prompt=add_generation_prompt)
 
-    def _ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
-        """What is to be continued, of which there is one token at least."""
+    def ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
+        """What is to be continued, of which there is one token at least: what `Stream` takes.
+
+        Raises all that is wrong with a prompt, before any work.
+        """
         self.require_next_token()
         if images is None or (isinstance(images, (list, tuple)) and not images):
             return Ready(self._prompt(prompt, n_ctx))
@@ -129,7 +137,7 @@ class ModelText(ModelImages):
             raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
         return tokens
 
-    def _filled(self, text: Prompt, n_ctx: int) -> list[int]:
+    def text_tokens(self, text: Prompt, n_ctx: int) -> list[int]:
         """The tokens of a text that is to become a vector: of a string as many as the model learned from."""
         tokens = self._tokens(text, "text", n_ctx)
         if self._padding is None or not isinstance(text, str):

@@ -100,6 +100,17 @@ class Tokenizer:
         """A single token as it is written, such as "<|end|>"; "" for None."""
         return self._library.text(self._outside.get(token, token)) if token is not None else ""
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token says, as bytes; of a special token its name."""
+        if self._byte_table is not None and self._byte_table[token]:
+            return self._byte_table[token]
+        written = self.token_text(token)
+        if self._byte_table is not None or token in self._special_ids.values():
+            return written.encode()
+        if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", written):
+            return bytes.fromhex(byte[1])
+        return (written.replace("\u2581", " ") or self.decode([token], skip_special=False)).encode()
+
     def shield(self, text: str) -> str:
         """`text` marked so that `encode(shielded=True)` sees no special token that begins in it.
 

@@ -1,0 +1,88 @@
+"""`bitnet serve`: models over HTTP, for clients of OpenAI's API and for a browser."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+
+from bitnet_cli.arguments import at_least, refuse
+from bitnet_cli.model_options import add_engine, load_options, note
+from bitnet_runtime.terminal import escape
+
+KEY = "BITNET_API_KEY"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Answer over HTTP as OpenAI's API does, and show a page to talk to the model. Needs no key and listens to this "
+        "machine alone, unless told otherwise. A client names a model by its file, without the ending."
+    )
+    parser.add_argument(
+        "model", nargs="+", type=Path, metavar="MODEL", help="packed model files; the first is the default"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=at_least(0), default=8080, metavar="N", help="0: any (default: %(default)s)")
+    parser.add_argument(
+        "--unix", type=Path, metavar="PATH", help="listen on a Unix socket, which its owner alone may use"
+    )
+    parser.add_argument(
+        "--parallel",
+        type=at_least(1),
+        default=16,
+        metavar="N",
+        help="answers that are computed together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--queue",
+        type=at_least(0),
+        default=64,
+        metavar="N",
+        help="requests that may wait; others get 503 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=at_least(0),
+        default=30,
+        metavar="SECONDS",
+        help="for answers to end after SIGTERM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-body", type=at_least(1), metavar="MB", help="most of a request (default: 1, 16 with images)"
+    )
+    group = parser.add_argument_group("who may ask")
+    group.add_argument(
+        "--api-key", action="append", metavar="KEY", help=f"ask for a key; may be repeated (or environment {KEY})"
+    )
+    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name of this machine")
+    group.add_argument(
+        "--cors-origin", action="append", default=[], metavar="ORIGIN", help="a site whose pages may ask"
+    )
+    add_engine(parser)
+    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    keys = args.api_key or [key for key in [os.environ.get(KEY)] if key]
+    if not all(keys) or not all(key.isascii() and key.isprintable() for key in keys):
+        return refuse("an API key is empty or not plain ASCII")
+    names = [path.name.removesuffix(".bitnet") for path in args.model]
+    if len(set(names)) < len(names):
+        return refuse("two models have the same name; rename a file")
+    from bitnet_runtime.model import Model
+    from bitnet_serve.server import Options, Serving
+
+    with contextlib.ExitStack() as stack:
+        models = {}
+        for name, path in zip(names, args.model, strict=True):
+            models[name] = stack.enter_context(Model.load(path, **load_options(args)))
+            note(args, escape(str(models[name])))
+        options = Options(
+            args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
+            args.grace, (args.max_body or 0) * 1_000_000,
+        )  # fmt: skip
+        serving = Serving(models, options)
+        note(args, f"Listening on {serving.address}")
+        serving.run()
+    return 0

@@ -1,0 +1,6 @@
+"""Serve packed models over HTTP, in the forms that clients of OpenAI's API send.
+
+    bitnet serve model.bitnet
+
+Needs the extra `serve`. Read `scheduler.py` for how requests share a model, `app.py` for what is answered.
+"""

@@ -1,0 +1,204 @@
+"""From the events of generations to the bytes of a response: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from bitnet_serve.errors import ApiError, api_error
+from bitnet_serve.generation import Ask, End, Failure, Generation, Mailbox, Scores, Text
+from bitnet_serve.logprobs import Scored
+from bitnet_serve.models import Served
+
+KEEP_ALIVE = 10.0  # seconds of silence after which a comment says that the work goes on
+STALLED = 30.0  # seconds that a client may take to read what is sent
+
+
+@dataclass
+class Choice:
+    """What has come of one `Ask`."""
+
+    index: int
+    ask: Ask
+    texts: list[str] = field(default_factory=list)
+    prompt_scored: list[Scored] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    end: End | None = None
+    begun = False
+    held: list[Scored] = field(default_factory=list)  # of tokens whose text has not come; an end token has none
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def ended(self) -> End:
+        assert self.end is not None  # all choices have ended
+        return self.end
+
+
+class Shape(Protocol):
+    """How an API words an answer. An event is a dictionary, or a text that is one already."""
+
+    def start(self, choice: Choice) -> Iterable[Any]:
+        """Before the first piece of a choice."""
+
+    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+        """A part of its text, with the tokens it is made of."""
+
+    def end(self, choice: Choice) -> Iterable[Any]:
+        """After its last piece."""
+
+    def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
+        """After all of them."""
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """All in one."""
+
+    def error(self, error: ApiError) -> Iterable[Any]:
+        """When it breaks off."""
+
+
+@dataclass
+class Work:
+    """A request, understood."""
+
+    served: Served
+    asks: list[Ask]
+    shape: Shape
+    stream: bool
+
+
+def event(data: Any) -> bytes:
+    """An event of a stream as bytes."""
+    if isinstance(data, str):
+        return data.encode()
+    name = f"event: {data['type']}\n" if "type" in data and "object" not in data else ""
+    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode(errors="replace")
+
+
+async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run it and send what comes of it. Everything stops when the client leaves, or reads nothing for long."""
+    mailbox = Mailbox()
+    choices = [Choice(index, ask) for index, ask in enumerate(work.asks)]
+    tasks = [Generation(work.served.model, ask, mailbox, index) for index, ask in enumerate(work.asks)]
+    work.served.scheduler.submit(tasks)
+    answer = _stream if work.stream else _whole
+    sending = asyncio.ensure_future(answer(work, mailbox, choices, scope, send))
+    leaving = asyncio.ensure_future(until_gone(receive))
+    try:
+        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    finally:
+        work.served.scheduler.cancel([task for task, choice in zip(tasks, choices, strict=True) if not choice.end])
+        for each in (sending, leaving):
+            each.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(work: Work, mailbox: Mailbox, choices: list[Choice], scope: Scope, send: Send) -> None:
+    while not all(choice.end for choice in choices):
+        _take(choices, *await mailbox.get())
+    body = await asyncio.to_thread(lambda: json.dumps(work.shape.whole(choices)).encode())  # it may be long
+    await send_all(scope, send, 200, "application/json", body)
+
+
+async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], scope: Scope, send: Send) -> None:
+    begun = False
+
+    async def put(data: bytes, more: bool = True) -> None:
+        nonlocal begun
+        if not begun:  # an error before this has its own status
+            begun = True
+            await send(_start(200, "text/event-stream; charset=utf-8", [(b"x-accel-buffering", b"no")]))
+        await patiently(scope, send({"type": "http.response.body", "body": data, "more_body": more}))
+
+    try:
+        async for data in _events(work.shape, mailbox, choices):
+            await put(data)
+    except ApiError as error:
+        if not begun:
+            raise
+        await put(b"".join(map(event, work.shape.error(error))))
+    await put(b"", False)
+
+
+async def _events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> AsyncIterator[bytes]:
+    """The bytes to send, a few events at a time, or a comment when there are none for long."""
+    while not all(choice.end for choice in choices):
+        try:
+            async with asyncio.timeout(KEEP_ALIVE):
+                index, found = await mailbox.get()
+        except TimeoutError:
+            yield b": still working\n\n"
+            continue
+        choice, scored = _take(choices, index, found)
+        out: list[Any] = []
+        if isinstance(found, Text | End) and not choice.begun:
+            choice.begun = True
+            out += shape.start(choice)
+        if isinstance(found, Text) and found.text:
+            out += shape.piece(choice, found.text, scored)
+        if isinstance(found, End):
+            out += shape.end(choice)
+        if out:
+            yield b"".join(map(event, out))
+    yield b"".join(map(event, shape.close(choices)))
+
+
+def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice, list[Scored]]:
+    """Write an event down. Returns the choice, and the scores of tokens whose text is complete with it."""
+    choice = choices[index]
+    if isinstance(found, Failure):
+        raise api_error(found.error)
+    if isinstance(found, Scores):
+        choice.prompt_scored.extend(found.scored)
+    elif isinstance(found, End):
+        if found.finish_reason == "cancelled":
+            raise ApiError(503, "the answer was cancelled: the server is shutting down", "shutting_down", retry_after=5)
+        choice.end = found
+    elif isinstance(found, Text):
+        if found.scored:
+            choice.held.append(found.scored)
+        if found.text:
+            choice.texts.append(found.text)
+            scored, choice.held = choice.held, []
+            choice.scored += scored
+            return choice, scored
+    return choice, []
+
+
+def _start(status: int, kind: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
+    fixed = [(b"content-type", kind.encode()), (b"cache-control", b"no-cache")]
+    return {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
+
+
+async def send_all(
+    scope: Scope, send: Send, status: int, kind: str, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """A whole response."""
+    await send(_start(status, kind, [(b"content-length", b"%d" % len(body)), *headers]))
+    await patiently(scope, send({"type": "http.response.body", "body": body}))
+
+
+async def patiently(scope: Scope, sending: Any) -> None:
+    """Wait for a client to read, but not for ever: his connection is cut."""
+    try:
+        async with asyncio.timeout(STALLED):
+            await sending
+    except TimeoutError:
+        abort: Callable[[], None] = scope["state"]["abort"]
+        abort()
+        await asyncio.sleep(0)  # from now on he is gone, and what is sent to him is dropped

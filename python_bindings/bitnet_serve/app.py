@@ -1,0 +1,190 @@
+"""What is answered at which path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from bitnet_runtime.errors import BitnetError
+from bitnet_serve import body, chat, completions, embeddings, fields, metrics
+from bitnet_serve.answers import Work, respond, until_gone
+from bitnet_serve.errors import ApiError, api_error
+from bitnet_serve.models import Served, find, named
+from bitnet_serve.scheduler import OverloadedError
+
+Understand = Callable[[Served, Mapping[str, Any]], Work]
+GENERATING: dict[str, Understand] = {
+    "/v1/chat/completions": chat.understand,
+    "/v1/completions": completions.understand,
+}
+PAGE = Path(__file__).with_name("page.html")
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+T = TypeVar("T")
+
+
+class Api:
+    """The endpoints. draining: new requests are refused."""
+
+    def __init__(self, models: Mapping[str, Served], most_body: int) -> None:
+        self._models, self._most_body = models, most_body
+        self.draining = False
+
+    def application(self) -> Starlette:
+        routes = [
+            Route("/", self.page),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            *(Route(path, self.generating(how), methods=["POST"]) for path, how in GENERATING.items()),
+        ]
+        expected = (ApiError, BitnetError, OverloadedError, HTTPException)
+        handlers: dict[Any, Any] = dict.fromkeys(expected, failed) | {ClientDisconnect: nobody, Exception: failed}
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    # ---- about the server ----
+
+    async def page(self, request: Request) -> Response:
+        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
+
+    async def health(self, request: Request) -> Response:
+        if self.draining:
+            raise shutting_down()
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        return PlainTextResponse(metrics.page(self._models.values()), media_type=metrics.KIND)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [each.entry() for each in self._models.values()]})
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(named(self._models, request.path_params["name"]).entry())
+
+    # ---- work ----
+
+    def generating(self, understand: Understand) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The endpoint of an API that answers with text."""
+
+        async def endpoint(request: Request) -> Response:
+            served, asked, leave = await self._asked(request)
+            try:
+                return Answer(await asyncio.to_thread(understand, served, asked), leave)
+            except BaseException:
+                leave()
+                raise
+
+        return endpoint
+
+    async def embeddings(self, request: Request) -> Response:
+        served, asked, leave = await self._asked(request)
+        try:
+            texts = await asyncio.to_thread(embeddings.understand, served, asked)
+            return JSONResponse(await unless_gone(request, embeddings.compute(served, texts)))
+        finally:
+            leave()
+
+    async def tokenize(self, request: Request) -> Response:
+        served, asked, leave = await self._asked(request)
+        try:
+            return JSONResponse(await asyncio.to_thread(tokenized, served, asked))
+        finally:
+            leave()
+
+    async def detokenize(self, request: Request) -> Response:
+        served, asked, leave = await self._asked(request)
+        try:
+            return JSONResponse(await asyncio.to_thread(detokenized, served, asked))
+        finally:
+            leave()
+
+    async def _asked(self, request: Request) -> tuple[Served, dict[str, Any], Callable[[], None]]:
+        """The model, what is asked, and what gives the place back that the request now has."""
+        if self.draining:
+            raise shutting_down()
+        data = await body.read(request, self._most_body)
+        asked = await asyncio.to_thread(body.parse, data)
+        served = find(self._models, asked)
+        return served, asked, served.scheduler.enter()
+
+
+class Answer(Response):
+    """Text, as it comes."""
+
+    def __init__(self, work: Work, leave: Callable[[], None]) -> None:
+        self._work, self._leave = work, leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await respond(self._work, scope, receive, send)
+        finally:
+            self._leave()
+
+
+def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
+    fields.check_known(asked, ("model", "prompt", "messages", "add_special_tokens"))
+    if "messages" in asked:
+        tokens = served.model.apply_template(chat.messages(asked))
+    else:
+        add = fields.take(asked, "add_special_tokens", bool, True)
+        tokens = served.model.tokenize(fields.text(asked, "prompt"), add_bos=add)
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": served.model.n_ctx}
+
+
+def detokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
+    fields.check_known(asked, ("model", "tokens"))
+    return {"prompt": served.model.detokenize(fields.take(asked, "tokens", list, []), skip_special=False)}
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What it gives; it is cancelled when the client leaves."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for each in (working, leaving):
+            each.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", "shutting_down", retry_after=5)
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """Any error, in the form of the API."""
+    if isinstance(error, HTTPException):
+        headers = dict(error.headers or {})
+        more = f"; there is {headers['Allow']}" if headers else ""
+        what = f"{request.method} {request.url.path[:200]!r}"
+        error = ApiError(error.status_code, f"there is no {what}{more}", "wrong_method" if headers else "not_found")
+        error.headers |= headers
+    told = api_error(error)
+    return JSONResponse(told.body(), told.status, told.headers)
+
+
+async def nobody(request: Request, error: Exception) -> Response:
+    """The client left before the request was whole: nobody reads this."""
+    return Response(status_code=400)

@@ -1,0 +1,65 @@
+"""The body of a request: read within limits of time and size, and parsed strictly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from bitnet_serve.errors import ApiError, refuse
+
+SECONDS = 30.0  # for a whole body
+
+
+async def read(request: Request, most: int) -> bytes:
+    """All of it. Raises ApiError, and ClientDisconnect."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # a form of another site's page could send other types without asking
+        raise ApiError(415, f"content-type is {kind[:80]!r}, expected application/json", "unsupported_media_type")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise _too_large(most)
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(SECONDS):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > most:
+                    raise _too_large(most)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {SECONDS:g} s", "timeout") from None
+    return b"".join(chunks)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """A JSON object; null is as good as nothing. Raises ApiError."""
+    try:
+        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise refuse("the body is nested too deeply, expected a JSON object", code="invalid_json") from None
+    except ValueError as error:
+        raise refuse(f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise refuse(f"the body is a JSON {type(value).__name__}, expected an object", code="invalid_json")
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most:,} bytes, the most this server takes", "body_too_large")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key occurs twice in an object")
+    return values
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")
+
+
+__all__ = ["ClientDisconnect", "parse", "read"]

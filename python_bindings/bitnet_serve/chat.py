@@ -1,0 +1,150 @@
+"""/v1/chat/completions"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.errors import shown
+from bitnet_runtime.image_prompts import images_of
+from bitnet_serve import fields
+from bitnet_serve.answers import Choice, Work
+from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.generation import Ask
+from bitnet_serve.logprobs import Scored
+from bitnet_serve.models import Served
+from bitnet_serve.wording import timings, usage
+
+KNOWN = frozenset([
+    "model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs", "response_format", "tools",
+    "tool_choice", "functions", "function_call", "modalities", "audio", "web_search_options",
+])  # fmt: skip
+MOST_MESSAGES = 1024
+
+
+def understand(served: Served, body: Mapping[str, Any]) -> Work:
+    """Raises ApiError, or an error of the runtime."""
+    fields.check_known(body, KNOWN)
+    fields.check_format(body)
+    if body.get("tool_choice") != "none":
+        fields.unsupported(body, "tools", "functions")
+    fields.unsupported(body, "audio", "web_search_options")
+    model = served.model
+    options, n = fields.sampling(body, model, None), fields.choices(body)
+    wanted = fields.take(body, "logprobs", bool, False)
+    top = fields.top(body, "top_logprobs")
+    if top and not wanted:
+        raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
+    stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
+    said = messages(body)
+    model.require_next_token()
+    ready = model.ready(model.apply_template(said), images_of(said) or None, model.n_ctx)
+    ask = Ask(ready.tokens, options, ready.pixels, top if wanted else None)
+    return Work(served, several([ask], n), Chat(served, with_usage if stream else None), stream)
+
+
+def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of a request. Images are in it, never names of files or addresses."""
+    if "messages" not in body:
+        raise refuse("messages is missing, expected a list", "messages", "missing_required_parameter")
+    given: list[Any] = fields.take(body, "messages", list, [])
+    if not 0 < len(given) <= MOST_MESSAGES:
+        raise refuse(f"messages has {len(given)} entries, expected 1 to {MOST_MESSAGES}", "messages")
+    for message in given:
+        if not isinstance(message, dict):
+            raise refuse(f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages")
+    for image in images_of(given):
+        if not isinstance(image, str) or not image.startswith("data:"):
+            raise refuse(f"an image is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
+    return [message | {"role": "system"} if message.get("role") == "developer" else message for message in given]
+
+
+def several(asks: Sequence[Ask], n: int) -> list[Ask]:
+    """n of each, which differ in their seeds: that of the request, and one more for each."""
+    base = asks[0].options.seed
+    first = secrets.randbits(32) if base is None else base
+
+    def seeded(options: Sampling, index: int) -> Sampling:
+        return replace(options, seed=(first + index) % 2**64)
+
+    each = [ask for ask in asks for _ in range(n)]
+    return [replace(ask, options=seeded(ask.options, index)) for index, ask in enumerate(each)]
+
+
+@dataclass
+class Chat:
+    """The words of it. usage: at the end of a stream; None: not a stream."""
+
+    served: Served
+    usage: bool | None
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def start(self, choice: Choice) -> Iterable[Any]:
+        yield self._chunk(choice, {"role": "assistant", "content": ""})
+
+    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+        yield self._chunk(choice, {"content": text}, self._logprobs(choice, scored))
+
+    def end(self, choice: Choice) -> Iterable[Any]:
+        rest = self._rest(choice)
+        logprobs = self._logprobs(choice, rest) if rest else None
+        yield self._chunk(choice, {}, logprobs, choice.ended().finish_reason)
+
+    def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
+        if self.usage:
+            last = self._head("chat.completion.chunk") | {"choices": [], "usage": usage(choices)}
+            yield last | {"timings": timings(choices)}
+        yield "data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> Iterable[Any]:
+        yield error.body()
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        answers = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs(choice, [*choice.scored, *self._rest(choice)]),
+                "finish_reason": choice.ended().finish_reason,
+            }
+            for choice in choices
+        ]
+        head = self._head("chat.completion")
+        return head | {"choices": answers, "usage": usage(choices), "timings": timings(choices)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        names = {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
+        return names | {"system_fingerprint": self.served.fingerprint}
+
+    def _chunk(
+        self, choice: Choice, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        one = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        chunk = self._head("chat.completion.chunk") | {"choices": [one]}
+        if self.usage:
+            chunk["usage"] = None
+        elif reason:
+            chunk["timings"] = timings([choice])
+        return chunk
+
+    def _logprobs(self, choice: Choice, scored: Sequence[Scored]) -> dict[str, Any] | None:
+        if choice.ask.top is None:
+            return None
+        content = [
+            self._token(each.token, each.logprob) | {"top_logprobs": [self._token(*other) for other in each.top]}
+            for each in scored
+        ]
+        return {"content": content, "refusal": None}
+
+    def _rest(self, choice: Choice) -> list[Scored]:
+        """A character that was not completed. After a stop the rest is not part of the text."""
+        return choice.held if choice.ended().finish_reason == "length" else []
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        name, data = self.served.token(token)
+        return {"token": name, "logprob": logprob, "bytes": list(data)}

@@ -1,0 +1,165 @@
+"""/v1/completions"""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bitnet_runtime.errors import shown
+from bitnet_runtime.model import Model
+from bitnet_serve import fields
+from bitnet_serve.answers import Choice, Work
+from bitnet_serve.chat import several
+from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.generation import Ask
+from bitnet_serve.logprobs import Scored
+from bitnet_serve.models import Served
+from bitnet_serve.wording import timings, usage
+
+KNOWN = frozenset([
+    "model", "prompt", "suffix", "stream", "stream_options", "n", "best_of", "echo", "logprobs", "response_format",
+])  # fmt: skip
+MAX_TOKENS = 16  # as OpenAI has it
+
+
+def understand(served: Served, body: Mapping[str, Any]) -> Work:
+    """Raises ApiError, or an error of the runtime."""
+    fields.check_known(body, KNOWN)
+    fields.check_format(body)
+    fields.unsupported(body, "suffix")
+    model = served.model
+    model.require_next_token()
+    given = prompts(body)
+    n = fields.choices(body, len(given))
+    if fields.whole(body, "best_of", n, 1, fields.MOST_CHOICES) != n:
+        raise refuse(f"best_of is {body['best_of']}, expected n, which is {n}", "best_of", "unsupported_parameter")
+    top = fields.top(body, "logprobs") if "logprobs" in body else None
+    echo = fields.take(body, "echo", bool, False)
+    if echo and top is not None and model.mask == "prefix":
+        raise refuse("the tokens of this model's prompts see all of it, so they have no log-probabilities", "echo")
+    options = fields.sampling(body, model, MAX_TOKENS)
+    stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
+    asks, echoes = [], list[str]()
+    for prompt in given:
+        ready = model.ready(prompt, None, model.n_ctx)
+        asks.append(Ask(ready.tokens, options, None, top, echo and top is not None))
+        echoes += [_shown(model, prompt)] * n if echo else []
+    shape = Completion(served, with_usage if stream else None, echoes)
+    return Work(served, several(asks, n), shape, stream)
+
+
+def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
+    """A text, texts, token ids, or lists of these."""
+    given = body.get("prompt")
+    if given is None:
+        raise refuse("prompt is missing, expected a text or token ids", "prompt", "missing_required_parameter")
+    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
+        given = [given]
+    if not isinstance(given, list) or not given or not all(isinstance(one, str | list) for one in given):
+        raise refuse(
+            f"prompt is {shown(given)}, expected a text, token ids, or a list of these", "prompt", "invalid_type"
+        )
+    for one in given:
+        if isinstance(one, list) and not all(type(token) is int for token in one):
+            raise refuse(f"prompt has {shown(one)}, expected token ids, as in [1, 2, 3]", "prompt", "invalid_type")
+    return given
+
+
+def _shown(model: Model, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else model.detokenize(prompt, skip_special=False)
+
+
+@dataclass
+class Completion:
+    """The words of it. usage: at the end of a stream; None: not a stream. echoes: what comes before each answer."""
+
+    served: Served
+    usage: bool | None
+    echoes: Sequence[str] = ()
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def start(self, choice: Choice) -> Iterable[Any]:
+        if self.echoes:
+            yield self._chunk(choice, self.echoes[choice.index], self._logprobs(choice, (), True))
+
+    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+        offset = len(self._echo(choice)) + len(choice.text) - len(text)
+        yield self._chunk(choice, text, self._logprobs(choice, scored, False, offset))
+
+    def end(self, choice: Choice) -> Iterable[Any]:
+        offset = len(self._echo(choice)) + len(choice.text)
+        logprobs = self._logprobs(choice, choice.held, False, offset) if choice.held else None
+        yield self._chunk(choice, "", logprobs, choice.ended().finish_reason)
+
+    def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
+        if self.usage:
+            yield self._head() | {"choices": [], "usage": usage(choices), "timings": timings(choices)}
+        yield "data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> Iterable[Any]:
+        yield error.body()
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        answers = [
+            {
+                "index": choice.index,
+                "text": self._echo(choice) + choice.text,
+                "logprobs": self._logprobs(choice, [*choice.scored, *choice.held], bool(self.echoes)),
+                "finish_reason": choice.ended().finish_reason,
+            }
+            for choice in choices
+        ]
+        return self._head() | {"choices": answers, "usage": usage(choices), "timings": timings(choices)}
+
+    def _echo(self, choice: Choice) -> str:
+        return self.echoes[choice.index] if self.echoes else ""
+
+    def _head(self) -> dict[str, Any]:
+        names = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.served.name}
+        return names | {"system_fingerprint": self.served.fingerprint}
+
+    def _chunk(self, choice: Choice, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+        one = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        chunk = self._head() | {"choices": [one]}
+        if self.usage:
+            chunk["usage"] = None
+        elif reason:
+            chunk["timings"] = timings([choice])
+        return chunk
+
+    def _logprobs(
+        self, choice: Choice, scored: Sequence[Scored], prompt: bool, offset: int = 0
+    ) -> dict[str, Any] | None:
+        """Of tokens whose first begins at `offset`, an end token too: programs that score texts count on as many as
+        were asked for. prompt: with those of the prompt before, of which the first has none."""
+        if choice.ask.top is None:
+            return None
+        every: list[Scored | None] = [None, *choice.prompt_scored] if prompt else []
+        first = choice.ask.prompt[0]
+        every += scored
+        tokens, offsets, tops = list[str](), list[int](), list[dict[str, float] | None]()
+        read = codecs.getincrementaldecoder("utf-8")("ignore").decode
+        limit = len(self._echo(choice)) + len(choice.text)
+        for each in every:
+            name, data = self.served.token(first if each is None else each.token)
+            tokens.append(name)
+            offsets.append(min(offset, limit))
+            tops.append(None if each is None else self._top(each))
+            if each is not None or first != self.served.model.bos_token:  # which a text does not show
+                offset += len(read(data))
+        return {
+            "tokens": tokens,
+            "token_logprobs": [None if each is None else each.logprob for each in every],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+    def _top(self, scored: Scored) -> dict[str, float]:
+        """The likeliest tokens, and that which came: it may not be one of them."""
+        both = [*scored.top, (scored.token, scored.logprob)]
+        return {self.served.token(token)[0]: logprob for token, logprob in both}

@@ -1,0 +1,142 @@
+"""/v1/embeddings"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bitnet_runtime.batch import embed_batch
+from bitnet_runtime.errors import shown
+from bitnet_runtime.session import Session
+from bitnet_serve import fields
+from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.generation import End, Event, Failure, Mailbox, Timings
+from bitnet_serve.models import Served
+from bitnet_serve.scheduler import PIECE_ALONE, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KNOWN = frozenset([
+    "model", "input", "encoding_format", "dimensions", "pooling",
+])  # fmt: skip
+MOST_TEXTS = 2048
+TOGETHER = 16  # short texts that share the reading of the weights
+
+
+class Embedding(Task):
+    """Texts on their way to vectors: long ones in pieces, short ones several at a time."""
+
+    def __init__(self, served: Served, texts: Sequence[list[int]], pooling: str | None, mailbox: Mailbox) -> None:
+        self._served, self._model = served, served.model
+        self._texts, self._pooling, self._mailbox = texts, pooling, mailbox
+        self._sessions: list[Session] = []
+        self._at = self._held = 0  # texts that are done, and tokens of the next one
+        self.vectors: list[NDArray[np.float32]] = []
+        self._failed = False
+
+    def open(self) -> None:
+        self._sessions.append(self._model.session(max(map(len, self._texts))))
+
+    def piece(self, most: int) -> None:
+        text = self._texts[self._at]
+        if self._held == 0 and (group := self._group(most)) > 1:
+            for session in self._sessions[:group]:
+                session.reset()
+            some = self._texts[self._at : self._at + group]
+            self.vectors += list(embed_batch(self._sessions[:group], some, self._pooling))
+            self._at += group
+        else:
+            (session, *_) = self._sessions
+            if self._held == 0:
+                session.reset()
+            end = len(text) if self._model.mask == "bidirectional" else min(self._held + most, len(text))
+            vector = session.embed(text[self._held : end], self._pooling)
+            self._held = end
+            if end == len(text):
+                self.vectors.append(vector)
+                self._at, self._held = self._at + 1, 0
+        self.done = self._at == len(self._texts)
+
+    def _group(self, most: int) -> int:
+        """How many of the next texts make one piece, and a session for each."""
+        n = tokens = 0
+        for text in self._texts[self._at : self._at + TOGETHER]:
+            tokens += len(text)
+            if tokens > most:
+                break
+            n += 1
+        while len(self._sessions) < n:
+            self._sessions.append(self._model.session(min(PIECE_ALONE, self._model.n_ctx)))
+        return n
+
+    def fail(self, error: Exception) -> None:
+        self._failed = True
+        self._mailbox.put(0, Failure(error))
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()
+        self.prompt_tokens = sum(map(len, self._texts[: self._at])) + self._held
+        if not self._failed:
+            reason = "stop" if self.done else "cancelled"
+            self._mailbox.put(0, End(reason, sum(map(len, self._texts)), 0, Timings(0, 0, 0, 0)))
+
+
+def understand(served: Served, body: Mapping[str, Any]) -> tuple[list[list[int]], str | None, bool]:
+    """Token ids of each text, the pooling, and whether vectors go out as base64."""
+    fields.check_known(body, KNOWN)
+    model = served.model
+    form = fields.take(body, "encoding_format", str, "float")
+    if form not in ("float", "base64"):
+        raise refuse(f"encoding_format is {shown(form)}, expected 'float' or 'base64'", "encoding_format")
+    width = model.info.width
+    if (asked := body.get("dimensions", width)) != width:
+        raise refuse(f"dimensions is {shown(asked)}, expected {width}, or nothing", "dimensions")
+    pooling = body.get("pooling", model.pooling)
+    if pooling not in ("last", "mean", "first"):
+        found = "not given, and the model names none" if pooling is None else shown(pooling)
+        raise refuse(f"pooling is {found}; expected one of last, mean, first", "pooling")
+    given = body.get("input")
+    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
+        given = [given]
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_TEXTS:
+        raise refuse(f"input is {shown(given)}, expected a text, token ids, or 1 to {MOST_TEXTS} of these", "input")
+    texts = []
+    for one in given:
+        if not isinstance(one, str) and not (isinstance(one, list) and all(type(token) is int for token in one)):
+            raise refuse(f"input has {shown(one)}, expected a text or token ids", "input", "invalid_type")
+        texts.append(model.text_tokens(one, model.n_ctx))
+        if not texts[-1]:
+            raise refuse("input has a text without tokens; give at least one character", "input")
+    return texts, pooling, form == "base64"
+
+
+async def compute(served: Served, asked: tuple[list[list[int]], str | None, bool]) -> dict[str, Any]:
+    texts, pooling, as_base64 = asked
+    mailbox = Mailbox()
+    task = Embedding(served, texts, pooling, mailbox)
+    served.scheduler.submit([task])
+    event: Event
+    try:
+        _, event = await mailbox.get()
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            served.scheduler.cancel([task])
+        raise
+    if isinstance(event, Failure):
+        raise event.error
+    if not task.done:
+        raise ApiError(503, "cancelled: the server is shutting down", "shutting_down", retry_after=5)
+    tokens = sum(map(len, texts))
+    vectors = [
+        base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
+        for vector in task.vectors
+    ]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": served.name, "usage": usage}

@@ -1,0 +1,84 @@
+"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}, with the right status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitnet_runtime.errors import (
+    BitnetError,
+    ContextLengthError,
+    ImageError,
+    InvalidParameterError,
+    MissingDependencyError,
+    ModelTooLargeError,
+    TemplateError,
+    TokenizerError,
+    UnsupportedModelError,
+)
+from bitnet_serve.scheduler import OverloadedError
+
+KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
+    503: "overloaded_error",
+}  # fmt: skip
+CODES: dict[type[Exception], str] = {
+    UnsupportedModelError: "unsupported_by_model",
+    TokenizerError: "tokenizer_error",
+    TemplateError: "template_error",
+    ImageError: "invalid_image",
+}
+"""Codes of what the client can do something about."""
+
+
+class ApiError(Exception):
+    """What a client is told."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        *,
+        retry_after: int | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.more = status, code, param, more or {}
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+        if status == 401:
+            self.headers["www-authenticate"] = "Bearer"
+
+    def body(self) -> dict[str, Any]:
+        kind = KINDS.get(self.status, "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code, **self.more}}
+
+
+def refuse(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """A request that is wrong."""
+    return ApiError(400, message, code, param)
+
+
+def api_error(error: Exception) -> ApiError:
+    """Any error, for the client. What is not his to know becomes one sentence."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OverloadedError):
+        return ApiError(503, str(error), "overloaded", retry_after=error.seconds)
+    if isinstance(error, ContextLengthError):
+        numbers = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+        return ApiError(400, str(error), "context_length_exceeded", more=numbers)
+    if isinstance(error, InvalidParameterError):
+        unknown = str(error).startswith("unknown parameter")
+        return refuse(str(error), error.param or None, "unknown_parameter" if unknown else "invalid_value")
+    if isinstance(error, ModelTooLargeError):
+        return ApiError(503, str(error), "out_of_memory", retry_after=10)
+    if isinstance(error, MissingDependencyError):
+        return ApiError(500, str(error), "missing_dependency")
+    for kind, code in CODES.items():
+        if isinstance(error, kind):
+            return refuse(str(error), None, code)
+    if isinstance(error, BitnetError):
+        return ApiError(500, str(error), "engine_error")
+    return ApiError(500, "a mistake of the server; its log says more", "internal_error")

@@ -1,0 +1,134 @@
+"""Fields of a request: which there are, of what type, and what they ask of the sampler."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, resolve
+from bitnet_runtime.errors import shown
+from bitnet_runtime.model import Model
+from bitnet_serve.errors import ApiError, refuse
+from bitnet_serve.logprobs import MOST
+
+IGNORED = frozenset([
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls", "reasoning_effort", "verbosity", "prediction", "cache_prompt", "return_progress",
+    "timings_per_token",
+])  # fmt: skip
+"""What clients send that changes nothing here: who asks, what a cloud keeps, hints."""
+
+SAMPLING = frozenset({*FIELDS, *ALIASES})
+MOST_STOPS, MOST_BIASES, MOST_CHOICES = 16, 1024, 128
+
+T = TypeVar("T")
+
+
+def check_known(body: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises ApiError: a field that would be passed over in silence."""
+    for name in body:
+        if name not in known and name not in SAMPLING and name not in IGNORED:
+            near = difflib.get_close_matches(name, [*known, *FIELDS], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise refuse(f"unknown parameter {name[:80]!r}{hint}", name[:80], "unknown_parameter")
+
+
+def take(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+    """A field of one type. Raises ApiError."""
+    value = body.get(name, default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise refuse(f"{name} is {shown(value)}, expected {_WORDS[kind]}", name, "invalid_type")
+    return value
+
+
+def whole(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = take(body, name, int, default)
+    if not low <= value <= high:
+        raise refuse(f"{name} is {shown(value)}, expected an integer from {low} to {high}", name)
+    return value
+
+
+def text(body: Mapping[str, Any], name: str) -> str:
+    if name not in body:
+        raise refuse(f"{name} is missing, expected a text", name, "missing_required_parameter")
+    return take(body, name, str, "")
+
+
+def unsupported(body: Mapping[str, Any], *names: str) -> None:
+    """Raises ApiError for what is asked and not done here. An empty list asks for nothing."""
+    for name in names:
+        if body.get(name) not in (None, [], ""):
+            raise refuse(f"{name} is not supported by this server; leave it out", name, "unsupported_parameter")
+
+
+def sampling(body: Mapping[str, Any], model: Model, max_tokens: int | None) -> Sampling:
+    """The options: those asked, over the model's own, over the table. max_tokens: unless it is said.
+
+    Raises ApiError or InvalidParameterError.
+    """
+    asked = {name: value for name, value in body.items() if name in SAMPLING}
+    if asked.pop("draft", None):
+        raise refuse("draft is not supported: answers are computed together", "draft", "unsupported_parameter")
+    if not {"max_tokens", *(alias for alias, name in ALIASES.items() if name == "max_tokens")} & set(asked):
+        asked["max_tokens"] = max_tokens
+    elif "max_tokens" in asked and asked["max_tokens"] == asked.get("max_completion_tokens"):
+        del asked["max_completion_tokens"]  # some clients send both
+    stop, bias = asked.get("stop", ()), asked.get("logit_bias", {})
+    if isinstance(stop, list) and len(stop) > MOST_STOPS:
+        raise refuse(f"stop has {len(stop)} texts, expected at most {MOST_STOPS}", "stop")
+    if isinstance(bias, dict):
+        if len(bias) > MOST_BIASES:
+            raise refuse(f"logit_bias has {len(bias)} tokens, expected at most {MOST_BIASES}", "logit_bias")
+        if bias:
+            asked["logit_bias"] = {_token(key, model.vocab_size): value for key, value in bias.items()}
+    return resolve(asked, None, model.defaults)
+
+
+def choices(body: Mapping[str, Any], prompts: int = 1) -> int:
+    n = whole(body, "n", 1, 1, MOST_CHOICES)
+    if n * prompts > MOST_CHOICES:
+        raise refuse(
+            f"{prompts} prompts with n {n} ask for {n * prompts} answers, expected at most {MOST_CHOICES}", "n"
+        )
+    return n
+
+
+def top(body: Mapping[str, Any], name: str) -> int:
+    return whole(body, name, 0, 0, MOST)
+
+
+def with_usage(body: Mapping[str, Any]) -> bool:
+    """stream_options.include_usage"""
+    options: dict[str, Any] = take(body, "stream_options", dict, {})
+    if "stream_options" in body and not body.get("stream"):
+        raise refuse("stream_options needs stream: true", "stream_options")
+    unknown = set(options) - {"include_usage", "include_obfuscation"}
+    if unknown:
+        name = f"stream_options.{min(unknown)[:80]}"
+        raise refuse(f"unknown parameter {name!r}", name, "unknown_parameter")
+    return take(options, "include_usage", bool, False)
+
+
+def check_format(body: Mapping[str, Any]) -> None:
+    """response_format: plain text alone."""
+    asked: dict[str, Any] = take(body, "response_format", dict, {"type": "text"})
+    if asked.get("type") != "text":
+        raise refuse(
+            f'response_format {shown(asked.get("type"))} is not supported by this server; expected {{"type": "text"}}',
+            "response_format",
+            "unsupported_parameter",
+        )
+
+
+def _token(key: str, vocab_size: int) -> int:
+    if not (key.isascii() and key.isdecimal()) or len(key) > 10 or int(key) >= vocab_size:
+        raise refuse(f"logit_bias names {shown(key)}, expected token ids from 0 to {vocab_size - 1}", "logit_bias")
+    return int(key)
+
+
+_WORDS: dict[type, str] = {
+    str: "a text", int: "an integer", bool: "true or false", dict: "an object", list: "a list",
+}  # fmt: skip
+
+__all__ = ["ApiError", "check_known", "choices", "sampling", "take", "top", "unsupported", "whole", "with_usage"]

@@ -1,0 +1,185 @@
+"""An answer, as the scheduler runs it: what is asked, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.generation import Stream
+from bitnet_runtime.model import Model
+from bitnet_runtime.session import Session
+from bitnet_serve.logprobs import Scored, score
+from bitnet_serve.scheduler import Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+UNREAD = 256  # events that may wait for a reader before the answer waits for him
+ROWS = 16 << 20  # bytes of logits that are made at a time
+
+
+class Text(NamedTuple):
+    """What a token added: "" within a character, while it may become a stop text, or of an end token."""
+
+    text: str
+    scored: Scored | None = None  # if asked
+
+
+class Scores(NamedTuple):
+    """Of the tokens of a prompt from the second on, if asked, in order; there may be several."""
+
+    scored: Sequence[Scored]
+
+
+class End(NamedTuple):
+    """All went well, or it was cancelled."""
+
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    timings: Timings
+
+
+class Timings(NamedTuple):
+    """Seconds, and the seed."""
+
+    queue_seconds: float
+    prompt_seconds: float
+    generation_seconds: float
+    seed: int
+
+
+class Failure(NamedTuple):
+    error: Exception
+
+
+Event = Text | Scores | End | Failure
+
+
+class Mailbox:
+    """Events of the tasks of one request, from the scheduler's thread to the loop of the server."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+    def put(self, index: int, event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, event))
+
+    async def get(self) -> tuple[int, Event]:
+        return await self._queue.get()
+
+    @property
+    def full(self) -> bool:
+        return self._queue.qsize() > UNREAD
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of a model: how a prompt goes on."""
+
+    prompt: list[int]  # -1 where a vector of an image stands
+    options: Sampling
+    pixels: NDArray[np.float32] | None = None
+    top: int | None = None  # tokens are scored, beside so many others
+    score_prompt: bool = False
+
+
+class Generation(Task):
+    """An `Ask` on its way."""
+
+    def __init__(self, model: Model, ask: Ask, mailbox: Mailbox, index: int) -> None:
+        self._model, self._ask, self._mailbox, self._index = model, ask, mailbox, index
+        self._whole = ask.pixels is not None or model.mask == "prefix"  # the prompt is computed in one go
+        self._session: Session | None = None
+        self._stream: Stream | None = None
+        self._held = 0  # tokens of the prompt that are computed
+        self._made = time.perf_counter()
+        self._opened = self._started = 0.0
+        self._failed = False
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None  # it is open
+        return self._session
+
+    @property
+    def waits(self) -> bool:
+        return self._mailbox.full
+
+    def open(self) -> None:
+        prompt, most = self._ask.prompt, self._ask.options.max_tokens
+        room = self._model.n_ctx if most is None else min(self._model.n_ctx, len(prompt) + most)
+        self._session = self._model.session(room)
+        self._opened = time.perf_counter()
+
+    def piece(self, most: int) -> None:
+        last = len(self._ask.prompt) - 1  # which makes the logits
+        if not self._whole and self._held < last:
+            self._feed(self._ask.prompt[self._held : min(self._held + most, last)])
+            if self._held < last:
+                return
+        self._stream = Stream(self._model, self._ask.prompt, self._ask.options, self.session, self._ask.pixels)
+        if not self._stream.done:  # nothing is asked after a prompt that is only scored
+            self._stream.begin()
+        self._held = len(self._ask.prompt)
+        self.done, self.ready = self._stream.done, True
+        self._started = time.perf_counter()
+
+    def _feed(self, tokens: list[int]) -> None:
+        if not self._ask.score_prompt:
+            self.session.feed(tokens, keep_logits=False)
+            self._held += len(tokens)
+            return
+        step = max(1, ROWS // (4 * self._model.vocab_size))
+        for start in range(0, len(tokens), step):
+            some = tokens[start : start + step]
+            rows = self.session.append(some, "all")
+            self._held += len(some)
+            next_ones = self._ask.prompt[self._held - len(some) + 1 : self._held + 1]
+            self._tell(Scores(score(rows, next_ones, self._ask.top or 0)))
+
+    def pick(self) -> int | None:
+        assert self._stream is not None  # it is ready
+        row = None if self._ask.top is None else self.session.logits
+        piece = self._stream.pick()
+        token = self._stream.ended_by if piece.token is None else piece.token
+        scored = None
+        if row is not None and token is not None:
+            (scored,) = score(row[None], [token], self._ask.top or 0)
+        self._tell(Text(piece.text, scored))
+        self.done = self._stream.done
+        return None if self.done else piece.token
+
+    def fail(self, error: Exception) -> None:
+        self._failed = True
+        self._tell(Failure(error))
+
+    def close(self) -> None:
+        end = time.perf_counter()
+        stream, session = self._stream, self._session
+        self._stream = self._session = None
+        made, reason, seed = 0, "cancelled", 0
+        if stream is not None:
+            stream.close()
+            if stream.result is not None:
+                made, reason, seed = len(stream.result.tokens), stream.result.finish_reason, stream.result.seed
+        self.prompt_tokens, self.completion_tokens = self._held, made
+        if session is not None:
+            session.close()
+        if self._failed:
+            return
+        opened = self._opened or end
+        started = self._started or end
+        timings = Timings(opened - self._made, started - opened, end - started, seed)
+        self._tell(End(reason, len(self._ask.prompt), made, timings))
+
+    def _tell(self, event: Event) -> None:
+        self._mailbox.put(self._index, event)

@@ -1,0 +1,95 @@
+"""Who may ask: API key, host, origin. Around the whole application."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bitnet_serve.answers import send_all
+from bitnet_serve.errors import ApiError
+
+OPEN = frozenset({"/", "/health"})  # without a key: a page that says nothing, and whether the server lives
+
+
+class Guard:
+    """Refuses what is not allowed, before anything of a request is read.
+
+    keys: one of them is asked for, unless there are none. hosts: names that the Host header may have; empty: any.
+    origins: pages of other sites that may ask.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Iterable[str] = (), hosts: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._hosts, self._origins = frozenset(hosts), frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        try:
+            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+            cors = self._check_origin(origin, headers.get(b"host", b"").decode("latin-1"))
+            if scope["method"] == "OPTIONS" and cors:
+                asked = headers.get(b"access-control-request-headers", b"authorization, content-type")
+                allowed = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", asked)]
+                return await send_all(scope, send, 200, "text/plain", b"", [*cors, *allowed])
+            if scope["path"] not in OPEN:
+                self._check_key(headers)
+        except ApiError as error:
+            return await refuse(scope, send, error)
+
+        async def with_headers(message: dict[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *cors]  # type: ignore[misc]  # a list of pairs
+            await send(message)
+
+        await self._app(scope, receive, with_headers if cors else send)  # type: ignore[arg-type]
+
+    def _check_host(self, host: str) -> None:
+        """A page whose name was made to mean this machine (DNS rebinding) sends its own name."""
+        name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+        if self._hosts and name.strip("[]").lower() not in self._hosts:
+            raise ApiError(
+                403, "the Host header names another host than this server's; --allow-host NAME adds one", "host"
+            )
+
+    def _check_origin(self, origin: str, host: str) -> list[tuple[bytes, bytes]]:
+        """Headers for a page of another site that may ask."""
+        if not origin or origin in (f"http://{host}", f"https://{host}"):
+            return []
+        if origin not in self._origins and "*" not in self._origins:
+            raise ApiError(403, "pages of other sites may not ask; --cors-origin ORIGIN allows one", "origin")
+        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+
+    def _check_key(self, headers: dict[bytes, bytes]) -> None:
+        if not self._keys:
+            return
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        if not sum(hmac.compare_digest(given, key) for key in self._keys):  # all of them, in the same time
+            found = "is wrong" if given else "is missing"
+            raise ApiError(401, f"the API key {found}, expected Authorization: Bearer KEY", "invalid_api_key")
+
+
+def local_hosts(host: str) -> set[str]:
+    """What the Host header may say when the server listens on `host`; empty: anything, as others may reach it."""
+    names = {"localhost", "127.0.0.1", "::1"}
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    return names | {host} if loopback else set()
+
+
+async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
+    """Send an error."""
+    headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send_all(scope, send, error.status, "application/json", json.dumps(error.body()).encode(), headers)

@@ -1,0 +1,37 @@
+"""/metrics, in the text form of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bitnet_serve.models import Served
+
+KIND = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def page(models: Iterable[Served]) -> str:
+    each = list(models)
+    rows = [
+        (
+            "prompt_tokens_total",
+            "counter",
+            "tokens of prompts of answers that ended",
+            [s.scheduler.prompt_tokens for s in each],
+        ),
+        ("tokens_predicted_total", "counter", "tokens generated", [s.scheduler.completion_tokens for s in each]),
+        ("requests_processing", "gauge", "answers that are being computed", [s.scheduler.load[0] for s in each]),
+        ("requests_deferred", "gauge", "answers that wait", [s.scheduler.load[1] for s in each]),
+        ("answers_total", "counter", "answers that ended, for whatever reason", [s.scheduler.finished for s in each]),
+        ("answers_cancelled_total", "counter", "of these, nobody waited for", [s.scheduler.cancelled for s in each]),
+        ("answers_failed_total", "counter", "of these, with an error", [s.scheduler.failed for s in each]),
+        ("requests_refused_total", "counter", "requests without a place", [s.scheduler.refused for s in each]),
+    ]
+    lines = []
+    for name, kind, help, values in rows:
+        lines += [f"# HELP bitnet_{name} {help}", f"# TYPE bitnet_{name} {kind}"]
+        lines += [f'bitnet_{name}{{model="{_label(s.name)}"}} {n}' for s, n in zip(each, values, strict=True)]
+    return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,246 @@
+"""One thread for each model, which owns its batch: tasks join and leave between tokens.
+
+Each round computes one piece of the oldest prompt that is not complete, and then one token of every
+answer that runs, all together. So an answer never waits for more than a piece, and nobody for a whole
+prompt of another. What a task gets does not depend on its company: the engine gives the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from bitnet_runtime.batch import append_batch
+from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
+from bitnet_runtime.session import Session
+
+PIECE = 32  # tokens of a prompt in a round, while others wait for their next token
+PIECE_ALONE = 128  # and when nobody does
+RESTING = 0.02  # seconds, when every answer waits for its reader
+
+log = logging.getLogger("bitnet_serve")
+
+
+class OverloadedError(Exception):
+    """No place in the queue. `seconds`: when to ask again."""
+
+    def __init__(self, message: str, seconds: int) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class Task:
+    """What a scheduler runs. It alone calls the methods, from its thread; `cancelled` may be set from any."""
+
+    cancelled = False
+    ready = False  # all pieces are computed, and tokens can be picked
+    done = False
+    prompt_tokens = completion_tokens = 0  # computed, once it is closed
+
+    def open(self) -> None:
+        """Take the memory that it needs. ModelTooLargeError: there may be enough when others have left."""
+
+    def piece(self, most: int) -> None:
+        """Compute the next piece, of about `most` tokens; makes it `ready` or `done` in the end."""
+        raise NotImplementedError
+
+    def pick(self) -> int | None:
+        """Choose the next token; returns it to be computed together with others, or None: the task is done."""
+        raise NotImplementedError
+
+    @property
+    def waits(self) -> bool:
+        """Whether whoever reads it is too far behind."""
+        return False
+
+    @property
+    def session(self) -> Session:
+        """That which a picked token goes to."""
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        """It ends with this."""
+
+    def close(self) -> None:
+        """Free all, and say that it ended, unless it failed."""
+
+
+class Scheduler:
+    """Runs tasks of one model. `places`: tasks that run at a time; `queue`: requests that may wait."""
+
+    def __init__(self, places: int = 16, queue: int = 64, name: str = "") -> None:
+        self._places, self._most_requests = places, places + queue
+        self._wake = threading.Condition()
+        self._queue: deque[Task] = deque()
+        self._running: list[Task] = []  # oldest first
+        self._requests = 0
+        self._closing = False
+        self._seconds = 1.0  # that a request took lately
+        self.finished = self.cancelled = self.failed = self.refused = 0  # tasks; and requests
+        self.prompt_tokens = self.completion_tokens = 0
+        self._thread = threading.Thread(target=self._run, name=f"scheduler of {name}", daemon=True)
+        self._thread.start()
+
+    # ---- any thread ----
+
+    def enter(self) -> Callable[[], None]:
+        """A place for a request, from before its prompt is read; returns what gives it back.
+
+        Raises OverloadedError at once when there is none.
+        """
+        with self._wake:
+            if self._requests >= self._most_requests:
+                self.refused += 1
+                wait = math.ceil(self._seconds * self._requests / self._places)
+                raise OverloadedError(
+                    f"{self._requests} requests are being answered or wait, which is the most; try again later",
+                    min(max(wait, 1), 120),
+                )
+            self._requests += 1
+        begin = time.monotonic()
+
+        def leave() -> None:
+            with self._wake:
+                self._requests -= 1
+                self._seconds += (time.monotonic() - begin - self._seconds) / 8
+
+        return leave
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Run these, after all that came before."""
+        with self._wake:
+            if self._closing:
+                raise OverloadedError("the server is shutting down", 5)
+            self._queue.extend(tasks)
+            self._wake.notify()
+
+    def cancel(self, tasks: Sequence[Task]) -> None:
+        """Stop these, after the token or the piece that is being computed."""
+        with self._wake:
+            for task in tasks:
+                task.cancelled = True
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop all tasks, and the thread."""
+        with self._wake:
+            self._closing = True
+            for task in (*self._queue, *self._running):
+                task.cancelled = True
+            self._wake.notify()
+        self._thread.join()
+
+    @property
+    def requests(self) -> int:
+        """Requests that have a place."""
+        return self._requests
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Tasks that run, and that wait."""
+        return len(self._running), len(self._queue)
+
+    # ---- its thread ----
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._queue or self._running or self._closing):
+                    self._wake.wait()
+                if self._closing and not self._queue and not self._running:
+                    return
+            self._leave()
+            self._join()
+            if not self._round() and self._running:
+                with self._wake:
+                    self._wake.wait(RESTING)
+
+    def _leave(self) -> None:
+        """Drop the tasks that nobody wants any more."""
+        with self._wake:
+            left = [task for task in self._queue if task.cancelled]
+            if left:
+                self._queue = deque(task for task in self._queue if not task.cancelled)
+        for task in [*left, *(task for task in self._running if task.cancelled)]:
+            self._end(task)
+
+    def _join(self) -> None:
+        """Begin with those that came first, as far as there are places and memory."""
+        while self._queue and len(self._running) < self._places:
+            with self._wake:
+                task = self._queue.popleft()
+                self._running.append(task)
+            try:
+                task.open()
+            except ModelTooLargeError as error:
+                if len(self._running) == 1:
+                    self._fail(task, error)
+                    continue
+                with self._wake:  # when one of those that run has left
+                    self._running.remove(task)
+                    self._queue.appendleft(task)
+                return
+            except Exception as error:
+                self._fail(task, error)
+
+    def _round(self) -> bool:
+        """A piece and a token of each; False: there was nothing to do."""
+        beginning = next((task for task in self._running if not task.ready), None)
+        picking = [task for task in self._running if task.ready and not task.waits]
+        if beginning:
+            try:
+                beginning.piece(PIECE if picking else PIECE_ALONE)
+            except Exception as error:
+                self._fail(beginning, error)
+            if beginning.done:
+                self._end(beginning)
+        self._step(picking)
+        return bool(beginning or picking)
+
+    def _step(self, tasks: Sequence[Task]) -> None:
+        """The next token of each."""
+        going: list[tuple[Task, int]] = []
+        for task in tasks:
+            try:
+                token = task.pick()
+            except Exception as error:
+                self._fail(task, error)
+                continue
+            if token is None:
+                self._end(task)
+            else:
+                going.append((task, token))
+        try:
+            if going:
+                append_batch([task.session for task, _ in going], [token for _, token in going])
+        except Exception:  # of one of them, and nothing was computed
+            for task, token in going:
+                try:
+                    task.session.step(token)
+                except Exception as error:
+                    self._fail(task, error)
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        if not isinstance(error, BitnetError):
+            log.exception("a mistake of the server")
+        if not isinstance(error, CancelledError):
+            self.failed += 1
+            task.fail(error)
+        self._end(task)
+
+    def _end(self, task: Task) -> None:
+        with self._wake:
+            if task in self._running:
+                self._running.remove(task)
+        self.cancelled += task.cancelled
+        self.finished += 1
+        try:
+            task.close()
+        except Exception:
+            log.exception("a mistake of the server")
+        self.prompt_tokens += task.prompt_tokens
+        self.completion_tokens += task.completion_tokens

@@ -1,0 +1,196 @@
+"""Sockets, signals and deadlines: runs the application until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.model import Model
+from bitnet_serve.app import Api
+from bitnet_serve.guard import Guard, local_hosts
+from bitnet_serve.models import Served
+from bitnet_serve.scheduler import Scheduler
+
+HEADERS = 10.0  # seconds until the headers of a request are there
+IDLE = 5  # seconds between two requests of a connection
+MOST_CONNECTIONS = 512
+UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
+TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request, where no model sees images and where one does
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to serve."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0: any that is free
+    unix: Path | None = None  # a socket in place of host and port
+    api_keys: Sequence[str] = ()
+    allow_hosts: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    parallel: int = 16  # answers of a model that are computed together
+    queue: int = 64  # requests that may wait
+    grace: float = 30.0  # seconds that answers get to end after SIGTERM
+    max_body: int = 0  # bytes; 0: as the models need
+
+
+class Protocol(H11Protocol):
+    """HTTP with a deadline for headers, and a limit of connections."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": transport.abort}
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.write(BUSY)
+            transport.close()
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """The clock runs while headers are incomplete: the first, and those of a later request."""
+        if self.conn.their_state is not h11.IDLE:
+            self._forget()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADERS, self.transport.abort)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class Server(uvicorn.Server):
+    """Stops so that answers that run may end: until then it says 503 to new requests."""
+
+    def __init__(self, config: uvicorn.Config, api: Api, models: Sequence[Served], grace: float) -> None:
+        super().__init__(config)
+        self._api, self._models, self._grace = api, models, grace
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM and Ctrl-C; a second one ends all answers at once."""
+        if self._api.draining:
+            self._grace = 0
+        self._api.draining = True
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._stopping is None:
+            self._stopping = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        begin = self._loop.time()
+        while any(each.scheduler.requests for each in self._models) and self._loop.time() < begin + self._grace:
+            await asyncio.sleep(0.02)
+        for each in self._models:
+            await asyncio.to_thread(each.scheduler.close)
+        self.should_exit = True
+
+
+class Serving:
+    """Models behind a socket, which listens from now on; `run` answers."""
+
+    def __init__(self, models: Mapping[str, Model], options: Options) -> None:
+        self._options = options
+        self._socket, self.address = listen(options)
+        self.models = {
+            name: Served(name, model, Scheduler(options.parallel, options.queue, name))
+            for name, model in models.items()
+        }
+        sees = any(model.image is not None for model in models.values())
+        api = Api(self.models, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
+        hosts = set() if options.unix else local_hosts(options.host)
+        hosts |= {name.lower() for name in options.allow_hosts} if hosts else set()
+        app = Guard(api.application(), options.api_keys, hosts, options.cors_origins)
+        config = uvicorn.Config(
+            app, http=Protocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+            server_header=False, timeout_keep_alive=IDLE, timeout_graceful_shutdown=5, proxy_headers=False,
+            loop="asyncio",
+        )  # fmt: skip
+        self._server = Server(config, api, [*self.models.values()], options.grace)
+
+    def run(self) -> None:
+        """Answer until SIGTERM or Ctrl-C, or `stop`."""
+        try:
+            self._server.run([self._socket])
+        finally:
+            for each in self.models.values():
+                each.scheduler.close()
+            if self._options.unix:
+                self._options.unix.unlink(missing_ok=True)
+
+    @property
+    def started(self) -> bool:
+        return self._server.started
+
+    def stop(self) -> None:
+        """What SIGTERM does; from another thread."""
+        self._server.handle_exit(signal.SIGTERM, None)
+
+
+def listen(options: Options) -> tuple[socket.socket, str]:
+    """A socket, and the address in words."""
+    if options.unix:
+        return _listen_unix(options.unix), f"unix:{options.unix}"
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)  # of its connections
+    try:
+        sock.bind((options.host, options.port))
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        name = f"{options.host}:{options.port}"
+        raise InvalidParameterError(
+            f"cannot listen on {name}: {error.strerror or error}; --port N takes another", "port"
+        ) from None
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return sock, f"http://{host}:{sock.getsockname()[1]}"
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    """Only its owner may connect. A socket that nobody listens on any more is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and sock.connect_ex(str(path)):
+            path.unlink()
+            sock.close()
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        raise InvalidParameterError(f"cannot listen on {path}: {error.strerror or error}", "unix") from None
+    return sock

@@ -1,0 +1,34 @@
+"""What several APIs word alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bitnet_serve.answers import Choice
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens of a request: of a prompt with several answers once."""
+    prompts = {id(choice.ask.prompt): len(choice.ask.prompt) for choice in choices}
+    made = sum(choice.ended().completion_tokens for choice in choices)
+    prompt = sum(prompts.values())
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def timings(choices: Sequence[Choice]) -> dict[str, Any]:
+    """How long it took, in the names of llama.cpp; of several answers until the last, and the first one's seed."""
+    ends = [choice.ended() for choice in choices]
+    prompt, made = sum(end.prompt_tokens for end in ends), sum(end.completion_tokens for end in ends)
+    waited = max(end.timings.queue_seconds for end in ends)
+    read, wrote = (max(getattr(end.timings, name) for end in ends) for name in ("prompt_seconds", "generation_seconds"))
+    return {
+        "queue_ms": round(1e3 * waited, 3),
+        "prompt_n": prompt,
+        "prompt_ms": round(1e3 * read, 3),
+        "prompt_per_second": round(prompt / (read or 1), 3),
+        "predicted_n": made,
+        "predicted_ms": round(1e3 * wrote, 3),
+        "predicted_per_second": round(made / (wrote or 1), 3),
+        "seed": ends[0].timings.seed,
+    }

@@ -1,0 +1,335 @@
+"""`bitnet serve` as its clients see it: the openai package, and the bytes of streams against strict shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, ConfigDict
+
+from bitnet_runtime import Model
+from bitnet_serve import answers
+from bitnet_serve.server import Serving
+from runtime_models import TEMPLATE, scripted_model, small_model
+from servers import port, post, request, served
+
+MESSAGES: Any = [{"role": "user", "content": "go"}]
+EURO = [b"Good", b" day", b", \xe2\x82", b"\xac!"]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("models")
+    script = scripted_model(folder / "script.bitnet", EURO, template=TEMPLATE, max_context=256)
+    with served(script, small_model(folder), queue=200) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def client(serving: Serving) -> OpenAI:
+    return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def model(serving: Serving) -> Model:
+    return serving.models["small-0-256"].model
+
+
+# ---- the official client ----
+
+
+def test_models(client: OpenAI) -> None:
+    assert [each.id for each in client.models.list()] == ["script", "small-0-256"]
+    assert client.models.retrieve("script").object == "model"
+    with pytest.raises(openai.NotFoundError, match="expected one of: script, small-0-256") as error:
+        client.models.retrieve("gpt-4")
+    assert error.value.code == "model_not_found"
+
+
+def test_chat(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="script", messages=MESSAGES, temperature=0)
+    (choice,) = answer.choices
+    assert (choice.message.content, choice.message.role, choice.finish_reason) == ("Good day, €!", "assistant", "stop")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 4, 9)
+
+
+def test_chat_as_a_stream(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="script", messages=MESSAGES, stream=True, stream_options={"include_usage": True}, n=2
+    )
+    chunks = list(stream)
+    texts = {0: "", 1: ""}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == {0: "Good day, €!", 1: "Good day, €!"}
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 8
+
+
+def test_chat_as_an_asynchronous_stream(serving: Serving) -> None:
+    async def run() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{serving.address}/v1", api_key="none") as client:
+
+            async def one() -> str:
+                stream = await client.chat.completions.create(model="script", messages=MESSAGES, stream=True)
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+            return await asyncio.gather(*(one() for _ in range(20)))
+
+    assert set(asyncio.run(run())) == {"Good day, €!"}
+
+
+def test_log_probabilities_of_a_chat_spell_its_text(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="script", messages=MESSAGES, logprobs=True, top_logprobs=3)
+    (choice,) = answer.choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    spelled = b"".join(bytes(each.bytes or []) for each in choice.logprobs.content)
+    assert spelled.decode() == choice.message.content
+    assert [each.token for each in choice.logprobs.content][2:] == [r"bytes:\x2c\x20\xe2\x82", r"bytes:\xac\x21"]
+    for each in choice.logprobs.content:
+        assert len(each.top_logprobs) == 3 and each.top_logprobs[0].token == each.token
+        assert each.logprob == each.top_logprobs[0].logprob > -1e-6 > each.top_logprobs[1].logprob
+
+
+def test_stop(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="script", messages=MESSAGES, stop=["ay"], logprobs=True)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Good d", "stop")
+    stream = client.chat.completions.create(model="script", messages=MESSAGES, stop="y, €", stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "Good da"
+
+
+def test_completions_are_what_generate_gives(client: OpenAI, model: Model) -> None:
+    for prompt in ("Once", [1, 2, 3]):
+        sampling: dict[str, Any] = {"temperature": 0.7, "seed": 5, "top_p": 0.9, "max_tokens": 20}
+        answer = client.completions.create(model="small-0-256", prompt=prompt, **sampling)
+        expected = model.generate(prompt, **sampling)
+        assert answer.choices[0].text == expected.text
+        assert answer.choices[0].finish_reason == expected.finish_reason == "length"
+    defaults = client.completions.create(model="small-0-256", prompt="x")
+    assert defaults.usage is not None and defaults.usage.completion_tokens == 16
+
+
+def test_several_prompts_and_answers(client: OpenAI, model: Model) -> None:
+    prompts = ["a", "b"]
+    answer = client.completions.create(model="small-0-256", prompt=prompts, n=2, seed=7, max_tokens=5)
+    expected = [model.generate(prompts[i // 2], seed=7 + i, max_tokens=5).text for i in range(4)]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage is not None and answer.usage.prompt_tokens == 2  # each once
+
+
+def test_logit_bias_and_penalties(client: OpenAI, model: Model) -> None:
+    forced = client.completions.create(
+        model="small-0-256", prompt=[5], logit_bias={"65": 100}, max_tokens=3, temperature=0
+    )
+    assert forced.choices[0].text == "AAA"
+    more = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3}  # not of OpenAI's, as other servers take them
+    asked: dict[str, Any] = {"seed": 1, "max_tokens": 20, "presence_penalty": 0.5}
+    answer = client.completions.create(model="small-0-256", prompt=[5], **asked, extra_body=more)
+    assert answer.choices[0].text == model.generate([5], **asked, **more).text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_scores_the_prompt(serving: Serving, model: Model, stream: bool) -> None:
+    """As lm-eval asks: prompt as ids, one token more, of which there must be a score, too."""
+    prompts = [[random.Random(seed).randrange(256) for _ in range(n)] for seed, n in enumerate((2, 40, 255))]
+    asked = {"model": "small-0-256", "prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
+    if stream:
+        found = [{"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []} for _ in prompts]
+        for chunk in events(serving, "/v1/completions", asked | {"stream": True}):
+            (choice,) = chunk["choices"]
+            for key, values in (choice["logprobs"] or {}).items():
+                found[choice["index"]][key] += values
+    else:
+        _, answer = post(serving, "/v1/completions", asked)
+        found = [choice["logprobs"] for choice in answer["choices"]]
+    for prompt, scores in zip(prompts, found, strict=True):
+        assert all(len(values) == len(prompt) + 1 for values in scores.values())
+        assert scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None
+        expected = model.score([*prompt, *model.generate(prompt, max_tokens=1, temperature=0).tokens])
+        np.testing.assert_allclose(scores["token_logprobs"][1:], expected[1 : len(prompt) + 1], rtol=0, atol=1e-6)
+        last = scores["token_logprobs"][-1]
+        assert last == max(scores["top_logprobs"][-1].values())  # greedy
+        assert scores["text_offset"] == sorted(scores["text_offset"])
+
+
+def test_an_end_token_is_scored_too(serving: Serving) -> None:
+    """A program that leaves the last score out would else lose one of the text."""
+    asked = {"prompt": [*b"Good", 256, 257, 258, 259], "max_tokens": 1, "logprobs": 0, "echo": True, "temperature": 0}
+    _, answer = post(serving, "/v1/completions", asked)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["logprobs"]["token_logprobs"]) == 9
+    assert choice["logprobs"]["tokens"][-1] == "<|end|>"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings(client: OpenAI, model: Model, pooling: str) -> None:
+    texts = ["a", "bcd", "x" * 200, "e", "fg" * 20, *(f"text {i}" for i in range(20))]
+    expected = model.embed(texts, pooling=pooling)
+    more = {"pooling": pooling}
+    for form in ("float", "base64"):
+        answer = client.embeddings.create(
+            model="small-0-256",
+            input=texts,
+            encoding_format=form,
+            extra_body=more,  # type: ignore[arg-type]
+        )
+        found = [
+            np.frombuffer(base64.b64decode(each.embedding), "<f4")
+            if isinstance(each.embedding, str)
+            else each.embedding
+            for each in answer.data
+        ]
+        assert (np.array(found, np.float32) == expected).all()
+    by_default = client.embeddings.create(model="small-0-256", input=[1, 2, 3], extra_body=more)
+    assert (np.array(by_default.data[0].embedding, np.float32) == model.embed([1, 2, 3], pooling=pooling)[0]).all()
+
+
+def test_tokens(serving: Serving) -> None:
+    _, answer = post(serving, "/tokenize", {"prompt": "hé", "add_special_tokens": False})
+    assert answer == {"tokens": [104, 195, 169], "count": 3, "max_model_len": 256}
+    assert post(serving, "/detokenize", {"tokens": [104, 195, 169]}) == (200, {"prompt": "hé"})
+    _, answer = post(serving, "/tokenize", {"messages": MESSAGES})
+    assert answer["count"] == 5
+
+
+# ---- bytes ----
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Delta(Strict):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChoice(Strict):
+    index: int
+    delta: Delta
+    logprobs: None
+    finish_reason: str | None
+
+
+class Usage(Strict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatChunk(Strict):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+    timings: dict[str, float] | None = None
+
+
+def events(serving: Serving, path: str, body: Any) -> list[Any]:
+    """The data of a stream, whose every byte is accounted for."""
+    status, headers, text = request(serving, "POST", path, body)
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert headers["cache-control"] == "no-cache"
+    blocks = text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    assert all(block.startswith("data: {") or block.startswith(": ") for block in blocks[:-2])
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2] if not block.startswith(":")]
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_chunks_of_a_chat(serving: Serving, usage: bool) -> None:
+    asked = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": usage}}
+    found = events(serving, "/v1/chat/completions", asked)
+    for data in found:
+        ChatChunk.model_validate(data)
+        assert ("usage" in data) == usage
+    assert len({(data["id"], data["created"], data["model"], data["system_fingerprint"]) for data in found}) == 1
+    last = found.pop() if usage else None
+    deltas = [data["choices"][0]["delta"] for data in found]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert all(set(delta) == {"content"} for delta in deltas[1:-1])
+    assert deltas[-1] == {}
+    assert [data["choices"][0]["finish_reason"] for data in found] == [None] * (len(found) - 1) + ["stop"]
+    if last is not None:
+        assert last["choices"] == [] and last["usage"]["total_tokens"] == 9
+        assert all(data["usage"] is None for data in found)
+
+
+def test_a_long_prefill_keeps_the_connection_alive(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "KEEP_ALIVE", 1e-6)
+    _, _, text = request(serving, "POST", "/v1/completions", {"prompt": "x", "stream": True})
+    assert text.startswith(": ") and text.endswith("data: [DONE]\n\n")
+
+
+def test_timings_tell_the_seed(serving: Serving) -> None:
+    asked: dict[str, Any] = {"model": "small-0-256", "prompt": [1], "max_tokens": 30}
+    _, first = post(serving, "/v1/completions", asked)
+    _, again = post(serving, "/v1/completions", asked | {"seed": first["timings"]["seed"]})
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+    assert first["timings"]["predicted_n"] == 30 and first["timings"]["prompt_ms"] > 0
+
+
+def test_health_and_metrics(serving: Serving) -> None:
+    assert request(serving, "GET", "/health")[::2] == (200, {"status": "ok"})
+    _, headers, text = request(serving, "GET", "/metrics")
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in text.splitlines():
+        assert line.startswith("# ") or math.isfinite(float(line.rpartition(" ")[2]))
+    assert 'bitnet_tokens_predicted_total{model="script"}' in text
+
+
+def test_the_page_needs_nothing_from_elsewhere(serving: Serving) -> None:
+    status, headers, text = request(serving, "GET", "/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "http://" not in text and "https://" not in text and "src=" not in text
+
+
+# ---- company ----
+
+
+def test_the_same_bits_in_any_company(serving: Serving, model: Model) -> None:
+    """Random requests at once, each against itself alone: tokens, texts, and every bit of the log-probabilities."""
+    rng = random.Random(1)
+
+    def some() -> dict[str, Any]:
+        n = rng.choice([1, 2, 7, 33, 64, 150])
+        return {
+            "model": "small-0-256",
+            "prompt": [rng.randrange(256) for _ in range(n)],
+            "max_tokens": rng.choice([1, 5, 20, 60]),
+            "temperature": rng.choice([0, 0.7, 1.5]),
+            "seed": rng.randrange(1000),
+            "logprobs": rng.choice([0, 3]),
+            "echo": rng.random() < 0.3,
+            "presence_penalty": rng.choice([0, 0.5]),
+        }
+
+    asked = [some() for _ in range(60)]
+
+    async def together() -> list[Any]:
+        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port(serving)}/v1", api_key="none") as client:
+            return await asyncio.gather(*(client.completions.create(**one) for one in asked))
+
+    for one, found in zip(asked, asyncio.run(together()), strict=True):
+        _, alone = post(serving, "/v1/completions", one)
+        assert found.choices[0].model_dump() == alone["choices"][0] | {"index": 0}
+        options = {key: one[key] for key in ("max_tokens", "temperature", "seed", "presence_penalty")}
+        expected = model.generate(one["prompt"], **options)
+        assert alone["choices"][0]["text"].endswith(expected.text)
+        assert alone["usage"]["completion_tokens"] == len(expected.tokens)

@@ -1,0 +1,124 @@
+"""`bitnet serve` as a process: where it listens, how it ends what runs when told to stop, and its page of docs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+import runtime_models
+from command import bitnet
+from docs_text import blocks, commands_of
+from runtime_models import small_model
+from servers import served
+
+PAGE = (Path(__file__).parent.parent / "docs/server.md").read_text(encoding="utf-8")
+
+
+@contextlib.contextmanager
+def command(*args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address."""
+    words = [sys.executable, "-m", "bitnet", "serve", *map(str, args), "--port", "0", "--threads", "1"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = ""
+            while not (found := re.search(r"Listening on (http\S+)\n", said)):
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+def ask(address: str, **body: Any) -> Any:
+    data = json.dumps(body).encode()
+    with urlopen(Request(f"{address}/v1/completions", data, {"content-type": "application/json"})) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_what_runs_may_end(tmp_path: Path, sent: signal.Signals) -> None:
+    """Requests that came before the signal lose nothing; later ones are refused; the exit code is that of success."""
+    with command(runtime_models.slow_model(tmp_path)) as (process, address):
+        found: list[Any] = []
+        asked = {"prompt": [1, 2, 3], "max_tokens": 600, "temperature": 0}
+        threads = [threading.Thread(target=lambda: found.append(ask(address, **asked))) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        while 'bitnet_requests_processing{model="slow"} 5' not in urlopen(f"{address}/metrics").read().decode():
+            time.sleep(0.01)
+        process.send_signal(sent)
+        with pytest.raises(Exception, match=r"503|refused|reset"):
+            while True:
+                urlopen(f"{address}/health").read()
+        for thread in threads:
+            thread.join()
+        assert [each["usage"]["completion_tokens"] for each in found] == [600] * 5
+        assert len({each["choices"][0]["text"] for each in found}) == 1
+        assert process.wait(10) == 0
+
+
+def test_what_does_not_end_in_time_is_told(tmp_path: Path) -> None:
+    with command(runtime_models.slow_model(tmp_path), "--grace", 0) as (process, address):
+        body = json.dumps({"prompt": [1], "max_tokens": 60_000, "stream": True}).encode()
+        with urlopen(Request(f"{address}/v1/completions", body, {"content-type": "application/json"})) as stream:
+            assert stream.readline().startswith(b"data: ")
+            process.terminate()
+            last = stream.read().rstrip().rpartition(b"data: ")[2]
+            assert json.loads(last)["error"]["code"] == "shutting_down"
+        assert process.wait(10) == 0
+
+
+def test_wrong_usage_is_told(tmp_path: Path) -> None:
+    model = small_model(tmp_path)
+    for args, code, message in (
+        ([], 2, "arguments are required: MODEL"),
+        ([model, model], 2, "two models have the same name"),
+        ([model, "--api-key", ""], 2, "an API key is empty"),
+        ([tmp_path / "no.bitnet"], 1, "No such file"),
+        ([model, "--host", "203.0.113.7"], 1, "cannot listen on 203.0.113.7:8080"),
+    ):
+        done = bitnet("serve", *args)
+        assert done.returncode == code and message in done.stderr
+
+
+def test_the_page_of_docs_works(tmp_path: Path) -> None:
+    shutil.copy(small_model(tmp_path), tmp_path / "model.bitnet")
+    done = 0
+    with served(tmp_path / "model.bitnet") as serving:
+
+        def here(text: str) -> str:
+            return text.replace("http://127.0.0.1:8080", serving.address)
+
+        for block in blocks(PAGE):
+            if block.language == "python":
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    exec(here(block.text), {})
+                assert out.getvalue().strip()
+                done += 1
+            for words in map(shlex.split, commands_of(block)):
+                if words[0] == "curl":
+                    url, *rest = words[1:]
+                    options = dict(zip(rest[::2], rest[1::2], strict=True))
+                    assert set(options) <= {"-H", "-d"}
+                    headers = dict([options["-H"].split(": ")]) if "-H" in options else {}
+                    with urlopen(Request(here(url), options.get("-d", "").encode() or None, headers)) as answer:
+                        assert answer.status == 200 and answer.read()
+                    done += 1
+    assert done == 7

@@ -1,0 +1,329 @@
+"""What a server must not do, whoever asks and however: crash, hang, leak, stall others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime_models
+from bitnet_runtime import NumericError
+from bitnet_runtime.generation import Stream
+from bitnet_runtime.session import all_sessions
+from bitnet_serve import answers, body, server
+from bitnet_serve.server import Options, Serving
+from runtime_models import TEMPLATE, scripted_model, small_model
+from servers import as_http, connect, post, request, served, until, wait
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+MESSAGES: Any = [{"role": "user", "content": "go"}]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("models")
+    script = scripted_model(folder / "script.bitnet", [b"Good", b" day"], template=TEMPLATE, max_context=256)
+    with served(script, small_model(folder)) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with served(runtime_models.slow_model(tmp_path_factory.mktemp("slow")), parallel=2, queue=2) as serving:
+        yield serving
+
+
+def idle(serving: Serving) -> bool:
+    """Nothing runs, nobody has a place."""
+    schedulers = [each.scheduler for each in serving.models.values()]
+    return all(each.load == (0, 0) and each.requests == 0 for each in schedulers)
+
+
+LONG = {"prompt": [1, 2, 3], "max_tokens": 60_000, "temperature": 0}  # for minutes
+BIG = {"prompt": [1, 2] * 32_000, "max_tokens": 5}  # minutes until the first token
+
+
+# ---- wrong requests ----
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "param", "code"),
+    [
+        (CHAT, b'{"messages": [{"ro', None, "invalid_json"),
+        (CHAT, b"[" * 100_000, None, "invalid_json"),
+        (CHAT, b'{"a":' * 100_000, None, "invalid_json"),
+        (CHAT, b"[]", None, "invalid_json"),
+        (CHAT, b"\xff\xfe\x00", None, "invalid_json"),
+        (CHAT, b'{"n": NaN}', None, "invalid_json"),
+        (CHAT, b'{"seed": 1' + b"0" * 5000 + b"}", None, "invalid_json"),
+        (CHAT, b'{"n": 1, "n": 2}', None, "invalid_json"),
+        (CHAT, {}, "messages", "missing_required_parameter"),
+        (CHAT, {"messages": []}, "messages", "invalid_value"),
+        (CHAT, {"messages": MESSAGES * 1025}, "messages", "invalid_value"),
+        (CHAT, {"messages": ["go"]}, "messages", "invalid_value"),
+        (CHAT, {"messages": "go"}, "messages", "invalid_type"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "n": 129}, "n", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "n": True}, "n", "invalid_type"),
+        (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "temperature": "hot"}, "temperature", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "temperature": 1e400}, "temperature", "invalid_json"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": -1}, "max_tokens", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 2**63}, "max_tokens", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "stop": ["x"] * 17}, "stop", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "stop": ""}, "stop", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": [1]}, "logit_bias", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "temprature": 1}, "temprature", "unknown_parameter"),
+        (CHAT, {"messages": MESSAGES, "stream": "yes"}, "stream", "invalid_type"),
+        (CHAT, {"messages": MESSAGES, "stream_options": {}}, "stream_options", "invalid_value"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format", "unsupported_parameter"),
+        (CHAT, {"messages": MESSAGES, "functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+        (CHAT, {"messages": MESSAGES, "model": 5}, "model", "invalid_type"),
+        (COMPLETE, {}, "prompt", "missing_required_parameter"),
+        (COMPLETE, {"prompt": []}, "prompt", "invalid_type"),
+        (COMPLETE, {"prompt": [[]]}, "prompt", "invalid_value"),
+        (COMPLETE, {"prompt": [1, "x"]}, "prompt", "invalid_type"),
+        (COMPLETE, {"prompt": [1, 10**6]}, "prompt", "invalid_value"),
+        (COMPLETE, {"prompt": [1, -1]}, "prompt", "invalid_value"),
+        (COMPLETE, {"prompt": "\ud800"}, "text", "invalid_value"),
+        (COMPLETE, {"prompt": ["x"] * 100, "n": 2}, "n", "invalid_value"),
+        (COMPLETE, {"prompt": "x", "suffix": "y"}, "suffix", "unsupported_parameter"),
+        (COMPLETE, {"prompt": "x", "best_of": 3}, "best_of", "unsupported_parameter"),
+        (COMPLETE, {"prompt": "x" * 257}, None, "context_length_exceeded"),
+        ("/v1/embeddings", {"input": "x"}, "pooling", "invalid_value"),
+        ("/v1/embeddings", {"input": [], "pooling": "mean"}, "input", "invalid_value"),
+        ("/v1/embeddings", {"input": "x", "pooling": "mean", "dimensions": 3}, "dimensions", "invalid_value"),
+        ("/tokenize", {"prompt": 5}, "prompt", "invalid_type"),
+        ("/detokenize", {"tokens": ["x"]}, "tokens", "invalid_value"),
+    ],
+)
+def test_wrong_requests_are_told_what_is_wrong(
+    serving: Serving, path: str, data: Any, param: str | None, code: str
+) -> None:
+    status, answer = post(serving, path, data)
+    assert status == 400
+    error = answer["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    assert error["param"] == param or code == "invalid_json"
+    assert len(error["message"]) < 500
+    assert idle(serving)
+
+
+def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:
+    _, answer = post(serving, COMPLETE, {"prompt": [1] * 300})
+    assert (answer["error"]["n_prompt_tokens"], answer["error"]["n_ctx"]) == (300, 256)
+    assert "maximum context length" in answer["error"]["message"]
+
+
+def test_other_paths_methods_and_types(serving: Serving) -> None:
+    assert request(serving, "GET", "/v1/nothing")[0] == 404
+    status, headers, answer = request(serving, "GET", CHAT)
+    assert (status, headers["allow"], answer["error"]["code"]) == (405, "POST", "wrong_method")
+    assert post(serving, CHAT, {}, **{"content-type": "text/plain"})[0] == 415
+    assert post(serving, CHAT, {"model": "x\r\ny", "messages": MESSAGES})[0] == 404
+
+
+def test_images_are_never_read_from_files_or_addresses(serving: Serving) -> None:
+    for url in ("/etc/passwd", "http://localhost/x.png", {"url": "file:///etc/passwd"}, 5):
+        parts = [{"type": "image_url", "image_url": url}]
+        status, answer = post(serving, CHAT, {"messages": [{"role": "user", "content": parts}]})
+        assert status == 400
+        assert "expected a data: URL" in answer["error"]["message"]
+
+
+def test_huge_bodies(serving: Serving) -> None:
+    status, answer = post(serving, CHAT, b" " * (server.TEXT_BODY + 1))
+    assert (status, answer["error"]["code"]) == (413, "body_too_large")
+    with connect(serving) as connection:  # in chunks, without a length
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        connection.sendall(b"transfer-encoding: chunked\r\n\r\n")
+        try:
+            for _ in range(40):
+                connection.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+        except OSError:  # the answer came before the end
+            return
+        assert b" 413 " in connection.recv(100)
+    with connect(serving, b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+
+
+# ---- who may ask ----
+
+
+def test_keys_hosts_and_origins(tmp_path: Path) -> None:
+    key = {"authorization": "Bearer geheim"}
+    origin = "https://good.example"
+    with served(small_model(tmp_path), api_keys=["andere", "geheim"], cors_origins=[origin]) as serving:
+        assert request(serving, "GET", "/health")[0] == request(serving, "GET", "/")[0] == 200
+        for wrong in ({}, {"authorization": "Bearer x"}, {"authorization": "geheim"}, {"x-api-key": "é" * 5000}):
+            status, headers, answer = request(serving, "GET", "/v1/models", headers=wrong)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert headers["www-authenticate"] == "Bearer" and "geheim" not in json.dumps(answer)
+        assert request(serving, "GET", "/v1/models", headers=key)[0] == 200
+        assert request(serving, "GET", "/v1/models", headers={"x-api-key": "andere"})[0] == 200
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+            assert request(serving, "GET", "/v1/models", headers=key | {"host": host})[0] == 403
+        for host in ("localhost", "LOCALHOST:1", "[::1]:8080"):
+            assert request(serving, "GET", "/v1/models", headers=key | {"host": host})[0] == 200
+        for evil in ("https://evil.example", "null"):
+            status, headers, _ = request(serving, "GET", "/v1/models", headers=key | {"origin": evil})
+            assert status == 403 and "access-control-allow-origin" not in headers
+        _, headers, _ = request(serving, "GET", "/v1/models", headers=key | {"origin": origin})
+        assert headers["access-control-allow-origin"] == origin
+        status, headers, _ = request(serving, "OPTIONS", CHAT, headers={"origin": origin})
+        assert status == 200 and headers["access-control-allow-methods"] == "GET, POST"
+
+
+def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    for _ in range(2):  # the second time one is there that nobody listens on
+        with served(small_model(tmp_path), unix=path):
+            assert path.stat().st_mode & 0o777 == 0o600
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                connection.sendall(as_http(COMPLETE, {"prompt": "x"}).replace(b"localhost", b"anything"))
+                assert b" 200 " in connection.recv(1000)
+            with pytest.raises(ValueError, match=r"cannot listen on .*socket: Address already in use"):
+                Serving({}, Options(unix=path))
+        assert not path.exists()
+        with socket.socket(socket.AF_UNIX) as old:
+            old.bind(str(path))
+
+
+# ---- time ----
+
+
+def closed_after(connection: socket.socket) -> float:
+    begin = time.monotonic()
+    connection.settimeout(10)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - begin
+
+
+def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEADERS", 0.2)
+    monkeypatch.setattr(body, "SECONDS", 0.2)
+    whole = as_http(COMPLETE, {"prompt": "x"})
+    begun = [b"", b"POST /v1/comp", whole[: whole.index(b"\r\n\r\n") + 2]]
+    connections = [connect(serving, begin) for begin in begun * 30]
+    late = connect(serving, whole[:-2])  # a body that does not come
+    assert request(serving, "GET", "/health")[0] == 200
+    for connection in connections:
+        assert closed_after(connection) < 2
+        connection.close()
+    assert b" 408 " in late.recv(1000)
+    late.close()
+    again = connect(serving, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # slow the second time
+    assert b" 200 " in again.recv(1000)
+    again.sendall(b"GET /hea")
+    assert closed_after(again) < 2
+    again.close()
+
+
+def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And until then the answer waits for him: no more than a few events are made."""
+    monkeypatch.setattr(answers, "STALLED", 1.0)
+    scheduler = slow.models["slow"].scheduler
+    before = scheduler.completion_tokens
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", int(slow.address.rpartition(":")[2])))
+    connection.sendall(as_http(COMPLETE, LONG | {"stream": True, "logprobs": 20, "logit_bias": {"65": 100}}))
+    wait(lambda: idle(slow) and scheduler.completion_tokens > before, 20)
+    assert scheduler.completion_tokens - before < 5000
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [LONG, BIG], ids=["decode", "prefill"])
+def test_a_client_that_leaves_stops_the_work(slow: Serving, asked: dict[str, Any], stream: bool) -> None:
+    scheduler = slow.models["slow"].scheduler
+    for _ in range(10):
+        before = scheduler.cancelled
+        connection = connect(slow, as_http(COMPLETE, asked | {"stream": stream}))
+        wait(lambda: scheduler.load[0] == 1)
+        if stream and asked is LONG:
+            until(connection, b"data: ")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        begin = time.monotonic()
+        connection.close()
+        wait(lambda: idle(slow))
+        assert time.monotonic() - begin < 1  # a piece, on a machine that has other things to do
+        assert scheduler.cancelled == before + 1
+    assert all("closed" in repr(session) for session in all_sessions())
+
+
+def test_overload_is_refused_at_once(slow: Serving) -> None:
+    running = [connect(slow, as_http(COMPLETE, LONG)) for _ in range(4)]
+    scheduler = slow.models["slow"].scheduler
+    wait(lambda: scheduler.load == (2, 2))
+    begin = time.monotonic()
+    status, headers, answer = request(slow, "POST", COMPLETE, LONG)
+    assert time.monotonic() - begin < 1
+    assert (status, answer["error"]["code"]) == (503, "overloaded")
+    assert 1 <= int(headers["retry-after"]) <= 120
+    assert request(slow, "GET", "/health")[0] == 200
+    running[3].close()  # it never ran
+    wait(lambda: scheduler.load == (2, 1))
+    running[0].close()
+    wait(lambda: scheduler.load == (2, 0))  # who waited runs
+    for connection in running:
+        connection.close()
+    wait(lambda: idle(slow))
+
+
+def test_a_long_prompt_does_not_stop_who_runs(slow: Serving) -> None:
+    """Tokens keep coming while a prompt of minutes is read, and the next in line is read when it is gone."""
+    with connect(slow, as_http(COMPLETE, LONG | {"stream": True, "logit_bias": {"65": 100}})) as running:
+        until(running, b"data: ")
+        with connect(slow, as_http(COMPLETE, BIG)) as reading:
+            scheduler = slow.models["slow"].scheduler
+            wait(lambda: scheduler.load == (2, 0))
+            got = 0
+            while got < 20_000:  # many tokens
+                got += len(running.recv(10_000))
+            assert scheduler.load == (2, 0)
+            reading.close()
+    wait(lambda: idle(slow))
+
+
+def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    pick = Stream.pick
+
+    def sometimes(stream: Stream) -> Any:
+        if len(stream._prompt) == 3 and len(stream._tokens) == 5:
+            raise NumericError("the logits are not numbers")
+        return pick(stream)
+
+    monkeypatch.setattr(Stream, "pick", sometimes)
+    found: dict[int, tuple[int, Any]] = {}
+    sizes = [3, 4, 3, 5, 6, 7]
+
+    def ask(index: int) -> None:
+        asked = {"model": "small-0-256", "prompt": [1] * sizes[index], "max_tokens": 50, "stream": index == 0}
+        found[index] = post(serving, COMPLETE, asked)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(sizes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0][0] == 200 and json.loads(found[0][1].split("data: ")[-1])["error"]["code"] == "engine_error"
+    assert (found[2][0], found[2][1]["error"]["type"]) == (500, "server_error")
+    assert [found[index][1]["usage"]["completion_tokens"] for index in (1, 3, 4, 5)] == [50] * 4
+    assert idle(serving)
