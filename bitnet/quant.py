@@ -193,6 +193,18 @@ def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1
     return F.linear(x, _partly(w, stored_rows(w, storage), amount))
 
 
+def head_operands(
+    w: Tensor, storage: str, amount: float | Tensor, scope: str, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """What `output_logits` multiplies with: the weights as they count, (N, K), and at λ = 1 their codes and scale."""
+    if storage not in ("ternary", "int8"):
+        return torch.lerp(w, stored_rows(w, storage), amount).to(dtype), None
+    codes, scale = ternary_codes(w, scope) if storage == "ternary" else row_codes(w)
+    stored = codes * (expand_scale(scale, *codes.shape) if storage == "ternary" else scale[:, None])
+    whole = isinstance(amount, float) and amount == 1.0
+    return (stored if whole else torch.lerp(w, stored.to(w.dtype), amount)).to(dtype), (codes, scale) if whole else None
+
+
 def embedding_rows(
     tokens: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor"
 ) -> Tensor:

@@ -166,6 +166,10 @@ class Block(Linears):
         scale, causal = self.config.attention_scale, mask is None and self.config.mask != "bidirectional"
         dropout = self.config.dropout if self.training else 0.0
         if not self.config.attention_softcap and not self.keep_weights:
+            if q_BHTE.is_cuda and (mask is not None or q_BHTE.dtype == torch.float32):
+                # Kernels of linear memory share no keys here; the one that does would write all T·T weights.
+                shared = q_BHTE.shape[1] // k_BGTE.shape[1]
+                k_BGTE, v_BGTE = (kv.repeat_interleave(shared, 1) for kv in (k_BGTE, v_BGTE))
             return F.scaled_dot_product_attention(
                 q_BHTE, k_BGTE, v_BGTE, mask, dropout, is_causal=causal, scale=scale, enable_gqa=True
             )

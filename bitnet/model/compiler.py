@@ -1,4 +1,4 @@
-"""`--compile`: the layers of a model compiled by torch, one graph for all that are alike.
+"""`--compile`: the layers of a model compiled by torch, one graph for all that are alike, and the loss of its head.
 
 Layer by layer and not the whole model: that takes a time which does not grow with depth, and was no slower.
 Compiled kernels sum in another order, so a norm or γ may differ in its last bit, and rarely an int8 code with it.
@@ -39,6 +39,7 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
         ) from None
     for layer in (layer for stack in model.stacks for layer in stack.layers):
         layer.compile(backend=backend, dynamic=False)
+    model.portion = torch.compile(model.portion, backend=backend, dynamic=False)
 
 
 def eagerly() -> contextlib.AbstractContextManager[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -57,10 +58,17 @@ def position_tables(config: ModelConfig) -> dict[str, Tensor]:
 
 def rope_tables(config: ModelConfig, n_tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin, each (T, rope_dim/2). The angle is an fp32 product, position · frequency."""
-    position = torch.arange(n_tokens, dtype=torch.float32) + config.first_position
-    angle = torch.outer(position, rope_frequencies(config)).double()
-    cos, sin = angle.cos() * config.rope_attention_factor, angle.sin() * config.rope_attention_factor
-    return cos.to(like), sin.to(like)
+    return _rope_tables(config, n_tokens, like.device, like.dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _rope_tables(config: ModelConfig, n_tokens: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Kept: computed on the CPU, they would have a GPU wait in every step."""
+    with torch.inference_mode(False), torch.device("cpu"):  # one table serves evaluation and training
+        position = torch.arange(n_tokens, dtype=torch.float32) + config.first_position
+        angle = torch.outer(position, rope_frequencies(config)).double()
+        cos, sin = angle.cos() * config.rope_attention_factor, angle.sin() * config.rope_attention_factor
+        return cos.to(device, dtype), sin.to(device, dtype)
 
 
 def places(

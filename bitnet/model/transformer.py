@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig, not_yet
 from bitnet.model.block import Block
+from bitnet.model.head import Portion, portion, summed_cross_entropy
 from bitnet.model.images import Images, Similarity, one_batch, patches_of, put_in_place
 from bitnet.model.layers import norm_of
 from bitnet.model.masks import positions
@@ -61,6 +62,7 @@ class Transformer(nn.Module):
             raise ValueError(f"image_token is {config.image_token} without vision, expected a stack that sees images")
         self.config = config
         self._recompute = False
+        self.portion: Portion = portion
         own_head = config.has_head and not config.tie_embeddings
         has_table = config.input == "tokens" or (config.has_head and config.tie_embeddings)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_table else None
@@ -265,9 +267,12 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None,
         prefix_B: Tensor | None = None,
         images: Images | None = None,
+        targets_BT: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
 
+        targets: the tokens to be said, negative where none counts; then Σ cross-entropy in nats in place of logits,
+        which are never in memory together.
         images: those that the texts show in the places of `image_token`; of two towers any, (n, C, S, S), whose
         vectors then follow those of the texts.
         """
@@ -279,13 +284,18 @@ class Transformer(nn.Module):
             return torch.cat([vectors_BD, self.vision.embed(one_batch(images)[0])])
         weight = cast(nn.Linear, self.embedding if config.tie_embeddings else self.head).weight
         hidden_BTD = self.hidden(tokens_BT, documents_BT, prefix_B, images)
+        bias = cast(nn.Linear, self.head).bias if config.head_bias else None
+        if targets_BT is not None:
+            x_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+            return summed_cross_entropy(config, x_ND, weight, bias, targets_N, self.amount, self.portion)
         logits_BTV = output_logits(hidden_BTD, weight, config.head_format, self.amount, config.weight_scale)
-        if config.head_bias:
-            logits_BTV = logits_BTV + cast(nn.Linear, self.head).bias
+        if bias is not None:
+            logits_BTV = logits_BTV + bias
         if config.logit_softcap:
             logits_BTV = config.logit_softcap * torch.tanh(logits_BTV / config.logit_softcap)
         return logits_BTV
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token."""
-        return F.cross_entropy(self(tokens_BT).flatten(0, 1), targets_BT.flatten())
+        total: Tensor = self(tokens_BT, targets_BT=targets_BT)
+        return total / targets_BT.numel()

@@ -211,8 +211,11 @@ def update(run: Run) -> Made:
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:
     """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
     their balance. told: what the model is told of the inputs: documents, prefixes, images."""
-    output = run.forward(inputs, *told)
-    terms = {"cross_entropy": objectives.term(run.settings, run.model, output, targets)}
+    if run.model.config.has_head and not run.distillation:
+        terms = {"cross_entropy": run.forward(inputs, *told, targets_BT=targets)}
+    else:
+        output = run.forward(inputs, *told)
+        terms = {"cross_entropy": objectives.term(run.settings, run.model, output, targets)}
     if run.distillation:
         terms |= run.distillation.terms(output.flatten(0, 1), targets, inputs, *told)
     if run.model.config.n_experts:

@@ -9,6 +9,7 @@ from torch import nn
 
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
+from bitnet.train.muon import Muon
 
 
 class Chained(torch.optim.Optimizer):
@@ -29,25 +30,32 @@ class Chained(torch.optim.Optimizer):
 def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
     """Groups with "decays": whether weight decay is for them.
 
-    Muon (arXiv 2502.16982) turns the momentum of a matrix into the nearest orthogonal one, scaled so that learning
-    rate and weight decay of AdamW serve both.
+    Muon updates by orthogonal matrices, scaled so that learning rate and weight decay of AdamW serve both.
     """
     matrices, others = of_layers(model)
     groups: list[dict[str, Any]] = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
     if settings.optimizer == "adamw":
         return adamw(groups)
-    return Chained(torch.optim.Muon(groups[:1], adjust_lr_fn="match_rms_adamw"), adamw(groups[1:]))
+    return Chained(Muon(groups[:1], precise=not multiplies_bf16(model.device.type)), adamw(groups[1:]))
 
 
 def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
+def multiplies_bf16(device: str) -> bool:
+    """Whether there are instructions for it; elsewhere it is slower than fp32, not faster."""
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return probe is not None and bool(probe())
+
+
 def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[str, ...]]]:
     """Each parameter, and what is kept for it from its first update on."""
     found: list[tuple[nn.Parameter, tuple[str, ...]]] = []
     for part in optimizer.parts if isinstance(optimizer, Chained) else (optimizer,):
-        muon = isinstance(part, torch.optim.Muon)
+        muon = isinstance(part, Muon)
         keys: tuple[str, ...] = ("momentum_buffer",) if muon else ("step", "exp_avg", "exp_avg_sq")
         found += [(p, keys) for group in part.param_groups for p in group["params"]]
     return found

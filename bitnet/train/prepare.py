@@ -250,10 +250,6 @@ def hold(model: Transformer, settings: Settings) -> None:
 
 
 def choose_precision(wanted: str, device: str) -> str:
-    """bf16 where there are instructions for it; elsewhere it would be slower than fp32, not faster."""
     if wanted != "auto":
         return wanted
-    if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return "bf16" if probe is not None and probe() else "fp32"
+    return "bf16" if optimizers.multiplies_bf16(device) else "fp32"

@@ -1,0 +1,81 @@
+"""Muon: the momentum of a matrix, made orthogonal, is its update (arXiv 2502.16982 eq. 1-4).
+
+Matrices of one shape are made orthogonal together, as a stack: on a GPU a few large kernels in place of thousands
+of small ones. Nothing of a step is read back, and the rates may be tensors, so that a GPU can replay a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
+"""Of the quintic polynomial, applied STEPS times to the singular values, that takes all of (0, 1] near 1."""
+STEPS = 5
+MOMENTUM = 0.95
+SIZE = 0.2
+"""Times the root of the longer side: as large as a usual update of AdamW, so that one rate serves both (§2.2)."""
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices alone. Nesterov's momentum; weight decay apart from it, as that of AdamW.
+
+    precise: multiply in fp32, where a CPU has no instructions for bf16.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], precise: bool = False) -> None:
+        super().__init__(groups, {"lr": 1e-3, "weight_decay": 0.0})
+        self.dtype = torch.float32 if precise else torch.bfloat16
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            updates = self._momentum(group["params"])
+            alike: dict[Any, list[Tensor]] = {}
+            for p in updates:
+                together = id(p) if hasattr(p, "full_tensor") else p.shape  # a sharded matrix stays by itself
+                alike.setdefault(together, []).append(p)
+            for matrices in alike.values():
+                self._turn(matrices, [updates[p] for p in matrices], group["lr"], group["weight_decay"])
+
+    def _momentum(self, parameters: list[Tensor]) -> dict[Tensor, Tensor]:
+        """Of each parameter with a gradient: that, after Nesterov, in the precision of the products."""
+        having = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in having]
+        if not having:
+            return {}
+        for p in having:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        kept = [self.state[p]["momentum_buffer"] for p in having]
+        torch._foreach_lerp_(kept, gradients, 1 - MOMENTUM)
+        return dict(zip(having, torch._foreach_lerp(gradients, kept, MOMENTUM), strict=True))
+
+    def _turn(self, matrices: list[Tensor], updates: list[Tensor], lr: float | Tensor, decay: float | Tensor) -> None:
+        if len(matrices) == 1:
+            turned = [orthogonal(updates[0].to(self.dtype))]
+        else:
+            turned = list(orthogonal(torch.stack([u.to(self.dtype) for u in updates])).unbind())
+        torch._foreach_mul_(matrices, 1 - lr * decay)
+        steps = torch._foreach_mul([t.to(p.dtype) for t, p in zip(turned, matrices, strict=True)],
+                                   SIZE * max(matrices[0].shape) ** 0.5 * lr)  # fmt: skip
+        torch._foreach_sub_(matrices, steps)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """U·Vᵀ of x = U·S·Vᵀ, but for singular values of 0.7 to 1.2 in place of 1, by Newton-Schulz.
+
+    x: (rows, columns), or a stack (n, rows, columns). Source: Jordan et al., "Muon", 2024.
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.square().sum((-2, -1), keepdim=True, dtype=torch.float32).sqrt().clamp(min=1e-7).to(x.dtype)
+    add = torch.baddbmm if x.dim() == 3 else torch.addmm
+    a, b, c = COEFFICIENTS
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
