@@ -135,18 +135,19 @@ class Transformer(nn.Module):
         return torch.stack([block.balance for block in self.blocks]).mean()
 
     @contextlib.contextmanager
-    def partly_quantized(self, amount: float, vision: bool = True) -> Iterator[None]:
+    def partly_quantized(self, amount: float | Tensor, vision: bool = True) -> Iterator[None]:
         """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one.
 
         vision: those of the stack of images, too.
         With `recompute` the backward pass has to be inside, too.
         """
-        value = 1.0 if amount == 1 else torch.tensor(amount, device=self.device)
+        if not isinstance(amount, Tensor):  # filled there: a copy would have a GPU wait
+            amount = 1.0 if amount == 1 else torch.full((), amount, device=self.device)
         whole = set() if vision or not self.vision else set(self.vision.modules())
         parts = [part for part in self.modules() if isinstance(part, Transformer | BitLinear) and part not in whole]
         try:
             for part in parts:
-                part.amount = value
+                part.amount = amount
             yield
         finally:
             for part in parts:

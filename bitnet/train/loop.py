@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 from bitnet import process
 from bitnet.data import dataset
 from bitnet.model import parallel
-from bitnet.train import checkpoint, distill, objectives, runlog, schedule, telemetry
+from bitnet.train import checkpoint, distill, objectives, replay, runlog, schedule, telemetry
 from bitnet.train.errors import TrainingError
 from bitnet.train.pipeline import Ahead, Made, work_of
 from bitnet.train.progress import Progress, say
@@ -69,6 +71,9 @@ def loop(run: Run, log: runlog.Log) -> int:
     started = time.monotonic() - state["seconds"]
     saved_step, saved_at = state["step"], state["seconds"]
     pinned = settings.device == "cuda"
+    if replay.possible(settings, run.model.config, parallel.size()):
+        of_batch = functools.partial(passes, run, weights={"cross_entropy": 1.0})
+        run.replay = replay.Replay(of_batch, list(run.model.parameters()))
     batches = Ahead.of(lambda step: work_of(run.batches, step, run.sequences, pinned))
     with batches as run.ahead, process.Interruption() as interruption, Progress(settings, state) as progress:
         while run.progress < 1 and not _agreed(interruption):
@@ -114,6 +119,7 @@ def step(run: Run, log: runlog.Log, started: float) -> None:
     settings, state = run.settings, run.state
     due = settings.layers_every and (state["step"] + 1) % settings.layers_every == 0
     with telemetry.Probe(run.model) if due else contextlib.nullcontext() as probe:
+        run.watched = probe is not None
         made = update(run)
     settle(run, log)
     state["step"] += 1
@@ -184,19 +190,16 @@ def update(run: Run) -> Made:
     for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
         if model.config.dropout:  # what is dropped is a function of the seed and the sequence, as the sequence is
             torch.manual_seed(dataset.seed_of(settings.seed, number))
-        on_device = [tensor.to(device, non_blocking=True) for tensor in batch]
-        autocast = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
-        # With --recompute the backward pass quantizes, too.
-        rising = model.partly_quantized(amount, vision=not settings.vision)  # a trained stack is quantized already
-        with parallel.gradients_kept(run.forward, keep=i < len(work.batches)), rising:
-            with autocast:
-                terms = {name: term / counted for name, term in loss_terms(run, *on_device).items()}
-            loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
-            (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
-        values += [terms[name].detach() for name in weights]
+        if run.replay and not run.watched:
+            terms = run.replay(batch, counted, amount)
+        else:
+            on_device = [tensor.to(device, non_blocking=True) for tensor in batch]
+            with parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
+                terms = passes(run, on_device, counted, amount, weights)
+        values.append(torch.stack([terms[name] for name in weights]))
     norm = parallel.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf))
     amounts = {"quantized": amount} if settings.quantize_warmup else {}
-    made = Made(weights, torch.stack([*values, norm]), schedule.learning_rate(settings, run.progress), amounts)
+    made = Made(weights, torch.cat([*values, norm[None]]), schedule.learning_rate(settings, run.progress), amounts)
     if waits(run) and bad_step(run, *made.read[:2]):
         return made
     for group in optimizer.param_groups:
@@ -206,6 +209,21 @@ def update(run: Run) -> Made:
     if settings.distill_relations:
         run.state["sizes"] = distill.running_means(run.state["sizes"], made.read[2])
     return made
+
+
+def passes(
+    run: Run, batch: Sequence[Tensor], counted: float | Tensor, amount: float | Tensor, weights: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """Forward and backward pass. Returns the terms of the loss, nats per token that counts."""
+    device, settings = run.model.device.type, run.settings
+    autocast = torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bf16")
+    # With --recompute the backward pass quantizes, too.
+    with run.model.partly_quantized(amount, vision=not settings.vision):  # a trained stack is quantized already
+        with autocast:
+            terms = {name: term / counted for name, term in loss_terms(run, *batch).items()}
+        loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+        (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
+    return {name: term.detach() for name, term in terms.items()}
 
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
     def _momentum(self, parameters: list[Tensor]) -> dict[Tensor, Tensor]:
         """Of each parameter with a gradient: that, after Nesterov, in the precision of the products."""
         having = [p for p in parameters if p.grad is not None]
-        gradients = [p.grad for p in having]
+        gradients = [p.grad for p in having if p.grad is not None]
         if not having:
             return {}
         for p in having:

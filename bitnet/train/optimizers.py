@@ -46,7 +46,7 @@ def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 def multiplies_bf16(device: str) -> bool:
     """Whether there are instructions for it; elsewhere it is slower than fp32, not faster."""
     if device == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return probe is not None and bool(probe())
 

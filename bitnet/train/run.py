@@ -22,6 +22,7 @@ from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from bitnet.train.errors import TrainingError
 from bitnet.train.pipeline import Ahead, Made
 from bitnet.train.progress import say
+from bitnet.train.replay import Replay
 
 
 @dataclasses.dataclass
@@ -43,6 +44,8 @@ class Run:
     distillation: distill.Distillation | None = None
     ahead: Ahead | None = None  # where the batches of its steps come from, while it steps
     unread: Made | None = None  # a step that is on its way
+    replay: Replay | None = None  # of the passes, where a GPU can
+    watched: bool = False  # by hooks on its layers, in this step
     loss: float = math.nan  # the newest that was read
 
     @property
