@@ -198,7 +198,7 @@ def head_operands(
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """What `output_logits` multiplies with: the weights as they count, (N, K), and at λ = 1 their codes and scale."""
     if storage not in ("ternary", "int8"):
-        return torch.lerp(w, stored_rows(w, storage), amount).to(dtype), None
+        return torch.lerp(w, stored_rows(w, storage).to(w.dtype), amount).to(dtype), None
     codes, scale = ternary_codes(w, scope) if storage == "ternary" else row_codes(w)
     stored = codes * (expand_scale(scale, *codes.shape) if storage == "ternary" else scale[:, None])
     whole = isinstance(amount, float) and amount == 1.0
