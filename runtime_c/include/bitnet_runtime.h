@@ -225,6 +225,10 @@ typedef struct bn_sampler {
     int32_t n_bias;          /* entries in the two arrays below */
     const int32_t *bias_tokens;
     const float *bias_values; /* added to the logits; -INFINITY bans a token */
+    const uint32_t *allowed;  /* NULL: all tokens. Else only token t may be chosen whose bit, t % 32
+                               * of word t / 32, is 1: of (vocab_size + 31) / 32 words for each
+                               * token that a call chooses, for bn_session_step max(1, n_draft) rows
+                               * of them, row i if the draft is right up to there */
 } bn_sampler;
 
 /* --- About this build and this machine --- */

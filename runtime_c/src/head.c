@@ -139,10 +139,10 @@ static void complete(const screen *c, size_t row) {
 }
 
 /* Ask memory for the codes of a row. */
-static void prefetch(const screen *c, size_t row) {
-    const size_t row_bytes = bn_int8_row(c->of.head->cols);
+static void prefetch(const bn_tensor *head, size_t row) {
+    const size_t row_bytes = bn_int8_row(head->cols);
     for (size_t i = 0; i < row_bytes; i += BN_INT8_UNIT)
-        __builtin_prefetch(c->of.head->data + row * row_bytes + i, 0, 2);
+        __builtin_prefetch(head->data + row * row_bytes + i, 0, 2);
 }
 
 /* Rule out what cannot reach the bar, compute the rest in full. */
@@ -165,7 +165,7 @@ static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     }
     for (size_t i = 0; i < n; i++) {
         if (i + 1 < n)
-            prefetch(c, left[i + 1]);
+            prefetch(c->of.head, left[i + 1]);
         complete(c, left[i]);
     }
 }
@@ -230,4 +230,16 @@ void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w
         if (!done[more[i]])
             complete(&c, (size_t)more[i]);
     bn_pool_run(m->pool, bn_panels(head), SIFT_PANELS, sift, &c);
+}
+
+void bn_head_of(const bn_stack *stack, const bn_workspace *w, const int32_t *tokens, size_t n,
+                float *logits) {
+    const bn_product product = {.w = &stack->head, .y = logits, .y_stride = stack->head.rows};
+    for (size_t i = 0; i < stack->head.rows; i++)
+        logits[i] = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        if (i + 1 < n)
+            prefetch(&stack->head, (size_t)tokens[i + 1]);
+        bn_linear_int8_row(&w->in, &product, (size_t)tokens[i]);
+    }
 }

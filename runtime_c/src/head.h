@@ -36,4 +36,8 @@ void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspa
 void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
                  const int32_t *more, size_t n, float *logits, uint8_t *done);
 
+/* Of row 0, after bn_head_input: the logits of n tokens, exactly; all others become -INFINITY. */
+void bn_head_of(const bn_stack *stack, const bn_workspace *w, const int32_t *tokens, size_t n,
+                float *logits);
+
 #endif

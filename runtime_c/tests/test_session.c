@@ -114,6 +114,62 @@ static void test_head_top(void) {
     bn_session_free(s);
 }
 
+enum { WORDS = (VOCAB + 31) / 32 };
+
+/* Rows of bn_sampler.allowed for NEW tokens: of one token, of some, of about as many as are
+ * computed one by one, of a tenth, of nearly all. */
+static const uint32_t *allowed_rows(uint64_t random) {
+    static uint32_t rows[NEW][WORDS];
+    static const size_t several[] = {1, 200, 255, 256, 257, VOCAB / 10, 6 * VOCAB};
+    memset(rows, 0, sizeof rows);
+    for (int i = 0; i < NEW; i++)
+        for (size_t n = several[check_below(&random, 7)]; n > 0; n--) {
+            const size_t token = check_below(&random, VOCAB);
+            rows[i][token / 32] |= 1u << token % 32;
+        }
+    return rows[0];
+}
+
+/* What is not allowed is never chosen, and which tokens are is that of all logits: with the
+ * screened head, and with drafts, right and wrong. */
+static void test_allowed(const bn_sampler *sampler, uint64_t random) {
+    const uint32_t *rows = allowed_rows(random);
+    bn_sampler p = *sampler;
+    int32_t expected[NEW], draft[8], tokens[8], n, token;
+    bn_session *right = prompted(), *s = prompted();
+    for (int i = 0; i < NEW; i++) {
+        p.allowed = rows + i * WORDS;
+        CHECK(bn_session_logits(right) != NULL);
+        ok(bn_session_sample(right, &p, &expected[i]));
+        CHECK(p.allowed[expected[i] / 32] >> expected[i] % 32 & 1);
+        ok(bn_session_append(right, &expected[i], 1, BN_LOGITS_LAST, NULL));
+    }
+    for (int i = 0; i < NEW; i++) {
+        p.allowed = rows + i * WORDS;
+        ok(bn_session_sample(s, &p, &token));
+        CHECK_EQ(token, expected[i]);
+        ok(bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL));
+    }
+    same_logits(s, right);
+    bn_session_free(s);
+    s = prompted();
+    for (int done = 0; done < NEW; done += n) {
+        const int32_t n_draft = NEW - done < 8 ? NEW - done : 8;
+        for (int i = 0; i < n_draft; i++)
+            draft[i] =
+                check_below(&random, 6) ? expected[done + i] : (int32_t)check_below(&random, VOCAB);
+        p.allowed = rows + done * WORDS;
+        ok(bn_session_step(s, &p, draft, n_draft, tokens, &n));
+        CHECK(memcmp(tokens, expected + done, (size_t)n * sizeof *tokens) == 0);
+    }
+    same_logits(s, right);
+    const uint32_t none[WORDS] = {0};
+    p.allowed = none;
+    CHECK_EQ(bn_session_sample(s, &p, &token), BN_ERR_NUMERIC);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
 /* Drafts of 0..8 tokens, most of them right. */
 static void test_drafts(const bn_sampler *sampler, uint64_t random) {
     int32_t expected[NEW], tokens[16], draft[8];
@@ -378,6 +434,7 @@ int main(void) {
     for (int i = 0; i < SAMPLERS; i++) {
         test_screened_head(&samplers[i]);
         test_drafts(&samplers[i], (uint64_t)i);
+        test_allowed(&samplers[i], (uint64_t)i);
     }
     for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++) {
         test_drafts(&samplers[2], 9);

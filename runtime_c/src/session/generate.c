@@ -2,6 +2,7 @@
  *
  * generate.c: tokens out of a session.
  */
+#include <math.h>
 #include <string.h>
 
 #include "batch.h"
@@ -33,20 +34,48 @@ static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, i
     return n;
 }
 
+/* The tokens of a row of bn_sampler.allowed, if there are at most BN_SCREEN_MOST. Returns how many,
+ * or -1. */
+static int32_t few_allowed(const uint32_t *row, uint32_t vocab, int32_t *tokens) {
+    int32_t n = row ? 0 : -1;
+    for (uint32_t token = 0; row && token < vocab; token += row[token / 32] ? 1 : 32) {
+        if (!bn_allows(row, token))
+            continue;
+        if (n == BN_SCREEN_MOST)
+            return -1;
+        tokens[n++] = (int32_t)token;
+    }
+    return n;
+}
+
+/* Estimates become -INFINITY where a token is not allowed, so that none of those sets a bar. */
+static void drop_forbidden(float *logits, const uint32_t *row, uint32_t vocab) {
+    for (uint32_t token = 0; row && token < vocab; token++)
+        if (!bn_allows(row, token))
+            logits[token] = -INFINITY;
+}
+
 /* Logits good enough for this sampler: all of them, or exact where it can look (head.c). */
 static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler *sampler) {
     const bn_sampler p = bn_sampler_or_neutral(sampler);
     const int32_t k = p.temperature == 0 ? 1 : p.top_k;
-    int32_t more[BN_SCREEN_MOST], n;
-    if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->stack) || k < 1 ||
-        (n = adjusted_tokens(s, &p, more)) < 0 || k > BN_SCREEN_MOST - n)
+    const uint32_t V = s->stack->config.vocab_size;
+    int32_t tokens[BN_SCREEN_MOST], n = -1;
+    if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->stack))
+        return bn_full_logits(s, w);
+    const int32_t few = few_allowed(p.allowed, V, tokens);
+    if (few < 0 && (k < 1 || (n = adjusted_tokens(s, &p, tokens)) < 0 || k > BN_SCREEN_MOST - n))
         return bn_full_logits(s, w);
     bn_load_hidden(s, w);
     const bn_status status = bn_head_input(s->model, s->stack, w, 0, 1);
-    if (!status && s->ready != BN_READY_ESTIMATES)
-        bn_head_estimate(s->model, s->stack, w, 0, 1, s->logits);
-    if (!status)
-        bn_head_top(s->model, s->stack, w, (size_t)k, more, (size_t)n, s->logits, w->screened);
+    if (!status && few >= 0) {
+        bn_head_of(s->stack, w, tokens, (size_t)few, s->logits);
+    } else if (!status) {
+        if (s->ready != BN_READY_ESTIMATES)
+            bn_head_estimate(s->model, s->stack, w, 0, 1, s->logits);
+        drop_forbidden(s->logits, p.allowed, V);
+        bn_head_top(s->model, s->stack, w, (size_t)k, tokens, (size_t)n, s->logits, w->screened);
+    }
     s->ready = BN_READY_HIDDEN;
     return status;
 }
@@ -75,12 +104,21 @@ bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *t
     return choose(s, sampler, token);
 }
 
+/* For the i-th token that a call chooses. */
+static bn_sampler nth(const bn_sampler *sampler, size_t i, uint32_t vocab) {
+    bn_sampler s = bn_sampler_or_neutral(sampler);
+    if (s.allowed)
+        s.allowed += i * ((vocab + 31) / 32);
+    return s;
+}
+
 /* Whether sampling gives this token too. If not, the next step goes on from here. */
 static int agrees(const bn_batch *b, size_t row, const bn_sampler *sampler, int32_t expected) {
     bn_session *s = b->w->rows[row].session;
+    const bn_sampler next = nth(sampler, row + 1, s->stack->config.vocab_size);
     int32_t token;
-    if (!bn_session_cancelled(s) && !sampler_logits(s, b->w, sampler) &&
-        !choose(s, sampler, &token) && token == expected)
+    if (!bn_session_cancelled(s) && !sampler_logits(s, b->w, &next) && !choose(s, &next, &token) &&
+        token == expected)
         return 1;
     bn_batch_take(b, row);
     return 0;

@@ -260,7 +260,7 @@ bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t voc
 
     const scratch room = divide_scratch(memory, vocab);
     const float *x = logits;
-    if (s->n_bias > 0 || has_penalties(s)) {
+    if (s->n_bias > 0 || has_penalties(s) || s->allowed) {
         memcpy(room.logits, logits, vocab * sizeof *logits);
         x = room.logits;
         for (int32_t i = 0; i < s->n_bias; i++)
@@ -269,6 +269,9 @@ bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t voc
             status = apply_penalties(s, room.logits, room.counts, vocab, tokens, n_tokens);
         if (status != BN_OK)
             return status;
+        for (uint32_t i = 0; s->allowed && i < vocab; i++)
+            if (!bn_allows(s->allowed, i))
+                room.logits[i] = -INFINITY;
     }
 
     const float best = kernels->vectors.max(x, vocab);

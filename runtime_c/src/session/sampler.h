@@ -6,7 +6,7 @@
  *
  * 1. x = logits; bias_values are added; then for each token among the last penalty_window:
  *    x = x > 0 ? x / repeat_penalty : x * repeat_penalty, and
- *    x -= presence_penalty + frequency_penalty * occurrences.
+ *    x -= presence_penalty + frequency_penalty * occurrences. Of what is not allowed x = -INFINITY.
  * 2. temperature 0: the largest x, lowest id on a tie; there is no noise.
  *    Otherwise w = bn_exp((x - max x) / temperature).
  * 3. top_k keeps the k largest x (all, when there are fewer); top_p then the fewest of these,
@@ -31,6 +31,11 @@
 
 /* Bytes of scratch memory bn_sample needs for a vocabulary; malloc's alignment is enough. */
 size_t bn_sample_scratch_size(uint32_t vocab);
+
+/* Whether a row of bn_sampler.allowed has the bit of a token. */
+static inline int bn_allows(const uint32_t *row, uint32_t token) {
+    return (int)(row[token / 32] >> token % 32 & 1);
+}
 
 /* A sampler with 1 where 0 means that a field is off; NULL: temperature 0. */
 bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler);
