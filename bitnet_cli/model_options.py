@@ -16,6 +16,7 @@ from bitnet_cli.notes import fitting
 from bitnet_runtime.defaults import FIELDS, help_of, resolve
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.facts import KV_TYPES
+from bitnet_runtime.formats import KINDS
 from bitnet_runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             options |= {"action": "append", "metavar": "TEXT", "type": _stop}
         elif name == "logit_bias":
             options |= {"action": "append", "metavar": "ID=X", "type": _bias}
+        elif name in KINDS:
+            options |= {"metavar": "TEXT" if name == "regex" else "FILE", "type": _format(name)}
         else:
             options |= {
                 "metavar": "N" if isinstance(field.default, int) or name == "seed" else "X",
@@ -100,6 +103,20 @@ def _bias(text: str) -> tuple[int, float]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a token id, =, and a number or -inf") from None
     return int(token), float(value)
+
+
+def _format(name: str) -> Callable[[str], Any]:
+    """A parser of what an answer is held to: a regular expression, or a file with the rest."""
+
+    def parse(given: str) -> Any:
+        try:
+            return getattr(resolve({name: given if name == "regex" else Path(given).read_text("utf-8")}), name)
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"{given}: {error.strerror}") from None
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def model_path(args: argparse.Namespace) -> Path | None:

@@ -23,7 +23,7 @@ DOCUMENTED = {
     "max_tokens": 256, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0,
     "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": None, "stop": (),
     "draft": 0,
-    "logit_bias": None,
+    "logit_bias": None, "json_schema": None, "regex": None, "grammar": None,
 }  # fmt: skip
 
 
@@ -62,16 +62,19 @@ def test_no_flag_means_the_table_and_so_does_no_argument(model: Model) -> None:
     assert model.generate("abc", seed=7).tokens == model.generate("abc", **explicit, seed=7).tokens
 
 
-def test_every_flag_reaches_the_option_of_its_name() -> None:
+def test_every_flag_reaches_the_option_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text('{"type": "integer"}', "utf-8")
     line = (
         "generate x -n 3 --temp 0.5 --top-k 2 --top-p 0.5 --min-p 0.25 --repeat-penalty 1.5 --repeat-last-n -1 "
         "--presence-penalty 0.5 --frequency-penalty -0.5 -s 9 --stop A --stop B --draft 4 --logit-bias 5=-inf"
     )
-    given = model_options.sampling(parser()[0].parse_args(line.split()))
+    files = ["--regex", "a+", "--json-schema", str(tmp_path / "s"), "--grammar", str(tmp_path / "s")]
+    given = model_options.sampling(parser()[0].parse_args(line.split() + files))
     assert set(given) == set(FIELDS)
     assert resolve(given) == Sampling(
         max_tokens=3, temperature=0.5, top_k=2, top_p=0.5, min_p=0.25, repeat_penalty=1.5, repeat_last_n=-1,
         presence_penalty=0.5, frequency_penalty=-0.5, seed=9, stop=("A", "B"), draft=4, logit_bias={5: -math.inf},
+        json_schema='{"type": "integer"}', regex="a+", grammar='{"type": "integer"}',
     )  # fmt: skip
 
 

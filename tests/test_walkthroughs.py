@@ -26,7 +26,14 @@ from vision_models import PALIGEMMA, TOWERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README", "docs/train", "docs/watch", "docs/evaluate", "docs/finetune", "docs/convert", "docs/onnx")
-PAGES += ("docs/command-line", "docs/python", "docs/performance", "docs/several-machines", "docs/images")
+PAGES += (
+    "docs/command-line",
+    "docs/python",
+    "docs/structured",
+    "docs/performance",
+    "docs/several-machines",
+    "docs/images",
+)
 
 TINY_THINKER = {
     "vocab_size": 61, "n_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 24, "ctx_len": 64, "rope_theta": 10_000,
@@ -66,6 +73,7 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     random_model(SMALL.replace(pooling="last"), folder / "embedding.bitnet", tokenizer=tokenizer)
     scripted_model(folder / "assistant.bitnet", [b"Four", b"."], template=TEMPLATE)
     (folder / "prompt.txt").write_text("the cat")
+    (folder / "answer.json").write_text('{"enum": ["yes", "no", "perhaps"]}')
     drawn.write(folder / "pictures", 40, seed=1)
     for name, number in (("cat.png", 0), ("dog.png", 1)):
         shutil.copy(folder / f"pictures/images/{number:06}.png", folder / name)

@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
+from bitnet_runtime import formats
 from bitnet_runtime.errors import InvalidParameterError, ModelFormatError, shown
+from bitnet_runtime.formats import Schema
 
 SMALLEST = 1e-30  # of what must be more than 0: the engine's floats end at 1e-38
 
@@ -70,6 +72,9 @@ class Sampling:
         0, "guess so many tokens from repetitions in the text; same result, faster where it repeats", low=0, high=64
     )
     logit_bias: Mapping[int, float] | None = _option(None, "added to the logit of a token; -inf bans it")
+    json_schema: Schema | None = _option(None, "JSON schema that the answer keeps to")  # noqa: RUF009  a text by then
+    regex: str | None = _option(None, "regular expression that the whole answer matches")
+    grammar: str | None = _option(None, "grammar in Lark's notation that the answer keeps to")
 
     def __post_init__(self) -> None:
         for name in FIELDS:
@@ -97,6 +102,9 @@ class Options(TokenOptions, total=False):
     seed: int | None
     stop: str | list[str] | tuple[str, ...] | None
     draft: int
+    json_schema: Schema | None
+    regex: str | None
+    grammar: str | None
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Sampling)}
@@ -121,6 +129,8 @@ def _checked(name: str, value: Any) -> Any:
         return _stop(value)
     if name == "logit_bias":
         return _logit_bias(value)
+    if name in formats.KINDS:
+        return formats.format_text(name, value)
     field, row = FIELDS[name], FIELDS[name].metadata
     if value is None and name in ("max_tokens", "seed"):
         return None

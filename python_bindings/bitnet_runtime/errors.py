@@ -69,6 +69,10 @@ class InvalidParameterError(BitnetError, ValueError):
         self.param = param
 
 
+class GrammarError(InvalidParameterError):
+    """A JSON schema, regular expression or grammar that is wrong, or asks for more work than one may."""
+
+
 class TokenizerError(BitnetError, ValueError):
     """The file has no tokenizer, a broken one, or it refused the text."""
 

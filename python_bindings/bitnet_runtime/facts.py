@@ -20,6 +20,7 @@ from bitnet_runtime.errors import (
     check,
     shown,
 )
+from bitnet_runtime.formats import held_to
 from bitnet_runtime.handles import Handle, Unique
 from bitnet_runtime.image_info import ImageInfo, read_image_info
 from bitnet_runtime.once import once
@@ -27,6 +28,7 @@ from bitnet_runtime.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from bitnet_runtime.chat import ChatTemplate
+    from bitnet_runtime.guide import Grammars, Guide
 
 KV_TYPES = {ffi.string(lib.bn_kv_name(number)).decode(): number for number in range(lib.BN_KV_TYPES)}
 POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
@@ -287,6 +289,17 @@ class ModelFacts(Unique):
             raise TokenizerError(f"{self.path.name} has no tokenizer; give token ids in place of text")
         image_token = self.image.image_token if self.image else -1  # never made of what somebody wrote
         return Tokenizer(definition, self.vocab_size, self.bos_token, special=image_token)
+
+    def _guide(self, options: Sampling) -> Guide | None:
+        """What holds an answer to the format that the options ask for, if they do."""
+        asked = held_to(options)
+        return self._grammars.guide(*asked) if asked else None
+
+    @once
+    def _grammars(self) -> Grammars:
+        from bitnet_runtime.guide import Grammars
+
+        return Grammars(self._tokenizer, self.end_tokens)
 
     @once
     def _special_tokens(self) -> dict[str, str]:

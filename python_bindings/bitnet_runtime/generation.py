@@ -82,6 +82,7 @@ class Stream(Unique):
         """prompt: -1 where the vectors of an image stand; pixels: of these images."""
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._sampler = Sampler(options, model.vocab_size)
+        self._guide = model._guide(options)
         self._answer = Answer(model._detokenizer([token for token in prompt if token != NO_TOKEN]), options.stop)
         self._session = session or Session._new(model, needed)
         self._owned = session is None
@@ -94,7 +95,8 @@ class Stream(Unique):
         self._texts: list[str] = []
         self._lookup = Lookup(prompt) if options.draft else None
         self._draft = options.draft
-        self._drawn: deque[int] = deque()  # from the session, and not yet in the answer
+        self._drawn: deque[int] = deque()  # chosen, and not yet in the answer
+        self._missing: list[int] = []  # chosen, and not yet in the session
         self._computed = 0  # tokens of the prompt; 0: it has not begun
         self._prompt_seconds = self._seconds = 0.0
         self._finish: Finish = "cancelled" if self._limit > 0 else "length"
@@ -173,7 +175,7 @@ class Stream(Unique):
             self.begin()
         begin = time.perf_counter()
         if not self._drawn:
-            self._drawn.extend(self._next())
+            self._next()
         piece = self._accept(self._drawn.popleft())
         self._seconds += time.perf_counter() - begin
         return piece
@@ -191,21 +193,50 @@ class Stream(Unique):
         rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
         self._computed = extend(self._session, self._prompt, rows)
         self._session.seed(self._seed)
+        self._force()
         self._prompt_seconds = time.perf_counter() - begin
 
     def pick(self) -> Piece:
         """Choose a token, after `begin`. Unless the answer is done, it is to be appended to the session before the
         next is chosen."""
-        return self._accept(self._session.draw(self._sampler))
+        if not self._drawn:
+            self._draw()
+        return self._accept(self._drawn.popleft())
 
-    def _next(self) -> Sequence[int]:
-        """The tokens that come next: one, or more when a draft was right."""
+    def _next(self) -> None:
+        """Choose the token that comes next; more when a draft was right, or a grammar leaves no choice."""
+        if len(self._missing) == 1:
+            self._session.step(self._missing[0])
+        elif self._missing:
+            self._session.feed(self._missing)
+        self._missing = []
         left = self._limit - len(self._tokens)
-        if self._lookup and left > 1:  # the session holds all tokens so far
-            return self._session.advance(self._sampler, self._lookup.guess(min(self._draft, left - 1)))
-        if self._tokens and not self._lookup:  # it lacks the newest, which may have been the last
-            self._session.step(self._tokens[-1])
-        return (self._session.draw(self._sampler),)
+        if self._lookup is None or left == 1:  # nothing comes behind it
+            self._draw()
+            return
+        guesses = self._lookup.guess(min(self._draft, left - 1))
+        if self._guide:
+            guesses = self._guide.allow(self._sampler, guesses)
+        self._choose(self._session.advance(self._sampler, guesses))
+
+    def _draw(self) -> None:
+        """Choose the next token of a session that holds all others."""
+        if self._guide:
+            self._guide.allow(self._sampler)
+        self._missing = [self._session.draw(self._sampler)]
+        self._choose(self._missing)
+
+    def _choose(self, tokens: Sequence[int]) -> None:
+        self._drawn.extend(tokens)
+        if self._guide:
+            self._guide.take(tokens)
+            self._force()
+
+    def _force(self) -> None:
+        """Choose what a grammar leaves no choice about."""
+        if self._guide and (forced := self._guide.forced()):
+            self._drawn.extend(forced)
+            self._missing = [*self._missing, *forced]
 
     def _accept(self, token: int) -> Piece:
         """Make a sampled token part of the answer, or end it."""
@@ -217,9 +248,10 @@ class Stream(Unique):
             if self._lookup:
                 self._lookup.add(token)
             text = self._answer.push(token)
-            if self._answer.stopped or len(self._tokens) == self._limit:
+            whole = self._guide is not None and self._guide.complete and not self._drawn
+            if self._answer.stopped or whole or len(self._tokens) == self._limit:
                 self._done = True
-                self._finish = "stop" if self._answer.stopped else "length"
+                self._finish = "stop" if self._answer.stopped or whole else "length"
                 text += self._answer.flush()
             piece = Piece(text, token)
         self._texts.append(piece.text)
@@ -271,16 +303,23 @@ def generate_batch(streams: Iterable[Stream]) -> list[Result]:
 
 
 def _one_token_each(streams: list[Stream]) -> list[Stream]:
-    """Sample a token in each, and compute those of answers that go on together; returns these."""
+    """Choose a token in each, more where a grammar leaves no choice, and compute those of answers that go on together;
+    returns these."""
     begin = time.perf_counter()
     for stream in streams:
         try:
             stream.pick()
+            while stream._drawn and not stream._done:  # what a grammar forces
+                stream.pick()
         except (CancelledError, ClosedError) as error:
             stream._stop(error)
     while going := [stream for stream in streams if not stream._done]:
         try:
-            append_batch([stream._session for stream in going], [stream._tokens[-1] for stream in going])
+            for stream in going:
+                if len(stream._missing) > 1:
+                    stream._session.feed(stream._missing[:-1], keep_logits=False)
+                    del stream._missing[:-1]
+            append_batch([stream._session for stream in going], [stream._missing[0] for stream in going])
             break
         except (CancelledError, ClosedError):  # of one, and nothing was computed
             stopped = [stream for stream in going if stream._ended or stream._session._cancelled]

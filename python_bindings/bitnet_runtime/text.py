@@ -101,15 +101,25 @@ class Tokenizer:
         return self._library.text(self._outside.get(token, token)) if token is not None else ""
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token says, as bytes; of a special token its name."""
-        if self._byte_table is not None and self._byte_table[token]:
-            return self._byte_table[token]
+        """What a token says within a text, as bytes; of a special token its name."""
+        if self.all_bytes is not None:
+            return self.all_bytes[token]
         written = self.token_text(token)
-        if self._byte_table is not None or token in self._special_ids.values():
-            return written.encode()
-        if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", written):
-            return bytes.fromhex(byte[1])
-        return (written.replace("\u2581", " ") or self.decode([token], skip_special=False)).encode()
+        special = token in self._special_ids.values()
+        return (written if special else self.decode([token], skip_special=False) or written).encode()
+
+    @cached_property
+    def all_bytes(self) -> list[bytes] | None:
+        """`token_bytes` of every token; None where a token is no bytes of its own."""
+        table = self._byte_table or self._spaced_table
+        if table is None:
+            return None
+        names = {token: text.encode() for text, token in self._special_ids.items()}
+        return [names.get(token, written) for token, written in enumerate(table)]
+
+    def special_ids(self) -> list[int]:
+        """Ids of tokens that no text of a user has."""
+        return sorted(self._special_ids.values())
 
     def shield(self, text: str) -> str:
         """`text` marked so that `encode(shielded=True)` sees no special token that begins in it.
@@ -206,6 +216,21 @@ class Tokenizer:
             if text not in hidden:
                 known = all(char in byte_of for char in text)
                 table[token] = bytes(byte_of[char] for char in text) if known else text.encode()
+        return table
+
+    @cached_property
+    def _spaced_table(self) -> list[bytes] | None:
+        """The same, when the decoder makes ▁ a space and <0x0A> a byte, as those of SentencePiece models do."""
+        decoder = self._definition.get("decoder") or {}
+        parts = decoder.get("decoders", [decoder])
+        kinds = {part.get("type") for part in parts}
+        spaced = "Metaspace" in kinds or {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "} in parts
+        if not spaced or not kinds <= {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:
+            return None
+        table = [b""] * self._vocab_size
+        for text, token in self._library.vocabulary().items():
+            byte = re.fullmatch("<0x([0-9A-F]{2})>", text) if "ByteFallback" in kinds else None
+            table[token] = bytes.fromhex(byte[1]) if byte else text.replace("\u2581", " ").encode()
         return table
 
 
