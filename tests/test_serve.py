@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import math
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
+from bitnet.config import ModelConfig
 from bitnet_runtime import Model
 from bitnet_serve import answers
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import port, post, request, served
+from test_image_prompts import PARTS
+from test_model_images import IMAGE, VOCAB, packed
+from vision_models import CAUSAL, PALIGEMMA
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]
 EURO = [b"Good", b" day", b", \xe2\x82", b"\xac!"]
@@ -333,3 +340,38 @@ def test_the_same_bits_in_any_company(serving: Serving, model: Model) -> None:
         expected = model.generate(one["prompt"], **options)
         assert alone["choices"][0]["text"].endswith(expected.text)
         assert alone["usage"]["completion_tokens"] == len(expected.tokens)
+
+
+# ---- images ----
+
+
+@pytest.mark.parametrize("config", [PALIGEMMA, CAUSAL], ids=["prefix", "causal"])
+def test_pictures_in_a_chat(tmp_path: Path, config: ModelConfig) -> None:
+    """What is asked about a picture gets the bits of `Model.chat`, in company; and texts get theirs."""
+    path = packed(tmp_path / "sees.bitnet", config.replace(vocab_size=VOCAB, image_token=IMAGE), template=PARTS)
+    png = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(png, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
+    picture: Any = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+    said: Any = [{"role": "user", "content": [{"type": "text", "text": "what?"}, picture]}]
+    plain: Any = [{"role": "user", "content": [{"type": "text", "text": "go"}]}]
+    with served(path) as serving:
+        model = serving.models["sees"].model
+        asked: dict[str, Any] = {"max_tokens": 6, "seed": 3}
+        expected = {id(each): model.chat(each, **asked).text for each in (said, plain)}
+
+        async def together() -> None:
+            async with AsyncOpenAI(base_url=f"{serving.address}/v1", api_key="none") as client:
+
+                async def one(messages: Any) -> None:
+                    answer = await client.chat.completions.create(model="sees", messages=messages, **asked)
+                    assert answer.choices[0].message.content == expected[id(messages)]
+
+                await asyncio.gather(*(one(messages) for messages in [said, plain] * 5))
+
+        asyncio.run(together())
+        broken = [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
+        ]
+        status, answer = post(serving, "/v1/chat/completions", {"messages": broken})
+        assert (status, answer["error"]["code"]) == (400, "invalid_image")

@@ -16,7 +16,11 @@ class Answer:
         self._detokenizer = detokenizer
         self._stop = stop
         self._held = ""
-        self.stopped = False
+        self.stopped_by = ""  # the stop text that came
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.stopped_by)
 
     def push(self, token: int) -> str:
         text = self._detokenizer.push(token) if self._detokenizer else ""
@@ -33,10 +37,10 @@ class Answer:
 
     def _until_stop(self, text: str) -> str:
         text = self._held + text
-        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        found = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         if found:
-            self._held, self.stopped = "", True
-            return text[: min(found)]
+            self._held, (place, self.stopped_by) = "", min(found)
+            return text[:place]
         hold = min(len(text), max(map(len, self._stop)) - 1)
         while hold and not any(stop.startswith(text[-hold:]) for stop in self._stop):
             hold -= 1

@@ -187,6 +187,11 @@ class Stream(Unique):
         """Whether the answer is complete, so that there is nothing more to pick."""
         return self._done
 
+    @property
+    def stopped_by(self) -> str:
+        """The stop text that ended the answer; "": it ended otherwise."""
+        return self._answer.stopped_by
+
     def begin(self) -> None:
         """Compute what the session lacks of the prompt."""
         begin = time.perf_counter()

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.errors import BitnetError
-from bitnet_serve import body, chat, completions, embeddings, fields, metrics
+from bitnet_serve import body, chat, completions, embeddings, fields, messages, metrics, responses
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models import Served, find, named
@@ -26,6 +26,8 @@ Understand = Callable[[Served, Mapping[str, Any]], Work]
 GENERATING: dict[str, Understand] = {
     "/v1/chat/completions": chat.understand,
     "/v1/completions": completions.understand,
+    "/v1/responses": responses.understand,
+    "/v1/messages": messages.understand,
 }
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (
@@ -51,6 +53,7 @@ class Api:
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             *(Route(path, self.generating(how), methods=["POST"]) for path, how in GENERATING.items()),
@@ -106,6 +109,13 @@ class Api:
         served, asked, leave = await self._asked(request)
         try:
             return JSONResponse(await asyncio.to_thread(tokenized, served, asked))
+        finally:
+            leave()
+
+    async def count(self, request: Request) -> Response:
+        served, asked, leave = await self._asked(request)
+        try:
+            return JSONResponse(await asyncio.to_thread(messages.counted, served, asked))
         finally:
             leave()
 
@@ -182,7 +192,8 @@ async def failed(request: Request, error: Exception) -> Response:
         error = ApiError(error.status_code, f"there is no {what}{more}", "wrong_method" if headers else "not_found")
         error.headers |= headers
     told = api_error(error)
-    return JSONResponse(told.body(), told.status, told.headers)
+    said = messages.error_body(told) if request.url.path.startswith("/v1/messages") else told.body()
+    return JSONResponse(said, told.status, told.headers)
 
 
 async def nobody(request: Request, error: Exception) -> Response:

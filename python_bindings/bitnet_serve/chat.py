@@ -11,6 +11,8 @@ from typing import Any
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import shown
 from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.model import Model
+from bitnet_runtime.model_text import Ready
 from bitnet_serve import fields
 from bitnet_serve.answers import Choice, Work
 from bitnet_serve.errors import ApiError, refuse
@@ -40,15 +42,13 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     if top and not wanted:
         raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
-    said = messages(body)
-    model.require_next_token()
-    ready = model.ready(model.apply_template(said), images_of(said) or None, model.n_ctx)
+    ready = prompt(model, messages(body))
     ask = Ask(ready.tokens, options, ready.pixels, top if wanted else None)
     return Work(served, several([ask], n), Chat(served, with_usage if stream else None), stream)
 
 
 def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of a request. Images are in it, never names of files or addresses."""
+    """Those of a request."""
     if "messages" not in body:
         raise refuse("messages is missing, expected a list", "messages", "missing_required_parameter")
     given: list[Any] = fields.take(body, "messages", list, [])
@@ -57,10 +57,18 @@ def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     for message in given:
         if not isinstance(message, dict):
             raise refuse(f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages")
-    for image in images_of(given):
+    return given
+
+
+def prompt(model: Model, said: Sequence[Mapping[str, Any]]) -> Ready:
+    """What a conversation becomes. Images are in it, never names of files or addresses."""
+    model.require_next_token()
+    images = images_of(said)
+    for image in images:
         if not isinstance(image, str) or not image.startswith("data:"):
             raise refuse(f"an image is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
-    return [message | {"role": "system"} if message.get("role") == "developer" else message for message in given]
+    said = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in said]
+    return model.ready(model.apply_template(said), images or None, model.n_ctx)
 
 
 def several(asks: Sequence[Ask], n: int) -> list[Ask]:

@@ -44,6 +44,7 @@ class End(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     timings: Timings
+    stopped_by: str = ""  # a stop text
 
 
 class Timings(NamedTuple):
@@ -166,9 +167,10 @@ class Generation(Task):
         end = time.perf_counter()
         stream, session = self._stream, self._session
         self._stream = self._session = None
-        made, reason, seed = 0, "cancelled", 0
+        made, reason, seed, stopped_by = 0, "cancelled", 0, ""
         if stream is not None:
             stream.close()
+            stopped_by = stream.stopped_by
             if stream.result is not None:
                 made, reason, seed = len(stream.result.tokens), stream.result.finish_reason, stream.result.seed
         self.prompt_tokens, self.completion_tokens = self._held, made
@@ -179,7 +181,7 @@ class Generation(Task):
         opened = self._opened or end
         started = self._started or end
         timings = Timings(opened - self._made, started - opened, end - started, seed)
-        self._tell(End(reason, len(self._ask.prompt), made, timings))
+        self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by))
 
     def _tell(self, event: Event) -> None:
         self._mailbox.put(self._index, event)

@@ -1,0 +1,147 @@
+"""The server's other APIs: /v1/responses through the openai package, /v1/messages through that of Anthropic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from bitnet_serve.server import Serving
+from runtime_models import TEMPLATE, scripted_model
+from servers import post, request, served
+
+SCRIPT = [b"Good", b" day", b", \xe2\x82", b"\xac!"]
+MESSAGES: Any = [{"role": "user", "content": "go"}]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    path = tmp_path_factory.mktemp("models") / "script.bitnet"
+    with served(scripted_model(path, SCRIPT, template=TEMPLATE, max_context=256), api_keys=["key"]) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def client(serving: Serving) -> OpenAI:
+    return OpenAI(base_url=f"{serving.address}/v1", api_key="key", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(serving: Serving) -> Anthropic:
+    return Anthropic(base_url=serving.address, api_key="key", max_retries=0)
+
+
+def streamed(serving: Serving, path: str, body: Any) -> list[Any]:
+    """Events, each with its name before its data."""
+    _, _, text = request(serving, "POST", path, body | {"stream": True}, {"x-api-key": "key"})
+    *blocks, rest = text.split("\n\n")
+    assert rest == ""
+    found = []
+    for name, data in (block.split("\n") for block in blocks):
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+# ---- /v1/responses ----
+
+
+def test_responses(client: OpenAI) -> None:
+    parts: Any = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]}]
+    for asked in ("go", parts):
+        answer = client.responses.create(model="script", input=asked, instructions="be kind", store=False)
+        assert (answer.output_text, answer.status) == ("Good day, €!", "completed")
+        assert answer.usage is not None and answer.usage.output_tokens == 4
+    cut = client.responses.create(model="script", input="go", max_output_tokens=2)
+    assert (cut.output_text, cut.status) == ("Good day", "incomplete")
+    assert cut.incomplete_details is not None and cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_responses_as_a_stream(client: OpenAI, serving: Serving) -> None:
+    with client.responses.stream(model="script", input="go") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert deltas == ["Good", " day", ", ", "€!"]
+        assert stream.get_final_response().output_text == "Good day, €!"
+    events = streamed(serving, "/v1/responses", {"input": "go"})
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    names = [event["type"].removeprefix("response.") for event in events]
+    assert names[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert names[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    Response.model_validate(events[-1]["response"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "max_output_token": 5}, "max_output_token"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "response_format"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "/etc/passwd"}]}]}, "messages"),
+    ],
+)
+def test_wrong_responses(serving: Serving, asked: Any, param: str) -> None:
+    status, answer = post(serving, "/v1/responses", asked, **{"x-api-key": "key"})
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+# ---- /v1/messages ----
+
+
+def test_messages(claude: Anthropic) -> None:
+    parts: Any = [{"role": "user", "content": [{"type": "text", "text": "go"}]}]
+    for asked in (MESSAGES, parts):
+        answer = claude.messages.create(model="script", max_tokens=50, messages=asked, system="be kind")
+        (block,) = answer.content
+        assert block.type == "text" and block.text == "Good day, €!"
+        assert (answer.stop_reason, answer.stop_sequence, answer.usage.output_tokens) == ("end_turn", None, 4)
+    cut = claude.messages.create(model="script", max_tokens=2, messages=MESSAGES)
+    assert cut.stop_reason == "max_tokens"
+    stopped = claude.messages.create(model="script", max_tokens=50, messages=MESSAGES, stop_sequences=["zz", "ay"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "ay")
+    counted = claude.messages.count_tokens(model="script", messages=MESSAGES)
+    assert counted.input_tokens == 5
+
+
+def test_messages_as_a_stream(claude: Anthropic, serving: Serving) -> None:
+    with claude.messages.stream(model="script", max_tokens=50, messages=MESSAGES) as stream:
+        assert "".join(stream.text_stream) == "Good day, €!"
+        assert stream.get_final_message().stop_reason == "end_turn"
+    events = streamed(serving, "/v1/messages", {"messages": MESSAGES, "max_tokens": 50})
+    assert [event["type"] for event in events] == [
+        "message_start", "content_block_start", *["content_block_delta"] * 4, "content_block_stop", "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+
+
+def test_errors_of_messages_have_their_classes(claude: Anthropic, serving: Serving) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="expected one of: script"):
+        claude.messages.create(model="claude", max_tokens=5, messages=MESSAGES)
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens is missing"):
+        claude.post("/v1/messages", body={"messages": MESSAGES}, cast_to=object)
+    with pytest.raises(anthropic.AuthenticationError):
+        Anthropic(base_url=serving.address, api_key="other", max_retries=0).models.list()
+    with pytest.raises(openai.AuthenticationError):
+        OpenAI(base_url=f"{serving.address}/v1", api_key="other", max_retries=0).models.list()
+    for wrong in (
+        {"system": 5},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+        {"tools": [{"name": "x"}]},
+    ):
+        asked = {"messages": MESSAGES, "max_tokens": 5} | wrong
+        status, answer = post(serving, "/v1/messages", asked, **{"x-api-key": "key"})
+        assert (status, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
