@@ -290,7 +290,7 @@ class ModelFacts(Unique):
         image_token = self.image.image_token if self.image else -1  # never made of what somebody wrote
         return Tokenizer(definition, self.vocab_size, self.bos_token, special=image_token)
 
-    def _guide(self, options: Sampling) -> Guide | None:
+    def guide(self, options: Sampling) -> Guide | None:
         """What holds an answer to the format that the options ask for, if they do."""
         asked = held_to(options)
         return self._grammars.guide(*asked) if asked else None

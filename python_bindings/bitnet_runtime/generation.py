@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet_runtime.guide import Guide
+
 Finish = Literal["stop", "length", "cancelled"]
 """Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
 
@@ -78,11 +80,13 @@ class Stream(Unique):
         options: Sampling,
         session: Session | None = None,
         pixels: NDArray[np.float32] | None = None,
+        guide: Guide | None = None,
     ) -> None:
-        """prompt: -1 where the vectors of an image stand; pixels: of these images."""
+        """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `model.guide(options)`,
+        made before, as that may take seconds."""
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._sampler = Sampler(options, model.vocab_size)
-        self._guide = model._guide(options)
+        self._guide = guide or model.guide(options)
         self._answer = Answer(model._detokenizer([token for token in prompt if token != NO_TOKEN]), options.stop)
         self._session = session or Session._new(model, needed)
         self._owned = session is None

@@ -31,7 +31,6 @@ MOST_MESSAGES = 1024
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    fields.check_format(body)
     if body.get("tool_choice") != "none":
         fields.unsupported(body, "tools", "functions")
     fields.unsupported(body, "audio", "web_search_options")
@@ -44,7 +43,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
     ready = prompt(model, messages(body))
     ask = Ask(ready.tokens, options, ready.pixels, top if wanted else None)
-    return Work(served, several([ask], n), Chat(served, with_usage if stream else None), stream)
+    return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None), stream)
 
 
 def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -71,8 +70,8 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]]) -> Ready:
     return model.ready(model.apply_template(said), images or None, model.n_ctx)
 
 
-def several(asks: Sequence[Ask], n: int) -> list[Ask]:
-    """n of each, which differ in their seeds: that of the request, and one more for each."""
+def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
+    """n of each, which differ in their seeds: that of the request, and one more for each. Formats are compiled."""
     base = asks[0].options.seed
     first = secrets.randbits(32) if base is None else base
 
@@ -80,7 +79,10 @@ def several(asks: Sequence[Ask], n: int) -> list[Ask]:
         return replace(options, seed=(first + index) % 2**64)
 
     each = [ask for ask in asks for _ in range(n)]
-    return [replace(ask, options=seeded(ask.options, index)) for index, ask in enumerate(each)]
+    return [
+        replace(ask, options=seeded(ask.options, index), guide=model.guide(ask.options))
+        for index, ask in enumerate(each)
+    ]
 
 
 @dataclass

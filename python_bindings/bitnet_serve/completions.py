@@ -29,7 +29,6 @@ MAX_TOKENS = 16  # as OpenAI has it
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    fields.check_format(body)
     fields.unsupported(body, "suffix")
     model = served.model
     model.require_next_token()
@@ -49,7 +48,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         asks.append(Ask(ready.tokens, options, None, top, echo and top is not None))
         echoes += [_shown(model, prompt)] * n if echo else []
     shape = Completion(served, with_usage if stream else None, echoes)
-    return Work(served, several(asks, n), shape, stream)
+    return Work(served, several(model, asks, n), shape, stream)
 
 
 def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:

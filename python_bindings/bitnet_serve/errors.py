@@ -7,6 +7,7 @@ from typing import Any
 from bitnet_runtime.errors import (
     BitnetError,
     ContextLengthError,
+    GrammarError,
     ImageError,
     InvalidParameterError,
     MissingDependencyError,
@@ -69,6 +70,8 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ContextLengthError):
         numbers = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, str(error), "context_length_exceeded", more=numbers)
+    if isinstance(error, GrammarError):
+        return refuse(str(error), error.param or None, "invalid_format")
     if isinstance(error, InvalidParameterError):
         unknown = str(error).startswith("unknown parameter")
         return refuse(str(error), error.param or None, "unknown_parameter" if unknown else "invalid_value")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, resolve
 from bitnet_runtime.errors import shown
+from bitnet_runtime.formats import response_format
 from bitnet_runtime.model import Model
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.logprobs import MOST
@@ -74,6 +75,7 @@ def sampling(body: Mapping[str, Any], model: Model, max_tokens: int | None) -> S
         asked["max_tokens"] = max_tokens
     elif "max_tokens" in asked and asked["max_tokens"] == asked.get("max_completion_tokens"):
         del asked["max_completion_tokens"]  # some clients send both
+    asked |= response_format(body.get("response_format"))
     stop, bias = asked.get("stop", ()), asked.get("logit_bias", {})
     if isinstance(stop, list) and len(stop) > MOST_STOPS:
         raise refuse(f"stop has {len(stop)} texts, expected at most {MOST_STOPS}", "stop")
@@ -108,17 +110,6 @@ def with_usage(body: Mapping[str, Any]) -> bool:
         name = f"stream_options.{min(unknown)[:80]}"
         raise refuse(f"unknown parameter {name!r}", name, "unknown_parameter")
     return take(options, "include_usage", bool, False)
-
-
-def check_format(body: Mapping[str, Any]) -> None:
-    """response_format: plain text alone."""
-    asked: dict[str, Any] = take(body, "response_format", dict, {"type": "text"})
-    if asked.get("type") != "text":
-        raise refuse(
-            f'response_format {shown(asked.get("type"))} is not supported by this server; expected {{"type": "text"}}',
-            "response_format",
-            "unsupported_parameter",
-        )
 
 
 def _token(key: str, vocab_size: int) -> int:

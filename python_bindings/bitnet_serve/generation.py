@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet_runtime.guide import Guide
+
 UNREAD = 256  # events that may wait for a reader before the answer waits for him
 ROWS = 16 << 20  # bytes of logits that are made at a time
 
@@ -91,6 +93,7 @@ class Ask:
     pixels: NDArray[np.float32] | None = None
     top: int | None = None  # tokens are scored, beside so many others
     score_prompt: bool = False
+    guide: Guide | None = None  # what the options hold the answer to
 
 
 class Generation(Task):
@@ -127,7 +130,8 @@ class Generation(Task):
             self._feed(self._ask.prompt[self._held : min(self._held + most, last)])
             if self._held < last:
                 return
-        self._stream = Stream(self._model, self._ask.prompt, self._ask.options, self.session, self._ask.pixels)
+        ask = self._ask
+        self._stream = Stream(self._model, ask.prompt, ask.options, self.session, ask.pixels, ask.guide)
         if not self._stream.done:  # nothing is asked after a prompt that is only scored
             self._stream.begin()
         self._held = len(self._ask.prompt)

@@ -33,7 +33,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     asked = {name: value for name, value in body.items() if name not in ("stop", "stop_sequences")}
     options = fields.sampling(asked | {"stop": body.get("stop_sequences", [])}, served.model, None)
     ready = chat.prompt(served.model, conversation(body))
-    asks = chat.several([Ask(ready.tokens, options, ready.pixels)], 1)
+    asks = chat.several(served.model, [Ask(ready.tokens, options, ready.pixels)])
     return Work(served, asks, Messages(served), fields.take(body, "stream", bool, False))
 
 

@@ -34,15 +34,17 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     if body.get("truncation", "disabled") != "disabled":
         raise refuse("truncation is not supported, expected 'disabled'", "truncation", "unsupported_parameter")
     text: dict[str, Any] = fields.take(body, "text", dict, {})
-    fields.check_format({"response_format": text.get("format", {"type": "text"})})
     if fields.top(body, "top_logprobs"):
         raise refuse("top_logprobs is not supported here; see /v1/chat/completions", "top_logprobs")
-    asked = dict(body)
+    said: dict[str, Any] = fields.take(text, "format", dict, {"type": "text"})
+    if said.get("type") == "json_schema":  # its fields are not in an object of their own here
+        said = {"type": "json_schema", "json_schema": said}
+    asked = {**body, "response_format": said}
     if "max_output_tokens" in asked:
         asked["max_tokens"] = asked.pop("max_output_tokens")
     options = fields.sampling(asked, served.model, None)
     ready = chat.prompt(served.model, conversation(body))
-    asks = chat.several([Ask(ready.tokens, options, ready.pixels)], 1)
+    asks = chat.several(served.model, [Ask(ready.tokens, options, ready.pixels)])
     return Work(served, asks, Responses(served, body), fields.take(body, "stream", bool, False))
 
 
@@ -159,7 +161,7 @@ class Responses:
             "previous_response_id": None,
             "store": False,
             "temperature": asked.get("temperature", defaults.temperature),
-            "text": {"format": {"type": "text"}},
+            "text": asked.get("text") or {"format": {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
             "top_p": asked.get("top_p", defaults.top_p),
