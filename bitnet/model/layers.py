@@ -3,6 +3,9 @@
 On a CPU these cost as much as the products do, because each reads and writes whole activations. So
 their backward passes are written out: fewer passes over memory, and only inputs are saved for them.
 The values of the forward passes are those of the plain formulas, bit for bit.
+
+No forward pass returns what an operation in place returned: compiled by torch 2.11, such a tensor has no gradient
+(pytorch/pytorch issue 180642).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ class _Normalized(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         r = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
-        return (x * r).mul_(weight)
+        return (x * r) * weight
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -65,7 +68,7 @@ class _SquaredReluGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return F.relu(gate).square_().mul_(up)
+        return F.relu(gate).square_() * up
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
