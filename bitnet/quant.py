@@ -104,6 +104,14 @@ def integer_product(q: Tensor, codes: Tensor, scale: Tensor, s: Tensor) -> Tenso
     return y.div_(s)
 
 
+def _outputs(x: Tensor) -> torch.dtype:
+    """What a product of x comes out as: of fp64 that, in a reference model; on a GPU under autocast what a linear
+    layer of floats gives there, half the bytes to write and to keep; else fp32."""
+    if x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 class _QuantizedLinear(torch.autograd.Function):
     """Several projections of one input, which is quantized once.
 
@@ -121,8 +129,7 @@ class _QuantizedLinear(torch.autograd.Function):
         device = x.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
         ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, weights[0].dtype
-        out_dtype = torch.promote_types(x.dtype, torch.float32)  # fp64 activations stay fp64 in a reference model
-        outputs = (integer_product(q, codes, scale, s).to(out_dtype) for codes, scale in pairs)
+        outputs = (integer_product(q, codes, scale, s).to(_outputs(x)) for codes, scale in pairs)
         return tuple(y.unflatten(0, x.shape[:-1]) for y in outputs)
 
     @staticmethod
@@ -159,7 +166,7 @@ def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: 
     """`_QuantizedLinear`; below an amount of 1 a float product of what is between x and x_q, W and W_q."""
     if isinstance(amount, float) and amount == 1.0:
         return _integer_linear(x, quantize, *weights)
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = _outputs(x)
     q, s = activation_codes(x)
     x = _partly(x, q / s, amount)
     pairs = [quantize(w) for w in weights]
