@@ -10,7 +10,7 @@ from bitnet.quant import ternary_linear
 class BitLinear(nn.Linear):
     """`nn.Linear` with float master weights that computes with their ternary codes (`bitnet.quant`).
 
-    x: (..., in_features). Returns (..., out_features), fp32.
+    x: (..., in_features). Returns (..., out_features), fp32; on a GPU under autocast in its dtype.
     `amount` is that of `bitnet.quant`: below 1 only while a float model is being converted.
     """
 
