@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import runtime_models
 from bitnet_runtime import NumericError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.session import all_sessions
-from bitnet_serve import answers, body, server
+from bitnet_serve import answers, body, chat, completions, embeddings, fields, messages, responses, server
+from bitnet_serve.models import Memory
 from bitnet_serve.server import Options, Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import as_http, connect, post, request, served, until, wait
@@ -307,6 +310,46 @@ def test_a_long_prompt_does_not_stop_who_runs(slow: Serving) -> None:
     wait(lambda: idle(slow))
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one(slow: Serving) -> None:
+    with connect(slow, as_http(COMPLETE, BIG)) as reading:
+        wait(lambda: slow.models["slow"].scheduler.load == (1, 0))
+        assert post(slow, COMPLETE, {"prompt": [1] * 300, "max_tokens": 2})[0] == 200
+        assert slow.models["slow"].scheduler.load == (1, 0)
+        reading.close()
+    wait(lambda: idle(slow))
+
+
+def test_a_request_for_many_answers_leaves_places_to_others(slow: Serving) -> None:
+    with connect(slow, as_http(COMPLETE, LONG | {"n": 50, "max_tokens": 300})) as many:
+        wait(lambda: slow.models["slow"].scheduler.load == (2, 48))
+        assert post(slow, COMPLETE, {"prompt": [1] * 3, "max_tokens": 2})[0] == 200
+        assert slow.models["slow"].scheduler.load[1] > 40
+        many.close()
+    wait(lambda: idle(slow))
+
+
+def test_memory_is_promised_once(tmp_path: Path) -> None:
+    """Answers wait for that of others, and one that can never have enough is told."""
+    with served(small_model(tmp_path)) as serving:
+        (each,) = serving.models.values()
+        with each.model.session() as session:
+            most = session.nbytes
+        each.memory = Memory(2 * most)
+        found: list[int] = []
+        peak = 0
+        asked = {"prompt": [1], "max_tokens": 255}
+        threads = [threading.Thread(target=lambda: found.append(post(serving, COMPLETE, asked)[0])) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            peak = max(peak, each.scheduler.load[0])
+        assert found == [200] * 6 and 1 <= peak <= 3  # one may be made and not kept
+        assert each.memory.take(2 * most)  # all came back
+        each.memory = Memory(most // 2)
+        status, answer = post(serving, COMPLETE, asked)
+        assert (status, answer["error"]["code"]) == (503, "out_of_memory")
+
+
 def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     pick = Stream.pick
 
@@ -332,3 +375,26 @@ def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest
     assert (found[2][0], found[2][1]["error"]["type"]) == (500, "server_error")
     assert [found[index][1]["usage"]["completion_tokens"] for index in (1, 3, 4, 5)] == [50] * 4
     assert idle(serving)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 300) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = sorted(chat.KNOWN | completions.KNOWN | embeddings.KNOWN | messages.KNOWN | responses.KNOWN | fields.SAMPLING)
+STARTS = {
+    CHAT: {"messages": MESSAGES, "max_tokens": 2},
+    COMPLETE: {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 3},
+    "/v1/embeddings": {"input": "x", "pooling": "mean"},
+    "/tokenize": {"prompt": "x"},
+}
+
+
+@given(st.sampled_from(sorted(STARTS)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_fields_say_is_answered_or_refused(serving: Serving, path: str, more: dict[str, Any]) -> None:
+    status, answer = post(serving, path, STARTS[path] | more)
+    assert status in (200, 400, 404), answer

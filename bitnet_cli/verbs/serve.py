@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from bitnet_cli.arguments import at_least, refuse
-from bitnet_cli.model_options import add_engine, load_options, note
+from bitnet_cli.model_options import add_engine, fitting_session, note, opened
 from bitnet_runtime.terminal import escape
 
 KEY = "BITNET_API_KEY"
@@ -70,14 +70,15 @@ def run(args: argparse.Namespace) -> int:
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if len(set(names)) < len(names):
         return refuse("two models have the same name; rename a file")
-    from bitnet_runtime.model import Model
     from bitnet_serve.server import Options, Serving
 
     with contextlib.ExitStack() as stack:
         models = {}
         for name, path in zip(names, args.model, strict=True):
-            models[name] = stack.enter_context(Model.load(path, **load_options(args)))
-            note(args, escape(str(models[name])))
+            models[name] = model = stack.enter_context(opened(args, path))
+            note(args, escape(str(model)))
+            if model.has_text:
+                fitting_session(args, model, model.session).close()
         options = Options(
             args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
             args.grace, (args.max_body or 0) * 1_000_000,

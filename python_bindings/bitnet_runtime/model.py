@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
@@ -246,11 +246,19 @@ class Model(ModelText):
 
         False: not even one token fits.
         """
-        memory, handle = ffi.new("bn_session_memory *"), self._open
-        check(lib.bn_session_plan(handle.pointer, self._session_options(), memory))
-        most = int(memory.largest_n_ctx)
+        most = int(self._memory().largest_n_ctx)
         self._n_ctx = min(self._n_ctx, most - most // 8) or self._n_ctx
         return most > 0
+
+    def free_memory(self) -> int:
+        """Bytes that new sessions can take now: each takes its `nbytes` once its context is full."""
+        return int(self._memory().available)
+
+    def _memory(self) -> Any:
+        """`bn_session_memory *` of a session with the model's context."""
+        memory, handle = ffi.new("bn_session_memory *"), self._open
+        check(lib.bn_session_plan(handle.pointer, self._session_options(), memory))
+        return memory
 
     def close(self) -> None:
         """Close the model and all its sessions. Closing twice is fine.

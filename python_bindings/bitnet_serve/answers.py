@@ -86,7 +86,7 @@ async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
     """Run it and send what comes of it. Everything stops when the client leaves, or reads nothing for long."""
     mailbox = Mailbox()
     choices = [Choice(index, ask) for index, ask in enumerate(work.asks)]
-    tasks = [Generation(work.served.model, ask, mailbox, index) for index, ask in enumerate(work.asks)]
+    tasks = [Generation(work.served, ask, mailbox, index) for index, ask in enumerate(work.asks)]
     work.served.scheduler.submit(tasks)
     answer = _stream if work.stream else _whole
     sending = asyncio.ensure_future(answer(work, mailbox, choices, scope, send))

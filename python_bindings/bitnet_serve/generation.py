@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
-from bitnet_runtime.model import Model
 from bitnet_runtime.session import Session
 from bitnet_serve.logprobs import Scored, score
+from bitnet_serve.models import Served
 from bitnet_serve.scheduler import Task
 
 if TYPE_CHECKING:
@@ -99,9 +99,10 @@ class Ask:
 class Generation(Task):
     """An `Ask` on its way."""
 
-    def __init__(self, model: Model, ask: Ask, mailbox: Mailbox, index: int) -> None:
-        self._model, self._ask, self._mailbox, self._index = model, ask, mailbox, index
-        self._whole = ask.pixels is not None or model.mask == "prefix"  # the prompt is computed in one go
+    def __init__(self, served: Served, ask: Ask, mailbox: Mailbox, index: int) -> None:
+        self._served, self._ask, self._mailbox, self._index = served, ask, mailbox, index
+        self._model = served.model
+        self._whole = ask.pixels is not None or self._model.mask == "prefix"  # the prompt is computed in one go
         self._session: Session | None = None
         self._stream: Stream | None = None
         self._held = 0  # tokens of the prompt that are computed
@@ -121,7 +122,7 @@ class Generation(Task):
     def open(self) -> None:
         prompt, most = self._ask.prompt, self._ask.options.max_tokens
         room = self._model.n_ctx if most is None else min(self._model.n_ctx, len(prompt) + most)
-        self._session = self._model.session(room)
+        self._session = self._served.session(room)
         self._opened = time.perf_counter()
 
     def piece(self, most: int) -> None:
@@ -179,7 +180,7 @@ class Generation(Task):
                 made, reason, seed = len(stream.result.tokens), stream.result.finish_reason, stream.result.seed
         self.prompt_tokens, self.completion_tokens = self._held, made
         if session is not None:
-            session.close()
+            self._served.release(session)
         if self._failed:
             return
         opened = self._opened or end

@@ -1,8 +1,9 @@
 """One thread for each model, which owns its batch: tasks join and leave between tokens.
 
-Each round computes one piece of the oldest prompt that is not complete, and then one token of every
+Each round computes one piece of a prompt, of each that is not complete in turn, and then one token of every
 answer that runs, all together. So an answer never waits for more than a piece, and nobody for a whole
-prompt of another. What a task gets does not depend on its company: the engine gives the same bits.
+prompt of another. A free place goes to the request that has the fewest tasks running, the oldest of these.
+What a task gets does not depend on its company: the engine gives the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from bitnet_runtime.batch import append_batch
@@ -40,6 +41,8 @@ class Task:
     ready = False  # all pieces are computed, and tokens can be picked
     done = False
     prompt_tokens = completion_tokens = 0  # computed, once it is closed
+    request: object = None  # whose it is
+    turn = 0  # when it had its latest piece
 
     def open(self) -> None:
         """Take the memory that it needs. ModelTooLargeError: there may be enough when others have left."""
@@ -77,8 +80,9 @@ class Scheduler:
         self._wake = threading.Condition()
         self._queue: deque[Task] = deque()
         self._running: list[Task] = []  # oldest first
-        self._requests = 0
+        self._requests = self._turn = 0
         self._closing = False
+        self._full = False  # there is no memory for the next until one that runs has left
         self._seconds = 1.0  # that a request took lately
         self.finished = self.cancelled = self.failed = self.refused = 0  # tasks; and requests
         self.prompt_tokens = self.completion_tokens = 0
@@ -111,7 +115,10 @@ class Scheduler:
         return leave
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Run these, after all that came before."""
+        """Run these, which are one request's."""
+        request = object()
+        for task in tasks:
+            task.request = request
         with self._wake:
             if self._closing:
                 raise OverloadedError("the server is shutting down", 5)
@@ -169,10 +176,12 @@ class Scheduler:
             self._end(task)
 
     def _join(self) -> None:
-        """Begin with those that came first, as far as there are places and memory."""
-        while self._queue and len(self._running) < self._places:
+        """Begin with those that wait, as far as there are places and memory."""
+        while self._queue and len(self._running) < self._places and not self._full:
             with self._wake:
-                task = self._queue.popleft()
+                runs = Counter(task.request for task in self._running)
+                task = min(self._queue, key=lambda task: runs[task.request])  # the first of several
+                self._queue.remove(task)
                 self._running.append(task)
             try:
                 task.open()
@@ -180,18 +189,21 @@ class Scheduler:
                 if len(self._running) == 1:
                     self._fail(task, error)
                     continue
-                with self._wake:  # when one of those that run has left
+                with self._wake:
                     self._running.remove(task)
                     self._queue.appendleft(task)
+                self._full = True
                 return
             except Exception as error:
                 self._fail(task, error)
 
     def _round(self) -> bool:
         """A piece and a token of each; False: there was nothing to do."""
-        beginning = next((task for task in self._running if not task.ready), None)
+        beginning = min((task for task in self._running if not task.ready), key=lambda task: task.turn, default=None)
         picking = [task for task in self._running if task.ready and not task.waits]
         if beginning:
+            self._turn += 1
+            beginning.turn = self._turn
             try:
                 beginning.piece(PIECE if picking else PIECE_ALONE)
             except Exception as error:
@@ -242,5 +254,6 @@ class Scheduler:
             task.close()
         except Exception:
             log.exception("a mistake of the server")
+        self._full = False
         self.prompt_tokens += task.prompt_tokens
         self.completion_tokens += task.completion_tokens

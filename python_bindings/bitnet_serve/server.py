@@ -20,7 +20,7 @@ from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.model import Model
 from bitnet_serve.app import Api
 from bitnet_serve.guard import Guard, local_hosts
-from bitnet_serve.models import Served
+from bitnet_serve.models import Memory, Served
 from bitnet_serve.scheduler import Scheduler
 
 HEADERS = 10.0  # seconds until the headers of a request are there
@@ -120,8 +120,9 @@ class Serving:
     def __init__(self, models: Mapping[str, Model], options: Options) -> None:
         self._options = options
         self._socket, self.address = listen(options)
+        memory = Memory(min((model.free_memory() for model in models.values() if model.has_text), default=0))
         self.models = {
-            name: Served(name, model, Scheduler(options.parallel, options.queue, name))
+            name: Served(name, model, Scheduler(options.parallel, options.queue, name), memory)
             for name, model in models.items()
         }
         sees = any(model.image is not None for model in models.values())
