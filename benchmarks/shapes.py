@@ -32,3 +32,17 @@ FAMILIES: dict[str, ModelConfig] = {
     "so400m-14": PRESETS["siglip-so400m"].stacks[1],
     "paligemma-3b": PRESETS["paligemma-3b"],
 }  # fmt: skip
+
+# Decoders to train, about as large as their names say. Wider and deeper together; the last two see 2,048 tokens.
+_SIZES = {"30m": (512, 8, 64, 1024), "100m": (768, 12, 64, 1024), "300m": (1024, 24, 64, 2048),
+          "1b": (2048, 20, 128, 2048)}  # fmt: skip
+TRAINED: dict[str, ModelConfig] = {
+    name: ModelConfig(
+        vocab_size=32_768, dim=dim, n_layers=n_layers, n_heads=dim // head_dim, n_kv_heads=4, head_dim=head_dim,
+        ffn_dim=-(-8 * dim // 3 // 256) * 256, max_context=context,
+    )
+    for name, (dim, n_layers, head_dim, context) in _SIZES.items()
+}  # fmt: skip
+TRAINED["quick"] = ModelConfig(
+    vocab_size=512, dim=64, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=128, max_context=32,
+)  # fmt: skip

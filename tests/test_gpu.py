@@ -1,0 +1,136 @@
+"""What only a GPU can show of training, and that benchmarks/gpu.py, which shows the rest, runs without one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bitnet_cli
+from bitnet.config import ModelConfig
+from bitnet.model import compiler
+from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+from bitnet.train import loop
+from bitnet.train.replay import Replay
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+gpu, gpu_checks, gpu_profile = (importlib.import_module(name) for name in ("gpu", "gpu_checks", "gpu_profile"))
+
+torch.set_num_threads(1)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+CONFIG = ModelConfig(
+    vocab_size=512, dim=128, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=64, ffn_dim=256, max_context=64,
+)  # fmt: skip
+
+
+def batches(n: int, documents: bool) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 512, (n, 4, 65), generator=generator)
+    told = (torch.arange(64) // 20).expand(4, 64).contiguous()
+    return [[batch[:, :-1].contiguous(), batch[:, 1:].contiguous(), *([told] if documents else [])] for batch in tokens]
+
+
+@needs_gpu
+@pytest.mark.parametrize("documents", [False, True])
+def test_passes_that_are_replayed_are_the_passes(documents: bool) -> None:
+    """Several of a step, λ that rises to 1 and falls back: losses and gradients, each on another batch."""
+    torch.manual_seed(0)
+    model = Transformer(CONFIG).cuda()
+    compiler.compile_layers(model)
+    settings = Settings(device="cuda", compile=True, precision="fp32")
+    run: Any = argparse.Namespace(model=model, forward=model, settings=settings, distillation=None)
+
+    def passes(batch: Any, counted: Any, amount: Any) -> dict[str, Tensor]:
+        return loop.passes(run, batch, counted, amount, {"cross_entropy": 1.0})
+
+    replay = Replay(passes, list(model.parameters()))
+    for amount in (0.25, 0.5, 1.0, 1.0, 0.75):
+        found = []
+        for replayed in (False, True):
+            model.zero_grad(set_to_none=True)
+            losses = []
+            for batch in batches(3, documents):
+                on_device = [tensor.cuda() for tensor in batch]
+                terms = (replay if replayed else passes)(on_device, 768.0, amount)
+                losses.append(terms["cross_entropy"].item())
+            found.append((losses, [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+        (losses, gradients), (again, as_recorded) = found
+        assert again == pytest.approx(losses, rel=1e-6)
+        assert len(gradients) == len(as_recorded) == len(list(model.parameters()))
+        for one, other in zip(gradients, as_recorded, strict=True):  # sums of attention have no order on a GPU
+            assert torch.linalg.vector_norm(one - other) <= 1e-4 * torch.linalg.vector_norm(one)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["codes", "context"])
+def test_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """Codes are the CPU's; the memory of an evaluation in fp32 does not grow with the square of the context."""
+    passed, said = gpu_checks.CHECKS[name](gpu_checks.Place(tmp_path, "cuda"))
+    assert passed, said
+
+
+def test_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What fails is reported, and the rest runs."""
+
+    def fails(place: Any) -> Any:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setitem(gpu_checks.CHECKS, "chat", fails)
+    monkeypatch.setattr(gpu, "QUICK", [*gpu.QUICK[:2], gpu.Case("nowhere"), gpu.QUICK[2]])
+    where = ["--device", "cpu", "--out", str(tmp_path)]
+    assert gpu.main(["--quick", "--parts", "codes", "context", "chat", "speed", *where]) == 1
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert {part["part"]: part["passed"] for part in results["parts"]} == {
+        "codes": True, "context": True, "chat": False, "speed": False
+    }  # fmt: skip
+    *rows, broken, last = results["rows"]
+    assert [row["kind"] for row in (*rows, last)] == list(gpu.KINDS) and "KeyError" in broken["error"]
+    for row in (*rows, last):
+        assert row["ms"] == pytest.approx(1e3 * sum(row["seconds"]) / 2) and 0 < row["utilisation"] < 1
+    printed = capsys.readouterr().out
+    assert "all else is equal bit for bit" in printed and "FAILED chat: RuntimeError: no such luck" in printed
+    assert "| quick | full precision | eager |" in (tmp_path / "gpu.md").read_text()
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def here(words: list[str]) -> Any:
+        capsys.readouterr()
+        assert bitnet_cli.main(words[3:]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setattr(gpu_checks, "run", here)
+    monkeypatch.setattr(gpu_checks, "together", lambda commands: [here(words) for words in commands])
+    place = gpu_checks.Place(tmp_path, "cpu", steps=2, threads=1)
+    passed, said = gpu_checks.exactness(place)
+    assert passed and "adamw eager 0e+00 nats and 0e+00 of the gradient at first, 0.0e+00 nats at most" in said
+    assert gpu_checks.equal_codes(tmp_path / "cpu-adamw", tmp_path / "cpu-muon") < 1
+    passed, said = gpu_checks.chat(place)
+    assert passed and "after 20 steps" in said
+
+
+def test_groups_of_kernels() -> None:
+    step = ("Optimizer.step#Chained.step", 40.0, 60.0)
+    spans = [
+        ("nvjet_sm90_tst_64x32", 0.0, 10.0), ("triton_red_fused_rms_norm", 5.0, 20.0), step, ("nvjet_tst", 45.0, 50.0),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop", 60.0, 80.0), ("multi_tensor_apply", 80.0, 81.0),
+        ("triton_per_fused__log_softmax", 90.0, 100.0),
+    ]  # fmt: skip
+    kernels = [span for span in spans if span is not step]
+    assert [gpu_profile.group_of(span, [step]) for span in kernels] == [
+        "products", "norms, quantizers, gates, residuals", "optimizer", "attention", "clipping, sums of gradients",
+        "loss of the head",
+    ]  # fmt: skip
+    assert gpu_profile.busy(kernels) == 20 + 5 + 21 + 10
+    text = "\n".join(gpu_profile.table(spans))
+    assert "| GPU idle | 0.04 | 44.0% |" in text and "| in all | 0.10 |  |" in text
+    assert "| `nvjet_sm90_tst_64x32` | 1 | 0.01 |" in text
