@@ -90,7 +90,9 @@ typedef enum bn_status {
     BN_ERR_NO_HEAD = 22,     /* logits asked of a model that has none, see bn_session_embed */
     BN_ERR_NO_TABLE = 23, /* tokens for a model that has no embedding of them: it takes vectors */
     BN_ERR_MASK = 24,     /* not with this model's mask, see bn_mask_kind */
-    BN_ERR_INPUT = 25     /* images for a model that sees none, or a text for one that only sees */
+    BN_ERR_INPUT = 25,    /* images for a model that sees none, or a text for one that only sees */
+    BN_ERR_CACHE = 26 /* no room for more tokens in bn_load_options.cache_bytes; nothing was done,
+                       * and the call can be made again when other sessions gave some back */
 } bn_status;
 
 /* Sections of the packed file that the engine passes on without reading. */
@@ -137,13 +139,15 @@ typedef struct bn_model bn_model;
 typedef struct bn_session bn_session;
 
 typedef struct bn_load_options {
-    int32_t threads;   /* 0: min(physical cores, affinity, cgroup quota); at most 256 */
-    int32_t no_mmap;   /* 1: read into memory; immune to the file changing, and huge pages */
-    int32_t no_verify; /* 1: skip checksums, scales and codes of the weights (structure is
-                        *    always checked). Never reads out of bounds either way. Of a file whose
-                        *    sketch of the head is not that of its codes, which verifying refuses,
-                        *    a token may then depend on whether the logits were read before. */
-    const char *isa;   /* NULL: best for this CPU, or environment BITNET_ISA; else a tier name */
+    int32_t threads;      /* 0: min(physical cores, affinity, cgroup quota); at most 256 */
+    int32_t no_mmap;      /* 1: read into memory; immune to the file changing, and huge pages */
+    int32_t no_verify;    /* 1: skip checksums, scales and codes of the weights (structure is
+                           *    always checked). Never reads out of bounds either way. Of a file whose
+                           *    sketch of the head is not that of its codes, which verifying refuses,
+                           *    a token may then depend on whether the logits were read before. */
+    uint64_t cache_bytes; /* most that keys and values of all sessions take, counted in blocks of
+                           * 64 tokens; what forks have in common counts once. 0: no limit */
+    const char *isa;      /* NULL: best for this CPU, or environment BITNET_ISA; else a tier name */
 } bn_load_options;
 
 typedef struct bn_model_info {
@@ -287,6 +291,11 @@ BN_API void bn_model_close(bn_model *model);
 
 BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
 
+/* Bytes that keys and values of all sessions take now, as bn_load_options.cache_bytes counts them.
+ * A session gives back what it has when it is freed, and, if cache_bytes is not 0, when it is
+ * rewound to 0; what a fork still has in common with it, when that is. */
+BN_API uint64_t bn_model_cache_bytes(const bn_model *model);
+
 /* BN_ERR_INPUT when the model sees no images. */
 BN_API bn_status bn_model_get_image_info(const bn_model *model, bn_image_info *info);
 
@@ -326,10 +335,12 @@ BN_API bn_status bn_image_encode(const bn_model *model, const float *pixels, int
 BN_API bn_status bn_image_embed(const bn_model *model, const float *pixels, int32_t n, float *out,
                                 const bn_stop *stop);
 
-/* --- Session: one text and its KV cache. All memory is allocated when it is made: its own, and, if
+/* --- Session: one text and its KV cache. All memory is asked for when it is made: its own, and, if
  * there is not enough of it for this n_ctx and batch, scratch memory that the sessions of a model
  * share, as they take turns, and which goes with the last of them. Until then it stays as large as
- * one of them asked for. --- */
+ * one of them asked for. Of the cache the system gives the memory of a token when the token comes,
+ * and copies share what they have in common, so that a long context costs nothing before it is
+ * full, nor does a fork. --- */
 
 /* What bn_session_new would take; NULL options as there. Fails with BN_ERR_ARGUMENT or
  * BN_ERR_INPUT. */
@@ -338,13 +349,15 @@ BN_API bn_status bn_session_plan(const bn_model *model, const bn_session_options
 
 /* Fails with BN_ERR_ARGUMENT, with BN_ERR_INPUT when the model only sees images, or with
  * BN_ERR_MEMORY: at once when the session cannot fit once its context is full (see
- * bn_session_plan), although the system gives the memory of a token when the token comes. */
+ * bn_session_plan), or its cache has all of cache_bytes. */
 BN_API bn_status bn_session_new(bn_model *model, const bn_session_options *options,
                                 bn_session **session);
 BN_API void bn_session_free(bn_session *session); /* NULL is allowed */
 
-/* A new session with the same tokens, cache, logits and seed; not cancelled. Fails like
- * bn_session_new. */
+/* A new session with the same tokens, cache, logits and seed; not cancelled. Both see the same keys
+ * and values: who first writes to a block of 64 tokens that they share copies it. So texts that
+ * begin alike are best made from one session: fork it, and rewind the copy to where they part.
+ * Fails like bn_session_new. */
 BN_API bn_status bn_session_fork(const bn_session *session, bn_session **copy);
 
 /* Forget all tokens from position n on (0 forgets everything). Logits become unavailable until the
@@ -359,7 +372,8 @@ BN_API int32_t bn_session_rewind_least(const bn_session *session);
 
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
 BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
-/* Memory of the session; scratch memory that it shares with others is not in it. */
+/* Memory of the session once its context is full; scratch memory that it shares with others is not
+ * in it. */
 BN_API uint64_t bn_session_bytes(const bn_session *session);
 /* Of the weights of the tokens computed here so far (those of a batch count for its first session),
  * bytes that were not read, because all of a
@@ -373,10 +387,10 @@ BN_API const int32_t *bn_session_tokens(const bn_session *session);
 /* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],
  * rows = 0, 1 or n for BN_LOGITS_NONE, _LAST, _ALL. The last row stays
  * available to bn_session_logits and bn_session_sample unless _NONE.
- * Fails before any work with BN_ERR_CONTEXT or BN_ERR_TOKEN, with BN_ERR_NO_TABLE,
- * BN_ERR_NO_HEAD unless _NONE, and BN_ERR_STATE when the model's mask is bidirectional
- * and the session not empty. On BN_ERR_CANCELLED the session keeps the
- * blocks finished so far; unless it was cancelled before, there are no logits. */
+ * Fails before any work with BN_ERR_CONTEXT, BN_ERR_CACHE or BN_ERR_TOKEN, with
+ * BN_ERR_NO_TABLE, BN_ERR_NO_HEAD unless _NONE, and BN_ERR_STATE when the model's mask is
+ * bidirectional and the session not empty. On BN_ERR_CANCELLED the session keeps the blocks
+ * finished so far; unless it was cancelled before, there are no logits. */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,
                                    bn_logits logits, float *out);
 

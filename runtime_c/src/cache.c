@@ -11,16 +11,6 @@
 
 enum { ALIGN = 64 };
 
-/* Bytes of the keys, or of the values, of n positions of a head. */
-static size_t head_bytes(const bn_cache *cache, const bn_config *c, size_t n) {
-    return n * bn_kv_key(&bn_kv_types[cache->type], c->head_dim);
-}
-
-/* And of their scales. */
-static size_t scale_bytes(const bn_cache *cache, size_t n) {
-    return bn_kv_types[cache->type].scaled ? n * sizeof(float) : 0;
-}
-
 static size_t round_up(size_t n, size_t to) {
     return (n + to - 1) / to * to;
 }
@@ -32,66 +22,53 @@ static size_t slots_of(const bn_config *c, size_t part, size_t n_ctx, size_t bat
     return part == 1 && c->sliding_window && c->mask == BN_MASK_CAUSAL && ring < all ? ring : all;
 }
 
+/* Bytes of a position in all heads. */
+static size_t position_bytes(const bn_kv *kv, size_t heads, size_t E) {
+    return heads * (2 * bn_kv_key(kv, E) + (kv->scaled ? 2 * sizeof(float) : 0));
+}
+
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor. */
-size_t bn_cache_lay_out(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_t batch,
-                        uint8_t *base) {
+size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_t batch) {
     const bn_config *c = &stack->config;
-    size_t used = 0;
+    const bn_kv *kv = &bn_kv_types[cache->type];
+    size_t bytes = 0;
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
-        bn_cache_part *part = &cache->parts[i];
         const size_t slots = slots_of(c, i, n_ctx, batch);
-        *part = (bn_cache_part){.first.slots = slots,
+        const size_t heads = stack->cached[i] * c->n_kv_heads;
+        bn_cache_part *part = &cache->parts[i];
+        *part = (bn_cache_part){.slots = slots,
                                 .layers = stack->cached[i],
-                                .stride = round_up(head_bytes(cache, c, slots), ALIGN)};
-        const size_t heads = part->layers * c->n_kv_heads, bytes = heads * part->stride;
-        const size_t scales = heads * scale_bytes(cache, slots);
-        if (base) {
-            part->first.k = base + used;
-            part->first.v = part->first.k + bytes;
-        }
-        if (base && scales) {
-            part->first.k_scale = (float *)(void *)(part->first.v + bytes);
-            part->first.v_scale = part->first.k_scale + heads * slots;
-        }
-        used += 2 * (bytes + scales);
+                                .key = bn_kv_key(kv, c->head_dim),
+                                .value = bn_kv_value(kv, c->head_dim)};
+        part->stride = round_up(slots * part->key, ALIGN);
+        part->values = heads * part->stride;
+        part->scales = kv->scaled ? 2 * part->values : 0;
+        part->heads = heads;
+        part->bytes = 2 * heads * (part->stride + (kv->scaled ? slots * sizeof(float) : 0));
+        part->block = BN_BLOCK_KEYS * position_bytes(kv, heads, c->head_dim);
+        bytes += part->bytes;
     }
-    return used;
+    return bytes;
+}
+
+void bn_cache_place(bn_cache *cache, uint8_t *base) {
+    for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
+        cache->parts[i].base = base;
+        base += cache->parts[i].bytes;
+    }
 }
 
 static bn_kv_head head_of(const bn_cache_part *part, size_t head) {
-    bn_kv_head h = part->first;
-    h.k += head * part->stride;
-    h.v += head * part->stride;
-    if (h.k_scale) {
-        h.k_scale += head * h.slots;
-        h.v_scale += head * h.slots;
-    }
-    return h;
+    const size_t k_scale = part->scales + head * part->slots * sizeof(float);
+    return (bn_kv_head){.part = part,
+                        .k = head * part->stride,
+                        .v = part->values + head * part->stride,
+                        .k_scale = k_scale,
+                        .v_scale = k_scale + part->heads * part->slots * sizeof(float)};
 }
 
 bn_kv_head bn_cache_head(const bn_cache *cache, const bn_layer *l, size_t g, size_t G) {
     return head_of(&cache->parts[l->part], l->place * G + g);
-}
-
-/* The first n positions are in front, if n is rounded up to a tile, unless slots are used again. */
-void bn_cache_copy(const bn_cache *from, bn_cache *to, const bn_config *c) {
-    to->prefix = from->prefix;
-    to->written = from->written;
-    for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
-        const bn_cache_part *part = &from->parts[i];
-        const size_t n = round_up(from->written, BN_LANES), all = part->first.slots;
-        const size_t slots = n < all ? n : all, bytes = head_bytes(from, c, slots);
-        const size_t scales = scale_bytes(from, slots);
-        for (size_t head = 0; head < part->layers * c->n_kv_heads; head++) {
-            const bn_kv_head a = head_of(part, head), b = head_of(&to->parts[i], head);
-            memcpy(b.k, a.k, bytes);
-            memcpy(b.v, a.v, bytes);
-            if (scales) {
-                memcpy(b.k_scale, a.k_scale, scales);
-                memcpy(b.v_scale, a.v_scale, scales);
-            }
-        }
-    }
 }
 
 /* The next row sees a window less 1 of what was before: none of these may have been written over.
@@ -99,17 +76,16 @@ void bn_cache_copy(const bn_cache *from, bn_cache *to, const bn_config *c) {
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c) {
     const bn_cache_part *local = &cache->parts[1];
     size_t least = cache->prefix;
-    if (local->layers && cache->written > local->first.slots) {
-        const size_t kept = cache->written - local->first.slots + c->sliding_window - 1;
+    if (local->layers && cache->written > local->slots) {
+        const size_t kept = cache->written - local->slots + c->sliding_window - 1;
         least = kept > least ? kept : least;
     }
     return least;
 }
 
 uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) {
-    const bn_cache cache = {.type = type};
-    return (uint64_t)stack->cached[part] * stack->config.n_kv_heads * 2 *
-           (head_bytes(&cache, &stack->config, 1) + scale_bytes(&cache, 1));
+    const bn_config *c = &stack->config;
+    return position_bytes(&bn_kv_types[type], stack->cached[part] * c->n_kv_heads, c->head_dim);
 }
 
 enum { MAX_HEAD = 1024 }; /* FORMAT.md §2 */
@@ -123,10 +99,10 @@ static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const siz
 /* Put the key and the value of one position into a head of the cache. */
 static void store(const bn_kernels *kernels, const bn_kv *kv, const bn_kv_head *head,
                   size_t position, size_t E, const float *k, const float *v) {
-    const size_t slot = position % head->slots;
-    const size_t tile = slot / BN_LANES * BN_LANES, lane = slot % BN_LANES;
-    const size_t words = bn_kv_words(kv, E), word = bn_kv_word(kv), value = bn_kv_value(kv, E);
-    uint8_t *key = head->k + (tile * words + lane) * word;
+    const size_t slot = position % head->part->slots;
+    const bn_kv_piece at = bn_cache_piece(head, slot, 1);
+    const size_t words = bn_kv_words(kv, E), word = bn_kv_word(kv);
+    uint8_t *key = at.k + slot % BN_LANES * word;
     _Alignas(BN_Q_ALIGN) uint8_t numbers[MAX_HEAD * sizeof(float)];
 
     const float k_scale = kv->encode(kernels, numbers, k, E);
@@ -135,10 +111,10 @@ static void store(const bn_kernels *kernels, const bn_kv *kv, const bn_kv_head *
     else
         spread(key, numbers, words, 4);
     const float v_scale = kv->encode(kernels, numbers, v, E);
-    memcpy(head->v + slot * value, numbers, value);
+    memcpy(at.v, numbers, head->part->value);
     if (kv->scaled) {
-        head->k_scale[slot] = k_scale;
-        head->v_scale[slot] = v_scale;
+        *at.k_scale = k_scale;
+        *at.v_scale = v_scale;
     }
 }
 

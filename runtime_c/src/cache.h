@@ -1,49 +1,108 @@
 /* SPDX-License-Identifier: MIT
  *
- * cache.h: the keys and values of one text.
+ * cache.h: the keys and values of one text. They lie in blocks of positions. A block lies in the
+ * arena of the text, or in that of another which began alike: then both see it until one of them
+ * has something else to write there, and copies it before. Its place in either is the same.
  */
 #ifndef BITNET_CACHE_H
 #define BITNET_CACHE_H
 
+#include "arena.h"
 #include "file/file.h"
 #include "stack.h"
 
 struct bn_pass;
 
-enum { BN_CHUNK_KEYS = 256 }; /* keys of a chunk; fixed, because it is part of the numbers */
+enum {
+    BN_CHUNK_KEYS = 256, /* keys of a chunk; fixed, because it is part of the numbers */
+    BN_BLOCK_KEYS = 64   /* positions of a block; a chunk has whole ones */
+};
 
 /* Position p is at slot p % slots. A layer with a window needs no more than it and the rows of a
  * pass, and forgets what came before: then slots are fewer than positions, and a multiple of
- * BN_CHUNK_KEYS, so that a chunk lies in one piece. Keys lie in tiles [slots/16][E][16 keys] and
- * values in rows [slots][E], so that both kernels of attention read one linear stream. Types of
+ * BN_CHUNK_KEYS, so that slots of a chunk are in a row. Keys lie in tiles [slots/16][E][16 keys]
+ * and values in rows [slots][E], so that both kernels of attention read one linear stream. Types of
  * small numbers have some dimensions of a key together, [slots/16][words][16 keys], and scales. */
+typedef struct bn_cache_part {
+    size_t slots, layers, heads; /* heads: of all layers */
+    size_t key, value;           /* bytes of each */
+    size_t stride;               /* bytes from head to head; of scales: slots */
+    size_t values, scales;       /* where these begin in an arena; scales 0: there are none */
+    size_t bytes, block;         /* of an arena; of a block, which the budget counts */
+    uint8_t *base;               /* memory that is not shared: then there is no more, else */
+    bn_arena *own, **blocks;     /* where the text writes, and where each block lies or NULL */
+} bn_cache_part;
+
+/* A head of a layer: bytes from the beginning of an arena to its keys, values and their scales. */
 typedef struct bn_kv_head {
-    uint8_t *k, *v;
-    float *k_scale, *v_scale; /* [slots], or NULL */
-    size_t slots;
+    const bn_cache_part *part;
+    size_t k, v, k_scale, v_scale;
 } bn_kv_head;
 
-typedef struct bn_cache_part {
-    bn_kv_head first;      /* of layers · G heads */
-    size_t layers, stride; /* bytes from head to head; of scales: slots */
-} bn_cache_part;
+/* Some of its slots, in a row. */
+typedef struct bn_kv_piece {
+    uint8_t *k, *v;           /* of the tile of the first; of the first */
+    float *k_scale, *v_scale; /* of the first, or NULL */
+    size_t slots;
+} bn_kv_piece;
 
 typedef struct bn_cache {
     bn_cache_part parts[BN_CACHE_PARTS];
+    bn_budget *budget;
     int32_t type;   /* bn_kv_type */
     size_t prefix;  /* of the text: how many tokens at its beginning see each other (mask.h) */
     size_t written; /* positions there were since it was empty, also if they are forgotten */
 } bn_cache;
 
-/* Find the places in `base` for n_ctx positions, of which `batch` are written before the first of
- * them is read; returns the bytes. With base NULL only these. */
-size_t bn_cache_lay_out(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_t batch,
-                        uint8_t *base);
+/* Sizes for n_ctx positions, of which `batch` are written before the first of them is read. Returns
+ * the bytes of all memory there can be. */
+size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_t batch);
+
+/* A cache in plain memory of as many bytes, which is not shared. */
+void bn_cache_place(bn_cache *cache, uint8_t *base);
+
+/* A cache in blocks, none of which is there yet: `table` has bn_cache_blocks pointers. Returns 0
+ * where there is no memory; bn_cache_end has to follow in any case. */
+size_t bn_cache_blocks(const bn_cache *cache);
+int bn_cache_begin(bn_cache *cache, bn_arena **table, bn_budget *budget);
+
+/* Positions [first, first + n) can be written. Fails with BN_ERR_CACHE or BN_ERR_MEMORY; then what
+ * is there is as before. */
+bn_status bn_cache_prepare(bn_cache *cache, size_t first, size_t n);
+
+/* All memory that it has, and may have. */
+void bn_cache_end(bn_cache *cache);
+size_t bn_cache_size(const bn_cache *cache);
+
+/* The other text begins as this one, which is of the same plan, and it is empty. */
+void bn_cache_share(const bn_cache *from, bn_cache *to);
+
+/* Nothing from position n on is needed any more; of n = 0 all memory may go. */
+void bn_cache_forget(bn_cache *cache, size_t n);
 
 bn_kv_head bn_cache_head(const bn_cache *cache, const bn_layer *l, size_t g, size_t G);
 
-/* What is in one to another of the same layout. */
-void bn_cache_copy(const bn_cache *from, bn_cache *to, const bn_config *c);
+/* Slots of a head from one on, at most so many, as far as they lie in one piece. */
+static inline bn_kv_piece bn_cache_piece(const bn_kv_head *head, size_t slot, size_t most) {
+    const bn_cache_part *p = head->part;
+    uint8_t *base = p->base;
+    size_t n = most;
+    if (!base) {
+        const size_t block = slot / BN_BLOCK_KEYS;
+        const bn_arena *arena = p->blocks[block];
+        size_t end = block + 1;
+        while (end * BN_BLOCK_KEYS < slot + most && p->blocks[end] == arena)
+            end++;
+        n = end * BN_BLOCK_KEYS < slot + most ? end * BN_BLOCK_KEYS - slot : most;
+        base = arena->memory;
+    }
+    return (bn_kv_piece){
+        .k = base + head->k + slot / BN_LANES * BN_LANES * p->key,
+        .v = base + head->v + slot * p->value,
+        .k_scale = p->scales ? (float *)(void *)(base + head->k_scale) + slot : NULL,
+        .v_scale = p->scales ? (float *)(void *)(base + head->v_scale) + slot : NULL,
+        .slots = n};
+}
 
 /* The least position from which a text can go on after what is behind was forgotten, but for 0. */
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c);

@@ -8,25 +8,38 @@
 
 #include "kv.h"
 
-/* Where the cache has a key. A chunk lies there as one piece. */
-static size_t slot(const bn_block *b, size_t key) {
-    return key % b->kv.slots;
+/* Where the cache has keys [first, end) of a chunk, or as many of them as lie in one piece. */
+static bn_kv_piece find(const bn_block *b, size_t first, size_t end) {
+    return bn_cache_piece(&b->kv, first % b->kv.part->slots, end - first);
 }
 
-/* Scores of all queries with the keys of `tiles` tiles from key `begin` on. */
-static void score(const bn_block *b, size_t begin, size_t tiles) {
-    const size_t E = b->config->head_dim;
-    const bn_qk a = {.scores = b->scores,
-                     .score_stride = BN_CHUNK_KEYS,
-                     .q = b->q,
-                     .codes = b->codes,
-                     .q_scale = b->q_scale,
-                     .n_q = b->rows * b->group,
-                     .k = b->kv.k + slot(b, begin) * bn_kv_key(&bn_kv_types[b->type], E),
-                     .k_scale = b->kv.k_scale ? b->kv.k_scale + slot(b, begin) : NULL,
-                     .head_dim = E,
-                     .tiles = tiles};
-    b->m->kernels.attention[b->type].qk(&a);
+/* Scores of all queries with keys [begin, end), and with those that fill up the last tile. */
+static void score(const bn_block *b, size_t begin, size_t end) {
+    bn_qk a = {.score_stride = BN_CHUNK_KEYS,
+               .q = b->q,
+               .codes = b->codes,
+               .q_scale = b->q_scale,
+               .n_q = b->rows * b->group,
+               .head_dim = b->config->head_dim};
+    for (size_t key = begin; key < end; key += a.tiles * BN_LANES) {
+        const bn_kv_piece at = find(b, key, end);
+        a.scores = b->scores + (key - begin);
+        a.k = at.k;
+        a.k_scale = at.k_scale;
+        a.tiles = (at.slots + BN_LANES - 1) / BN_LANES;
+        b->m->kernels.attention[b->type].qk(&a);
+    }
+}
+
+/* p[key - low] *= the scale of the value of each key in [low, high) */
+static void scale_weights(const bn_block *b, float *p, size_t low, size_t high) {
+    while (low < high) {
+        const bn_kv_piece at = find(b, low, high);
+        for (size_t i = 0; i < at.slots; i++)
+            p[i] *= at.v_scale[i];
+        p += at.slots;
+        low += at.slots;
+    }
 }
 
 /* Scores of a row's keys [low, high) to weights; times the scales of values if these have some. */
@@ -43,9 +56,8 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
             s[key] = cap * (1 - 2 / (bn_exp(s[key] / cap * 2) + 1));
         m[i] = kernels->vectors.max(s, high - low);
         l[i] = kernels->vectors.exp_sum(s, high - low, m[i]);
-        if (b->kv.v_scale)
-            for (size_t key = 0; key < high - low; key++)
-                s[key] *= b->kv.v_scale[slot(b, low) + key];
+        if (b->kv.part->scales)
+            scale_weights(b, s, low, high);
     }
 }
 
@@ -53,16 +65,15 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
 static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size_t low, size_t high,
                   float *o) {
     const size_t E = b->config->head_dim, first = row * b->group;
-    if (low >= high)
-        return;
-    const bn_pv a = {.out = o + first * E,
-                     .p = b->scores + first * BN_CHUNK_KEYS + (low - begin),
-                     .p_stride = BN_CHUNK_KEYS,
-                     .n_q = rows * b->group,
-                     .v = b->kv.v + slot(b, low) * bn_kv_value(&bn_kv_types[b->type], E),
-                     .head_dim = E,
-                     .keys = high - low};
-    b->m->kernels.attention[b->type].pv(&a);
+    bn_pv a = {
+        .out = o + first * E, .p_stride = BN_CHUNK_KEYS, .n_q = rows * b->group, .head_dim = E};
+    for (; low < high; low += a.keys) {
+        const bn_kv_piece at = find(b, low, high);
+        a.p = b->scores + first * BN_CHUNK_KEYS + (low - begin);
+        a.v = at.v;
+        a.keys = at.slots;
+        b->m->kernels.attention[b->type].pv(&a);
+    }
 }
 
 static size_t smaller(size_t a, size_t b) {
@@ -73,15 +84,24 @@ static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
+/* Streams too short for the hardware to see them coming. */
+static void fetch_scales(const bn_block *b, size_t begin, size_t end) {
+    while (begin < end) {
+        const bn_kv_piece at = find(b, begin, end);
+        for (size_t i = 0; i < at.slots; i += BN_LANES) {
+            __builtin_prefetch(at.k_scale + i);
+            __builtin_prefetch(at.v_scale + i);
+        }
+        begin += at.slots;
+    }
+}
+
 /* Values are added in the order of keys: what a row sees alone before and after what all see. */
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
     size_t low = begin, high = end; /* seen by all rows */
-    if (b->kv.k_scale)              /* streams too short for the hardware to see them coming */
-        for (size_t key = 0; key < end - begin; key += BN_LANES) {
-            __builtin_prefetch(b->kv.k_scale + slot(b, begin) + key);
-            __builtin_prefetch(b->kv.v_scale + slot(b, begin) + key);
-        }
-    score(b, begin, (end - begin + BN_LANES - 1) / BN_LANES);
+    if (b->kv.part->scales)
+        fetch_scales(b, begin, end);
+    score(b, begin, end);
     memset(o, 0, b->rows * b->group * b->config->head_dim * sizeof *o);
     for (size_t row = 0; row < b->rows; row++) {
         const size_t from = larger(bn_mask_first(b->mask, b->position + row), begin);

@@ -97,6 +97,7 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
         return status;
     }
     m->mapping = mapping;
+    m->budget.most = o->cache_bytes;
     if (contracts()) {
         status = bn_fail(detail, BN_ERR_UNSUPPORTED,
                          "this library was compiled so that its results differ from those of "
@@ -176,6 +177,10 @@ void bn_model_close(bn_model *m) {
     bn_file_close(&m->file);
     bn_mapping_close(&m->mapping);
     free(m);
+}
+
+uint64_t bn_model_cache_bytes(const bn_model *m) {
+    return m ? atomic_load(&m->budget.used) : 0;
 }
 
 bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {

@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 
+#include "arena.h"
 #include "bitnet_runtime.h"
 #include "file/file.h"
 #include "kernels/kernels.h"
@@ -22,6 +23,7 @@ struct bn_model {
     bn_stack vision;           /* of images; {0}: it sees none */
     struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
     atomic_size_t n_sessions;
+    bn_budget budget; /* of their caches */
 };
 
 static inline int bn_reads(const bn_model *m) {

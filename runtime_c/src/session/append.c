@@ -73,6 +73,8 @@ static bn_status check_sessions(bn_session *const *sessions, const int32_t *toke
 bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n) {
     BN_STANDARD_FLOATS;
     bn_status status = sessions && n >= 1 ? check_sessions(sessions, tokens, n) : BN_ERR_ARGUMENT;
+    for (int32_t i = 0; i < n && !status; i++)
+        status = bn_session_reserve(sessions[i], 1);
     for (int32_t i = 0; i < n && !status;) {
         bn_batch b = bn_batch_begin(sessions[i]);
         for (; i < n && b.n < b.w->score_rows; i++)

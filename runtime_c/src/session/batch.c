@@ -159,9 +159,19 @@ static bn_status give_wanted(const bn_batch *b) {
     return status;
 }
 
+/* Memory for keys and values. */
+static bn_status prepare(const bn_batch *b) {
+    bn_status status = BN_OK;
+    for (const bn_row *row = b->w->rows; row < b->w->rows + b->n && !status; row++)
+        status = bn_cache_prepare(row->cache, (size_t)row->position, 1);
+    return status;
+}
+
 bn_status bn_batch_run(bn_batch *b) {
     const bn_row *rows = b->w->rows;
-    bn_status status = forward(b);
+    bn_status status = prepare(b);
+    if (!status)
+        status = forward(b);
     if (!status)
         status = give_wanted(b);
     for (size_t i = 0; i < b->n; i++) {
@@ -220,7 +230,9 @@ bn_status bn_run_text(bn_session *s, const bn_text *text, bn_want each, bn_want 
                       size_t stride) {
     const int32_t together = text->prefix || s->stack->config.mask == BN_MASK_BIDIRECTIONAL;
     run r = {text, 0, text->vectors, each, last, out, stride};
-    bn_status status = BN_OK;
+    bn_status status = bn_session_reserve(s, text->n);
+    if (status)
+        return status;
     s->ready = BN_READY_NOTHING;
     while (r.at < text->n && !status) {
         const int32_t left = text->n - r.at;

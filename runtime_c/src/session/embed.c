@@ -147,7 +147,9 @@ static bn_status embed(texts *t, bn_pooling pooling, float *out) {
             if (t->sessions[j] == t->sessions[i] || t->sessions[j]->stack != t->sessions[i]->stack)
                 return BN_ERR_ARGUMENT;
     }
-    for (int32_t i = 0; i < t->n; i++)
+    for (int32_t i = 0; i < t->n && !status; i++)
+        status = bn_session_reserve(t->sessions[i], t->lengths[i]);
+    for (int32_t i = 0; i < t->n && !status; i++)
         t->sessions[i]->pooling = kind, t->sessions[i]->ready = BN_READY_NOTHING;
     while (t->text < t->n && !status)
         status = run_block(t);

@@ -168,6 +168,8 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
     const int32_t most = (int32_t)bn_score_rows(s->stack, (size_t)s->batch);
     k = k < most ? k : most - 1;
     k = k < room ? k : room - 1;
+    if (k > 0 && bn_session_reserve(s, k + 1))
+        k = 0; /* one may fit */
     *n = 1;
     return k > 0 ? verify_draft(s, sampler, draft + 1, k, tokens, n)
                  : bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL);

@@ -49,7 +49,9 @@ static size_t least(size_t a, size_t b) {
 /* F32, as a layer's keys are forgotten with it and take little memory. */
 static size_t lay_out(bn_cache *cache, const bn_stack *stack, size_t each, uint8_t *base) {
     *cache = (bn_cache){.type = BN_KV_F32, .prefix = each, .written = each};
-    return bn_cache_lay_out(cache, stack, each, each, base);
+    const size_t bytes = bn_cache_plan(cache, stack, each, each);
+    bn_cache_place(cache, base);
+    return bytes;
 }
 
 size_t bn_images_together(const bn_stack *stack, size_t n) {

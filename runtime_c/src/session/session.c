@@ -21,15 +21,15 @@ static size_t align(size_t n) {
 /* Sets the pointers into s->memory; with base NULL only the size. */
 static void lay_out(bn_session *s, uint8_t *base) {
     const bn_config *c = &s->stack->config;
-    const size_t kv =
-        bn_cache_lay_out(&s->cache, s->stack, (size_t)s->n_ctx, (size_t)s->batch, base);
+    const size_t table = align(bn_cache_blocks(&s->cache) * sizeof(bn_arena *));
     const size_t hidden = align(c->dim * sizeof(float));
     const size_t logits = align((size_t)c->vocab_size * sizeof(float));
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
-    s->memory_size = kv + 2 * hidden + logits + tokens + sampler;
+    s->memory_size = table + 2 * hidden + logits + tokens + sampler;
     if (base) {
-        base += kv;
+        s->blocks = (bn_arena **)(void *)base;
+        base += table;
         s->hidden = (float *)(void *)base;
         s->pool = (float *)(void *)(base + hidden);
         base += 2 * hidden;
@@ -50,6 +50,7 @@ static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *
     s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)s->stack->config.max_context;
     s->batch = o->batch ? o->batch : DEFAULT_BATCH;
     s->batch = s->batch < s->n_ctx ? s->batch : s->n_ctx;
+    bn_cache_plan(&s->cache, s->stack, (size_t)s->n_ctx, (size_t)s->batch);
     lay_out(s, NULL);
     return BN_OK;
 }
@@ -60,7 +61,9 @@ static bn_room room_for(const bn_session *s) {
 
 /* Its own memory, and what the workspace of its model, with this much room, has to grow by. */
 static uint64_t needed(const bn_session *s, bn_room have) {
-    return bn_session_bytes(s) + bn_turn_growth(s->model, have, room_for(s));
+    const uint64_t cache = bn_cache_size(&s->cache), most = s->model->budget.most;
+    return bn_session_bytes(s) - (most && most < cache ? cache - most : 0) +
+           bn_turn_growth(s->model, have, room_for(s));
 }
 
 bn_status bn_session_plan(const bn_model *model, const bn_session_options *options,
@@ -100,14 +103,17 @@ bn_status bn_session_new(bn_model *model, const bn_session_options *options, bn_
     if (!s)
         return BN_ERR_MEMORY;
     *s = planned;
-    /* calloc: memory of tokens that never come is never touched */
     s->memory = calloc(1, s->memory_size + ALIGN);
-    if (!s->memory || bn_turn_join(model, room_for(s)) != BN_OK) {
+    if (s->memory)
+        lay_out(s, (uint8_t *)s->memory + (ALIGN - (uintptr_t)s->memory % ALIGN) % ALIGN);
+    if (!s->memory || !bn_cache_begin(&s->cache, s->blocks, &model->budget) ||
+        bn_turn_join(model, room_for(s)) != BN_OK) {
+        if (s->memory)
+            bn_cache_end(&s->cache);
         free(s->memory);
         free(s);
         return BN_ERR_MEMORY;
     }
-    lay_out(s, (uint8_t *)s->memory + (ALIGN - (uintptr_t)s->memory % ALIGN) % ALIGN);
     *session = s;
     return BN_OK;
 }
@@ -116,6 +122,7 @@ void bn_session_free(bn_session *s) {
     if (!s)
         return;
     bn_turn_leave(s->model);
+    bn_cache_end(&s->cache);
     free(s->memory);
     free(s);
 }
@@ -138,7 +145,7 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     memcpy(s->hidden, session->hidden, s->stack->config.dim * sizeof *s->hidden);
     memcpy(s->pool, session->pool, s->stack->config.dim * sizeof *s->pool);
     memcpy(s->logits, session->logits, s->stack->config.vocab_size * sizeof *s->logits);
-    bn_cache_copy(&session->cache, &s->cache, &s->stack->config);
+    bn_cache_share(&session->cache, &s->cache);
     *copy = s;
     return BN_OK;
 }
@@ -148,13 +155,12 @@ bn_status bn_session_rewind(bn_session *s, int32_t n) {
         return BN_ERR_ARGUMENT;
     if (n > 0 && n < s->position && n < bn_session_rewind_least(s))
         return BN_ERR_STATE;
+    bn_cache_forget(&s->cache, (size_t)n);
     if (n < s->position) {
         s->position = n;
         s->pooled = 0;
         s->ready = BN_READY_NOTHING;
     }
-    if (n == 0)
-        s->cache.prefix = s->cache.written = 0;
     atomic_store(&s->cancelled, 0);
     return BN_OK;
 }
@@ -172,7 +178,7 @@ int32_t bn_session_context(const bn_session *s) {
 }
 
 uint64_t bn_session_bytes(const bn_session *s) {
-    return s ? s->memory_size + sizeof *s : 0;
+    return s ? bn_cache_size(&s->cache) + s->memory_size + sizeof *s : 0;
 }
 
 uint64_t bn_session_skipped(const bn_session *s) {
@@ -195,6 +201,10 @@ void bn_session_cancel(bn_session *s) {
 
 int32_t bn_session_cancelled(const bn_session *s) {
     return s ? atomic_load(&s->cancelled) : 0;
+}
+
+bn_status bn_session_reserve(bn_session *s, int32_t n) {
+    return bn_cache_prepare(&s->cache, (size_t)s->position, (size_t)n);
 }
 
 /* What every call refuses that adds n of whatever to a text. */

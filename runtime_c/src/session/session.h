@@ -19,6 +19,7 @@ struct bn_session {
     bn_model *model;
     const bn_stack *stack;
     bn_cache cache;
+    bn_arena **blocks; /* its table */
     int32_t n_ctx, position;
     int32_t batch;   /* tokens of a prompt that make a turn */
     int32_t *tokens; /* [C] */
@@ -47,6 +48,10 @@ typedef struct bn_text {
 /* What every call that takes a text refuses before any work; of tokens alone the first will do. */
 bn_status bn_check_tokens(const bn_session *s, const int32_t *tokens, int32_t n);
 bn_status bn_check_text(const bn_session *s, const bn_text *text);
+
+/* Memory for the next n positions, before any work. Fails with BN_ERR_CACHE or BN_ERR_MEMORY, and
+ * the session is as before. */
+bn_status bn_session_reserve(bn_session *s, int32_t n);
 
 /* BN_ERR_MASK where no token can follow what is there. */
 static inline bn_status bn_check_follows(const bn_session *s) {

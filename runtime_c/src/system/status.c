@@ -68,6 +68,9 @@ const char *bn_status_text(bn_status status) {
         return "not with the model's mask: a bidirectional text has no next token, and only a "
                "prefix "
                "model takes a prefix";
+    case BN_ERR_CACHE:
+        return "the texts of the model leave no room in its cache: end one, or open the model with "
+               "more cache_bytes";
     case BN_ERR_INPUT:
         return "the model does not take that: it has no part for images, or only one for images";
     }

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * arena.h: memory for the keys and values of one text, in blocks which other texts may see too.
+ * The system gives it when it is written to. A text may write to a block that it alone sees; who
+ * sees a block may let others see it. So none of this needs a lock, although texts that share an
+ * arena may be in different threads.
+ */
+#ifndef BITNET_ARENA_H
+#define BITNET_ARENA_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes that the blocks of all texts of a model take. */
+typedef struct bn_budget {
+    atomic_size_t used;
+    size_t most; /* 0: no limit */
+} bn_budget;
+
+/* 0: there is not so much left, and nothing was taken. */
+int bn_budget_take(bn_budget *budget, size_t bytes);
+
+typedef struct bn_arena {
+    bn_budget *budget;
+    size_t spent;        /* of it, on blocks that were ever taken; given back with the arena */
+    atomic_size_t users; /* its owner, and each of the texts that see a block, for each block */
+    atomic_uint *refs;   /* [blocks] texts that see it */
+    uint8_t *taken;      /* [blocks] 1: it was, and is paid for */
+    uint8_t *memory;     /* aligned to 64 bytes, zero */
+} bn_arena;
+
+/* For `bytes` of memory in so many blocks. NULL: there is no memory. */
+bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t bytes);
+size_t bn_arena_size(size_t blocks, size_t bytes);
+
+/* The owner goes; the last user frees the arena. */
+void bn_arena_leave(bn_arena *arena);
+
+/* The owner takes a block that nobody sees, and for which `bytes` were taken from the budget if it
+ * was never taken before. */
+void bn_arena_take(bn_arena *arena, size_t block, size_t bytes);
+
+/* A text more sees a block; one less. */
+void bn_arena_share(bn_arena *arena, size_t block);
+void bn_arena_release(bn_arena *arena, size_t block);
+
+static inline unsigned bn_arena_refs(const bn_arena *arena, size_t block) {
+    return atomic_load(&arena->refs[block]);
+}
+
+#endif

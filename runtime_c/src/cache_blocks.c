@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cache_blocks.c: where the blocks of a text lie, and who sees them: the middle part of cache.h.
+ */
+#include <string.h>
+
+#include "cache.h"
+
+static size_t blocks_of(const bn_cache_part *part) {
+    return (part->slots + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
+}
+
+size_t bn_cache_blocks(const bn_cache *cache) {
+    size_t n = 0;
+    for (size_t i = 0; i < BN_CACHE_PARTS; i++)
+        n += blocks_of(&cache->parts[i]);
+    return n;
+}
+
+size_t bn_cache_size(const bn_cache *cache) {
+    size_t bytes = 0;
+    for (const bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++)
+        bytes += p->layers ? bn_arena_size(blocks_of(p), p->bytes) : 0;
+    return bytes;
+}
+
+/* Whether the text has memory to write to. */
+static int make_arena(bn_cache *cache, bn_cache_part *part) {
+    bn_arena *arena = bn_arena_new(cache->budget, blocks_of(part), part->bytes);
+    if (arena && part->own)
+        bn_arena_leave(part->own);
+    part->own = arena ? arena : part->own;
+    return arena != NULL;
+}
+
+int bn_cache_begin(bn_cache *cache, bn_arena **table, bn_budget *budget) {
+    int made = 1;
+    cache->budget = budget;
+    for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
+        p->blocks = table;
+        table += blocks_of(p);
+        made = made && (!p->layers || make_arena(cache, p));
+    }
+    return made;
+}
+
+static void release(bn_cache_part *part, size_t block) {
+    if (part->blocks[block])
+        bn_arena_release(part->blocks[block], block);
+    part->blocks[block] = NULL;
+}
+
+static void drop_arena(bn_cache_part *part) {
+    if (part->own)
+        bn_arena_leave(part->own);
+    part->own = NULL;
+}
+
+void bn_cache_end(bn_cache *cache) {
+    for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
+        for (size_t block = 0; block < blocks_of(p); block++)
+            release(p, block);
+        drop_arena(p);
+    }
+}
+
+/* Positions before n are at their slots in a ring that has more; of others no block goes. */
+void bn_cache_forget(bn_cache *cache, size_t n) {
+    for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
+        for (size_t block = (n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS; block < blocks_of(p); block++)
+            release(p, block);
+        if (n == 0 && cache->budget->most && p->own && p->own->spent)
+            drop_arena(p); /* others may want it */
+    }
+    if (n == 0)
+        cache->prefix = cache->written = 0;
+}
+
+void bn_cache_share(const bn_cache *from, bn_cache *to) {
+    to->prefix = from->prefix;
+    to->written = from->written;
+    for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
+        const bn_cache_part *a = &from->parts[i], *b = &to->parts[i];
+        for (size_t block = 0; block < blocks_of(a); block++) {
+            if (a->blocks[block] && block * BN_BLOCK_KEYS < from->written)
+                b->blocks[block] = a->blocks[block];
+            if (b->blocks[block])
+                bn_arena_share(b->blocks[block], block);
+        }
+    }
+}
+
+/* --- to write --- */
+
+/* Some blocks of a part, one after the other round its ring. */
+typedef struct range {
+    size_t first, n;
+} range;
+
+static range range_of(const bn_cache_part *part, size_t position, size_t n) {
+    const size_t first = position / BN_BLOCK_KEYS, all = blocks_of(part);
+    const size_t end = (position + n + BN_BLOCK_KEYS - 1) / BN_BLOCK_KEYS;
+    return (range){.first = first, .n = !part->layers ? 0 : end - first < all ? end - first : all};
+}
+
+static size_t nth(const bn_cache_part *part, range r, size_t i) {
+    return (r.first + i) % blocks_of(part);
+}
+
+/* Whether the text alone sees a block, in whosever arena. */
+static int is_alone(const bn_cache_part *part, size_t block) {
+    return part->blocks[block] && bn_arena_refs(part->blocks[block], block) == 1;
+}
+
+/* Where others still see what the text once wrote there, it goes on in another arena. */
+static int has_places(const bn_cache_part *part, range r) {
+    if (!part->own)
+        return 0;
+    for (size_t i = 0; i < r.n; i++) {
+        const size_t block = nth(part, r, i);
+        if (!is_alone(part, block) && bn_arena_refs(part->own, block) > 0)
+            return 0;
+    }
+    return 1;
+}
+
+/* Bytes that the budget does not know of. */
+static size_t missing(const bn_cache_part *part, range r) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < r.n; i++) {
+        const size_t block = nth(part, r, i);
+        bytes += is_alone(part, block) || part->own->taken[block] ? 0 : part->block;
+    }
+    return bytes;
+}
+
+static void copy_block(const bn_cache_part *part, const uint8_t *from, uint8_t *to, size_t block) {
+    const size_t first = block * BN_BLOCK_KEYS, left = part->slots - first;
+    const size_t n = left < BN_BLOCK_KEYS ? left : BN_BLOCK_KEYS;
+    for (size_t head = 0; head < part->heads; head++) {
+        const size_t k = head * part->stride + first * part->key;
+        const size_t v = part->values + head * part->stride + first * part->value;
+        memcpy(to + k, from + k, n * part->key);
+        memcpy(to + v, from + v, n * part->value);
+    }
+    for (size_t head = 0; part->scales && head < 2 * part->heads; head++) {
+        const size_t at = part->scales + (head * part->slots + first) * sizeof(float);
+        memcpy(to + at, from + at, n * sizeof(float));
+    }
+}
+
+static void take(bn_cache_part *part, range r) {
+    for (size_t i = 0; i < r.n; i++) {
+        const size_t block = nth(part, r, i);
+        if (is_alone(part, block))
+            continue;
+        bn_arena_take(part->own, block, part->block);
+        if (part->blocks[block])
+            copy_block(part, part->blocks[block]->memory, part->own->memory, block);
+        release(part, block);
+        part->blocks[block] = part->own;
+    }
+}
+
+bn_status bn_cache_prepare(bn_cache *cache, size_t first, size_t n) {
+    size_t bytes = 0;
+    for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
+        const range r = range_of(p, first, n);
+        if (r.n > 0 && !has_places(p, r) && !make_arena(cache, p))
+            return BN_ERR_MEMORY;
+        bytes += missing(p, r);
+    }
+    if (bytes > 0 && !bn_budget_take(cache->budget, bytes))
+        return BN_ERR_CACHE;
+    for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++)
+        take(p, range_of(p, first, n));
+    return BN_OK;
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_programs.c: random programs of calls on texts that share memory: append, step with drafts,
+ * fork, rewind, batch, free. Whatever was called, a text is what one token after the other gives in
+ * a session that shares nothing. The cache of all has a budget which the programs exceed: then
+ * nothing is lost.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include <pthread.h>
+
+#include "cache.h"
+
+#include "mask_model.h"
+
+enum { TEXTS = 5, CALLS = 120, CHECKED = 8 /* of the calls */, BATCH = 90 };
+
+static const bn_sampler warm = {.temperature = 1.2f, .top_k = 20};
+
+/* A text, and which of its tokens were sampled, with which seed. */
+typedef struct mirror {
+    bn_session *s;
+    int32_t tokens[TEXT], seeds[TEXT]; /* 0: not sampled */
+    int32_t n;
+} mirror;
+
+static mirror texts[TEXTS];
+static bn_model *single; /* the same file; its sessions share nothing */
+static int32_t full;     /* calls for which there was no room */
+
+static void check(const mirror *m, int32_t type) {
+    const bn_session_options o = {.kv_type = type, .batch = 4096};
+    bn_session *s;
+    CHECK_EQ(bn_session_position(m->s), m->n);
+    CHECK(memcmp(bn_session_tokens(m->s), m->tokens, (size_t)m->n * sizeof *m->tokens) == 0);
+    if (!bn_session_logits(m->s)) /* it was just rewound */
+        return;
+    ok(bn_session_new(single, &o, &s));
+    for (int32_t i = 0; i < m->n; i++) {
+        if (m->seeds[i]) {
+            int32_t token;
+            bn_session_seed(s, (uint64_t)m->seeds[i]);
+            ok(bn_session_sample(s, &warm, &token));
+            CHECK_EQ(token, m->tokens[i]);
+        }
+        ok(bn_session_append(s, &m->tokens[i], 1, BN_LOGITS_LAST, NULL));
+    }
+    CHECK(memcmp(bn_session_logits(s), bn_session_logits(m->s), VOCAB * sizeof(float)) == 0);
+    bn_session_free(s);
+}
+
+static void drop(mirror *m) {
+    bn_session_free(m->s);
+    *m = (mirror){0};
+}
+
+/* Whether a call was done. If there was no room for it, one of the other texts ends. */
+static int done(bn_status status, const mirror *m, int32_t before, uint64_t *random) {
+    if (status != BN_ERR_CACHE) {
+        ok(status);
+        return 1;
+    }
+    CHECK_EQ(bn_session_position(m->s), before);
+    full++;
+    for (;;) {
+        mirror *other = &texts[check_below(random, TEXTS)];
+        if (other != m && other->s) {
+            drop(other);
+            return 0;
+        }
+    }
+}
+
+static void append(mirror *m, uint64_t *random) {
+    int32_t n = 1 + (int32_t)check_below(random, 1 + check_below(random, 200));
+    n = n < TEXT - m->n ? n : TEXT - m->n;
+    for (int32_t i = 0; i < n; i++)
+        m->tokens[m->n + i] = (int32_t)check_below(random, VOCAB);
+    if (n < 1 ||
+        !done(bn_session_append(m->s, m->tokens + m->n, n, BN_LOGITS_LAST, NULL), m, m->n, random))
+        return;
+    memset(m->seeds + m->n, 0, (size_t)n * sizeof *m->seeds);
+    m->n += n;
+}
+
+/* Some tokens, with a draft for the first that a session beside finds out. */
+static void step(mirror *m, uint64_t *random) {
+    int32_t draft[8], tokens[8], n, guesses = (int32_t)check_below(random, 9);
+    const int32_t seed = 1 + (int32_t)check_below(random, 1000);
+    if (m->n + 8 > TEXT || !bn_session_logits(m->s))
+        return;
+    bn_session *guide;
+    ok(bn_session_fork(m->s, &guide));
+    bn_session_seed(m->s, (uint64_t)seed);
+    bn_session_seed(guide, (uint64_t)seed);
+    for (int32_t i = 0; i < guesses; i++) {
+        if (bn_session_step(guide, &warm, NULL, 0, &draft[i], &n)) {
+            guesses = i;
+            break;
+        }
+        draft[i] = check_below(random, 6) ? draft[i] : 0;
+    }
+    bn_session_free(guide);
+    if (!done(bn_session_step(m->s, &warm, draft, guesses, tokens, &n), m, m->n, random))
+        return;
+    for (int32_t i = 0; i < n; i++) {
+        m->seeds[m->n] = seed;
+        m->tokens[m->n++] = tokens[i];
+    }
+}
+
+static void fork_text(const mirror *m, uint64_t *random) {
+    mirror *to = &texts[check_below(random, TEXTS)];
+    if (to == m)
+        return;
+    const uint64_t before = bn_model_cache_bytes(model);
+    if (to->s)
+        drop(to);
+    *to = *m;
+    ok(bn_session_fork(m->s, &to->s));
+    CHECK(bn_model_cache_bytes(model) <= before);
+}
+
+static void rewind_text(mirror *m, uint64_t *random) {
+    const int32_t least = bn_session_rewind_least(m->s);
+    const int32_t n = check_below(random, 9)
+                          ? least + (int32_t)check_below(random, (size_t)(m->n - least) + 1)
+                          : 0;
+    ok(bn_session_rewind(m->s, n));
+    m->n = n;
+}
+
+/* Texts that have room, a token each; those whose turn it is not stay out. */
+static void batch(const mirror *first, uint64_t *random) {
+    bn_session *sessions[TEXTS];
+    int32_t tokens[TEXTS], n = 0;
+    mirror *who[TEXTS];
+    for (mirror *m = texts; m < texts + TEXTS; m++) {
+        if (!m->s || m->n == TEXT || (m != first && check_below(random, 4) == 0))
+            continue;
+        who[n] = m;
+        sessions[n] = m->s;
+        tokens[n++] = (int32_t)check_below(random, VOCAB);
+    }
+    if (n < 1 || !done(bn_append_batch(sessions, tokens, n), who[0], who[0]->n, random))
+        return;
+    for (int32_t i = 0; i < n; i++) {
+        who[i]->seeds[who[i]->n] = 0;
+        who[i]->tokens[who[i]->n++] = tokens[i];
+    }
+}
+
+static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t type) {
+    bn_model_info info;
+    ok(bn_model_get_info(single, &info));
+    const uint64_t token = info.kv_bytes_per_token[type] + info.kv_window_bytes_per_token[type];
+    const bn_load_options options = {.threads = threads, .isa = isa, .cache_bytes = 700 * token};
+    const bn_session_options o = {.kv_type = type, .batch = 1 + (int32_t)(seed * 37 % BATCH)};
+    uint64_t random = seed;
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    for (int32_t call = 0; call < CALLS; call++) {
+        mirror *m = &texts[check_below(&random, TEXTS)];
+        if (!m->s)
+            ok(bn_session_new(model, &o, &m->s));
+        switch (check_below(&random, 7)) {
+        case 0:
+        case 1:
+            append(m, &random);
+            break;
+        case 2:
+            step(m, &random);
+            break;
+        case 3:
+            fork_text(m, &random);
+            break;
+        case 4:
+            rewind_text(m, &random);
+            break;
+        default:
+            batch(m, &random);
+        }
+        CHECK(bn_model_cache_bytes(model) <= options.cache_bytes);
+        if (call % (CALLS / CHECKED) == 0)
+            check(m, type);
+    }
+    for (mirror *m = texts; m < texts + TEXTS; m++) {
+        if (m->s)
+            check(m, type);
+        drop(m);
+    }
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    bn_model_close(model);
+}
+
+static void test_programs(uint32_t window, uint32_t global_every) {
+    begin(BN_MASK_CAUSAL, window, global_every);
+    single = model;
+    for (int32_t tier = 0; bn_isa_name(tier); tier++)
+        for (int32_t type = 0; type < BN_KV_TYPES; type++)
+            run_program((uint64_t)(10 * tier + type) + window, bn_isa_name(tier), 1 + type % 3,
+                        type);
+    model = single;
+    end();
+}
+
+/* What a block more takes is what was said; forks take none until they part. */
+static void test_budget(void) {
+    begin(BN_MASK_CAUSAL, 0, 0);
+    bn_model_info info;
+    ok(bn_model_get_info(model, &info));
+    bn_model_close(model);
+    const uint64_t block = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16];
+    const bn_load_options options = {.threads = 1, .cache_bytes = 5 * block};
+    bn_session *s, *copy, *other;
+    int32_t token, n;
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    ok(bn_session_new(model, NULL, &s));
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    ok(bn_session_append(s, text, 100, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_model_cache_bytes(model), 2 * block);
+    ok(bn_session_fork(s, &copy));
+    CHECK_EQ(bn_model_cache_bytes(model), 2 * block);
+    ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, NULL)); /* copies half a block */
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    ok(bn_session_append(s, text, 28, BN_LOGITS_LAST, NULL)); /* sees it alone now */
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    ok(bn_session_new(model, NULL, &other));
+    CHECK_EQ(bn_session_append(other, text, 129, BN_LOGITS_LAST, NULL), BN_ERR_CACHE);
+    CHECK_EQ(bn_session_position(other), 0);
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block); /* not even a part of it */
+    ok(bn_session_append(other, text, 128, BN_LOGITS_LAST, NULL));
+    bn_session *both[2] = {copy, s}; /* one has room in its block, and one has not */
+    CHECK_EQ(bn_append_batch(both, text, 2), BN_ERR_CACHE);
+    CHECK(bn_session_position(copy) == 101 && bn_session_position(s) == 128);
+    CHECK_EQ(bn_session_step(s, &warm, text, 5, &token, &n), BN_ERR_CACHE);
+    CHECK_EQ(bn_session_score(s, text, 1, &(float){0}), BN_ERR_CACHE);
+    int32_t again;
+    ok(bn_session_sample(s, &warm, &token)); /* its logits are still there */
+    ok(bn_session_rewind(other, 0));
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    ok(bn_session_step(s, &warm, NULL, 0, &again, &n));
+    CHECK_EQ(again, token);
+    bn_session_free(s); /* the first block, which the copy sees, and the arena around it */
+    ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, NULL));
+    bn_session_free(copy);
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    bn_session_free(other);
+    end();
+}
+
+/* A draft that has no room is left out; the text is the same. */
+static void test_draft_without_room(void) {
+    begin(BN_MASK_CAUSAL, 0, 0);
+    bn_model_info info;
+    ok(bn_model_get_info(model, &info));
+    bn_model_close(model);
+    const bn_load_options options = {
+        .threads = 1, .cache_bytes = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16]};
+    int32_t draft[4], tokens[4], n;
+    bn_session *s;
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_append(s, text, 62, BN_LOGITS_LAST, NULL));
+    for (int i = 0; i < 2; i++)
+        ok(bn_session_step(s, &warm, NULL, 0, &draft[i], &n));
+    draft[2] = draft[3] = 0;
+    ok(bn_session_rewind(s, 61));
+    ok(bn_session_append(s, text + 61, 1, BN_LOGITS_LAST, NULL));
+    ok(bn_session_step(s, &warm, draft, 4, tokens, &n));
+    CHECK(n == 1 && tokens[0] == draft[0]);
+    bn_session_free(s);
+    end();
+}
+
+/* Forks of one text in two threads. */
+static void *forks(void *context) {
+    bn_session *s = context;
+    for (int32_t round = 0; round < 30; round++) {
+        bn_session *copy;
+        int32_t tokens[3], n;
+        ok(bn_session_fork(s, &copy));
+        for (int i = 0; i < 3; i++) {
+            ok(bn_session_step(copy, &warm, NULL, 0, &tokens[i], &n));
+            ok(bn_session_step(s, &warm, NULL, 0, &n, &(int32_t){0}));
+            CHECK_EQ(n, tokens[i]);
+        }
+        CHECK(memcmp(bn_session_logits(copy), bn_session_logits(s), VOCAB * sizeof(float)) == 0);
+        bn_session_free(round % 2 ? copy : s);
+        s = round % 2 ? s : copy;
+    }
+    bn_session_free(s);
+    return NULL;
+}
+
+static void test_threads(void) {
+    begin(BN_MASK_CAUSAL, 20, 2);
+    bn_session *s[3];
+    pthread_t thread;
+    ok(bn_session_new(model, NULL, &s[0]));
+    ok(bn_session_append(s[0], text, 330, BN_LOGITS_LAST, NULL));
+    for (int i = 1; i < 3; i++) {
+        ok(bn_session_fork(s[0], &s[i]));
+        bn_session_seed(s[i], (uint64_t)i);
+    }
+    CHECK(pthread_create(&thread, NULL, forks, s[1]) == 0);
+    forks(s[2]);
+    CHECK(pthread_join(thread, NULL) == 0);
+    bn_session_free(s[0]);
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    end();
+}
+
+int main(void) {
+    test_programs(0, 0);
+    test_programs(20, 2);
+    CHECK_MSG(full > 20, "the budget was exceeded only %d times", full);
+    test_budget();
+    test_draft_without_room();
+    test_threads();
+    return 0;
+}
