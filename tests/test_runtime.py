@@ -21,6 +21,7 @@ import runtime_models
 from bitnet_export import random_model
 from bitnet_runtime import (
     BitnetError,
+    CacheFullError,
     ClosedError,
     ContextLengthError,
     InvalidParameterError,
@@ -95,10 +96,37 @@ def test_a_fork_draws_what_the_original_would(model: Model) -> None:
     with model.session() as session:
         session.append([1, 2, 3])
         session.seed(5)
-        session.sample()
+        drawn = []
         with session.fork() as copy:
-            drawn = [copy.sample() for _ in range(20)]
-        assert [session.sample() for _ in range(20)] == drawn
+            for _ in range(20):
+                drawn.append(copy.sample())
+                copy.step(drawn[-1])
+        for token in drawn:
+            assert session.sample() == session.sample() == token
+            session.step(token)
+        assert len(set(drawn)) > 5
+
+
+def test_texts_share_a_cache_of_limited_size(path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="cache_bytes is 0, expected"):
+        Model.load(path, cache_bytes=0)
+    with Model.load(path) as model:
+        limit = 200 * model.kv_bytes_per_token  # three blocks of 64
+    with Model.load(path, cache_bytes=limit) as model, model.session() as first, model.session() as other:
+        first.feed([1] * 128)
+        used = model.cache_bytes
+        assert 0 < used == 128 * model.kv_bytes_per_token
+        with first.fork() as copy:
+            assert model.cache_bytes == used
+            assert copy.append([2]) is not None
+            with pytest.raises(CacheFullError, match="cache_bytes"):
+                first.append([2])
+            assert (first.position, first.sample()) == (128, first.sample())
+            with pytest.raises(CacheFullError):
+                other.append([5])
+        other.feed([5])  # the copy is closed
+        other.reset()
+        assert model.cache_bytes == used
 
 
 def test_append_none_keeps_no_logits(model: Model) -> None:

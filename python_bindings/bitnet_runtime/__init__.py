@@ -15,6 +15,7 @@ the first chat.
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import (
     BitnetError,
+    CacheFullError,
     CancelledError,
     ClosedError,
     ContextLengthError,
@@ -43,6 +44,7 @@ __version__ = version()
 
 __all__ = [
     "BitnetError",
+    "CacheFullError",
     "CancelledError",
     "ClosedError",
     "ContextLengthError",

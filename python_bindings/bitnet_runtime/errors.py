@@ -61,6 +61,10 @@ class ContextLengthError(BitnetError, ValueError):
         self.n_ctx = n_ctx
 
 
+class CacheFullError(BitnetError, RuntimeError):
+    """No room for more tokens in the `cache_bytes` of the model. The session is as before: go on when others ended."""
+
+
 class InvalidParameterError(BitnetError, ValueError):
     """A parameter with an unknown name or a value out of range. `param` is its name."""
 
@@ -125,6 +129,7 @@ _CLASSES: dict[int, type[BitnetError]] = {
     lib.BN_ERR_NO_TABLE: UnsupportedModelError,
     lib.BN_ERR_MASK: UnsupportedModelError,
     lib.BN_ERR_INPUT: UnsupportedModelError,
+    lib.BN_ERR_CACHE: CacheFullError,
 }
 """Statuses not named here say that the file is wrong."""
 

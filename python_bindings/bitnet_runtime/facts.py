@@ -120,6 +120,12 @@ class ModelFacts(Unique):
         """Bytes of cache that each token of context adds, however long it is."""
         return self._kv_bytes_per_token
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of cache that the sessions take now, in blocks of 64 tokens; what forks share counts once."""
+        handle = self._open
+        return int(lib.bn_model_cache_bytes(handle.pointer))
+
     def kv_bytes(self, n_tokens: int) -> int:
         """Bytes of cache that a token sees, the last of `n_tokens`: layers with a window no more than that."""
         return self._kv_bytes_per_token * n_tokens + self._kv_window_bytes_per_token * min(n_tokens, self._window)

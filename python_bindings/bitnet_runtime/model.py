@@ -53,6 +53,7 @@ class Model(ModelText):
         kv_type: str = "f16",
         verify: bool = True,
         mmap: bool = True,
+        cache_bytes: int | None = None,
     ) -> Self:
         """Open a packed file.
 
@@ -62,6 +63,8 @@ class Model(ModelText):
         kv_type: numbers in the cache: "f16"; "int8", half as large; "f32", for comparisons.
         verify: check every byte of the weights.
         mmap: False reads the file into memory, so that it may change or go away afterwards.
+        cache_bytes: most that the caches of all sessions take together; None: no limit. A call that would need
+            more raises CacheFullError and does nothing; see `Session.fork` for what texts can share.
 
         A session that does not fit in memory is refused, never made smaller; see `session`.
 
@@ -78,7 +81,8 @@ class Model(ModelText):
             expected = ", ".join(machine.available_isas())
             raise InvalidParameterError(f"isa is {shown(isa)}, expected one of {expected}", "isa")
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
-        fields = {"threads": count, "no_mmap": not mmap, "no_verify": not verify, "isa": name}
+        most = 0 if cache_bytes is None else whole("cache_bytes", cache_bytes, 1, 2**63 - 1)
+        fields = {"threads": count, "no_mmap": not mmap, "no_verify": not verify, "isa": name, "cache_bytes": most}
         out, detail = ffi.new("bn_model **"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
         status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), out, detail)
         check_open(status, ffi.string(detail).decode("utf-8", "replace") if status else "", file)

@@ -276,7 +276,10 @@ class Session(Unique):
             lib.bn_session_seed(handle.pointer, number)
 
     def fork(self) -> Session:
-        """A new session with the same tokens, cache, logits and seed: until it is given another, it goes on alike."""
+        """A new session with the same tokens, cache, logits and seed: until it is given another, it goes on alike.
+
+        The cache is not copied but for the block of 64 tokens in which the texts part.
+        """
         out = ffi.new("bn_session **")
         with self._lock:
             handle = self._open

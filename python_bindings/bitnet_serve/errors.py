@@ -6,6 +6,7 @@ from typing import Any
 
 from bitnet_runtime.errors import (
     BitnetError,
+    CacheFullError,
     ContextLengthError,
     GrammarError,
     ImageError,
@@ -75,6 +76,8 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, InvalidParameterError):
         unknown = str(error).startswith("unknown parameter")
         return refuse(str(error), error.param or None, "unknown_parameter" if unknown else "invalid_value")
+    if isinstance(error, CacheFullError):
+        return ApiError(503, str(error), "overloaded", retry_after=10)
     if isinstance(error, ModelTooLargeError):
         return ApiError(503, str(error), "out_of_memory", retry_after=10)
     if isinstance(error, MissingDependencyError):

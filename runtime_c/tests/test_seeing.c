@@ -219,8 +219,8 @@ static void test_memory(void) {
                                  .max_context = 256},
                       .patch.cols = 588,
                       .cached = {1}};
-    const size_t bytes_of_call = bn_workspace_size(model, &stack, 512, 256) +
-                                 2 * bn_cache_plan(&cache, &stack, 256, 256);
+    const size_t bytes_of_call =
+        bn_workspace_size(model, &stack, 512, 256) + 2 * bn_cache_plan(&cache, &stack, 256, 256);
     bn_model *wider = open_bytes(NULL, 64);
     const size_t of_threads =
         bn_workspace_size(wider, &stack, 512, 256) - bn_workspace_size(model, &stack, 512, 256);
