@@ -33,7 +33,7 @@ def origin(command: str) -> dict[str, Any]:
     """Where figures come from. `command` is what reproduces them, run in the root of the repository."""
     return {
         "command": command,
-        "commit": _commit(),
+        "commit": commit(),
         "version": __version__,
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "cpu": machine.cpu_name(),
@@ -45,7 +45,7 @@ def origin(command: str) -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit, with a + when tracked files differ from it."""
     try:
         git = ["git", "-C", str(ROOT)]

@@ -106,15 +106,19 @@ def read(folder: Path) -> Outcome | None:
 
 
 def _train(folder: Path, config: ModelConfig, options: Options) -> None:
-    """`bitnet train`, with the model in a file as a user would give it."""
+    bitnet(*command(folder, config, options))
+
+
+def command(folder: Path, config: ModelConfig, options: Options) -> list[str]:
+    """`bitnet train` of a run, begun or gone on with; its model in a file, as a user would give it."""
     folder.mkdir(parents=True, exist_ok=True)
     model = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_dict().items() if value is not None)
     (folder / "run.toml").write_text("[model]\n" + model)
     words = ["train", "--json", "--config", folder / "run.toml", "--out", folder, "--threads", 1]
     words += ["--resume"] if checkpoint.all_of(folder) else []
     for flag, value in options.items():
-        words += [f"--{flag}", *(value if isinstance(value, list) else [value])]
-    bitnet(*map(str, words))
+        words += [f"--{flag}", *(value if isinstance(value, list) else [] if value is True else [value])]
+    return [str(word) for word in words]
 
 
 def bitnet(*words: str) -> Any:

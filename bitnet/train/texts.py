@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, corpus, dataset, pairs, pictures, tokenizer
+from bitnet.data import conversations, corpus, dataset, pairs, pictures, tokenized, tokenizer
 from bitnet.model import parallel
 from bitnet.settings import Settings
 from bitnet.train import objectives, sights, source_model
@@ -75,6 +75,9 @@ def read_text(
         if kept[0] and kept[1]:
             words = choose([])
             return words, _in_pairs(contrastive, words, generation, before.get("pairs", False), kept[0], kept[1])
+    if shared := tokenized.named(settings.data):
+        words, (train, held_out) = _shared(shared, choose([]) if before else None, settings, "train", "validation")
+        return words, _in_pairs(contrastive, words, generation, False, train, held_out)
     texts, given = _source(settings.data, contrastive)
     say(f"{folder}: reading the text and making token ids of it")
     split = corpus.split(texts, settings.validation, say)
@@ -110,6 +113,8 @@ def of_checkpoint(
     first, contrastive = tokenizer.separator(words, checkpoint.generation), settings.objective == "contrastive"
     kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
     given = bool(state.get("pairs"))
+    if kept is None and (shared := tokenized.named(data or settings.data)):
+        (kept,) = _shared(shared, words, settings, "validation")[1]
     if kept is None:
         texts, given = _source(data or settings.data, contrastive)
         side: Iterable[str]
@@ -122,6 +127,18 @@ def of_checkpoint(
         _note(texts, say)
     text = pairs.Pairs(kept, first, given) if contrastive else kept
     return objectives.held_out(settings, config, words, text, context)
+
+
+def _shared(
+    folder: Path, words: Tokenizer | None, settings: Settings, *sides: str
+) -> tuple[Tokenizer, list[dataset.Tokens]]:
+    """Tokenizer and token ids of a folder of them. words: the model's own, which they must be of; None: it has none."""
+    made, found = tokenized.read(folder, *sides)
+    if words is None and Path(settings.tokenizer).is_file():
+        words = tokenizer.load(settings.tokenizer)
+    if words is not None and words.to_str() != made.to_str():
+        raise corpus.DataError(f"{folder} holds token ids of another tokenizer than the model's; give the text itself")
+    return made, found
 
 
 def _source(data: Sequence[str], contrastive: bool) -> tuple[corpus.Documents | pairs.Joined, bool]:

@@ -1,0 +1,147 @@
+"""Carries out runs of benchmarks/scaling.py: processes of `bitnet train`, some at a time, until all are made or time
+is over. A run that is stopped saves and is gone on with; one that is finished leaves outcome.json in its folder,
+which together with log.jsonl is all that another machine needs of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import report
+import scaling_plan
+import training_runs
+from scaling_plan import SIZES, Cell, Planned
+
+OUTCOME, SAID = "outcome.json", ".said"
+BESIDE = 20.0  # seconds of a run before its first step and after its last
+SAVING, PAUSE = 20.0, 0.2  # seconds that runs have to save when time is over; between looks at them
+
+
+@dataclass
+class Study:
+    """The runs of a folder. text: that `benchmarks/sources.py` made."""
+
+    folder: Path
+    text: Path
+    jobs: int
+    common: dict[str, Any]  # options of all runs
+    until: float = float("inf")  # of time.monotonic
+    running: dict[str, tuple[Planned, Any]] = field(default_factory=dict)  # its process
+    failed: dict[str, str] = field(default_factory=dict)  # what it said
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Of finished runs, by name."""
+        return {f.parent.name: json.loads(f.read_text()) for f in sorted(self.folder.glob(f"*/{OUTCOME}"))}
+
+    def carry_out(self, plan: Sequence[Cell]) -> None:
+        """All runs of the plan, as far as there is time. One that fails, its rate too high, say, has lost."""
+        try:
+            while self._begin(plan) or self.running:
+                if time.monotonic() >= self.until:
+                    return
+                self._finish()
+        finally:
+            self._stop()
+
+    def _begin(self, plan: Sequence[Cell]) -> bool:
+        """Starts what there is room and time for; whether anything was."""
+        done = self.outcomes()
+        losses = {name: outcome["selection"]["nats_per_token"] for name, outcome in done.items()}
+        losses |= dict.fromkeys(self.failed, math.inf)
+        left, begun = self.until - time.monotonic(), False
+        for planned in scaling_plan.wanted(plan, losses):
+            if len(self.running) >= self.jobs:
+                break
+            if planned.name not in self.running and _expected(planned, done) < left - SAVING:
+                config, options = SIZES[planned.cell.size].model(planned.arm), self.common | planned.options
+                words = training_runs.command(self.folder / planned.name, config, options | {"data": self.text})
+                self.running[planned.name] = planned, start(words, self.folder / planned.name)
+                begun = True
+        return begun
+
+    def _finish(self) -> None:
+        """Waits for a moment; measures runs that have ended."""
+        time.sleep(PAUSE)
+        for name, (planned, process) in list(self.running.items()):
+            if process.poll() is None:
+                continue
+            del self.running[name]
+            folder = self.folder / name
+            if process.returncode:
+                self.failed[name] = (folder / SAID).read_text()[-500:]
+                print(f"{name} failed: {self.failed[name]}", file=sys.stderr, flush=True)
+                continue
+            found = outcome(folder, planned, self.text / "report")
+            (folder / OUTCOME).write_text(json.dumps(found, indent=1) + "\n")
+            loss = found["report"]["nats_per_token"]
+            print(f"{name}: {loss:.4f} nats/token, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+
+    def _stop(self) -> None:
+        """Has runs save, which can be gone on with."""
+        for _, process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+        for name, (_, process) in self.running.items():
+            try:
+                process.wait(SAVING)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            print(f"{name}: stopped", file=sys.stderr, flush=True)
+        self.running.clear()
+
+
+def start(words: list[str], folder: Path) -> Any:
+    """A `bitnet` command in a process of its own; what it prints goes to a file in the folder of its run."""
+    with (folder / SAID).open("w") as said:
+        return subprocess.Popen([sys.executable, "-m", "bitnet", *words], stdout=subprocess.DEVNULL, stderr=said)
+
+
+def _expected(planned: Planned, done: Mapping[str, dict[str, Any]]) -> float:
+    """Seconds that a run will take, by those of its size that are finished; 0: there is none."""
+    known = [o["seconds"] / o["tokens"] for o in done.values() if o["size"] == planned.cell.size]
+    return BESIDE + max(known) * planned.cell.tokens if known else 0.0
+
+
+def outcome(folder: Path, planned: Planned, text: Path) -> dict[str, Any]:
+    """What a finished run came to, on the text for choosing rates and on that for figures."""
+    from bitnet.train import runlog
+
+    records = runlog.read(folder / "log.jsonl")
+    curve = [(r["tokens"], r["validation"]["nats_per_token"]) for r in records if "validation" in r]
+    return {
+        "size": planned.cell.size, "each": planned.cell.each, "arm": planned.arm, "rate": planned.rate,
+        "seed": planned.seed, "tokens": records[-1]["tokens"], "seconds": records[-1]["seconds"], "curve": curve,
+        "selection": records[-1]["validation"], "report": measured(folder, text),
+        "commit": report.commit(), "device": device(),
+    }  # fmt: skip
+
+
+def measured(run: Path, text: Path) -> dict[str, Any]:
+    """Loss of a run's newest checkpoint on a folder of token ids, on the GPU where there is one."""
+    from dataclasses import asdict
+
+    import torch
+
+    from bitnet.data import tokenized
+    from bitnet.evaluate import loss
+    from bitnet.train.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(run)
+    words, (ids,) = tokenized.read(text, "validation")
+    if words.to_str() != checkpoint.words.to_str():
+        raise ValueError(f"{text} and {run} have different tokenizers")
+    model = checkpoint.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return asdict(loss.evaluate(model, ids, model.config.max_context, batch=32))
+
+
+def device() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
