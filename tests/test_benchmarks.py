@@ -18,9 +18,13 @@ import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_runtime import bench, machine
+from runtime_models import small_model
+from servers import served
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-engine, passes, report, vs = (importlib.import_module(name) for name in ("engine", "passes", "report", "vs_llama_cpp"))
+engine, passes, report, serving, vs = map(
+    importlib.import_module, ("engine", "passes", "report", "serving", "vs_llama_cpp")
+)
 
 
 SMALL = ModelConfig(
@@ -194,3 +198,12 @@ def test_images(tmp_path: Path, called: list[str]) -> None:
     assert called[8:] == ["eval", "eval"] * 2
     assert json.loads((tmp_path / "image_gap.json").read_text())["rows"] == results["rows"]
     assert "| ternary |" in (tmp_path / "image_gap.md").read_text() and is_picture(tmp_path / "image_gap.png")
+
+
+def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
+    args = argparse.Namespace(clients=[1, 3], prompt=5, gen=20, probes=3, repeat=2)
+    with served(small_model(tmp_path), parallel=5) as server:
+        rows = serving.measure(server.address, args)
+    assert [row["name"] for row in rows[:2]] == ["1 clients", "3 clients"]
+    assert all(row["tok_s"] > 0 for row in rows[:2])
+    assert all(0 < row["first_ms_p50"] <= row["first_ms_p99"] for row in rows)

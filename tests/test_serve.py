@@ -211,6 +211,14 @@ def test_tokens(serving: Serving) -> None:
     assert answer["count"] == 5
 
 
+def test_what_a_program_asks_of_the_tokenizer(serving: Serving) -> None:
+    status, _, answer = request(serving, "GET", "/tokenizer_info")
+    assert (status, answer["eos_token"], answer["bos_token"]) == (200, "<|end|>", None)
+    assert answer["chat_template"] == TEMPLATE
+    status, _, answer = request(serving, "GET", "/tokenizer_info?model=small-0-256")
+    assert (status, answer["chat_template"], answer["model_max_length"]) == (200, None, 256)
+
+
 # ---- bytes ----
 
 

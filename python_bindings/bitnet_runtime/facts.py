@@ -229,6 +229,11 @@ class ModelFacts(Unique):
         return self._section(lib.BN_SECTION_TOKENIZER)
 
     @property
+    def template_source(self) -> str:
+        """The chat template, in Jinja's language; empty when the file has none."""
+        return self._section(lib.BN_SECTION_TEMPLATE).decode("utf-8", "replace")
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether it takes text, and not only token ids."""
         return self._present[lib.BN_SECTION_TOKENIZER]
@@ -308,7 +313,7 @@ class ModelFacts(Unique):
         return Grammars(self._tokenizer, self.end_tokens)
 
     @once
-    def _special_tokens(self) -> dict[str, str]:
+    def special_tokens(self) -> dict[str, str]:
         """The texts of special tokens that a chat template may want, by its names for them."""
         ids = {"bos_token": self.bos_token, "eos_token": min(self.end_tokens, default=None)}
         texts = {name: self._tokenizer.token_text(token) for name, token in ids.items()}

@@ -68,10 +68,10 @@ class ModelText(ModelImages):
         """
         images = images_of(messages) if isinstance(messages, Sequence) else []
         if not images:
-            return self._template.encode(messages, self._tokenizer, self._special_tokens)
+            return self._template.encode(messages, self._tokenizer, self.special_tokens)
         seen = self._require_image_token()
         plain = without_images(messages, self._template.source)
-        tokens = self._template.encode(plain, self._tokenizer, self._special_tokens)
+        tokens = self._template.encode(plain, self._tokenizer, self.special_tokens)
         return placed(tokens, seen.image_token, len(images), seen.n_tokens)
 
     def image_prompt(self, text: str, n_images: int) -> list[int]:
@@ -90,7 +90,7 @@ class ModelText(ModelImages):
         """
         if isinstance(messages, Sequence) and images_of(messages):
             messages = without_images(messages, self._template.source)
-        return self._template.render(messages, self._special_tokens, add_generation_prompt=add_generation_prompt)
+        return self._template.render(messages, self.special_tokens, add_generation_prompt=add_generation_prompt)
 
     def ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
         """What is to be continued, of which there is one token at least: what `Stream` takes.

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.errors import BitnetError
+from bitnet_runtime.model import Model
 from bitnet_serve import body, chat, completions, embeddings, fields, messages, metrics, responses
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error
@@ -54,6 +55,7 @@ class Api:
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             *(Route(path, self.generating(how), methods=["POST"]) for path, how in GENERATING.items()),
@@ -81,6 +83,11 @@ class Api:
 
     async def model(self, request: Request) -> Response:
         return JSONResponse(named(self._models, request.path_params["name"]).entry())
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What programs that score texts over HTTP ask for, in the names of vLLM."""
+        served = find(self._models, dict(request.query_params))
+        return JSONResponse(await asyncio.to_thread(tokenizer_info, served.model))
 
     # ---- work ----
 
@@ -162,6 +169,13 @@ def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
 def detokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
     fields.check_known(asked, ("model", "tokens"))
     return {"prompt": served.model.detokenize(fields.take(asked, "tokens", list, []), skip_special=False)}
+
+
+def tokenizer_info(model: Model) -> dict[str, Any]:
+    named = model.special_tokens
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    tokens = {name: named.get(name) or None for name in names}
+    return tokens | {"chat_template": model.template_source or None, "model_max_length": model.n_ctx}
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
