@@ -20,8 +20,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+import bitnet_cli
 import runtime_models
-from command import bitnet
 from docs_text import blocks, commands_of
 from runtime_models import small_model
 from servers import served
@@ -85,7 +85,7 @@ def test_what_does_not_end_in_time_is_told(tmp_path: Path) -> None:
         assert process.wait(10) == 0
 
 
-def test_wrong_usage_is_told(tmp_path: Path) -> None:
+def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = small_model(tmp_path)
     for args, code, message in (
         ([], 2, "arguments are required: MODEL"),
@@ -93,9 +93,19 @@ def test_wrong_usage_is_told(tmp_path: Path) -> None:
         ([model, "--api-key", ""], 2, "an API key is empty"),
         ([tmp_path / "no.bitnet"], 1, "No such file"),
         ([model, "--host", "203.0.113.7"], 1, "cannot listen on 203.0.113.7:8080"),
+        ([model, "--ctx", "999"], 1, "--ctx is 999, expected an integer from 1 to 256"),
     ):
-        done = bitnet("serve", *args)
-        assert done.returncode == code and message in done.stderr
+        assert bitnet_cli.main(["serve", *map(str, args)]) == code
+        said = capsys.readouterr().err
+        assert message in said
+    assert "anyone who reaches" not in said
+
+
+def test_an_open_server_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, said in (([], True), (["--api-key", "x"], False)):
+        args = [small_model(tmp_path), "--host", "203.0.113.7", *more]
+        assert bitnet_cli.main(["serve", *map(str, args)]) == 1  # it is no address of this machine
+        assert ("anyone who reaches 203.0.113.7 may ask" in capsys.readouterr().err) == said
 
 
 def test_the_page_of_docs_works(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if len(set(names)) < len(names):
         return refuse("two models have the same name; rename a file")
+    from bitnet_serve.guard import local_hosts
     from bitnet_serve.server import Options, Serving
 
     with contextlib.ExitStack() as stack:
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
             args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
             args.grace, (args.max_body or 0) * 1_000_000,
         )  # fmt: skip
+        if not (keys or options.unix or local_hosts(options.host)):
+            note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")
         serving = Serving(models, options)
         note(args, f"Listening on {serving.address}")
         serving.run()
