@@ -190,11 +190,8 @@ static void sum_rows(void *context, int32_t thread, size_t first, size_t end) {
         const size_t row = m->p->first + i;
         float *y = m->p->w->y + row * D;
         memset(y, 0, D * sizeof *y);
-        for (size_t j = i * k; j < (i + 1) * k; j++) {
-            const float *of_expert = s->w->y + s->slot[j] * D;
-            for (size_t d = 0; d < D; d++)
-                y[d] += s->share[j] * of_expert[d];
-        }
+        for (size_t j = i * k; j < (i + 1) * k; j++)
+            m->p->m->kernels.vectors.add(y, s->w->y + s->slot[j] * D, s->share[j], D);
         bn_add_row(m->p, &m->ffn->post_norm, row);
     }
 }

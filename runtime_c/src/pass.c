@@ -87,8 +87,7 @@ void bn_add_row(bn_pass *p, const bn_norm *after, size_t row) {
     float *y = p->w->y + row * c->dim, *x = p->w->x + row * c->dim;
     if (after->gain && !of_sum)
         bn_norm_checked(p, after, y, y, c->dim);
-    for (size_t i = 0; i < c->dim; i++)
-        x[i] += y[i] * c->residual_scale;
+    p->m->kernels.vectors.add(x, y, c->residual_scale, c->dim);
     if (of_sum)
         bn_norm_checked(p, after, x, x, c->dim);
 }

@@ -28,8 +28,7 @@ void bn_positions_add(const bn_positions *p, const bn_kernels *kernels, int32_t 
     if (!t->data)
         return;
     t->encoding->row(kernels, t, (size_t)position, scratch);
-    for (size_t i = 0; i < t->cols; i++)
-        x[i] += scratch[i];
+    kernels->vectors.add(x, scratch, 1, t->cols);
 }
 
 void bn_positions_angles(const bn_positions *p, size_t table, int32_t position, float *angle) {

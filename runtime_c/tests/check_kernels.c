@@ -34,6 +34,8 @@ static const kernel_test product_tests[] = {
     {"int8_peak", check_peak, NULL}};
 
 static const kernel_test vector_tests[] = {
+    {"scale_sums", check_scale_sums, time_scale_sums},
+    {"add", check_add, time_add},
     {"quantize", check_quantize, time_quantize},
     {"rms_norm", check_rms_norm, time_rms_norm},
     {"layer_norm", check_layer_norm, time_layer_norm},

@@ -17,7 +17,27 @@ typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
 typedef float bn_normalize(float *y, const float *x, const float *gain, const float *bias, size_t n,
                            float eps);
 
+/* From the integer sums of a product to its floats:
+ * v = (float)(acc[i] - offset) * (scale / s), plus bias[i]; y[i] = v, or y[i] += v * weight. */
+typedef struct bn_scaling {
+    float *y;
+    const int32_t *acc;
+    int32_t offset;
+    int32_t scale_each;  /* scales: [n], and not [1] */
+    const float *scales; /* of the weights */
+    float s;             /* of the activations */
+    const float *bias;   /* [n], or NULL */
+    int32_t accumulate;
+    float weight;
+    size_t n;
+} bn_scaling;
+
 typedef struct bn_vector_kernels {
+    void (*scale_sums)(const bn_scaling *a);
+
+    /* y[i] += x[i] * weight, rounded twice */
+    void (*add)(float *y, const float *x, float weight, size_t n);
+
     /* s = 127 / max(max|x|, 1e-5); q[i] = clamp(round_half_even(x[i] * s), -127, 127);
      * q[n..padded) = 0. Returns s; *sum = sum of q. Where an x is NaN, s is; q then has some
      * value in its range. An infinity makes s 0. x is 4-byte aligned, q 64-byte aligned. */

@@ -112,9 +112,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
         lines_read += n;
     }
     const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;
-    for (size_t r = r0; r < stop; r += BN_CHUNK_ROWS)
-        bn_scale_sums(in->o, in->first + b, p, b, acc + (r - r0), 1, r,
-                      stop - r < BN_CHUNK_ROWS ? stop - r : BN_CHUNK_ROWS);
+    bn_scale_sums(in->o, in->first + b, p, b, acc, 1, r0, stop - r0);
     return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
 }
 

@@ -38,9 +38,7 @@ static void multiply(const bn_operands *o, size_t first, const bn_product *p, si
                      .tokens = tokens},
         o->lookup + (size_t)thread * o->lookup_stride);
     for (size_t i = 0; i < tokens; i++)
-        for (size_t r = r0; r < end; r += BN_CHUNK_ROWS)
-            bn_scale_sums(o, first + b + i, p, b + i, acc + i * stride + (r - r0), 1, r,
-                          end - r < BN_CHUNK_ROWS ? end - r : BN_CHUNK_ROWS);
+        bn_scale_sums(o, first + b + i, p, b + i, acc + i * stride, 1, r0, end - r0);
 }
 
 static void run_items(void *context, int32_t thread, size_t item, size_t last) {

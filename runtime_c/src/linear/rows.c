@@ -18,7 +18,7 @@ static span rows_of(const bn_tensor *t, size_t panel, size_t n) {
 
 static void emit_all(const bn_input *in, const bn_product *p, span rows, float *y) {
     for (size_t b = 0; b < in->rows; b++)
-        bn_emit(p, b, rows.first, rows.n, y + b * BN_CHUNK_ROWS);
+        bn_emit(in->o, p, b, rows.first, rows.n, y + b * BN_CHUNK_ROWS);
 }
 
 void bn_multiply_f32(const bn_input *in, const bn_product *p, size_t panel, size_t n,

@@ -6,33 +6,31 @@
 
 #include <string.h>
 
-void bn_emit(const bn_product *p, size_t b, size_t r0, size_t n, float *value) {
+void bn_emit(const bn_operands *o, const bn_product *p, size_t b, size_t r0, size_t n,
+             float *value) {
     float *y = p->y + b * p->y_stride + r0;
     if (p->w->bias)
-        for (size_t r = 0; r < n; r++)
-            value[r] += p->w->bias[r0 + r];
+        o->kernels->vectors.add(value, p->w->bias + r0, 1, n);
     if (p->accumulate)
-        for (size_t r = 0; r < n; r++)
-            y[r] += value[r] * p->scale;
-    else if (value != y)
+        o->kernels->vectors.add(y, value, p->scale, n);
+    else
         memcpy(y, value, n * sizeof *y);
 }
 
 void bn_scale_sums(const bn_operands *o, size_t row, const bn_product *p, size_t b,
                    const int32_t *acc, int32_t offset, size_t r0, size_t n) {
     const bn_tensor *t = p->w;
-    const int32_t correction = offset * o->q_sum[row];
-    const float s = o->s[row];
-    float sum[BN_CHUNK_ROWS], *value = p->accumulate ? sum : p->y + b * p->y_stride + r0;
-    if (t->scale_scope == BN_SCALE_TENSOR) {
-        const float factor = t->scales[0] / s;
-        for (size_t r = 0; r < n; r++)
-            value[r] = (float)(acc[r] - correction) * factor;
-    } else {
-        for (size_t r = 0; r < n; r++)
-            value[r] = (float)(acc[r] - correction) * (t->scales[r0 + r] / s);
-    }
-    bn_emit(p, b, r0, n, value);
+    const int each = t->scale_scope != BN_SCALE_TENSOR;
+    o->kernels->vectors.scale_sums(&(bn_scaling){.y = p->y + b * p->y_stride + r0,
+                                                 .acc = acc,
+                                                 .offset = offset * o->q_sum[row],
+                                                 .scale_each = each,
+                                                 .scales = t->scales + (each ? r0 : 0),
+                                                 .s = o->s[row],
+                                                 .bias = t->bias ? t->bias + r0 : NULL,
+                                                 .accumulate = p->accumulate,
+                                                 .weight = p->scale,
+                                                 .n = n});
 }
 
 void bn_scale_all(const bn_input *in, const bn_product *p, const int32_t *acc, int32_t offset,

@@ -13,11 +13,12 @@ static inline size_t bn_rows_of(const bn_tensor *t, size_t r0, size_t n) {
     return r0 + n * BN_PANEL <= t->rows ? n * BN_PANEL : t->rows - r0;
 }
 
-/* Put n finished values of product row b into place, output rows r0 on, unless they are there. */
-void bn_emit(const bn_product *p, size_t b, size_t r0, size_t n, float *value);
+/* Put n values of product row b into place, output rows r0 on. They are lost. */
+void bn_emit(const bn_operands *o, const bn_product *p, size_t b, size_t r0, size_t n,
+             float *value);
 
-/* Product row b from row `row` of the operands, outputs [r0, r0 + n), n <= BN_CHUNK_ROWS:
- * y = (acc - offset·Σq)·(γ/s). */
+/* Product row b from row `row` of the operands, outputs [r0, r0 + n): y = (acc - offset·Σq)·(γ/s).
+ */
 void bn_scale_sums(const bn_operands *o, size_t row, const bn_product *p, size_t b,
                    const int32_t *acc, int32_t offset, size_t r0, size_t n);
 

@@ -48,7 +48,7 @@ static void multiply_groups(const bn_input *in, const bn_product *p, size_t pane
     for (size_t b = 0; b < in->rows; b++, v += BN_CHUNK_ROWS) {
         for (size_t r = 0; r < rows; r++)
             v[r] /= o->s[in->first + b];
-        bn_emit(p, b, r0, rows, v);
+        bn_emit(o, p, b, r0, rows, v);
     }
 }
 

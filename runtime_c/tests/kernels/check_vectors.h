@@ -7,6 +7,70 @@
 
 #include "test.h"
 
+static void check_scale_sums(test *t) {
+    const int kind = (int)below(t, FLOAT_KINDS), each = (int)below(t, 2);
+    const size_t n = size_to(t, 300);
+    const float *before = floats(t, n, kind), *scales = floats(t, each ? n : 1, kind);
+    bn_scaling a = {.offset = (int32_t)below(t, 1 << 24) - (1 << 23),
+                    .scale_each = each,
+                    .scales = scales,
+                    .s = random_float(t, kind),
+                    .bias = below(t, 2) ? floats(t, n, kind) : NULL,
+                    .accumulate = (int)below(t, 2),
+                    .weight = random_float(t, kind),
+                    .n = n};
+    int32_t *acc = buffer(t, n * sizeof *acc);
+    float *y[2];
+    for (size_t i = 0; i < n; i++)
+        acc[i] = (int32_t)below(t, 1 << 30) - (1 << 29);
+    a.acc = acc;
+    for (int i = 0; i < 2; i++) {
+        a.y = y[i] = buffer(t, n * sizeof(float));
+        memcpy(y[i], before, n * sizeof(float));
+        (i ? t->scalar : t->tier)->vectors.scale_sums(&a);
+    }
+    same_floats(t, y[0], y[1], n, "scale_sums");
+    done(t, "scale_sums");
+}
+
+static void call_scale_sums(bench *b) {
+    b->k->vectors.scale_sums(&(bn_scaling){.y = b->y,
+                                           .acc = b->acc,
+                                           .scales = b->x,
+                                           .s = 1,
+                                           .bias = b->x,
+                                           .accumulate = 1,
+                                           .weight = 1,
+                                           .n = b->cols});
+}
+
+static void time_scale_sums(bench *b) {
+    time_vector(b, "scale_sums", call_scale_sums, 12);
+}
+
+static void check_add(test *t) {
+    const int kind = (int)below(t, FLOAT_KINDS);
+    const size_t n = size_to(t, 300);
+    const float *before = floats(t, n, kind), *x = floats(t, n, kind);
+    const float weight = random_float(t, kind);
+    float *y[2];
+    for (int i = 0; i < 2; i++) {
+        y[i] = buffer(t, n * sizeof(float));
+        memcpy(y[i], before, n * sizeof(float));
+        (i ? t->scalar : t->tier)->vectors.add(y[i], x, weight, n);
+    }
+    same_floats(t, y[0], y[1], n, "add");
+    done(t, "add");
+}
+
+static void call_add(bench *b) {
+    b->k->vectors.add(b->y, b->x, 0, b->cols);
+}
+
+static void time_add(bench *b) {
+    time_vector(b, "add", call_add, 8);
+}
+
 static void check_quantize(test *t) {
     const size_t n = size_to(t, 700);
     const size_t padded = ((n + BN_Q_ALIGN - 1) / BN_Q_ALIGN + below(t, 2)) * BN_Q_ALIGN;

@@ -37,6 +37,7 @@ static inline void clear(const bn_matmul *m) {
 /* Every entry of the table that is not an integer product: neon_float.c and
  * neon_attention.c. */
 void bn_kernels_neon_float(bn_kernels *table);
+void bn_kernels_neon_scale(bn_kernels *table);
 void bn_kernels_neon_attention(bn_kernels *table);
 
 #endif

@@ -156,6 +156,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 
 int bn_kernels_neon(bn_kernels *table) {
     bn_kernels_neon_float(table);
+    bn_kernels_neon_scale(table);
     bn_kernels_neon_attention(table);
     table->products.ternary_matmul = ternary_matmul;
     table->products.sketch_matmul = ternary_matmul;

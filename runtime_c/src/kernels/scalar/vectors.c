@@ -4,6 +4,21 @@
  */
 #include "scalar.h"
 
+static void scale_sums(const bn_scaling *a) {
+    for (size_t i = 0; i < a->n; i++) {
+        const float scale = a->scales[a->scale_each ? i : 0];
+        float v = (float)(a->acc[i] - a->offset) * (scale / a->s);
+        if (a->bias)
+            v += a->bias[i];
+        a->y[i] = a->accumulate ? a->y[i] + v * a->weight : v;
+    }
+}
+
+static void add_to(float *y, const float *x, float weight, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        y[i] += x[i] * weight;
+}
+
 static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
     float largest = 1e-5f;
     for (size_t i = 0; i < n; i++)
@@ -121,6 +136,8 @@ static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
 }
 
 const bn_vector_kernels bn_scalar_vectors = {
+    .scale_sums = scale_sums,
+    .add = add_to,
     .quantize = quantize,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,

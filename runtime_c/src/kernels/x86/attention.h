@@ -7,6 +7,7 @@
 #define BITNET_X86_ATTENTION_H
 
 #include "float.h"
+#include "scale.h"
 
 /* X for each of four chains or vectors, of each query. */
 #define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
@@ -211,7 +212,9 @@ static void pv_int8(const bn_pv *a) {
 static void set_float_kernels(bn_kernels *table) {
     table->products.f32_matmul = f32_matmul;
     table->products.f16_matmul = f16_matmul;
-    table->vectors = (bn_vector_kernels){.quantize = quantize,
+    table->vectors = (bn_vector_kernels){.scale_sums = scale_sums,
+                                         .add = add_to,
+                                         .quantize = quantize,
                                          .rms_norm = rms_norm,
                                          .layer_norm = layer_norm,
                                          .max = max_of,

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * neon_scale.c: what follows a product, element by element, for all ARM tiers.
+ */
+#include "../kernels.h"
+
+#if defined(__aarch64__)
+
+#include "lanes.h"
+
+/* acc[i] - offset of 16 sums, 0 where there are fewer */
+INLINE lanes sums_of(const int32_t *acc, size_t n, int32_t offset) {
+    int32_t buffer[BN_LANES] = {0};
+    lanes v;
+    if (n < BN_LANES)
+        acc = memcpy(buffer, acc, n * sizeof *acc);
+    UNROLL
+    for (int j = 0; j < 4; j++)
+        v.val[j] = vcvtq_f32_s32(vsubq_s32(vld1q_s32(acc + 4 * j), vdupq_n_s32(offset)));
+    return v;
+}
+
+static void scale_sums(const bn_scaling *all) {
+    const bn_scaling a = *all;
+    const float32x4_t factor = vdupq_n_f32(*a.scales / a.s), s = vdupq_n_f32(a.s);
+    for (size_t i = 0; i < a.n; i += BN_LANES) {
+        const size_t left = a.n - i;
+        const lanes scale = a.scale_each ? load(a.scales + i, left) : zero();
+        lanes v = sums_of(a.acc + i, left, a.offset);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            v.val[j] = vmulq_f32(v.val[j], a.scale_each ? vdivq_f32(scale.val[j], s) : factor);
+        if (a.bias)
+            v = add_lanes(v, load(a.bias + i, left));
+        if (a.accumulate) {
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                v.val[j] = vmulq_n_f32(v.val[j], a.weight);
+            v = add_lanes(load(a.y + i, left), v);
+        }
+        store(a.y + i, v, left);
+    }
+}
+
+static void add_to(float *y, const float *x, float weight, size_t n) {
+    for (size_t i = 0; i < n; i += BN_LANES) {
+        lanes v = load(x + i, n - i);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            v.val[j] = vmulq_n_f32(v.val[j], weight);
+        store(y + i, add_lanes(load(y + i, n - i), v), n - i);
+    }
+}
+
+void bn_kernels_neon_scale(bn_kernels *table) {
+    table->vectors.scale_sums = scale_sums;
+    table->vectors.add = add_to;
+}
+
+#endif
