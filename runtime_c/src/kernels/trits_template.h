@@ -85,30 +85,33 @@ static void trits_repack(uint8_t *to, const uint8_t *from, size_t tiles) {
 /* trit_matmul for many tokens. Where a row has more than one stretch, the sums of all but the
  * first are added on, so many tokens at a time. */
 INLINE void trits_many(const bn_matmul *m, void (*ternary_matmul)(const bn_matmul *)) {
-    enum { TILES = 384, TOKENS = 64 }; /* tiles: 7,680 columns, a multiple of BN_Q_ALIGN */
-    _Alignas(64) uint8_t tiles[TILES / 4 * 5 * BN_TILE_BYTES];
-    int32_t more[TOKENS * BN_PANEL];
-    const size_t at_once = m->k_tiles > TILES ? TOKENS : m->tokens;
-    for (size_t p = 0; p < m->panels; p++)
-        for (size_t t = 0; t < m->tokens; t += at_once) {
-            int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
-            for (size_t first = 0; first < m->k_tiles; first += TILES) {
-                const size_t left = m->k_tiles - first, n = left < TILES ? left : TILES;
-                const size_t tokens = m->tokens - t < at_once ? m->tokens - t : at_once;
-                trits_repack(tiles, m->tiles + p * m->panel_stride + first * BN_TILE_BYTES, n);
-                const bn_matmul two_bits = {.acc = first == 0 ? acc : more,
-                                            .acc_stride = first == 0 ? m->acc_stride : BN_PANEL,
-                                            .tiles = tiles,
-                                            .panel_stride = sizeof tiles,
-                                            .panels = 1,
-                                            .k_tiles = (5 * n + 3) / 4,
-                                            .q = m->q + t * m->q_stride + first * BN_TRIT_TILE_K,
-                                            .q_stride = m->q_stride,
-                                            .tokens = tokens};
-                ternary_matmul(&two_bits);
+    enum { PANELS = 4, TILES = 128, TOKENS = 60 }; /* 2,560 columns, a multiple of BN_Q_ALIGN */
+    enum { STRIDE = TILES / 4 * 5 * BN_TILE_BYTES };
+    _Alignas(64) uint8_t tiles[PANELS * STRIDE];
+    int32_t more[TOKENS * PANELS * BN_PANEL];
+    for (size_t p = 0; p < m->panels; p += PANELS)
+        for (size_t first = 0; first < m->k_tiles; first += TILES) {
+            const size_t left = m->k_tiles - first, n = left < TILES ? left : TILES;
+            const size_t panels = m->panels - p < PANELS ? m->panels - p : PANELS;
+            const uint8_t *from = m->tiles + p * m->panel_stride + first * BN_TILE_BYTES;
+            for (size_t i = 0; i < panels; i++)
+                trits_repack(tiles + i * STRIDE, from + i * m->panel_stride, n);
+            for (size_t t = 0, tokens; t < m->tokens; t += tokens) {
+                int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
+                tokens = first == 0 || m->tokens - t < TOKENS ? m->tokens - t : TOKENS;
+                ternary_matmul(
+                    &(bn_matmul){.acc = first == 0 ? acc : more,
+                                 .acc_stride = first == 0 ? m->acc_stride : panels * BN_PANEL,
+                                 .tiles = tiles,
+                                 .panel_stride = STRIDE,
+                                 .panels = panels,
+                                 .k_tiles = (5 * n + 3) / 4,
+                                 .q = m->q + t * m->q_stride + first * BN_TRIT_TILE_K,
+                                 .q_stride = m->q_stride,
+                                 .tokens = tokens});
                 for (size_t i = 0; first > 0 && i < tokens; i++)
-                    for (size_t row = 0; row < BN_PANEL; row++)
-                        acc[i * m->acc_stride + row] += more[i * BN_PANEL + row];
+                    for (size_t row = 0; row < panels * BN_PANEL; row++)
+                        acc[i * m->acc_stride + row] += more[i * panels * BN_PANEL + row];
             }
         }
 }

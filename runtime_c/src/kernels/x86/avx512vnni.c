@@ -11,6 +11,7 @@
 #define REGISTER_BITS 512
 #include "attention.h"
 #include "grouped.h"
+#include "panels.h"
 #include "trit_stream.h"
 
 /* tokens of a stream: 24 sums, 4 masks, the tile and a field are 30 of 32 registers */
@@ -44,10 +45,16 @@ static void ternary_vector(const bn_matmul *m) {
 }
 
 static void ternary_matmul(const bn_matmul *m) {
-    if (m->tokens == 1)
+    if (m->tokens == 1) {
         ternary_vector(m);
-    else
-        stream_tokens(m, sums_dot, MOST);
+        return;
+    }
+    const size_t done = panels_tokens(m, sums_dot);
+    bn_matmul rest = *m;
+    rest.tiles += done * m->panel_stride;
+    rest.acc += done * BN_PANEL;
+    rest.panels -= done;
+    stream_tokens(&rest, sums_dot, MOST);
 }
 
 static void ternary_grouped(const bn_grouped *m) {
