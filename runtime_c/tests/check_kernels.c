@@ -22,6 +22,7 @@
 /* In the order of each topic's table; attention has a row of two for each type of cache. */
 static const kernel_test product_tests[] = {
     {"ternary_matmul", check_ternary, time_ternary},
+    {"ternary_scaled", check_scaled, NULL},
     {"sketch_matmul", check_sketch, NULL},
     {"ternary_lookup", check_lookup, time_lookup},
     {"trit_matmul", check_trit, time_trit},

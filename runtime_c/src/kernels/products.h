@@ -23,6 +23,21 @@ typedef struct bn_matmul {
     size_t tokens;
 } bn_matmul;
 
+/* From the integer sums of a product to its floats:
+ * v = (float)(acc[i] - offset) * (scale / s), plus bias[i]; y[i] = v, or y[i] += v * weight. */
+typedef struct bn_scaling {
+    float *y;
+    const int32_t *acc;
+    int32_t offset;
+    int32_t scale_each;  /* scales: [n], and not [1] */
+    const float *scales; /* of the weights */
+    float s;             /* of the activations */
+    const float *bias;   /* [n], or NULL */
+    int32_t accumulate;
+    float weight;
+    size_t n;
+} bn_scaling;
+
 /* acc[t * acc_stride + r] = sum over k of codes[r * row_bytes + k] * q[t * q_stride + k], all of a
  * row. All sizes >= 1. codes and q are 64-byte aligned, row_bytes and q_stride multiples of 64. */
 typedef struct bn_int8_rows {
@@ -76,7 +91,10 @@ typedef struct bn_product_kernels {
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
      * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
-    /* The same with all four codes, 3 as well. */
+    /* The same to floats: token t as a[t] says, with a[t].acc = acc + t * acc_stride and n at most
+     * 16 panels. acc is scratch. */
+    void (*ternary_scaled)(const bn_matmul *m, const bn_scaling *a);
+    /* The same to sums with all four codes, 3 as well. */
     void (*sketch_matmul)(const bn_matmul *m);
     /* The same with tables of sums for most products, for at most lookup_tokens tokens: faster with
      * nearly as many tokens and a thousand rows. scratch: bn_lookup_bytes. */

@@ -6,7 +6,7 @@
 #ifndef BITNET_KERNELS_VECTORS_H
 #define BITNET_KERNELS_VECTORS_H
 
-#include "shapes.h"
+#include "products.h"
 
 /* h[i] = act(g[i]) * u[i]; h may be g. */
 typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
@@ -17,22 +17,8 @@ typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
 typedef float bn_normalize(float *y, const float *x, const float *gain, const float *bias, size_t n,
                            float eps);
 
-/* From the integer sums of a product to its floats:
- * v = (float)(acc[i] - offset) * (scale / s), plus bias[i]; y[i] = v, or y[i] += v * weight. */
-typedef struct bn_scaling {
-    float *y;
-    const int32_t *acc;
-    int32_t offset;
-    int32_t scale_each;  /* scales: [n], and not [1] */
-    const float *scales; /* of the weights */
-    float s;             /* of the activations */
-    const float *bias;   /* [n], or NULL */
-    int32_t accumulate;
-    float weight;
-    size_t n;
-} bn_scaling;
-
 typedef struct bn_vector_kernels {
+    /* See bn_scaling in products.h. */
     void (*scale_sums)(const bn_scaling *a);
 
     /* y[i] += x[i] * weight, rounded twice */

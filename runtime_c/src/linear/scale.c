@@ -17,20 +17,26 @@ void bn_emit(const bn_operands *o, const bn_product *p, size_t b, size_t r0, siz
         memcpy(y, value, n * sizeof *y);
 }
 
-void bn_scale_sums(const bn_operands *o, size_t row, const bn_product *p, size_t b,
-                   const int32_t *acc, int32_t offset, size_t r0, size_t n) {
+bn_scaling bn_scaling_of(const bn_operands *o, size_t row, const bn_product *p, size_t b,
+                         const int32_t *acc, int32_t offset, size_t r0, size_t n) {
     const bn_tensor *t = p->w;
     const int each = t->scale_scope != BN_SCALE_TENSOR;
-    o->kernels->vectors.scale_sums(&(bn_scaling){.y = p->y + b * p->y_stride + r0,
-                                                 .acc = acc,
-                                                 .offset = offset * o->q_sum[row],
-                                                 .scale_each = each,
-                                                 .scales = t->scales + (each ? r0 : 0),
-                                                 .s = o->s[row],
-                                                 .bias = t->bias ? t->bias + r0 : NULL,
-                                                 .accumulate = p->accumulate,
-                                                 .weight = p->scale,
-                                                 .n = n});
+    return (bn_scaling){.y = p->y + b * p->y_stride + r0,
+                        .acc = acc,
+                        .offset = offset * o->q_sum[row],
+                        .scale_each = each,
+                        .scales = t->scales + (each ? r0 : 0),
+                        .s = o->s[row],
+                        .bias = t->bias ? t->bias + r0 : NULL,
+                        .accumulate = p->accumulate,
+                        .weight = p->scale,
+                        .n = n};
+}
+
+void bn_scale_sums(const bn_operands *o, size_t row, const bn_product *p, size_t b,
+                   const int32_t *acc, int32_t offset, size_t r0, size_t n) {
+    const bn_scaling a = bn_scaling_of(o, row, p, b, acc, offset, r0, n);
+    o->kernels->vectors.scale_sums(&a);
 }
 
 void bn_scale_all(const bn_input *in, const bn_product *p, const int32_t *acc, int32_t offset,

@@ -19,6 +19,10 @@ void bn_emit(const bn_operands *o, const bn_product *p, size_t b, size_t r0, siz
 
 /* Product row b from row `row` of the operands, outputs [r0, r0 + n): y = (acc - offset·Σq)·(γ/s).
  */
+bn_scaling bn_scaling_of(const bn_operands *o, size_t row, const bn_product *p, size_t b,
+                         const int32_t *acc, int32_t offset, size_t r0, size_t n);
+
+/* And done. */
 void bn_scale_sums(const bn_operands *o, size_t row, const bn_product *p, size_t b,
                    const int32_t *acc, int32_t offset, size_t r0, size_t n);
 

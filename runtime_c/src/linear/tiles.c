@@ -7,6 +7,8 @@
 
 #include "scale.h"
 
+enum { SCALED_ROWS = 120 }; /* that go through ternary_scaled together: blocks of 2 to 6 */
+
 static size_t count(size_t k, size_t unit) {
     return (k + unit - 1) / unit;
 }
@@ -59,9 +61,16 @@ void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, 
         multiply_groups(in, p, panel, n, (float *)acc); /* same size, same owner */
         return;
     }
-    const bn_matmul mm = tiles_of(in, p->w, BN_TERNARY_TILE_K, panel, n, acc);
-    in->o->kernels->products.ternary_matmul(&mm);
-    bn_scale_all(in, p, acc, 1, r0, bn_rows_of(p->w, r0, n));
+    for (size_t b = 0; b < in->rows; b += SCALED_ROWS) {
+        const size_t left = in->rows - b;
+        const bn_input some = {in->o, in->first + b, left < SCALED_ROWS ? left : SCALED_ROWS};
+        const bn_matmul mm = tiles_of(&some, p->w, BN_TERNARY_TILE_K, panel, n, acc);
+        bn_scaling to[SCALED_ROWS];
+        for (size_t i = 0; i < some.rows; i++)
+            to[i] = bn_scaling_of(in->o, some.first + i, p, b + i, acc + i * BN_CHUNK_ROWS, 1, r0,
+                                  bn_rows_of(p->w, r0, n));
+        in->o->kernels->products.ternary_scaled(&mm, to);
+    }
 }
 
 void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, size_t n,

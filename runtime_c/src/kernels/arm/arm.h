@@ -10,6 +10,7 @@
 
 #include "../inline.h"
 #include "../kernels.h"
+#include "../scaled.h"
 
 typedef int32x4_t dot_fn(int32x4_t sum, int8x16_t a, int8x16_t b);
 
@@ -38,6 +39,7 @@ static inline void clear(const bn_matmul *m) {
  * neon_attention.c. */
 void bn_kernels_neon_float(bn_kernels *table);
 void bn_kernels_neon_scale(bn_kernels *table);
+void bn_neon_scale_sums(const bn_scaling *a);
 void bn_kernels_neon_attention(bn_kernels *table);
 
 #endif

@@ -101,6 +101,10 @@ static void ternary_matmul(const bn_matmul *m) {
         ternary_gemm(m, put, multiply);
 }
 
+static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
+    scaled_by(m, a, ternary_matmul, bn_neon_scale_sums);
+}
+
 static void ternary_grouped(const bn_grouped *m) {
     grouped_by(m, ternary_matmul, add_group);
 }
@@ -176,6 +180,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 
 int bn_kernels_i8mm(bn_kernels *table) {
     table->products.ternary_matmul = ternary_matmul;
+    table->products.ternary_scaled = ternary_scaled;
     table->products.sketch_matmul = ternary_matmul;
     table->products.trit_matmul = trit_matmul;
     table->products.ternary_grouped = ternary_grouped;

@@ -101,6 +101,10 @@ static void ternary_matmul(const bn_matmul *m) {
     }
 }
 
+static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
+    scaled_by(m, a, ternary_matmul, bn_neon_scale_sums);
+}
+
 static void ternary_grouped(const bn_grouped *m) {
     grouped_by(m, ternary_matmul, add_group);
 }
@@ -159,6 +163,7 @@ int bn_kernels_neon(bn_kernels *table) {
     bn_kernels_neon_scale(table);
     bn_kernels_neon_attention(table);
     table->products.ternary_matmul = ternary_matmul;
+    table->products.ternary_scaled = ternary_scaled;
     table->products.sketch_matmul = ternary_matmul;
     table->products.trit_matmul = trit_matmul;
     table->products.ternary_grouped = ternary_grouped;

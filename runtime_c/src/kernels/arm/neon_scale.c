@@ -20,7 +20,7 @@ INLINE lanes sums_of(const int32_t *acc, size_t n, int32_t offset) {
     return v;
 }
 
-static void scale_sums(const bn_scaling *all) {
+void bn_neon_scale_sums(const bn_scaling *all) {
     const bn_scaling a = *all;
     const float32x4_t factor = vdupq_n_f32(*a.scales / a.s), s = vdupq_n_f32(a.s);
     for (size_t i = 0; i < a.n; i += BN_LANES) {
@@ -53,7 +53,7 @@ static void add_to(float *y, const float *x, float weight, size_t n) {
 }
 
 void bn_kernels_neon_scale(bn_kernels *table) {
-    table->vectors.scale_sums = scale_sums;
+    table->vectors.scale_sums = bn_neon_scale_sums;
     table->vectors.add = add_to;
 }
 

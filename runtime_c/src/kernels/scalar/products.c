@@ -25,6 +25,10 @@ static void ternary_matmul(const bn_matmul *m) {
     }
 }
 
+static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
+    scaled_by(m, a, ternary_matmul, bn_scalar_vectors.scale_sums);
+}
+
 static void ternary_lookup(const bn_matmul *m, void *scratch) {
     (void)scratch;
     ternary_matmul(m);
@@ -153,6 +157,7 @@ static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
 
 const bn_product_kernels bn_scalar_products = {
     .ternary_matmul = ternary_matmul,
+    .ternary_scaled = ternary_scaled,
     .sketch_matmul = ternary_matmul,
     .ternary_lookup = ternary_lookup,
     .trit_matmul = trit_matmul,

@@ -118,6 +118,10 @@ static void grouped_vector(const bn_grouped *m) {
     }
 }
 
+static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
+    scaled_by(m, a, ternary_matmul, scale_sums);
+}
+
 static void ternary_grouped(const bn_grouped *m) {
     if (m->tokens == 1)
         grouped_vector(m);

@@ -44,17 +44,37 @@ static void ternary_vector(const bn_matmul *m) {
     }
 }
 
+/* What is left behind so many panels. */
+static bn_matmul matmul_behind(const bn_matmul *m, size_t panels) {
+    bn_matmul rest = *m;
+    rest.tiles += panels * m->panel_stride;
+    rest.acc += panels * BN_PANEL;
+    rest.panels -= panels;
+    return rest;
+}
+
 static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens == 1) {
         ternary_vector(m);
         return;
     }
-    const size_t done = panels_tokens(m, sums_dot);
-    bn_matmul rest = *m;
-    rest.tiles += done * m->panel_stride;
-    rest.acc += done * BN_PANEL;
-    rest.panels -= done;
+    const bn_matmul rest = matmul_behind(m, panels_tokens(m, NULL, m->panels, sums_dot));
     stream_tokens(&rest, sums_dot, MOST);
+}
+
+static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
+    size_t done = 0;
+    if (m->tokens == 1) {
+        ternary_vector(m);
+    } else {
+        done = panels_tokens(m, a, a->n / BN_PANEL, sums_dot);
+        const bn_matmul rest = matmul_behind(m, done);
+        stream_tokens(&rest, sums_dot, MOST);
+    }
+    for (size_t t = 0; t < m->tokens; t++) {
+        const bn_scaling rest = scaling_behind(&a[t], done * BN_PANEL);
+        scale_sums(&rest);
+    }
 }
 
 static void ternary_grouped(const bn_grouped *m) {

@@ -13,6 +13,7 @@
 
 #include "blocks.h"
 #include "grouped.h"
+#include "scale.h"
 #include "trit_stream.h"
 
 /* tokens of a stream: 12 sums, the tile, a field, activations are 15 of 16 registers */
@@ -53,6 +54,10 @@ static void ternary_matmul(const bn_matmul *m) {
         stream_tokens(m, sums_dot, MOST);
     else
         multiply(m, sums_dot, no_fold, 6, CHUNK_TILES);
+}
+
+static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
+    scaled_by(m, a, ternary_matmul, scale_sums);
 }
 
 static void ternary_grouped(const bn_grouped *m) {

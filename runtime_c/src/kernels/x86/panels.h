@@ -10,14 +10,15 @@
 #define BITNET_X86_PANELS_H
 
 #include "integer.h"
+#include "scale.h"
 
 enum { TOGETHER = 4 }; /* panels */
 #define EACH_PANEL_AND(X, t) X(0, t) X(1, t) X(2, t) X(3, t)
 
-/* The rows of four registers, T tokens. */
-INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const uint8_t *tile,
-                           size_t panel_stride, size_t tiles, const int8_t *q, size_t q_stride,
-                           dot_fn *dot, const int T) {
+/* The rows of four registers, T tokens, to acc, or where `to` says of each token. */
+INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to, size_t row,
+                           const uint8_t *tile, size_t panel_stride, size_t tiles, const int8_t *q,
+                           size_t q_stride, dot_fn *dot, const int T) {
     const bytes three = bytes_fill(3);
     sums sum[6][TOGETHER];
 #define CLEAR(t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = sums_zero();
@@ -47,22 +48,28 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 #undef TOKEN
 #undef DOT
     }
-#define PUT(p, t) sums_store(acc + t * acc_stride + p * BN_PANEL, sum[t][p]);
-#define TOKEN(t)                                                                                   \
-    if (t < T) {                                                                                   \
-        EACH_PANEL_AND(PUT, t)                                                                     \
+#define SUMS(p, t) sums_store(acc + t * acc_stride + p * BN_PANEL, sum[t][p]);
+#define FLOATS(p, t)                                                                               \
+    vec_store(to[t].y + row + p * BN_PANEL, scaled(&to[t], row + p * BN_PANEL, sum[t][p], factor));
+#define PUT(t)                                                                                     \
+    if (t < T && !to) {                                                                            \
+        EACH_PANEL_AND(SUMS, t)                                                                    \
+    } else if (t < T) {                                                                            \
+        const vec factor = vec_set(*to[t].scales / to[t].s);                                       \
+        EACH_PANEL_AND(FLOATS, t)                                                                  \
     }
-    EACH_TOKEN(TOKEN)
-#undef TOKEN
+    EACH_TOKEN(PUT)
 #undef PUT
+#undef FLOATS
+#undef SUMS
 }
 
-/* At least two tokens, in blocks of even size. Returns how many panels are done: all but those that
- * are not four. */
-INLINE size_t panels_tokens(const bn_matmul *m, dot_fn *dot) {
+/* At least two tokens, in blocks of even size; of the first `panels`. Returns how many are done:
+ * all but those that are not four. */
+INLINE size_t panels_tokens(const bn_matmul *m, const bn_scaling *to, size_t panels, dot_fn *dot) {
     const size_t blocks = (m->tokens + 5) / 6;
     size_t p = 0;
-    for (; p + TOGETHER <= m->panels; p += TOGETHER)
+    for (; p + TOGETHER <= panels; p += TOGETHER)
         for (size_t b = 0; b < blocks; b++) {
             const size_t t = m->tokens * b / blocks;
             const uint8_t *tile = m->tiles + p * m->panel_stride;
@@ -70,8 +77,8 @@ INLINE size_t panels_tokens(const bn_matmul *m, dot_fn *dot) {
             const int8_t *q = m->q + t * m->q_stride;
 #define BLOCK(T)                                                                                   \
     case T:                                                                                        \
-        ternary_panels(acc, m->acc_stride, tile, m->panel_stride, m->k_tiles, q, m->q_stride, dot, \
-                       T);                                                                         \
+        ternary_panels(acc, m->acc_stride, to ? to + t : NULL, p *BN_PANEL, tile, m->panel_stride, \
+                       m->k_tiles, q, m->q_stride, dot, T);                                        \
         break
             switch (m->tokens * (b + 1) / blocks - t) {
                 BLOCK(2);

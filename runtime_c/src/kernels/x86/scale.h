@@ -6,21 +6,21 @@
 #ifndef BITNET_X86_SCALE_H
 #define BITNET_X86_SCALE_H
 
+#include "../scaled.h"
 #include "register.h"
 
 /* The register of outputs from i on. */
-INLINE vec scaled(const bn_scaling *a, size_t i, vec factor) {
-    const vec sum = vec_from_int(sums_load(a->acc + i) - a->offset);
+INLINE vec scaled(const bn_scaling *a, size_t i, sums acc, vec factor) {
     if (a->scale_each)
         factor = vec_div(vec_load(a->scales + i), vec_set(a->s));
-    vec v = vec_mul(sum, factor);
+    vec v = vec_mul(vec_from_int(acc - a->offset), factor);
     if (a->bias)
         v = vec_add(v, vec_load(a->bias + i));
     return a->accumulate ? vec_add(vec_load(a->y + i), vec_mul(v, vec_set(a->weight))) : v;
 }
 
 /* The last n < LANES outputs, padded. */
-static void scale_end(const bn_scaling *all, vec factor) {
+INLINE void scale_end(const bn_scaling *all, vec factor) {
     float y[LANES] = {0}, scales[LANES] = {0}, bias[LANES] = {0};
     int32_t acc[LANES] = {0};
     bn_scaling a = *all;
@@ -30,25 +30,33 @@ static void scale_end(const bn_scaling *all, vec factor) {
         a.scales = memcpy(scales, a.scales, a.n * sizeof *scales);
     if (a.bias)
         a.bias = memcpy(bias, a.bias, a.n * sizeof *bias);
-    a.acc = acc, a.y = y;
-    vec_store(y, scaled(&a, 0, factor));
+    a.y = y;
+    vec_store(y, scaled(&a, 0, sums_load(acc), factor));
     memcpy(all->y, y, a.n * sizeof *y);
 }
 
-static void scale_sums(const bn_scaling *all) {
-    bn_scaling a = *all; /* in registers: no store can change it */
-    const vec factor = vec_set(*a.scales / a.s);
-    const size_t whole = a.n / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES)
-        vec_store(a.y + i, scaled(&a, i, factor));
-    a.y += whole, a.acc += whole, a.n -= whole;
-    a.scales += a.scale_each ? whole : 0;
-    a.bias = a.bias ? a.bias + whole : NULL;
-    if (a.n > 0)
-        scale_end(&a, factor);
+/* What is left behind so many outputs. */
+INLINE bn_scaling scaling_behind(const bn_scaling *a, size_t n) {
+    bn_scaling rest = *a;
+    rest.y += n, rest.acc += n, rest.n -= n;
+    rest.scales += a->scale_each ? n : 0;
+    rest.bias = a->bias ? a->bias + n : NULL;
+    return rest;
 }
 
-static void add_to(float *y, const float *x, float weight, size_t n) {
+INLINE void scale_sums(const bn_scaling *all) {
+    const bn_scaling a = *all; /* in registers: no store can change it */
+    const vec factor = vec_set(*a.scales / a.s);
+    size_t i = 0;
+    for (; i + LANES <= a.n; i += LANES)
+        vec_store(a.y + i, scaled(&a, i, sums_load(a.acc + i), factor));
+    if (i < a.n) {
+        const bn_scaling end = scaling_behind(&a, i);
+        scale_end(&end, factor);
+    }
+}
+
+INLINE void add_to(float *y, const float *x, float weight, size_t n) {
     const vec w = vec_set(weight);
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)

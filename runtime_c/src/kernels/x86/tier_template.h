@@ -40,6 +40,7 @@ static void qk_int8(const bn_qk *a) {
 
 static void set_products(bn_kernels *table) {
     table->products.ternary_matmul = ternary_matmul;
+    table->products.ternary_scaled = ternary_scaled;
     table->products.sketch_matmul = ternary_matmul;
     table->products.ternary_lookup = ternary_lookup;
     table->products.lookup_tokens = LOOKUP_TOKENS;
