@@ -91,7 +91,7 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
     const int tables = m->kernels.products.lookup_tokens > 0 &&
                        B >= m->kernels.products.lookup_tokens * 3 / 4 &&
-                       w->in.lookup_rows >= BN_LOOKUP_LEAST_ROWS;
+                       w->in.lookup_rows >= m->kernels.products.lookup_rows;
     w->attend_stride =
         (most(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) / BN_LANES * BN_LANES;
     w->room = c->mask == BN_MASK_CAUSAL ? B : most(B, w->n_ctx);

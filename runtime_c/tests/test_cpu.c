@@ -25,15 +25,16 @@ static int is_listed(const char *isa) {
     return 0;
 }
 
-/* Every member of a table of kernels but one is a pointer; none may be missing. */
+/* Every member of a table of kernels but two is a pointer; none may be missing. */
 static void check_complete(const bn_kernels *table) {
     uintptr_t members[sizeof *table / sizeof(void *)];
-    const size_t number = (offsetof(bn_kernels, products) + /* not a pointer */
+    const size_t number = (offsetof(bn_kernels, products) + /* this and the next: no pointers */
                            offsetof(bn_product_kernels, lookup_tokens)) /
                           sizeof(void *);
     memcpy(members, table, sizeof members);
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
-        CHECK_MSG(members[i] != 0 || i == number, "tier %s, member %zu", table->isa, i);
+        CHECK_MSG(members[i] != 0 || i == number || i == number + 1, "tier %s, member %zu",
+                  table->isa, i);
 }
 
 static void test_tiers(void) {

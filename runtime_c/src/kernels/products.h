@@ -121,7 +121,8 @@ typedef struct bn_product_kernels {
      * chains to saturate it. Returns the multiply-adds done; *sink keeps it alive. */
     uint64_t (*int8_peak)(uint64_t rounds, int32_t *sink);
 
-    size_t lookup_tokens; /* most tokens of ternary_lookup; 0: products are as fast */
+    size_t lookup_tokens; /* most tokens of ternary_lookup; 0: there is none */
+    size_t lookup_rows;   /* with fewer, ternary_scaled is as fast; SIZE_MAX: it always is */
 } bn_product_kernels;
 
 #endif

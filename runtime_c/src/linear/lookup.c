@@ -57,12 +57,12 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     }
 }
 
-static int has_tables(const bn_group *g) {
+static int has_tables(const bn_operands *o, const bn_group *g) {
     for (int i = 0; i < g->together; i++)
         if (!g->products[i].w->encoding->by_tables ||
             g->products[i].w->scale_scope == BN_SCALE_GROUP)
             return 0;
-    return g->panels >= BN_LOOKUP_LEAST_ROWS / BN_PANEL;
+    return g->panels >= o->kernels->products.lookup_rows / BN_PANEL;
 }
 
 /* The fewest items that a group can be cut into: none if tables are not worth making. */
@@ -70,7 +70,7 @@ static size_t cut(const bn_operands *o, bn_group *g) {
     const size_t tokens = o->kernels->products.lookup_tokens;
     const size_t most_panels = o->lookup_rows / BN_PANEL;
     g->blocks = g->columns = 0;
-    if (!has_tables(g))
+    if (!has_tables(o, g))
         return 0;
     g->columns = (g->rows + tokens / 4) / tokens; /* the last need not be full to be worth it */
     g->blocks = (g->panels + most_panels - 1) / most_panels;
@@ -79,7 +79,7 @@ static size_t cut(const bn_operands *o, bn_group *g) {
 
 void bn_linear_lookup(const bn_operands *o, bn_group *groups, size_t n_groups) {
     const size_t threads = (size_t)bn_pool_threads(o->pool);
-    const size_t least_panels = BN_LOOKUP_LEAST_ROWS / BN_PANEL;
+    const size_t least_panels = o->kernels->products.lookup_rows / BN_PANEL;
     bn_group *const end = groups + n_groups;
     size_t items = 0, before = SIZE_MAX;
     for (bn_group *g = groups; g < end; g++) {

@@ -7,10 +7,7 @@
 
 #include "operands.h"
 
-enum {
-    BN_LOOKUP_ROWS = 2560,     /* as BN_CHUNK_ROWS: their sums fill half of a usual second cache */
-    BN_LOOKUP_LEAST_ROWS = 640 /* with fewer, making tables costs more than they save */
-};
+enum { BN_LOOKUP_ROWS = 2560 }; /* as BN_CHUNK_ROWS: their sums fill half of a usual second cache */
 
 /* Multiply the first `done` rows of each group, those that tables are good for: 0 of most. Of the
  * products, those `together`. */
