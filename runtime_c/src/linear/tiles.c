@@ -56,7 +56,7 @@ static void multiply_groups(const bn_input *in, const bn_product *p, size_t pane
 
 void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, size_t n,
                          int32_t *acc) {
-    const size_t r0 = panel * BN_PANEL;
+    const size_t r0 = panel * BN_PANEL, rows = bn_rows_of(p->w, r0, n);
     if (p->w->scale_scope == BN_SCALE_GROUP) {
         multiply_groups(in, p, panel, n, (float *)acc); /* same size, same owner */
         return;
@@ -65,10 +65,15 @@ void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, 
         const size_t left = in->rows - b;
         const bn_input some = {in->o, in->first + b, left < SCALED_ROWS ? left : SCALED_ROWS};
         const bn_matmul mm = tiles_of(&some, p->w, BN_TERNARY_TILE_K, panel, n, acc);
+        const bn_scaling first = bn_scaling_of(in->o, some.first, p, b, acc, 1, r0, rows);
         bn_scaling to[SCALED_ROWS];
-        for (size_t i = 0; i < some.rows; i++)
-            to[i] = bn_scaling_of(in->o, some.first + i, p, b + i, acc + i * BN_CHUNK_ROWS, 1, r0,
-                                  bn_rows_of(p->w, r0, n));
+        for (size_t i = 0; i < some.rows; i++) {
+            to[i] = first;
+            to[i].y = first.y + i * p->y_stride;
+            to[i].acc = first.acc + i * BN_CHUNK_ROWS;
+            to[i].offset = in->o->q_sum[some.first + i];
+            to[i].s = in->o->s[some.first + i];
+        }
         in->o->kernels->products.ternary_scaled(&mm, to);
     }
 }

@@ -16,7 +16,7 @@
 /* For Q queries and the keys in one register: the four sums j, j+8, j+4, j+12 of the float rule
  * and the part of its tree above them, (s[j] + s[j+8]) + (s[j+4] + s[j+12]). */
 INLINE void qk_lanes(vec *total, const float *q, const uint8_t *k, size_t size, size_t keys,
-                     size_t head_dim, size_t j, load_fn *load, const int Q) {
+                     size_t head_dim, size_t j, int fetch, load_fn *load, const int Q) {
     vec sum[4][4];
 #define CLEAR(i, c) sum[i][c] = vec_zero();
     EACH_QUERY(CLEAR)
@@ -29,7 +29,7 @@ INLINE void qk_lanes(vec *total, const float *q, const uint8_t *k, size_t size, 
     if (i < Q)                                                                                     \
         sum[i][c] = vec_fma(key##c, vec_set(q[i * head_dim + d + LANE(c)]), sum[i][c]);
     for (; d - j + BN_LANES <= head_dim; d += BN_LANES) {
-        for (size_t line = 0; line < size; line++) /* a quarter of these dimensions */
+        for (size_t line = 0; fetch && line < size; line++) /* a quarter of these dimensions */
             prefetch_cache(k + (d - j + 4 * j) * BN_LANES * size + line * 64);
         EACH_FOUR(LOAD, 0)
         EACH_QUERY(TERM)
@@ -50,23 +50,23 @@ INLINE void qk_lanes(vec *total, const float *q, const uint8_t *k, size_t size, 
         total[i] = vec_add(vec_add(sum[i][0], sum[i][1]), vec_add(sum[i][2], sum[i][3]));
 }
 
+/* One tile. fetch: its lines farther on are not on their way yet. */
 INLINE void qk_queries(float *scores, size_t score_stride, const float *q, const uint8_t *k,
-                       size_t size, size_t head_dim, size_t tiles, load_fn *load, const int Q) {
-    for (size_t t = 0; t < tiles; t++, k += head_dim * BN_LANES * size)
-        for (size_t keys = 0; keys < BN_LANES; keys += LANES) {
-            vec b[4][QUERIES];
-            for (size_t j = 0; j < 4; j++)
-                qk_lanes(b[j], q, k, size, keys, head_dim, j, load, Q);
-            for (int i = 0; i < Q; i++)
-                vec_store(scores + (size_t)i * score_stride + t * BN_LANES + keys,
-                          vec_add(vec_add(b[0][i], b[2][i]), vec_add(b[1][i], b[3][i])));
-        }
+                       size_t size, size_t head_dim, int fetch, load_fn *load, const int Q) {
+    for (size_t keys = 0; keys < BN_LANES; keys += LANES) {
+        vec b[4][QUERIES];
+        for (size_t j = 0; j < 4; j++)
+            qk_lanes(b[j], q, k, size, keys, head_dim, j, fetch, load, Q);
+        for (int i = 0; i < Q; i++)
+            vec_store(scores + (size_t)i * score_stride + keys,
+                      vec_add(vec_add(b[0][i], b[2][i]), vec_add(b[1][i], b[3][i])));
+    }
 }
 
 /* out[i][0..4 registers or 1] += p[i][t] * v[t], t = 0, 1, ... */
 INLINE void pv_block(float *out, size_t out_stride, const float *p, size_t p_stride,
-                     const uint8_t *v, size_t size, size_t head_dim, size_t keys, load_fn *load,
-                     const int Q, const int V) {
+                     const uint8_t *v, size_t size, size_t head_dim, size_t keys, int fetch,
+                     load_fn *load, const int Q, const int V) {
     vec sum[4][4];
 #define LOAD(i, c)                                                                                 \
     if (i < Q && c < V)                                                                            \
@@ -75,7 +75,7 @@ INLINE void pv_block(float *out, size_t out_stride, const float *p, size_t p_str
 #undef LOAD
     for (size_t t = 0; t < keys; t++, v += head_dim * size) {
         vec value[4];
-        for (size_t line = 0; line < (size_t)V * LANES * size; line += 64)
+        for (size_t line = 0; fetch && line < (size_t)V * LANES * size; line += 64)
             prefetch_cache(v + line);
 #define LOAD(i, c)                                                                                 \
     if (c < V)                                                                                     \
@@ -102,7 +102,7 @@ INLINE void pv_last(float (*last)[LANES], float *out, const float *p, size_t p_s
                     const int Q) {
     for (int i = 0; i < Q; i++)
         memcpy(last[i], out + (size_t)i * head_dim, sizeof last[i]);
-    pv_block(last[0], LANES, p, p_stride, v, size, head_dim, keys, load, Q, 1);
+    pv_block(last[0], LANES, p, p_stride, v, size, head_dim, keys, 0, load, Q, 1);
 }
 
 /* The n < LANES elements of one query that has no more, padded on their way to the registers. */
@@ -120,7 +120,7 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
 }
 
 INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
-                    size_t head_dim, size_t keys, load_fn *load, const int Q) {
+                    size_t head_dim, size_t keys, int fetch, load_fn *load, const int Q) {
     const size_t end = head_dim - LANES; /* the last register, if there is one */
     const int ragged = head_dim > LANES && head_dim % LANES != 0;
     float last[4][LANES] = {{0}};
@@ -128,9 +128,11 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
     if (ragged)
         pv_last(last, out + end, p, p_stride, v + end * size, size, head_dim, keys, load, Q);
     for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
-        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, load, Q, 4);
+        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, fetch, load, Q,
+                 4);
     for (; d + LANES <= head_dim; d += LANES)
-        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, load, Q, 1);
+        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, fetch, load, Q,
+                 1);
     for (int i = 0; i < Q && ragged; i++)
         memcpy(out + (size_t)i * head_dim + end, last[i], sizeof last[i]);
     for (int i = 0; i < Q && head_dim < LANES; i++)
@@ -138,52 +140,54 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
                 keys, load);
 }
 
-INLINE void pv_queries(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
-                       size_t head_dim, size_t keys, load_fn *load, const int Q) {
-    enum { KEYS = 32 }; /* their values stay in the first cache */
-    for (; keys > KEYS; keys -= KEYS, p += KEYS, v += KEYS * head_dim * size)
-        pv_keys(out, p, p_stride, v, size, head_dim, KEYS, load, Q);
-    pv_keys(out, p, p_stride, v, size, head_dim, keys, load, Q);
-}
-
 /* The largest of 4, 2, 1 queries that n holds. */
 INLINE size_t query_block(size_t n) {
     return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
+/* A tile of keys, or some values, stay in the first cache for all queries. */
 INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
     const bn_qk a = *all; /* in registers: no store can change it */
-    const size_t E = a.head_dim, stride = a.score_stride, tiles = a.tiles;
-    for (size_t i = 0, block; i < a.n_q; i += block) {
-        float *s = a.scores + i * stride;
-        const float *q = a.q + i * E;
-        switch (block = query_block(a.n_q - i)) {
-        case 4:
-            qk_queries(s, stride, q, a.k, size, E, tiles, load, QUERIES);
-            break;
-        case 2:
-            qk_queries(s, stride, q, a.k, size, E, tiles, load, 2);
-            break;
-        default:
-            qk_queries(s, stride, q, a.k, size, E, tiles, load, 1);
+    const size_t E = a.head_dim, stride = a.score_stride;
+    for (size_t t = 0; t < a.tiles; t++) {
+        const uint8_t *k = (const uint8_t *)a.k + t * E * BN_LANES * size;
+        for (size_t i = 0, block; i < a.n_q; i += block) {
+            float *s = a.scores + i * stride + t * BN_LANES;
+            const float *q = a.q + i * E;
+            switch (block = query_block(a.n_q - i)) {
+            case 4:
+                qk_queries(s, stride, q, k, size, E, i == 0, load, QUERIES);
+                break;
+            case 2:
+                qk_queries(s, stride, q, k, size, E, i == 0, load, 2);
+                break;
+            default:
+                qk_queries(s, stride, q, k, size, E, i == 0, load, 1);
+            }
         }
     }
 }
 
-INLINE void pv(const bn_pv *a, size_t size, load_fn *load) {
-    const size_t E = a->head_dim, stride = a->p_stride, keys = a->keys;
-    for (size_t i = 0, block; i < a->n_q; i += block) {
-        float *o = a->out + i * E;
-        const float *p = a->p + i * stride;
-        switch (block = query_block(a->n_q - i)) {
-        case 4:
-            pv_queries(o, p, stride, a->v, size, E, keys, load, QUERIES);
-            break;
-        case 2:
-            pv_queries(o, p, stride, a->v, size, E, keys, load, 2);
-            break;
-        default:
-            pv_queries(o, p, stride, a->v, size, E, keys, load, 1);
+INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
+    enum { KEYS = 32 };
+    const bn_pv a = *all;
+    const size_t E = a.head_dim, stride = a.p_stride;
+    for (size_t t = 0; t < a.keys; t += KEYS) {
+        const size_t keys = min_size(a.keys - t, KEYS);
+        const uint8_t *v = (const uint8_t *)a.v + t * E * size;
+        for (size_t i = 0, block; i < a.n_q; i += block) {
+            float *o = a.out + i * E;
+            const float *p = a.p + i * stride + t;
+            switch (block = query_block(a.n_q - i)) {
+            case 4:
+                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, QUERIES);
+                break;
+            case 2:
+                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, 2);
+                break;
+            default:
+                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, 1);
+            }
         }
     }
 }

@@ -71,7 +71,7 @@ static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
         const bn_matmul rest = matmul_behind(m, done);
         stream_tokens(&rest, sums_dot, MOST);
     }
-    for (size_t t = 0; t < m->tokens; t++) {
+    for (size_t t = 0; t < m->tokens && done * BN_PANEL < a->n; t++) {
         const bn_scaling rest = scaling_behind(&a[t], done * BN_PANEL);
         scale_sums(&rest);
     }
