@@ -11,8 +11,11 @@ in --runs; started again, the script goes on.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +32,27 @@ MEASURES = {"recall": "caption of a picture", "recall_back": "picture of a capti
 SMALL = {"siglip-tiny": ["dim=32", "n_layers=1", "n_heads=1", "n_kv_heads=1", "ffn_dim=64", "out_dim=32"]}
 SMALL["siglip-tiny"] += [f"vision.{option}" for option in SMALL["siglip-tiny"][:-1]]
 SMALL["paligemma-tiny"] = SMALL["siglip-tiny"][:5]
+VALIDATION = 0.02  # of the pictures: what is measured is held out besides
 
 
 def one(args: argparse.Namespace, variant: str, seed: int) -> dict[str, float]:
-    """The two models of a variant and a seed, and what they get right of what is held out."""
+    """What the two models of a variant and a seed get right of what is held out; read, if it was measured before."""
+    outcome = args.runs / f"{variant}-seed{seed}.json"
+    if outcome.exists():
+        found: dict[str, float] = json.loads(outcome.read_text())
+        return found
     towers, answers = (args.runs / f"{model}-{variant}-seed{seed}" for model in ("siglip", "paligemma"))
     pictures, unseen = args.runs / "pictures", args.runs / "unseen"
     train(args, "siglip-tiny", variant, seed, towers, pictures / "records.jsonl", [])
     train(args, "paligemma-tiny", variant, seed, answers, pictures / "questions.jsonl", ["--vision", towers])
-    found = training_runs.bitnet("eval", str(towers), "--data", str(unseen / "records.jsonl"), "--json")
-    right = training_runs.bitnet("eval", str(answers), "--data", str(unseen / "questions.jsonl"), "--json")
-    return {"recall": found["recall"], "recall_back": found["recall_back"], "accuracy": right["right"]}
+    compared, right = (
+        training_runs.bitnet("eval", str(run), "--data", str(unseen / name), "--json", until=args.until)
+        for run, name in ((towers, "records.jsonl"), (answers, "questions.jsonl"))
+    )
+    found = {"recall": compared["recall"], "recall_back": compared["recall_back"], "accuracy": right["right"]}
+    outcome.write_text(json.dumps(found))
+    print(f"{outcome.name}: {found}", file=sys.stderr)
+    return found
 
 
 def train(
@@ -50,28 +63,31 @@ def train(
     saved = checkpoint.all_of(folder)
     if saved and saved[-1].name == f"step-{steps:06}":
         return
-    words = ["train", "--json", "--preset", preset, "--data", data, "--out", folder, "--seed", seed, "--threads", 1]
-    words += ["--steps", steps, "--validation", 0.05, "--keep", 1, "--layers-every", 0, *more]
+    words = ["train", "--json", "--preset", preset, "--data", data, "--out", folder, "--seed", seed]
+    words += ["--threads", args.threads, "--steps", steps, "--validation", VALIDATION, "--keep", 1]
+    words += ["--layers-every", 0, *more]
     for option in VARIANTS[variant] + (SMALL[preset] if args.quick else []):
         if not (more and option.startswith("vision.")):  # whose stack is that of the other run
             words += ["--set", option]
-    training_runs.bitnet(*map(str, words + (["--resume"] if saved else [])))
+    training_runs.bitnet(*map(str, words + (["--resume"] if saved else [])), until=args.until)
     print(f"{folder.name}: trained", file=sys.stderr)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each variant."""
+    """A row for each variant of which a seed was measured before the time was over."""
     for name, n, held_out in (("pictures", args.pictures, False), ("unseen", args.unseen, True)):
         if not (args.runs / name / "questions.jsonl").exists():
             drawn.write(args.runs / name, n, seed=1 + held_out, held_out=held_out)
     pool = training_runs.ThreadPoolExecutor(args.jobs)
-    waiting = {
-        variant: [pool.submit(one, args, variant, seed) for seed in range(args.seeds)] for variant in VARIANTS
-    }  # fmt: skip
+    waiting: dict[str, list[Any]] = {variant: [] for variant in VARIANTS}
+    for seed in range(args.seeds):  # twins side by side: what there is time for can be compared
+        for variant, runs in waiting.items():
+            runs.append(pool.submit(one, args, variant, seed))
     rows = []
     for variant, runs in waiting.items():
-        found = [run.result() for run in runs]
-        rows.append({"variant": variant} | {name: summary([each[name] for each in found]) for name in MEASURES})
+        found = [run.result() for run in runs if not isinstance(run.exception(), TimeoutError)]
+        if found:
+            rows.append({"variant": variant} | {name: summary([each[name] for each in found]) for name in MEASURES})
     return rows
 
 
@@ -117,7 +133,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--paligemma-steps", type=int, default=2500, help="of a run [2500]")
     parser.add_argument("--pictures", type=int, default=12_000, help="to learn from [12000]")
     parser.add_argument("--unseen", type=int, default=240, help="to be measured on [240]")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each [1]")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time [1]")
+    parser.add_argument("--threads", type=int, default=1, help="of a run [1]")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop then; started again, it goes on [no limit]")
     parser.add_argument("--runs", type=Path, default=report.ROOT / "build" / "vision-runs", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of table, figures and JSON")
     parser.add_argument("--quick", action="store_true", help="tiny models, one seed, a few steps")
@@ -128,7 +146,11 @@ def main(argv: list[str] | None = None) -> int:
     results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}")} | {
         name: getattr(args, name) for name in ("siglip_steps", "paligemma_steps", "pictures", "unseen")
     }
+    args.until = time.monotonic() + 60 * args.minutes if args.minutes else math.inf
     results["rows"] = measure(args)
+    if not results["rows"]:
+        print("no run was finished in that time; started again, it goes on", file=sys.stderr)
+        return 1
     report.write(args.out, "image_gap", results, markdown(results), panels(results))
     print(markdown(results))
     return 0

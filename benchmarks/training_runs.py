@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -121,12 +124,22 @@ def command(folder: Path, config: ModelConfig, options: Options) -> list[str]:
     return [str(word) for word in words]
 
 
-def bitnet(*words: str) -> Any:
-    """A `bitnet` command in a process of its own: what it prints with --json. Raises RuntimeError with its error."""
-    done = subprocess.run([sys.executable, "-m", "bitnet", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"bitnet {' '.join(words)} failed: {done.stderr[-1000:]}")
-    return json.loads(done.stdout)
+def bitnet(*words: str, until: float = math.inf) -> Any:
+    """A `bitnet` command in a process of its own: what it prints with --json. Raises RuntimeError with its error.
+
+    until: when to stop it, by `time.monotonic()`, as Ctrl-C does: a training run is saved. Then raises TimeoutError.
+    """
+    command = [sys.executable, "-m", "bitnet", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            raise TimeoutError(" ".join(words)) from None
+    if process.returncode:
+        raise RuntimeError(f"bitnet {' '.join(words)} failed: {err[-1000:]}")
+    return json.loads(out)
 
 
 def best_rate(

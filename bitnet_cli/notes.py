@@ -20,9 +20,10 @@ def cut_off(result: Result, model: Model) -> str:
     return f"[stopped after {result.usage.completion_tokens:,} tokens; -n N allows more]"
 
 
-def too_long(what: str, tokens: int, model: Model) -> str:
-    """Of a text that does not fit the context, for an error."""
-    return f"the {what} has {tokens:,} tokens, the context holds {model.n_ctx:,}; shorten it{larger_context(model)}"
+def too_long(what: str, tokens: int, model: Model, images: str = "") -> str:
+    """Of a text that does not fit the context, for an error. images: what is to be said of those."""
+    found = f"the {what} has {tokens:,} tokens, the context holds {model.n_ctx:,}; {images and f'{images}; '}"
+    return f"{found}shorten it{larger_context(model)}"
 
 
 def larger_context(model: Model) -> str:

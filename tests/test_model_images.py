@@ -156,6 +156,12 @@ def test_similarity_is_scale_times_cosine_plus_bias(towers: Model) -> None:
     np.testing.assert_allclose(likely, 1 / (1 + np.exp(-scores.astype(np.float64))), rtol=1e-5)
 
 
+def test_similarity_says_which_text_is_too_long(towers: Model) -> None:
+    most = towers.n_ctx
+    with pytest.raises(ContextLengthError, match=rf"^text 1, '(ab)+': {2 * most} tokens exceed .* {most} tokens"):
+        towers.similarity(CAT, ["a cat", "ab" * most])
+
+
 def test_similarity_of_a_pair_is_the_same_among_others(towers: Model) -> None:
     pictures, texts = [*RNG.integers(0, 256, (17, 14, 14, 3), np.uint8)], [f"text {n}" for n in range(13)]
     together = towers.similarity(pictures, texts)
@@ -281,6 +287,8 @@ def test_what_is_too_long_is_refused_with_both_numbers(decoder: Model) -> None:
     with pytest.raises(ContextLengthError) as caught:
         decoder.generate("abc", images=[CAT] * 7, **GREEDY)
     assert (caught.value.n_prompt, caught.value.n_ctx) == (7 * N + 5, 64)
+    said = f"{7 * N} of them are those of 7 images, {N} each, and {(64 - 5) // N} would fit"
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("images", [b"no picture", [CAT, "none.png"], np.full((14, 14), np.nan), 7])

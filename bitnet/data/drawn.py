@@ -43,7 +43,7 @@ FONTS = (
     "", "DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono.ttf",
 )  # fmt: skip
 """The one that Pillow brings along, and some that matplotlib does."""
-KINDS = ("place", "pair", "count", "text")
+KINDS = ("place", "pair", "pair", "count", "text")  # as often as it stands here; of two things most can be asked
 
 
 @dataclass(frozen=True)
@@ -100,34 +100,36 @@ def scene(seed: int, number: int, held_out: bool = False) -> Scene:
 def _scene(kind: str, random: Random, held_out: bool) -> Scene:
     """Any of its kind."""
 
+    def near(value: float, most: float) -> float:
+        return value + random.uniform(-most, most)
+
     def thing(what: str, colour: str, x: float, y: float, radius: float, font: str = "") -> Thing:
-        turn = random.uniform(-8, 8)
-        near = tuple(min(255, max(0, level + random.randint(-14, 14))) for level in COLOURS[colour])
-        shaken = (x + random.uniform(-0.02, 0.02), y + random.uniform(-0.02, 0.02))
-        return Thing(what, colour, *shaken, radius, turn, near, font)
+        tone = tuple(min(255, max(0, level + random.randint(-20, 20))) for level in COLOURS[colour])
+        return Thing(what, colour, near(x, 0.02), near(y, 0.02), radius, near(0, 8), tone, font)
 
     shapes, colours = random.sample(SHAPES, 2), random.sample(list(COLOURS), 2)
     cells = [(x, y) for y in (0.23, 0.77) for x in (0.23, 0.77)] + [(0.5, 0.5)]
     if kind == "place":
         fact = random.choice(PLACES)
-        things = [thing(shapes[0], colours[0], *cells[PLACES.index(fact)], random.uniform(0.135, 0.16))]
+        x, y = cells[PLACES.index(fact)]
+        things = [thing(shapes[0], colours[0], near(x, 0.03), near(y, 0.03), random.uniform(0.13, 0.16))]
     elif kind == "count":
         fact = random.choice(NUMBERS)
         chosen, radius = random.sample(cells, 2 + NUMBERS.index(fact)), random.uniform(0.13, 0.155)
         things = [thing(shapes[0], colours[0], x, y, radius) for x, y in chosen]
     elif kind == "pair":
-        fact, near, across = random.choice(("left", "above")), random.uniform(0.24, 0.3), random.uniform(0.4, 0.6)
-        places = [(near, across), (1 - near, across)] if fact == "left" else [(across, near), (across, 1 - near)]
+        fact, along, across = random.choice(("left", "above")), random.uniform(0.24, 0.3), random.uniform(0.35, 0.65)
+        places = [(along, across), (1 - along, across)] if fact == "left" else [(across, along), (across, 1 - along)]
         things = [
             thing(shape, colour, *place, random.uniform(0.13, 0.19))
             for shape, colour, place in zip(shapes, colours, places, strict=True)
         ]
     else:
         text = random.choice(random.choice((DIGITS, WORDS)))
-        radius = random.uniform(0.3, 0.4) if text in WORDS else random.uniform(0.15, 0.2)
+        radius = random.uniform(0.27, 0.38) if text in WORDS else random.uniform(0.15, 0.2)
         fact = random.choice(HEIGHTS)
-        height = 0.26 + 0.24 * HEIGHTS.index(fact)
-        things = [thing(text, colours[0], 0.5, height, radius, random.choice(FONTS))]
+        x, y = near(0.5, 0.46 - radius), near(0.26 + 0.24 * HEIGHTS.index(fact), 0.04)
+        things = [thing(text, colours[0], x, y, radius, random.choice(FONTS))]
     light = tuple(random.randint(228, 255) for _ in range(3))
     return Scene(kind, tuple(things), fact, light, held_out, random.getrandbits(32))
 
@@ -203,19 +205,18 @@ def _details(scene: Scene, random: Random) -> list[tuple[str, str]]:
             (f"what is {other.colour}?", other.what),
             (f"is the {one.what} {_beside(said)} the {other.what}?", "yes" if said == fact else "no"),
         ]
-    return [*asked, _is_there(scene, random)]
+    return [*asked, *_is_there(scene, random)]
 
 
-def _is_there(scene: Scene, random: Random) -> tuple[str, str]:
-    """Whether there is what there is, or as often something else; while training nothing of what is held out."""
+def _is_there(scene: Scene, random: Random) -> list[tuple[str, str]]:
+    """Whether there is something that there is, and something that is the same but for its colour or its shape. While
+    training nothing is asked of what is held out, so that not having heard of it does not tell the answer."""
     there = [(thing.what, thing.colour) for thing in scene.things]
     what, colour = random.choice(there)
-    if random.random() < 0.5:
-        return f"is there {_a(f'{colour} {what}')}?", "yes"
     others = [(what, other) for other in COLOURS] + [(other, colour) for other in SHAPES]
     others = [pair for pair in others if pair not in there and (scene.held_out or not is_held_out(*pair))]
-    what, colour = random.choice(others)
-    return f"is there {_a(f'{colour} {what}')}?", "no"
+    asked = [((what, colour), "yes"), (random.choice(others), "no")]
+    return [(f"is there {_a(f'{colour} {what}')}?", answer) for (what, colour), answer in asked]
 
 
 # ---- painting ----

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             stream = fitting_session(args, model, lambda: model.stream(prompt, images=args.image, **sampling(args)))
         except ContextLengthError as error:
-            raise ValueError(too_long("prompt", error.n_prompt, model)) from None
+            raise ValueError(too_long("prompt", error.n_prompt, model, error.images)) from None
         try:
             for piece in stream:
                 if not args.json and piece.text:

@@ -47,18 +47,20 @@ class ContextLengthError(BitnetError, ValueError):
     """More tokens than the context holds. Both numbers are attributes.
 
     at_least: `n_prompt` is what the length of a text proves; it was refused before its tokens were made.
-    most: the largest context that the model allows.
+    most: the largest context that the model allows. what: which of several texts it is. images: what is said of those.
     """
 
-    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False, most: int = 0) -> None:
+    def __init__(
+        self, n_prompt: int, n_ctx: int, *, at_least: bool = False, most: int = 0, what: str = "", images: str = ""
+    ) -> None:
         larger = f", or ask for a larger n_ctx: the model allows up to {most}" if most > n_ctx else ""
         super().__init__(
-            f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context size: "
-            f"the maximum context length is {n_ctx} tokens; "
-            f"shorten the text{larger}"
+            f"{what and f'{what}: '}{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context "
+            f"size: the maximum context length is {n_ctx} tokens; {images and f'{images}; '}shorten the text{larger}"
         )
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
+        self.images = images
 
 
 class CacheFullError(BitnetError, RuntimeError):

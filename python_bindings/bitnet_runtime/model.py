@@ -221,7 +221,9 @@ class Model(ModelText):
         """
         several = is_several(text, "text") or not len(text)
         texts = cast("Sequence[Prompt]", text if several else [text])
-        return embed(self, [self.text_tokens(one, self.n_ctx) for one in texts], pooling)
+        names = [f"text {i}, {shown(one)}" if len(texts) > 1 else "" for i, one in enumerate(texts)]
+        filled = [self.text_tokens(one, self.n_ctx, name) for one, name in zip(texts, names, strict=True)]
+        return embed(self, filled, pooling)
 
     def similarity(
         self, images: Image | Sequence[Image], texts: Prompt | Sequence[Prompt], *, probabilities: bool = False

@@ -31,6 +31,7 @@ Message = Mapping[str, Any]
 
 
 SIDES = ("left", "right")
+COUNTED = 100_000  # characters, whose tokens are made in a tenth of a second
 
 
 class Ready(NamedTuple):
@@ -103,7 +104,7 @@ class ModelText(ModelImages):
         pixels = self._pixels(images)
         seen = self._require_image_token()
         if isinstance(prompt, str):
-            self._check_length(prompt, n_ctx)
+            self._check_length(prompt, n_ctx, "")
             tokens, start = self.image_prompt(prompt, len(pixels)), len(pixels) * seen.n_tokens
             tokens[:start] = [NO_TOKEN] * start  # alone: a tokenizer may have more of them in texts
         else:
@@ -111,7 +112,10 @@ class ModelText(ModelImages):
             tokens = placed(ids, seen.image_token, len(pixels), seen.n_tokens)
             tokens = [NO_TOKEN if token == seen.image_token else token for token in tokens]
         if len(tokens) > n_ctx:
-            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
+            taken = len(pixels) * seen.n_tokens
+            fit = max(0, n_ctx - len(tokens) + taken) // seen.n_tokens
+            images = f"{taken} of them are those of {len(pixels)} images, {seen.n_tokens} each, and {fit} would fit"
+            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context, images=images)
         return Ready(tokens, pixels)
 
     def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
@@ -127,19 +131,19 @@ class ModelText(ModelImages):
             )
         return tokens
 
-    def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
-        """Token ids of a text that is to fit the context."""
+    def _tokens(self, text: Prompt, param: str, n_ctx: int, what: str = "") -> list[int]:
+        """Token ids of a text that is to fit the context. what: how an error names it."""
         self.require_embedding()
         if isinstance(text, str):
-            self._check_length(text, n_ctx)
+            self._check_length(text, n_ctx, what)
         tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
         if len(tokens) > n_ctx:
-            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
+            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context, what=what)
         return tokens
 
-    def text_tokens(self, text: Prompt, n_ctx: int) -> list[int]:
+    def text_tokens(self, text: Prompt, n_ctx: int, what: str = "") -> list[int]:
         """The tokens of a text that is to become a vector: of a string as many as the model learned from."""
-        tokens = self._tokens(text, "text", n_ctx)
+        tokens = self._tokens(text, "text", n_ctx, what)
         if self._padding is None or not isinstance(text, str):
             return tokens
         length, token, left = self._padding
@@ -162,10 +166,10 @@ class ModelText(ModelImages):
             )
         return length, token, side == "left"
 
-    def _check_length(self, text: str, n_ctx: int) -> None:
-        """Refuses a text that is too long before its tokens are made."""
-        if (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
-            raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
+    def _check_length(self, text: str, n_ctx: int, what: str) -> None:
+        """Refuses a text that is much too long before its tokens are made: of a shorter one they can be counted."""
+        if len(text) > COUNTED and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
+            raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context, what=what)
 
     def _require_image_token(self) -> ImageInfo:
         seen = self.require_images()
