@@ -32,17 +32,19 @@ demo: .venv/demo
 	$(BIN)/bitnet export build/demo/run build/demo/model.bitnet
 	$(BIN)/python python_bindings/examples/demo.py build/demo/model.bitnet
 
-# Pictures that the project draws itself. Those unseen have combinations that no other has.
+# Pictures that the project draws itself. Those unseen have combinations that no other has. Minutes: of both trainings.
+LOOKING ?= 2.25
+ANSWERING ?= 6
 PICTURES := build/vision/pictures
 UNSEEN := build/vision/unseen
 vision: .venv/demo
 	rm -rf build/vision
-	$(BIN)/python -m bitnet.data.drawn $(PICTURES) --n 12000 --seed 1
+	$(BIN)/python -m bitnet.data.drawn $(PICTURES) --n 20000 --seed 1
 	$(BIN)/python -m bitnet.data.drawn $(UNSEEN) --n 240 --seed 2 --held-out
-	$(BIN)/bitnet train --preset siglip-tiny --minutes $(MINUTES) --data $(PICTURES)/records.jsonl \
-	    --out build/vision/siglip
-	$(BIN)/bitnet train --preset paligemma-tiny --minutes $(MINUTES) --data $(PICTURES)/questions.jsonl \
-	    --vision build/vision/siglip --quantize-warmup 0 --out build/vision/paligemma
+	$(BIN)/bitnet train --preset siglip-tiny --minutes $(LOOKING) --data $(PICTURES)/records.jsonl \
+	    --validation 0.02 --out build/vision/siglip
+	$(BIN)/bitnet train --preset paligemma-tiny --minutes $(ANSWERING) --data $(PICTURES)/questions.jsonl \
+	    --validation 0.02 --vision build/vision/siglip --out build/vision/paligemma
 	$(BIN)/bitnet export build/vision/siglip build/vision/siglip.bitnet
 	$(BIN)/bitnet export build/vision/paligemma build/vision/paligemma.bitnet
 	$(BIN)/bitnet similarity build/vision/siglip.bitnet $(UNSEEN)/images/000000.png --quiet \

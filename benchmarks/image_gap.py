@@ -3,9 +3,9 @@
     python benchmarks/image_gap.py --jobs 2       # three seeds of four models: an hour on two cores
     python benchmarks/image_gap.py --quick        # that it runs: seconds, and the figures mean nothing
 
-The pictures are those of `bitnet.data.drawn`; all that is measured is about pictures with combinations that no picture
-in training had. Twins are trained alike: data, order, steps, learning rates. Every run is one of `bitnet train`, kept
-in --runs; started again, the script goes on.
+What `make vision` does, in steps. The pictures are those of `bitnet.data.drawn`; all that is measured is about pictures
+with combinations that no picture in training had. Twins are trained alike: data, order, steps, learning rates. Every
+run is one of `bitnet train`, kept in --runs; started again, the script goes on.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def train(
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each variant of which a seed was measured before the time was over."""
+    """A row for each variant, of the seeds for which both were measured before the time was over; none of none."""
     for name, n, held_out in (("pictures", args.pictures, False), ("unseen", args.unseen, True)):
         if not (args.runs / name / "questions.jsonl").exists():
             drawn.write(args.runs / name, n, seed=1 + held_out, held_out=held_out)
@@ -83,12 +83,16 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for seed in range(args.seeds):  # twins side by side: what there is time for can be compared
         for variant, runs in waiting.items():
             runs.append(pool.submit(one, args, variant, seed))
-    rows = []
-    for variant, runs in waiting.items():
-        found = [run.result() for run in runs if not isinstance(run.exception(), TimeoutError)]
-        if found:
-            rows.append({"variant": variant} | {name: summary([each[name] for each in found]) for name in MEASURES})
-    return rows
+    twins = [
+        {variant: run.result() for variant, run in zip(VARIANTS, runs, strict=True)}
+        for runs in zip(*waiting.values(), strict=True)
+        if not any(isinstance(run.exception(), TimeoutError) for run in runs)
+    ]
+    return [
+        {"variant": variant} | {name: summary([each[variant][name] for each in twins]) for name in MEASURES}
+        for variant in VARIANTS
+        if twins
+    ]
 
 
 def summary(values: list[float]) -> dict[str, Any]:
@@ -129,9 +133,9 @@ def panels(results: dict[str, Any]) -> list[report.Panel]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="[3]")
-    parser.add_argument("--siglip-steps", type=int, default=1500, help="of a run [1500]")
-    parser.add_argument("--paligemma-steps", type=int, default=2500, help="of a run [2500]")
-    parser.add_argument("--pictures", type=int, default=12_000, help="to learn from [12000]")
+    parser.add_argument("--siglip-steps", type=int, default=2000, help="of a run [2000]")
+    parser.add_argument("--paligemma-steps", type=int, default=4000, help="of a run [4000]")
+    parser.add_argument("--pictures", type=int, default=20_000, help="to learn from [20000]")
     parser.add_argument("--unseen", type=int, default=240, help="to be measured on [240]")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time [1]")
     parser.add_argument("--threads", type=int, default=1, help="of a run [1]")

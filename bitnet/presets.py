@@ -54,7 +54,7 @@ _SIGLIP_TEXT: dict[str, Any] = {
 _TINY_TOWER: dict[str, Any] = _SEES | {  # ternary from its first step
     "dim": 128, "n_heads": 4, "n_kv_heads": 4, "head_dim": 32, "ffn_dim": 384, "sub_norm": True, "norm_eps": 1e-6,
 }  # fmt: skip
-_TINY_VISION = ModelConfig(n_layers=4, image_size=64, patch_size=16, pooling="attention", **_RGB, **_TINY_TOWER)
+_TINY_VISION = ModelConfig(n_layers=4, image_size=72, patch_size=24, pooling="attention", **_RGB, **_TINY_TOWER)
 
 PRESETS: dict[str, ModelConfig] = {
     # The demo: 2 million parameters, trained in minutes on two cores. Few heads, few layers: at this
@@ -96,14 +96,14 @@ PRESETS: dict[str, ModelConfig] = {
         vocab_size=151_936, dim=4096, n_layers=36, n_heads=32, n_kv_heads=8, head_dim=128, ffn_dim=12_288,
         max_context=65_536, norm_eps=1e-6, rope_theta=1e6, tie_embeddings=False, **_BONSAI,
     ),
-    # Images of 64 pixels and short texts, 1.5 million parameters; and a decoder that is shown such images. The
-    # tokenizer of a run says which token stands for an image.
+    # Images of 72 pixels in 9 patches, and short texts, 1.5 million parameters; and a decoder that is shown such
+    # images. The tokenizer of a run says which token stands for an image.
     "siglip-tiny": ModelConfig(
         name="text", vocab_size=1024, n_layers=3, max_context=64, mask="bidirectional", pooling="mean", out_dim=128,
         projector_bias=True, similarity_scale=10.0, similarity_bias=-10.0, vision=_TINY_VISION, **_TINY_TOWER,
     ),
     "paligemma-tiny": ModelConfig(
-        vocab_size=1024, dim=128, n_layers=4, n_heads=4, n_kv_heads=1, head_dim=32, ffn_dim=384, max_context=128,
+        vocab_size=1024, dim=128, n_layers=4, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=384, max_context=128,
         mask="prefix", activation="gelu", norm_eps=1e-6, embedding_scale=math.sqrt(128), image_token=1,
         vision=_TINY_VISION.replace(pooling="none", out_dim=128, projector_bias=True),
     ),

@@ -191,8 +191,8 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
         "lr": 1.2e-3, "optimizer": "adamw", "schedule": "two_stage", "quantize_warmup": 0.0, "batch": 1,
         "accumulate": 256, "steps": 100_000,
     },
-    "siglip-tiny": {"objective": "contrastive", "lr": 3e-3, "batch": 64, "steps": 1500},
-    "paligemma-tiny": {"lr": 3e-3, "batch": 32, "steps": 1500},
+    "siglip-tiny": {"objective": "contrastive", "lr": 3e-3, "batch": 64, "steps": 2000},
+    "paligemma-tiny": {"lr": 3e-3, "batch": 64, "steps": 4000, "quantize_warmup": 0.0},
 }  # fmt: skip
 """How the training options of a preset differ from the defaults."""
 

@@ -31,7 +31,7 @@ PICTURES, UNSEEN = 40, 14
 def commands(folder: Path) -> list[list[str]]:
     """What `make vision` does, in another folder."""
     made = subprocess.run(
-        ["make", "--no-print-directory", "-n", "-o", ".venv/demo", "vision", "MINUTES=0.005"],
+        ["make", "--no-print-directory", "-n", "-o", ".venv/demo", "vision", "LOOKING=0.005", "ANSWERING=0.005"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     lines = made.stdout.replace("\\\n", " ").replace("build/vision", str(folder)).splitlines()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw, ImageFont
 
-SIZE = 64  # pixels of a side
+SIZE = 72  # pixels of a side
 FINER = 4  # painted so many times as large and then reduced: edges become smooth
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "heart")
@@ -33,8 +33,13 @@ COLOURS = {
     "red": (214, 38, 38), "orange": (245, 135, 25), "yellow": (235, 200, 25), "green": (40, 155, 60),
     "blue": (40, 85, 215), "purple": (135, 60, 175), "brown": (120, 70, 35), "black": (25, 25, 25),
 }  # fmt: skip
-PLACES = ("top left", "top right", "bottom left", "bottom right", "centre")
-HEIGHTS = ("top", "centre", "bottom")
+LINES = (0.18, 0.5, 0.82)  # middles of rows and columns, as far apart as the patches of `siglip-tiny`
+CELLS = tuple(itertools.product(LINES, LINES))  # x and y
+STEPS = tuple(itertools.combinations(LINES, 2))  # from left to right, or from above
+HEIGHTS = dict(zip(("top", "centre", "bottom"), LINES, strict=True))
+PLACES = {
+    "top left": CELLS[0], "bottom left": CELLS[2], "centre": CELLS[4], "top right": CELLS[6], "bottom right": CELLS[8],
+}  # fmt: skip
 NUMBERS = ("two", "three", "four", "five")
 DIGITS = tuple("0123456789")
 WORDS = ("cat", "dog", "sun", "map", "key", "box", "bus", "cup")
@@ -82,7 +87,7 @@ class Scene:
 def is_held_out(what: str, other: str) -> bool:
     """Whether a thing is never seen in this colour, at this place, in this number: one of each for each thing."""
     number = SHAPES.index(what) if what in SHAPES else TEXTS.index(what)
-    places = PLACES if what in SHAPES else HEIGHTS
+    places = tuple(PLACES if what in SHAPES else HEIGHTS)
     words = next(words for words in (tuple(COLOURS), places, NUMBERS) if other in words)
     return words.index(other) == (7 * number + 1) % len(words)
 
@@ -108,28 +113,24 @@ def _scene(kind: str, random: Random, held_out: bool) -> Scene:
         return Thing(what, colour, near(x, 0.02), near(y, 0.02), radius, near(0, 8), tone, font)
 
     shapes, colours = random.sample(SHAPES, 2), random.sample(list(COLOURS), 2)
-    cells = [(x, y) for y in (0.23, 0.77) for x in (0.23, 0.77)] + [(0.5, 0.5)]
     if kind == "place":
-        fact = random.choice(PLACES)
-        x, y = cells[PLACES.index(fact)]
-        things = [thing(shapes[0], colours[0], near(x, 0.03), near(y, 0.03), random.uniform(0.13, 0.16))]
+        fact = random.choice(list(PLACES))
+        things = [thing(shapes[0], colours[0], *PLACES[fact], random.uniform(0.105, 0.13))]
     elif kind == "count":
         fact = random.choice(NUMBERS)
-        chosen, radius = random.sample(cells, 2 + NUMBERS.index(fact)), random.uniform(0.13, 0.155)
+        chosen, radius = random.sample(CELLS, 2 + NUMBERS.index(fact)), random.uniform(0.1, 0.125)
         things = [thing(shapes[0], colours[0], x, y, radius) for x, y in chosen]
     elif kind == "pair":
-        fact, along, across = random.choice(("left", "above")), random.uniform(0.24, 0.3), random.uniform(0.35, 0.65)
-        places = [(along, across), (1 - along, across)] if fact == "left" else [(across, along), (across, 1 - along)]
+        fact, line, (one, other) = random.choice(("left", "above")), random.choice(LINES), random.choice(STEPS)
+        places = [(one, line), (other, line)] if fact == "left" else [(line, one), (line, other)]
         things = [
-            thing(shape, colour, *place, random.uniform(0.13, 0.19))
+            thing(shape, colour, *place, random.uniform(0.1, 0.125))
             for shape, colour, place in zip(shapes, colours, places, strict=True)
         ]
     else:
-        text = random.choice(random.choice((DIGITS, WORDS)))
-        radius = random.uniform(0.27, 0.38) if text in WORDS else random.uniform(0.15, 0.2)
-        fact = random.choice(HEIGHTS)
-        x, y = near(0.5, 0.46 - radius), near(0.26 + 0.24 * HEIGHTS.index(fact), 0.04)
-        things = [thing(text, colours[0], x, y, radius, random.choice(FONTS))]
+        fact, word = random.choice(list(HEIGHTS)), random.random() < 0.5
+        text, radius = random.choice(WORDS if word else DIGITS), near(0.27 if word else 0.13, 0.02)
+        things = [thing(text, colours[0], near(0.5, 0.04), HEIGHTS[fact], radius, random.choice(FONTS))]
     light = tuple(random.randint(228, 255) for _ in range(3))
     return Scene(kind, tuple(things), fact, light, held_out, random.getrandbits(32))
 

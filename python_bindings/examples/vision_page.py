@@ -70,9 +70,11 @@ body {{ font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1280px; m
 h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1rem; margin: 1.5rem 0 0 }}
 p {{ margin: .2rem 0 .8rem; color: #555; font-size: .9rem }}
 img {{ image-rendering: pixelated; border: 1px solid #ddd }}
-main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(25rem, 100%), 1fr)); gap: 1rem }}
+main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(34rem, 100%), 1fr)); gap: 1.2rem }}
 figure {{ margin: 0; display: flex; gap: .7rem; align-items: flex-start; font-size: .85rem; line-height: 1.3 }}
-figure img {{ width: 112px; height: 112px; flex: none }}
+figure img {{ width: 128px; height: 128px; flex: none }}
+figure table {{ width: 100% }} figure th {{ width: 55% }}
+td.right, td.wrong {{ width: 1.2em }}
 th {{ text-align: left; font-weight: 400; color: #555; padding-right: .5rem; vertical-align: top }}
 td {{ vertical-align: top }} td.right {{ color: #17807e }} td.wrong {{ color: #c8553d; font-weight: 700 }}
 small {{ color: #c8553d }}
