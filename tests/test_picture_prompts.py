@@ -102,7 +102,7 @@ def test_captions_are_learnt_as_the_engine_is_given_texts(made: Rows) -> None:
     assert isinstance(rows, Captions)
     with Model.load(file, threads=1) as model:
         for i, text in enumerate(CAPTIONS):
-            assert rows.text(i, 64).tolist() == model._filled(text, 64)
+            assert rows.text(i, 64).tolist() == model.text_tokens(text, 64)
 
 
 @pytest.mark.parametrize(("around", "generation"), [("$A", {"bos_token_id": "<start>"})])
