@@ -82,10 +82,11 @@ def test_the_command_line_answers_as_python_does(made: Path, capsys: pytest.Capt
     record = demo.records(made / "unseen" / "questions.jsonl")[0]
     image, prompt = made / "unseen" / record["image"], record["prefix"]
     with demo.Model.load(made / "paligemma.bitnet") as model:
-        said = model.generate(prompt, images=[image], max_tokens=12, temperature=1.0, seed=3).text
-    words = ["generate", made / "paligemma.bitnet", "--image", image, "-p", prompt, "--quiet"]
+        said = model.generate(prompt, images=[image], max_tokens=12, temperature=1.0, seed=3).tokens
+    words = ["generate", made / "paligemma.bitnet", "--image", image, "-p", prompt, "--quiet", "--json"]
     assert bitnet_cli.main([*map(str, words), "--temperature", "1", "-s", "3", "-n", "12"]) == 0
-    assert capsys.readouterr().out.strip() == said.strip() != ""
+    assert json.loads(capsys.readouterr().out)["tokens"] == said
+    assert said
 
 
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
