@@ -259,7 +259,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         parser.error("the CPU is for --quick alone")
     if args.device == "cpu":
         args.parts = [part for part in args.parts if part != "profile"]
-    args.deadline = time.time() + args.budget
+    args.deadline = time.time() + (3600 if args.quick else args.budget)
     return args
 
 
