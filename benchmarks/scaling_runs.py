@@ -138,7 +138,7 @@ def measured(run: Path, text: Path) -> dict[str, Any]:
     if words.to_str() != checkpoint.words.to_str():
         raise ValueError(f"{text} and {run} have different tokenizers")
     model = checkpoint.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return asdict(loss.evaluate(model, ids, model.config.max_context, batch=32))
+    return asdict(loss.evaluate(model, ids, model.config.max_context, batch=128))
 
 
 def device() -> str:

@@ -46,8 +46,9 @@ class Settings:
     )
     data: list[str] = option(
         [],
-        "text: files, globs, folders (of which .txt .md .rst .py .jsonl are read), or hf:NAME:SPLIT; none: Python's "
-        "standard library; of a model with vision: .jsonl, .csv or folders of images and texts",
+        "text: files, globs, folders (of which .txt .md .rst .py .jsonl are read), hf:NAME:SPLIT, or what bitnet "
+        "tokenize made; none: Python's standard library; of a model with vision: .jsonl, .csv or folders of images and "
+        "texts",
     )
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")

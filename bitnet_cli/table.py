@@ -18,6 +18,7 @@ class Verb(NamedTuple):
 
 
 VERBS = (
+    Verb("tokenize", "make token ids of text once, for many runs"),
     Verb("train", "train a model on text"),
     Verb("report", "one page of figures about a training run"),
     Verb("eval", "measure a model on text or on tasks"),

@@ -16,7 +16,6 @@ import pytest
 
 import bitnet_cli
 from bitnet.data import tokenized
-from bitnet.data.corpus import DataError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 near, sources, scaling, plan, runs, results, page = (
@@ -112,21 +111,6 @@ def test_near_duplicates() -> None:
         assert index.add("\n".join(base).encode())
         if not 0.45 < share < 0.8:
             assert index.add("\n".join(other).encode()) == (share < near.ALIKE)
-
-
-def test_token_folders(text: Path, tmp_path: Path) -> None:
-    """What is no such folder, or is damaged, is named."""
-    assert tokenized.named([str(text)]) == text and tokenized.named(["docs"]) is None
-    with pytest.raises(DataError, match="cannot be mixed"):
-        tokenized.named([str(text), "docs"])
-    with pytest.raises(DataError, match="names no token ids for train"):
-        tokenized.read(text / "report", "train")
-    with pytest.raises(DataError, match="is no folder of token ids"):
-        tokenized.read(tmp_path, "train")
-    (file,) = text.glob("train-*.bin")
-    file.write_bytes(file.read_bytes()[:-2] + b"\xff\xff")
-    with pytest.raises(DataError, match="is damaged"):
-        tokenized.read(text, "train")
 
 
 def settled(cell: Any, best: dict[str, float], losses: dict[str, float]) -> list[str]:

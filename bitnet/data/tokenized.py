@@ -10,16 +10,29 @@ Runs take it in place of text, `--data FOLDER`. One without "train" is to measur
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bitnet.data import dataset, tokenizer
+from bitnet.data import corpus, dataset, tokenizer
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
 
 CONTENTS = "tokens.json"
+
+
+def make(
+    folder: Path, data: Sequence[str], validation: float, kind: str, vocab_size: int, say: Callable[[str], object]
+) -> dict[str, Tokens]:
+    """Token ids of text, split as a run would split it. kind: of tokenizer, or the path of a tokenizer.json."""
+    texts = corpus.Documents(data)
+    train, held_out = corpus.split(texts, validation, say)
+    if texts.left_out:
+        say(texts.left_out)
+    words = tokenizer.load(kind) if Path(kind).is_file() else tokenizer.build(kind, train, vocab_size)
+    write(folder, words, {"train": train, "validation": held_out})
+    return dict(zip(("train", "validation"), read(folder, "train", "validation")[1], strict=True))
 
 
 def write(folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]]) -> None:

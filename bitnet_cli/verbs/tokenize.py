@@ -1,0 +1,43 @@
+"""`bitnet tokenize`: from text to a folder of token ids that runs share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from bitnet.settings import Settings
+from bitnet_runtime.terminal import escape, say, show
+
+USUAL = Settings()
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make token ids of text once. `bitnet train --data FOLDER` maps them, without reading the text again; so do "
+        "`bitnet finetune` and `bitnet eval` with the same tokenizer."
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="to make")
+    parser.add_argument("--data", nargs="+", default=[], metavar="", help="text, as of bitnet train")
+    parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="", help="share held out [0.05]")
+    parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="", help="as of bitnet train [bpe]")
+    parser.add_argument("--vocab-size", type=int, default=2048, metavar="", help="tokens of a new tokenizer [2048]")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from bitnet.data import tokenized, tokenizer
+
+    Settings(validation=args.validation)  # refuses what is no share
+    if not Path(args.tokenizer).is_file():
+        tokenizer.check_kind(args.tokenizer)
+    folder = Path(args.folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; name a new folder")
+    made = tokenized.make(
+        folder, args.data, args.validation, args.tokenizer, args.vocab_size, lambda line: say(escape(line))
+    )
+    found = {name: {"tokens": ids.n_tokens, "bytes": ids.n_bytes} for name, ids in made.items()}
+    lines = [f"{name:11}{said['tokens']:,} tokens of {said['bytes']:,} bytes" for name, said in found.items()]
+    show((json.dumps({"folder": str(folder)} | found) if args.json else "\n".join(lines)) + "\n")
+    return 0
