@@ -39,6 +39,10 @@ class UnsupportedModelError(ModelFormatError):
     and so no logits, no table of tokens, or a mask without a next token."""
 
 
+class SessionFileError(BitnetError, ValueError):
+    """Not a saved session, a damaged one, or one that another model has saved."""
+
+
 class ModelTooLargeError(BitnetError, MemoryError):
     """Not enough memory for the model or for a session's context."""
 

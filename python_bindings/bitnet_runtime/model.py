@@ -247,6 +247,14 @@ class Model(ModelText):
         """
         return Session._new(self, n_ctx)
 
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """A session that `Session.save` wrote, with the context and the type of cache that it had.
+
+        The file may come from anyone. Raises SessionFileError (also of a session of another model),
+        ModelTooLargeError, or OSError.
+        """
+        return Session._load(self, path)
+
     def shrink(self) -> bool:
         """Make `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
+from bitnet_runtime import saved
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import ALIASES, FIELDS, Sampling, TokenOptions, resolve, whole
 from bitnet_runtime.errors import (
@@ -55,6 +56,7 @@ class Session(Unique):
         self._lock = threading.RLock()  # re-entrant, for signal handlers
         self._ending = threading.RLock()  # of a Stream that ends or is closed; held for a moment only
         self._token = ffi.new("int32_t *")
+        self._note = b""
         _sessions[id(self)] = self
         model._open  # noqa: B018  raises if close() came before it could see this session
 
@@ -66,6 +68,16 @@ class Session(Unique):
         handle = model._open
         check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
         return cls(model, Handle(out[0], handle))
+
+    @classmethod
+    def _load(cls, model: ModelFacts, path: str | os.PathLike[str]) -> Session:
+        """`Model.load_session`."""
+        model.require_text()
+        handle = model._open
+        pointer, note = saved.load(handle.pointer, path)
+        session = cls(model, Handle(pointer, handle))
+        session._note = note
+        return session
 
     @overload
     def append(self, tokens: Ids, logits: Literal["last", "all"] = "last") -> NDArray[np.float32]: ...
@@ -285,6 +297,22 @@ class Session(Unique):
             handle = self._open
             check(lib.bn_session_fork(handle.pointer, out))
             return Session(self._model, Handle(out[0], handle))
+
+    def save(self, path: str | os.PathLike[str], note: bytes = b"") -> None:
+        """Write tokens, cache and seed to a file, for `Model.load_session`: it goes on as if never interrupted.
+
+        A file that is there is replaced once all is written. note: whatever you want to keep with it. Vectors
+        of `embed` that are not complete are not saved. Raises OSError.
+        """
+        with self._lock:
+            handle = self._open
+            saved.save(handle.pointer, note, path)
+            self._note = note
+
+    @property
+    def note(self) -> bytes:
+        """What was given to `save`; b"" for a session that was neither saved nor loaded."""
+        return self._note
 
     # ---- cancel, forget ----
 

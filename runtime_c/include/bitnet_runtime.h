@@ -91,8 +91,9 @@ typedef enum bn_status {
     BN_ERR_NO_TABLE = 23, /* tokens for a model that has no embedding of them: it takes vectors */
     BN_ERR_MASK = 24,     /* not with this model's mask, see bn_mask_kind */
     BN_ERR_INPUT = 25,    /* images for a model that sees none, or a text for one that only sees */
-    BN_ERR_CACHE = 26 /* no room for more tokens in bn_load_options.cache_bytes; nothing was done,
-                       * and the call can be made again when other sessions gave some back */
+    BN_ERR_CACHE = 26, /* no room for more tokens in bn_load_options.cache_bytes; nothing was done,
+                        * and the call can be made again when other sessions gave some back */
+    BN_ERR_MODEL = 27  /* a session that another model has saved */
 } bn_status;
 
 /* Sections of the packed file that the engine passes on without reading. */
@@ -383,6 +384,32 @@ BN_API uint64_t bn_session_skipped(const bn_session *session);
 /* The tokens held, oldest first: int32[position], or BN_NO_TOKEN. Lives until
  * the next call that changes it. */
 BN_API const int32_t *bn_session_tokens(const bn_session *session);
+
+/* 64 bits of a hash of each row that logits were made from, or can be: of the state of a token
+ * behind the last layer, all its bits. uint64[position], 0 for a token of which no logits were
+ * asked. Two machines that computed the same have the same numbers. Lives like bn_session_tokens.
+ */
+BN_API const uint64_t *bn_session_digests(const bn_session *session);
+
+/* --- A session as bytes , for a file (the format: session/saved.c): tokens, cache, seed, and what
+ * it takes to go on as if it had never been away, bit for bit; not digests and pools of embeddings.
+ * --- */
+
+/* How many bytes bn_session_save writes, with a note of so many. */
+BN_API uint64_t bn_session_saved_size(const bn_session *session, uint64_t note_size);
+
+/* note: whatever the program wants to keep with it, which may be NULL when there is none. Fails
+ * with BN_ERR_ARGUMENT unless `size` is bn_session_saved_size. */
+BN_API bn_status bn_session_save(const bn_session *session, const void *note, uint64_t note_size,
+                                 void *bytes, uint64_t size);
+
+/* A new session of what bn_session_save wrote, with the same context, type of cache and batch. The
+ * bytes may be anything: every one is checked before it is used, and none is needed afterwards.
+ * note: NULL, or where it lies in them. Fails with BN_ERR_MODEL when it was saved by another one,
+ * like bn_session_new, and like bn_model_open for bytes, which says what `detail` receives. */
+BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size,
+                                 bn_session **session, const uint8_t **note, uint64_t *note_size,
+                                 char *detail);
 
 /* Compute n >= 1 tokens. `out`, if not NULL, receives float[rows][vocab_size],
  * rows = 0, 1 or n for BN_LOGITS_NONE, _LAST, _ALL. The last row stays

@@ -83,6 +83,61 @@ size_t bn_cache_least(const bn_cache *cache, const bn_config *c) {
     return least;
 }
 
+/* --- positions as bytes --- */
+
+/* The words of a key among those of 15 others, from where they lie side by side or to there. */
+static void move_key(const bn_kv *kv, uint8_t *tile, size_t lane, size_t E, uint8_t *out,
+                     const uint8_t *in) {
+    const size_t word = bn_kv_word(kv), words = bn_kv_words(kv, E);
+    uint8_t *place = tile + lane * word;
+    for (size_t i = 0; i < words; i++, place += BN_LANES * word)
+        if (in)
+            memcpy(place, in + i * word, word);
+        else
+            memcpy(out + i * word, place, word);
+}
+
+static void move_bytes(void *place, size_t n, uint8_t *out, const uint8_t *in) {
+    memcpy(in ? place : out, in ? in : place, n);
+}
+
+/* All heads of a position, to `out`, or from `in`. */
+static void move_position(const bn_cache *cache, const bn_config *c, const bn_cache_part *part,
+                          size_t position, uint8_t *out, const uint8_t *in) {
+    const bn_kv *kv = &bn_kv_types[cache->type];
+    const size_t slot = position % part->slots, E = c->head_dim;
+    const size_t sizes[] = {part->key, part->value, sizeof(float), sizeof(float)};
+    for (size_t head = 0; head < part->heads; head++) {
+        const bn_kv_head h = head_of(part, head);
+        const bn_kv_piece at = bn_cache_piece(&h, slot, 1);
+        void *places[] = {at.k, at.v, at.k_scale, at.v_scale};
+        for (size_t i = 0; i < (kv->scaled ? 4u : 2u); i++) {
+            if (i == 0)
+                move_key(kv, at.k, slot % BN_LANES, E, out, in);
+            else
+                move_bytes(places[i], sizes[i], out, in);
+            out += out ? sizes[i] : 0;
+            in += in ? sizes[i] : 0;
+        }
+    }
+}
+
+size_t bn_cache_row(const bn_cache *cache, size_t part) {
+    const bn_cache_part *p = &cache->parts[part];
+    return p->heads *
+           (p->key + p->value + (bn_kv_types[cache->type].scaled ? 2 * sizeof(float) : 0));
+}
+
+void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
+                   uint8_t *bytes) {
+    move_position(cache, &stack->config, &cache->parts[part], position, bytes, NULL);
+}
+
+void bn_cache_write(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
+                    const uint8_t *bytes) {
+    move_position(cache, &stack->config, &cache->parts[part], position, NULL, bytes);
+}
+
 uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) {
     const bn_config *c = &stack->config;
     return position_bytes(&bn_kv_types[type], stack->cached[part] * c->n_kv_heads, c->head_dim);

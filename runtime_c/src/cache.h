@@ -107,6 +107,15 @@ static inline bn_kv_piece bn_cache_piece(const bn_kv_head *head, size_t slot, si
 /* The least position from which a text can go on after what is behind was forgotten, but for 0. */
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c);
 
+/* What a position has in all heads of a part, to bytes one behind the other or from them: for each
+ * head key, value, and their scales if there are any. It is one that the part did not forget, and
+ * before it is written it was prepared. */
+size_t bn_cache_row(const bn_cache *cache, size_t part); /* how many */
+void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
+                   uint8_t *bytes);
+void bn_cache_write(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
+                    const uint8_t *bytes);
+
 /* Bytes that a position takes in the layers of a part. */
 uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part);
 

@@ -2,8 +2,8 @@
  *
  * logits_hash.c: the promise of the header, held end to end. A fixed list of tokens goes through
  * a model on every tier this CPU runs, with one thread and with more, in long pieces and in short
- * ones, and the CRC-32 of the bits of all logits must not change. It is printed, so that two
- * machines can be compared.
+ * ones, and the CRC-32 of the bits of all logits, and of the digests of sessions, must not change.
+ * It is printed, so that two machines can be compared.
  *
  *     logits_hash [FILE]      without FILE, small random models
  *     logits_hash --brief     of these each tier takes one way in turn: for CPUs that are emulated
@@ -230,7 +230,8 @@ static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece)
     }
     free(logits);
     free(tokens);
-    return crc;
+    return scalar.bytes.crc32(crc, (const uint8_t *)bn_session_digests(s),
+                              total * sizeof(uint64_t));
 }
 
 /* The vector of a text, by its mean. */

@@ -186,7 +186,7 @@ static void test_limits(void) {
 /* --- Sentences --- */
 
 static void test_text(void) {
-    enum { LAST = BN_ERR_CACHE };
+    enum { LAST = BN_ERR_MODEL };
     const char *unknown = bn_status_text((bn_status)(LAST + 1));
     CHECK(unknown != NULL && bn_status_text((bn_status)-1) == unknown);
     for (int i = 0; i <= LAST; i++) {

@@ -278,6 +278,7 @@ static bn_status parse(bn_file *file, const bn_kernels *kernels, char *detail) {
         status = copy_tables(file, detail);
     if (status == BN_OK)
         status = check_section_sums(file, &opening, kernels, detail);
+    file->header_crc = opening.header.header_crc;
     if (status == BN_OK)
         status = bn_check_stacks(file, detail);
     return status == BN_OK ? bn_check_tensors(file, detail) : status;

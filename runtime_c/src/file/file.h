@@ -84,6 +84,7 @@ typedef struct bn_file {
     void *tables;        /* memory of the two arrays */
     const uint8_t *data; /* the DATA section */
     size_t data_size;
+    uint32_t header_crc;       /* of the header and the table, which has those of all sections */
     uint32_t data_crc;         /* as stored; bn_file_verify compares */
     const uint8_t *section[8]; /* by kind; NULL when absent */
     size_t section_size[8];

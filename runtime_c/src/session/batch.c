@@ -28,6 +28,7 @@ bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want) {
                     .position = before ? before->position + 1 : s->position,
                     .token = token,
                     .want = want};
+    s->digests[row->position] = 0;
     if (s->cache.written <= (size_t)row->position)
         s->cache.written = (size_t)row->position + 1;
     b->n++;
@@ -40,9 +41,25 @@ static float *state_of(const bn_batch *b, size_t row) {
     return b->w->x + row * b->stack->config.dim;
 }
 
+/* Of the bits of n floats; never 0. */
+static uint64_t digest(const float *x, size_t n) {
+    uint64_t hash = n;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        hash = (hash ^ bits) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 29;
+    }
+    hash *= 0xbf58476d1ce4e5b9u;
+    return (hash ^ hash >> 32) | !hash;
+}
+
 static void keep_hidden(const bn_batch *b, size_t row) {
-    bn_session *s = b->w->rows[row].session;
-    memcpy(s->hidden, state_of(b, row), b->stack->config.dim * sizeof *s->hidden);
+    const bn_row *r = &b->w->rows[row];
+    bn_session *s = r->session;
+    const size_t D = b->stack->config.dim;
+    memcpy(s->hidden, state_of(b, row), D * sizeof *s->hidden);
+    s->digests[r->position] = digest(s->hidden, D);
     s->ready = BN_READY_HIDDEN;
 }
 

@@ -25,8 +25,9 @@ static void lay_out(bn_session *s, uint8_t *base) {
     const size_t hidden = align(c->dim * sizeof(float));
     const size_t logits = align((size_t)c->vocab_size * sizeof(float));
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
+    const size_t digests = align((size_t)s->n_ctx * sizeof(uint64_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
-    s->memory_size = table + 2 * hidden + logits + tokens + sampler;
+    s->memory_size = table + 2 * hidden + logits + tokens + digests + sampler;
     if (base) {
         s->blocks = (bn_arena **)(void *)base;
         base += table;
@@ -35,7 +36,8 @@ static void lay_out(bn_session *s, uint8_t *base) {
         base += 2 * hidden;
         s->logits = (float *)(void *)base;
         s->tokens = (int32_t *)(void *)(base + logits);
-        s->sampler_scratch = base + logits + tokens;
+        s->digests = (uint64_t *)(void *)(base + logits + tokens);
+        s->sampler_scratch = base + logits + tokens + digests;
     }
 }
 
@@ -140,6 +142,7 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     s->ready = session->ready;
     s->seed = session->seed;
     memcpy(s->tokens, session->tokens, (size_t)s->position * sizeof *s->tokens);
+    memcpy(s->digests, session->digests, (size_t)s->position * sizeof *s->digests);
     s->pooled = session->pooled;
     s->pooling = session->pooling;
     memcpy(s->hidden, session->hidden, s->stack->config.dim * sizeof *s->hidden);
@@ -187,6 +190,10 @@ uint64_t bn_session_skipped(const bn_session *s) {
 
 const int32_t *bn_session_tokens(const bn_session *s) {
     return s ? s->tokens : NULL;
+}
+
+const uint64_t *bn_session_digests(const bn_session *s) {
+    return s ? s->digests : NULL;
 }
 
 void bn_session_seed(bn_session *s, uint64_t seed) {

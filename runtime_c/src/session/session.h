@@ -21,14 +21,15 @@ struct bn_session {
     bn_cache cache;
     bn_arena **blocks; /* its table */
     int32_t n_ctx, position;
-    int32_t batch;   /* tokens of a prompt that make a turn */
-    int32_t *tokens; /* [C] */
-    float *hidden;   /* [D] x of the last token, before the final norm */
-    float *logits;   /* [V] of the last token, or estimates of them */
-    int32_t ready;   /* which of these is there */
-    float *pool;     /* [D] hidden states so far, as bn_session_embed pools them */
-    int32_t pooled;  /* tokens in it */
-    int32_t pooling; /* and how */
+    int32_t batch;     /* tokens of a prompt that make a turn */
+    int32_t *tokens;   /* [C] */
+    uint64_t *digests; /* [C] of hidden, for each token that had one */
+    float *hidden;     /* [D] x of the last token, before the final norm */
+    float *logits;     /* [V] of the last token, or estimates of them */
+    int32_t ready;     /* which of these is there */
+    float *pool;       /* [D] hidden states so far, as bn_session_embed pools them */
+    int32_t pooled;    /* tokens in it */
+    int32_t pooling;   /* and how */
     void *sampler_scratch;
     uint64_t seed;    /* of the noise of sampling */
     uint64_t skipped; /* bytes of weights that its batches left out */

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_saved.c: a session that was saved and loaded goes on as if nothing had happened; any other
+ * bytes are refused, each with its status, or harmless.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include <stddef.h>
+
+#include "mask_model.h"
+
+static uint8_t *saved(const bn_session *s, uint64_t *size) {
+    static const char note[] = "a note";
+    *size = bn_session_saved_size(s, sizeof note);
+    uint8_t *bytes = malloc((size_t)*size);
+    CHECK(bytes != NULL && *size > sizeof note);
+    ok(bn_session_save(s, note, sizeof note, bytes, *size));
+    CHECK_EQ(bn_session_save(s, note, sizeof note, bytes, *size - 1), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_save(s, NULL, sizeof note, bytes, *size), BN_ERR_ARGUMENT);
+    return bytes;
+}
+
+static bn_session *loaded(const uint8_t *bytes, uint64_t size) {
+    bn_session *s;
+    const uint8_t *note;
+    uint64_t note_size;
+    char why[BN_DETAIL_SIZE];
+    const bn_status status = bn_session_load(model, bytes, size, &s, &note, &note_size, why);
+    CHECK_MSG(status == BN_OK, "%s: %s", bn_status_text(status), why);
+    CHECK(note_size == 7 && memcmp(note, "a note", 7) == 0);
+    return s;
+}
+
+static void same(bn_session *a, bn_session *b) {
+    CHECK_EQ(bn_session_position(a), bn_session_position(b));
+    CHECK_EQ(bn_session_context(a), bn_session_context(b));
+    CHECK_EQ(bn_session_rewind_least(a), bn_session_rewind_least(b));
+    CHECK(memcmp(bn_session_tokens(a), bn_session_tokens(b),
+                 (size_t)bn_session_position(a) * sizeof(int32_t)) == 0);
+    const float *x = bn_session_logits(a), *y = bn_session_logits(b);
+    CHECK((x != NULL) == (y != NULL));
+    CHECK(x == NULL || memcmp(x, y, VOCAB * sizeof *x) == 0);
+}
+
+/* Saved, loaded, and both go on, by tokens that are sampled and by others. */
+static void goes_on(bn_session *s) {
+    static const bn_sampler warm = {.temperature = 0.9f, .top_k = 50};
+    uint64_t size, again;
+    uint8_t *bytes = saved(s, &size);
+    bn_session *other = loaded(bytes, size);
+    uint8_t *second = saved(other, &again);
+    CHECK(size == again && memcmp(bytes, second, (size_t)size) == 0);
+    free(bytes); /* nothing of it is needed any more */
+    free(second);
+    same(s, other);
+    for (int i = 0; i < 30 && bn_session_position(s) < bn_session_context(s); i++) {
+        int32_t a = i, b = i;
+        if (bn_session_logits(s)) {
+            ok(bn_session_sample(s, &warm, &a));
+            ok(bn_session_sample(other, &warm, &b));
+        }
+        CHECK_EQ(a, b);
+        a %= VOCAB, b = a;
+        ok(bn_session_append(s, &a, 1, BN_LOGITS_LAST, NULL));
+        ok(bn_session_append(other, &b, 1, BN_LOGITS_LAST, NULL));
+    }
+    same(s, other);
+    bn_session_free(other);
+}
+
+/* Every type of cache; also without logits, without a token, rewound, and full. */
+static void test_going_on(void) {
+    for (int32_t type = 0; type < BN_KV_TYPES; type++) {
+        const bn_session_options options = {.kv_type = type, .n_ctx = 300};
+        bn_session *s;
+        ok(bn_session_new(model, &options, &s));
+        bn_session_seed(s, 77);
+        goes_on(s);
+        ok(bn_session_append(s, text, 230, BN_LOGITS_LAST, NULL));
+        goes_on(s);
+        ok(bn_session_rewind(s, 131));
+        goes_on(s);
+        ok(bn_session_append(s, text, 300 - bn_session_position(s), BN_LOGITS_LAST, NULL));
+        goes_on(s);
+        bn_session_free(s);
+    }
+}
+
+/* A prefix, and layers with a window that have forgotten. */
+static void test_masks(uint32_t mask, uint32_t window, uint32_t global_every) {
+    bn_session *s;
+    begin(mask, window, global_every);
+    const bn_session_options options = {.batch = 32};
+    ok(bn_session_new(model, &options, &s));
+    if (mask == BN_MASK_PREFIX)
+        ok(bn_session_append_prefix(s, text, NULL, 40, BN_LOGITS_LAST, NULL));
+    goes_on(s);
+    ok(bn_session_append(s, text, 500, BN_LOGITS_LAST, NULL));
+    goes_on(s);
+    ok(bn_session_rewind(s, bn_session_position(s) - 10));
+    goes_on(s);
+    bn_session_free(s);
+    end();
+}
+
+/* --- bytes that are no session --- */
+
+enum { CRC = 12, NOTE = 24, MODEL = 32, N_CTX_AT = 48, RECORD = 112 };
+
+static void set_crc(uint8_t *bytes, uint64_t size) {
+    bn_kernels scalar;
+    bn_kernels_scalar(&scalar);
+    const uint32_t crc = scalar.bytes.crc32(0, bytes + 16, (size_t)size - 16);
+    memcpy(bytes + CRC, &crc, sizeof crc);
+}
+
+/* What comes of bytes in memory of exactly their size. */
+static bn_status load(const uint8_t *bytes, uint64_t size) {
+    uint8_t *copy = malloc(size ? (size_t)size : 1);
+    char why[BN_DETAIL_SIZE];
+    bn_session *s = NULL;
+    CHECK(copy != NULL);
+    memcpy(copy, bytes, (size_t)size);
+    const bn_status status = bn_session_load(model, copy, size, &s, NULL, NULL, why);
+    CHECK((status == BN_OK) == (s != NULL) && (status == BN_OK) == (why[0] == '\0'));
+    free(copy);
+    if (s && bn_session_position(s) < bn_session_context(s)) {
+        const int32_t token = 3; /* keys of any numbers: logits, or none */
+        const bn_status next = bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL);
+        CHECK(next == BN_OK || next == BN_ERR_NUMERIC);
+        if (!next)
+            (void)bn_session_logits(s);
+    }
+    bn_session_free(s);
+    return status;
+}
+
+static void test_damage(void) {
+    const bn_session_options options = {.n_ctx = 40};
+    bn_session *s;
+    uint64_t size;
+    ok(bn_session_new(model, &options, &s));
+    ok(bn_session_append(s, text, 20, BN_LOGITS_LAST, NULL));
+    uint8_t *bytes = saved(s, &size);
+    for (uint64_t cut = 0; cut < size; cut += cut < 200 ? 1 : 97)
+        CHECK_EQ(load(bytes, cut), BN_ERR_TRUNCATED);
+    for (uint64_t i = 0; i < size; i += i < 300 ? 1 : 61)
+        for (int bit = 0; bit < 8; bit += i < 300 ? 1 : 7) {
+            bytes[i] ^= (uint8_t)(1 << bit);
+            const bn_status status = load(bytes, size);
+            const bn_status expected = i < 8                       ? BN_ERR_MAGIC
+                                       : i < 12                    ? BN_ERR_VERSION
+                                       : i < 16 || i >= 24         ? BN_ERR_CHECKSUM
+                                       : status == BN_ERR_TRAILING ? BN_ERR_TRAILING
+                                                                   : BN_ERR_TRUNCATED;
+            CHECK_EQ(status, expected);
+            bytes[i] ^= (uint8_t)(1 << bit);
+        }
+    CHECK_EQ(load(bytes, size), BN_OK);
+    bn_session_free(s);
+    free(bytes);
+}
+
+/* Numbers of the record that a right checksum vouches for: none reads or writes out of bounds. */
+static void test_forged(void) {
+    static const uint32_t values[] = {0, 1, 2, 19, 21, 39, 41, 0x7fffffff, 0x80000000, 0xffffffff};
+    const bn_session_options options = {.n_ctx = 40};
+    uint64_t size, random = 5;
+    bn_session *s;
+    ok(bn_session_new(model, &options, &s));
+    ok(bn_session_append(s, text, 20, BN_LOGITS_LAST, NULL));
+    uint8_t *bytes = saved(s, &size), *forged = malloc((size_t)size);
+    CHECK(forged != NULL);
+    for (size_t at = 16; at < RECORD + 12; at += 4)
+        for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+            memcpy(forged, bytes, (size_t)size);
+            memcpy(forged + at, &values[i], sizeof values[i]);
+            set_crc(forged, size);
+            const bn_status status = load(forged, size);
+            if (memcmp(forged, bytes, (size_t)size) == 0)
+                CHECK_EQ(status, BN_OK);
+            else if (at < N_CTX_AT)
+                CHECK_EQ(status, at < NOTE ? (status == BN_ERR_TRAILING ? status : BN_ERR_TRUNCATED)
+                                 : at < MODEL ? BN_ERR_CONFIG
+                                              : BN_ERR_MODEL);
+        }
+    for (int i = 0; i < 3000; i++) { /* and of keys, values and the state */
+        memcpy(forged, bytes, (size_t)size);
+        for (int n = 0; n < 40; n++)
+            forged[RECORD + check_below(&random, (size_t)size - RECORD)] =
+                (uint8_t)check_below(&random, 256);
+        set_crc(forged, size);
+        const bn_status status = load(forged, size);
+        CHECK(status == BN_OK || status == BN_ERR_TOKEN);
+    }
+    bn_session_free(s);
+    free(forged);
+    free(bytes);
+}
+
+static void test_arguments(void) {
+    uint8_t byte = 0;
+    bn_session *s = NULL;
+    char why[BN_DETAIL_SIZE];
+    CHECK_EQ(bn_session_saved_size(NULL, 0), 0);
+    CHECK_EQ(bn_session_save(NULL, NULL, 0, &byte, 0), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_load(NULL, &byte, 1, &s, NULL, NULL, why), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_load(model, NULL, 1, &s, NULL, NULL, NULL), BN_ERR_ARGUMENT);
+    CHECK(s == NULL);
+}
+
+int main(void) {
+    test_masks(BN_MASK_CAUSAL, 100, 0);
+    test_masks(BN_MASK_CAUSAL, 60, 2);
+    test_masks(BN_MASK_PREFIX, 0, 0);
+    begin(BN_MASK_CAUSAL, 0, 0);
+    test_going_on();
+    test_damage();
+    test_forged();
+    test_arguments();
+    end();
+    return 0;
+}
