@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bitnet_cli.kept import from_note, to_note
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
@@ -47,12 +50,20 @@ class Conversation:
         self._pictures: list[str] = []  # that go with the next message
         self._refused = False  # a message from a pipe that was no text, or lacked a picture
         self._lacking = False  # a picture from a pipe that is not there: what follows would be asked of nothing
+        self._opening: list[Message] = []  # the system message
         self._unseen = 0  # how many of them the model no longer sees
         self._tell(system or "")
 
-    def run(self, session: Session) -> int:
+    def restore(self, note: bytes, keep_system: bool) -> None:
+        """Go on with the conversation that a session file has. Raises SessionFileError."""
+        opening, self._turns, self._unseen = from_note(note)
+        self._opening = opening if keep_system else self._opening
+        self._note(f"[{len(self._turns) // 2} turns so far]")
+
+    def run(self, session: Session, keep: Path | None = None) -> int:
         """Read, answer, again, until /exit or the end of input; then the session is closed. Ctrl-C twice raises.
 
+        keep: a file that the session and the conversation are written to before.
         Returns the exit code: 1 when a pipe held what is not UTF-8, or a message whose picture is not there.
         """
         self._session = session
@@ -60,7 +71,7 @@ class Conversation:
         if not self._model.has_template:
             self._note(NO_TEMPLATE)
         self._note("/help lists the commands")
-        with session:
+        with session, self._kept(keep):
             while (entry := self._read()) is not None:
                 text, is_command = entry
                 if is_command:
@@ -73,6 +84,14 @@ class Conversation:
                 elif text and self._answer(self._message(text)):
                     self._pictures = []
         return int(self._refused)
+
+    @contextlib.contextmanager
+    def _kept(self, path: Path | None) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if path is not None:
+                self._session.save(path, to_note(self._opening, self._turns, self._unseen))
 
     # ---- what is typed ----
 
@@ -168,7 +187,7 @@ class Conversation:
 
     def _tell(self, system: str) -> None:
         """Make this the system message; "" for none. Raises BitnetError when the model does not take it."""
-        opening = [{"role": "system", "content": system}] if system else []
+        opening: list[Message] = [{"role": "system", "content": system}] if system else []
         if self._model.has_template:
             self._model.apply_template([*opening, {"role": "user", "content": "?"}])
         elif system:

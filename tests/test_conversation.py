@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from bitnet.data import conversations
 from bitnet.presets import PRESETS
 from bitnet_cli import main
 from bitnet_export import random_model
+from bitnet_runtime import Model
 from bitnet_runtime.session import Session
 from command import Terminal, bitnet
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
@@ -326,3 +328,41 @@ def test_a_message_without_an_answer_is_forgotten(
     assert printed.err.count("forgotten]") == 2, printed.err and "no message to answer again" in printed.err
     (saved,) = conversations.read([tmp_path / "t.jsonl"])
     assert [message["content"] for message in saved.messages] == ["bye", ANSWER]
+
+
+# ---- sessions in files ----
+
+
+def test_a_conversation_goes_on_another_day(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk"
+    args = ("--session", file, "--temp", "0")
+    first = piped(models / "chat", "hello", args=(*args, "--system", "be kind"))
+    assert (first.returncode, prompts(first.stderr)) == (0, [size("hello", system="be kind")])
+    second = piped(models / "chat", "again", args=args)
+    assert (second.returncode, second.stdout) == (0, f"{ANSWER}\n")
+    assert "[1 turns so far]" in second.stderr
+    assert prompts(second.stderr) == [size("hello", "again", system="be kind")]
+    third = piped(models / "chat", "more", args=(*args, "--system", "be short"))
+    assert prompts(third.stderr) == [size("hello", "again", "more", system="be short")]
+    with Model.load(models / "chat", threads=1) as model, model.load_session(file) as session:
+        assert session.position > size("hello")
+
+
+def test_files_that_are_no_conversations(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk"
+    turn = {"role": "user", "content": "a"}
+    notes: list[Any] = [None, [], {}, {"opening": [], "turns": [turn], "unseen": 0}]
+    notes += [
+        {"opening": [], "turns": [turn, {"role": "assistant", "content": content}], "unseen": 0}
+        for content in (1, [1], [{}])
+    ]
+    notes += [{"opening": [], "turns": [], "unseen": unseen} for unseen in (2, -2, "0", None)]
+    for note in notes:
+        with Model.load(models / "chat", threads=1) as model, model.session() as session:
+            session.save(file, json.dumps(note).encode())
+        before = file.read_bytes()
+        done = piped(models / "chat", "hello", args=("--session", file))
+        assert (done.returncode, done.stdout) == (1, "") and "no conversation of `bitnet chat`" in done.stderr, note
+        assert file.read_bytes() == before
+    done = piped(models / "text", "hello", args=("--session", file))
+    assert done.returncode == 1 and "the session is of a model of" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import (
@@ -27,6 +28,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     add_images(parser, "a picture that goes with the first message; may be repeated")
+    parser.add_argument(
+        "--session", type=Path, metavar="FILE", help="go on with the conversation in this file, if it is there; it is "
+        "written at the end",
+    )  # fmt: skip
     add_sampling(parser)
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
@@ -43,4 +48,10 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(model, args.system, sampling(args), quiet=args.quiet)
         for name in args.image or ():
             conversation.show(name)
-        return conversation.run(fitting_session(args, model, model.session))
+        if args.session is None:
+            return conversation.run(fitting_session(args, model, model.session))
+        if not args.session.exists():
+            return conversation.run(fitting_session(args, model, model.session), args.session)
+        session = model.load_session(args.session)
+        conversation.restore(session.note, keep_system=args.system is None)
+        return conversation.run(session, args.session)

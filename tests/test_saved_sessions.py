@@ -1,0 +1,125 @@
+"""Sessions in files: they go on as if never interrupted; what is no session of the model is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet_export import random_model
+from bitnet_runtime import ClosedError, InvalidParameterError, Model, SessionFileError, available_isas
+from runtime_models import SMALL, byte_tokenizer, small_model
+
+TEXT = "A text that goes on, and on, and on; and then it is put away for a while."
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def model(path: Path) -> Any:
+    with Model.load(path, threads=1) as model:
+        yield model
+
+
+@pytest.fixture
+def saved(model: Model, tmp_path: Path) -> Path:
+    with model.session(n_ctx=200) as session:
+        session.feed(model.tokenize(TEXT))
+        session.seed(5)
+        session.save(tmp_path / "s", note="hällo".encode())
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "int8"])
+def test_it_goes_on_in_another_process_of_any_kind(path: Path, kv_type: str, tmp_path: Path) -> None:
+    with Model.load(path, threads=1, kv_type=kv_type) as model, model.session() as session:
+        first = model.generate(TEXT, session=session, seed=1, max_tokens=9)
+        session.save(tmp_path / "s")
+        longer = [*model.tokenize(TEXT), *first.tokens, 65, 66, 67]
+        expected = model.generate(longer, session=session, seed=2, max_tokens=20, draft=4)
+        logits = session.logits
+    for isa in available_isas():
+        with Model.load(path, isa=isa, threads=2) as other, other.load_session(tmp_path / "s") as session:
+            held = session.position
+            answer = other.generate(longer, session=session, seed=2, max_tokens=20, draft=4)
+            assert answer.tokens == expected.tokens
+            assert session.logits is not None and logits is not None
+            assert np.array_equal(session.logits, logits)
+            computed = round(answer.timings.prompt_tokens_per_second * answer.timings.prompt_seconds)
+            assert computed == len(longer) - held < 10  # the rest was in the file
+
+
+def test_all_of_its_state(model: Model, saved: Path) -> None:
+    with model.load_session(saved) as session, model.session(n_ctx=200) as fresh:
+        fresh.feed(model.tokenize(TEXT))
+        fresh.seed(5)
+        assert session.note == "hällo".encode() and fresh.note == b""
+        assert (session.tokens, session.n_ctx, session.position) == (fresh.tokens, fresh.n_ctx, fresh.position)
+        assert session.sample(temperature=2) == fresh.sample(temperature=2)
+        again = saved.with_name("again")
+        session.save(again, session.note)
+        assert again.read_bytes() == saved.read_bytes()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(model: Model, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = saved.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with model.session() as session:
+        session.feed([1, 2, 3])
+        for name in ("fsync", "replace"):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, full)
+                with pytest.raises(OSError, match="No space left"):
+                    session.save(saved)
+            assert saved.read_bytes() == before
+            assert [each.name for each in saved.parent.iterdir()] == ["s"]
+        session.save(saved)
+        assert saved.read_bytes() != before
+    with pytest.raises(ClosedError):
+        session.save(saved)
+    with model.session() as session, pytest.raises(InvalidParameterError, match="expected bytes"):
+        session.save(saved, note="text")  # type: ignore[arg-type]
+    with model.session() as session, pytest.raises(FileNotFoundError):
+        session.save(saved.parent / "there" / "s")
+
+
+def test_another_model_is_refused(saved: Path, tmp_path: Path) -> None:
+    random_model(SMALL, tmp_path / "other", 1, tokenizer=byte_tokenizer().to_str().encode())
+    with Model.load(tmp_path / "other", threads=1) as other, pytest.raises(SessionFileError, match="the session is of"):
+        other.load_session(saved)
+
+
+def test_what_is_no_session(model: Model, saved: Path, path: Path) -> None:
+    content = saved.read_bytes()
+    wrong = saved.with_name("wrong")
+    for data, message in [
+        (b"", "is empty"),
+        (content[:50], "there are 50 bytes, expected 112 or more"),
+        (content[:-1], "expected"),
+        (content + b"x", "expected"),
+        (content[:200] + b"\xff\xff" + content[202:], "the checksum is"),
+        (path.read_bytes(), "this is no saved session"),
+        (content[:8] + b"\x63" + content[9:], "version is 99, expected 1"),
+    ]:
+        wrong.write_bytes(data)
+        with pytest.raises(SessionFileError, match=message) as caught:
+            model.load_session(wrong)
+        assert str(wrong) in str(caught.value)
+    with pytest.raises(SessionFileError, match="not a regular file"):
+        model.load_session("/dev/zero")
+    os.mkfifo(saved.with_name("fifo"))
+    with pytest.raises(SessionFileError, match="not a regular file"):
+        model.load_session(saved.with_name("fifo"))
+    with pytest.raises(FileNotFoundError):
+        model.load_session(saved.with_name("none"))
+    assert model.load_session(saved).position == len(model.tokenize(TEXT))
