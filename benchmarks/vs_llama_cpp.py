@@ -13,29 +13,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import report
 from shapes import SHAPES
+from turns import OURS, panels, summary, table, take_turns
 
 from bitnet.config import ModelConfig
 from bitnet_export import random_model
 from bitnet_export.foreign.gguf.write import HEADS, architecture, write_gguf
 from bitnet_runtime import Model
-from bitnet_runtime.bench import bench
 
 LLAMA_CPP_PYTHON = "0.3.36"
 HERE = Path(__file__).resolve().parent
 TOKENS = (7, 77, 210, 5, 130, 42, 99, 3)  # what the two engines must agree on
-OURS, THEIRS = "bitnet-edge", "llama.cpp"
+THEIRS = "llama.cpp"
 
 
 def llama_python() -> str:
@@ -63,20 +61,6 @@ def run_llama(python: str, job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def run_ours(path: Path, threads: int, prompts: Sequence[int], gen: int) -> dict[str, Any]:
-    """The same figures of this engine, and the limits measured right after each."""
-    runs = [bench(path, prompt=n, gen=gen if n == prompts[0] else 1, repeat=1, threads=threads) for n in prompts]
-    first = runs[0]
-    return {
-        "isa": first["isa"],
-        "load_ms": first["load_ms"],
-        "prefill": {str(n): run["prefill"]["tok_s"] for n, run in zip(prompts, runs, strict=True)},
-        "decode": first["decode"]["tok_s"],
-        "read_bandwidth_gb_s": max(run["read_bandwidth_gb_s"] for run in runs),
-        "int8_peak_gmac_s": max(run["int8_peak_gmac_s"] for run in runs),
-    }
-
-
 def agreement(path: Path, gguf: Path, python: str) -> float:
     """Correlation of the two engines' logits. Their activations are rounded differently (llama.cpp:
     a scale for each 256, ours: one a token), and so is the head, hence not exactly 1."""
@@ -102,72 +86,30 @@ def compare(config: ModelConfig, args: argparse.Namespace, folder: Path) -> dict
     print(f"correlation of the logits: {same:.4f}", file=sys.stderr)
     if same < 0.9:
         raise RuntimeError(f"the logits of the two engines correlate by {same:.3f}, expected 0.9: not the same model")
-    runs: dict[int, dict[str, list[dict[str, Any]]]] = {}
-    theirs: dict[str, Any] = {}
-    for threads in args.threads:
-        runs[threads] = {OURS: [], THEIRS: []}
-        for number in range(args.rounds):
-            print(f"threads {threads}, round {number + 1} of {args.rounds} …", file=sys.stderr)
-            runs[threads][OURS].append(run_ours(path, threads, args.prompt, args.gen))
-            job = {"path": str(gguf), "threads": threads, "prompts": args.prompt, "gen": args.gen}
-            theirs = run_llama(python, job)
-            runs[threads][THEIRS].append(theirs)
+
+    def run_theirs(threads: int) -> dict[str, Any]:
+        return run_llama(python, {"path": str(gguf), "threads": threads, "prompts": args.prompt, "gen": args.gen})
+
+    runs = take_turns(path, THEIRS, run_theirs, args)
+    theirs = runs[args.threads[0]][THEIRS][0]
     with Model.load(path) as model:
-        info = model.info
         cache = model.kv_bytes(args.gen // 2)  # on average, read for each decoded token
-    read = {OURS: info.bytes_per_token + cache, THEIRS: their_bytes + cache}
+        read = {OURS: model.info.bytes_per_token + cache, THEIRS: their_bytes + cache}
+        macs = model.info.macs_per_token
     return {
         "shape": args.shape,
         "head": args.head,
         "logit_correlation": same,
         "versions": {"llama.cpp": theirs["version"], "llama.cpp built with": theirs["system"]},
         "bytes_per_token": read,
-        "macs_per_token": info.macs_per_token,
-        "rows": [row for threads in args.threads for row in summary(threads, runs[threads], info.macs_per_token, read)],
+        "macs_per_token": macs,
+        "rows": [row for threads in args.threads for row in summary(threads, runs[threads], macs, read)],
         "runs": runs,
     }
 
 
-def summary(
-    threads: int, runs: dict[str, list[dict[str, Any]]], macs: int, read: dict[str, int]
-) -> list[dict[str, Any]]:
-    """Medians over the rounds, one row for each test; a share is of the limit of that test."""
-    bandwidth = statistics.median(run["read_bandwidth_gb_s"] for run in runs[OURS])
-    peak = statistics.median(run["int8_peak_gmac_s"] for run in runs[OURS])
-    rows = []
-    for test in ("decode", *(f"prefill {n}" for n in runs[OURS][0]["prefill"])):
-        speed = {}
-        for engine in (OURS, THEIRS):
-            figures = [run["decode"] if test == "decode" else run["prefill"][test.split()[1]] for run in runs[engine]]
-            speed[engine] = statistics.median(figures)
-        if test == "decode":
-            share = {engine: speed[engine] * read[engine] / 1e9 / bandwidth for engine in speed}
-        else:
-            share = {engine: speed[engine] * macs / 1e9 / peak for engine in speed}
-        rows.append(
-            {
-                "threads": threads,
-                "test": test,
-                "tok_s": speed,
-                "ratio": speed[OURS] / speed[THEIRS],
-                "share_of_limit": share,
-                "limit": f"{bandwidth:.1f} GB/s" if test == "decode" else f"{peak:.0f} GMAC/s",
-            }
-        )
-    return rows
-
-
 def markdown(results: dict[str, Any]) -> str:
     """The page of results."""
-    head = ["threads", "test", f"{THEIRS}, tok/s", f"{OURS}, tok/s", "ratio",
-            f"{THEIRS}, of limit", f"{OURS}, of limit", "limit"]  # fmt: skip
-    rows = [
-        [
-            row["threads"], row["test"], row["tok_s"][THEIRS], row["tok_s"][OURS], f"{row['ratio']:.2f} ×",
-            f"{row['share_of_limit'][THEIRS]:.0%}", f"{row['share_of_limit'][OURS]:.0%}", row["limit"],
-        ]
-        for row in results["rows"]
-    ]  # fmt: skip
     megabytes = {engine: size / 1e6 for engine, size in results["bytes_per_token"].items()}
     return "\n".join(
         [
@@ -178,28 +120,9 @@ def markdown(results: dict[str, Any]) -> str:
             f"Logits of the two engines correlate by {results['logit_correlation']:.4f}. "
             "Medians of rounds in turn; the limit is read bandwidth for decode, int8 multiply-adds for prefill.",
             "",
-            report.table(head, rows),
+            table(results["rows"]),
         ]
     )
-
-
-def panels(results: dict[str, Any]) -> list[report.Panel]:
-    """tok/s against threads for each test, shares of the limits, bytes a token."""
-    rows: list[dict[str, Any]] = results["rows"]
-    tests = list(dict.fromkeys(row["test"] for row in rows))
-    found = []
-    for test in tests:
-        own = [row for row in rows if row["test"] == test]
-        labels = [f"{row['threads']} thread{'s' * (row['threads'] > 1)}" for row in own]
-        series = {engine: [row["tok_s"][engine] for row in own] for engine in (THEIRS, OURS)}
-        found.append(report.Panel(f"{test}, tokens a second", labels, series))
-    most = [row for row in rows if row["threads"] == rows[-1]["threads"]]
-    shares = {engine: [100 * row["share_of_limit"][engine] for row in most] for engine in (THEIRS, OURS)}
-    title = f"percent of the machine's limit, {rows[-1]['threads']} thread{'s' * (rows[-1]['threads'] > 1)}"
-    found.append(report.Panel(title, tests, shares, unit=" %"))
-    megabytes = {engine: [results["bytes_per_token"][engine] / 1e6] for engine in (THEIRS, OURS)}
-    found.append(report.Panel("megabytes read to decode a token", [""], megabytes))
-    return found
 
 
 def arguments() -> argparse.Namespace:

@@ -22,8 +22,8 @@ from runtime_models import small_model
 from servers import served
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-engine, passes, report, serving, vs = map(
-    importlib.import_module, ("engine", "passes", "report", "serving", "vs_llama_cpp")
+engine, passes, peers, report, serving, vs = map(
+    importlib.import_module, ("engine", "passes", "peers", "report", "serving", "vs_llama_cpp")
 )
 
 
@@ -68,6 +68,53 @@ def test_results_of_a_comparison(tmp_path: Path) -> None:
     for part in (machine.cpu_name(), "python benchmarks/x.py", results["origin"]["commit"]):
         assert part in page
     assert is_picture(tmp_path / "small.png")
+
+
+PEER = """#!{python}
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print("repacked")
+common = {{"build_commit": "abc", "model_type": "small", "model_size": 10**6, "model_n_params": {parameters}}}
+tests = [(int(n), 0) for n in given["-p"].split(",")] + [(0, int(given["-n"]))]
+speed = 1000 * int(given["-t"]) * int(given["-rtr"])
+print(json.dumps([common | {{"n_prompt": p, "n_gen": n, "avg_ts": speed / (2 if n else 1)}} for p, n in tests]))
+"""
+
+
+def test_a_peer_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "read_bandwidth", lambda threads: 10.0 * threads)  # each takes a second
+    monkeypatch.setattr(machine, "int8_peak", lambda isa, threads: 100.0 * threads)
+    monkeypatch.setattr(bench, "subprocess", argparse.Namespace(run=bench_here))
+    program, line = tmp_path / "llama-bench", ["--model", "small.gguf", "--name", "peer", "--option=-rtr", "--option=3"]
+    line += ["--packed", str(small_model(tmp_path, config=SMALL)), "--prompt", "8", "16", "--gen", "4"]
+    line += ["--llama-bench", str(program), "--rounds", "1", "--out", str(tmp_path / "out")]
+
+    def build(text: str, parameters: int = SMALL.ternary_weights + SMALL.vocab_size * SMALL.dim) -> None:
+        program.write_text(text.format(python=sys.executable, parameters=parameters))
+        program.chmod(0o755)
+
+    build(PEER)
+    peers.main(line)
+    rows = json.loads((tmp_path / "out" / "peers-peer.json").read_text())["rows"]
+    assert [(row["threads"], row["test"], row["tok_s"]["peer"]) for row in rows] == [
+        (1, "decode", 1500), (1, "prefill 8", 3000), (1, "prefill 16", 3000),
+        (2, "decode", 3000), (2, "prefill 8", 6000), (2, "prefill 16", 6000),
+    ]  # fmt: skip
+    assert all(row["ratio"] == row["tok_s"][vs.OURS] / row["tok_s"]["peer"] for row in rows)
+    page = (tmp_path / "out" / "peers-peer.md").read_text()
+    assert "peer: abc, small, small.gguf" in page and str(tmp_path) not in page
+    build(PEER, 10**9)
+    with pytest.raises(RuntimeError, match=r"small.gguf has 1,000,000,000 parameters, expected about 1,"):
+        peers.main(line)
+    build("#!/bin/sh\necho wrong >&2; exit 3")
+    with pytest.raises(RuntimeError, match=r"ended with 3:\nwrong"):
+        peers.main(line)
+    for said in ("nothing", "[]", '[{{"n_prompt": 8}}]'):
+        build(f"#!/bin/sh\necho '{said}'")
+        with pytest.raises(RuntimeError, match="the output of llama-bench lacks"):
+            peers.main(line)
+    with pytest.raises(SystemExit):
+        peers.arguments([*line, "--name", "a/b"])
 
 
 def is_picture(path: Path) -> bool:
