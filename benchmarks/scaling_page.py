@@ -120,10 +120,7 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     for each in lengths:
         axes[0][1].plot([], [], color="gray", ls=line[each], label=f"{each:g} tokens a parameter")
     _gaps(axes[1][1], results, line)
-    for row in results["rows"]:
-        x, y = zip(*row["tried"], strict=True)
-        axes[1][2].plot(x, y, marker="o", ms=3, ls=line[row["each"]], color=COLORS[row["arm"]])
-    axes[1][2].set(xlabel="learning rate", ylabel="nats per token, selection set", xscale="log")
+    _rates(axes[1][2], results, line)
     for axis in axes.flat:
         axis.grid(alpha=0.2)
         axis.spines[["top", "right"]].set_visible(False)
@@ -132,6 +129,18 @@ def draw(file: Path, results: dict[str, Any]) -> None:
     figure.suptitle(f"{file.stem}: {', '.join(results['devices'])}", fontsize=9, color="gray")
     figure.savefig(file, dpi=110)
     plt.close(figure)
+
+
+def _rates(axis: Any, results: dict[str, Any], line: dict[float, str]) -> None:
+    """How much more each rate loses than the best of its cell and arm."""
+    for row in results["rows"]:
+        rates, losses = zip(*row["tried"], strict=True)
+        over = [loss - min(losses) for loss in losses]
+        axis.plot(rates, over, marker="o", ms=3, ls=line[row["each"]], color=COLORS[row["arm"]])
+    known = sorted({rate for row in results["rows"] for rate, _ in row["tried"]})
+    axis.set(xlabel="learning rate", ylabel="nats per token above the best rate", xscale="log")
+    axis.set_xticks(known, [f"{rate:g}" for rate in known])
+    axis.minorticks_off()
 
 
 def _gaps(axis: Any, results: dict[str, Any], line: dict[float, str]) -> None:
