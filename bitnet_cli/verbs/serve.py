@@ -51,6 +51,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-body", type=at_least(1), metavar="MB", help="most of a request (default: 1, 16 with images)"
     )
+    parser.add_argument(
+        "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
+    )
     group = parser.add_argument_group("who may ask")
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help=f"ask for a key; may be repeated (or environment {KEY})"
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 fitting_session(args, model, model.session).close()
         options = Options(
             args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
-            args.grace, (args.max_body or 0) * 1_000_000,
+            args.grace, (args.max_body or 0) * 1_000_000, not args.no_reuse,
         )  # fmt: skip
         if not (keys or options.unix or local_hosts(options.host)):
             note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")

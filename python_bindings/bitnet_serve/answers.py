@@ -84,9 +84,9 @@ def event(data: Any) -> bytes:
 
 async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
     """Run it and send what comes of it. Everything stops when the client leaves, or reads nothing for long."""
-    mailbox = Mailbox()
+    mailbox, who = Mailbox(), scope["state"].get("who")
     choices = [Choice(index, ask) for index, ask in enumerate(work.asks)]
-    tasks = [Generation(work.served, ask, mailbox, index) for index, ask in enumerate(work.asks)]
+    tasks = [Generation(work.served, ask, mailbox, index, who) for index, ask in enumerate(work.asks)]
     work.served.scheduler.submit(tasks)
     answer = _stream if work.stream else _whole
     sending = asyncio.ensure_future(answer(work, mailbox, choices, scope, send))

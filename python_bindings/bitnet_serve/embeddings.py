@@ -40,7 +40,7 @@ class Embedding(Task):
         self._failed = False
 
     def open(self) -> None:
-        self._sessions.append(self._served.session(max(map(len, self._texts))))
+        self._sessions.append(self._served.sessions.new(max(map(len, self._texts))))
 
     def piece(self, most: int) -> None:
         text = self._texts[self._at]
@@ -71,7 +71,7 @@ class Embedding(Task):
                 break
             n += 1
         while len(self._sessions) < n:
-            self._sessions.append(self._served.session(min(PIECE_ALONE, self._model.n_ctx)))
+            self._sessions.append(self._served.sessions.new(min(PIECE_ALONE, self._model.n_ctx)))
         return n
 
     def fail(self, error: Exception) -> None:
@@ -80,7 +80,7 @@ class Embedding(Task):
 
     def close(self) -> None:
         for session in self._sessions:
-            self._served.release(session)
+            self._served.sessions.release(session)
         self.prompt_tokens = sum(map(len, self._texts[: self._at])) + self._held
         if not self._failed:
             reason = "stop" if self.done else "cancelled"

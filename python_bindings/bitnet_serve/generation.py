@@ -47,6 +47,7 @@ class End(NamedTuple):
     completion_tokens: int
     timings: Timings
     stopped_by: str = ""  # a stop text
+    reused: int = 0  # tokens of the prompt that were there already
 
 
 class Timings(NamedTuple):
@@ -99,13 +100,14 @@ class Ask:
 class Generation(Task):
     """An `Ask` on its way."""
 
-    def __init__(self, served: Served, ask: Ask, mailbox: Mailbox, index: int) -> None:
+    def __init__(self, served: Served, ask: Ask, mailbox: Mailbox, index: int, who: object = None) -> None:
         self._served, self._ask, self._mailbox, self._index = served, ask, mailbox, index
-        self._model = served.model
+        self._model, self._who = served.model, who
         self._whole = ask.pixels is not None or self._model.mask == "prefix"  # the prompt is computed in one go
         self._session: Session | None = None
         self._stream: Stream | None = None
         self._held = 0  # tokens of the prompt that are computed
+        self._reused = 0  # of these, for another request
         self._made = time.perf_counter()
         self._opened = self._started = 0.0
         self._failed = False
@@ -122,7 +124,11 @@ class Generation(Task):
     def open(self) -> None:
         prompt, most = self._ask.prompt, self._ask.options.max_tokens
         room = self._model.n_ctx if most is None else min(self._model.n_ctx, len(prompt) + most)
-        self._session = self._served.session(room)
+        if self._whole or self._ask.score_prompt:
+            self._session = self._served.sessions.new(room)
+        else:
+            self._session, self._reused = self._served.sessions.begin(prompt, room, self._who)
+            self._held = self._reused
         self._opened = time.perf_counter()
 
     def piece(self, most: int) -> None:
@@ -178,15 +184,15 @@ class Generation(Task):
             stopped_by = stream.stopped_by
             if stream.result is not None:
                 made, reason, seed = len(stream.result.tokens), stream.result.finish_reason, stream.result.seed
-        self.prompt_tokens, self.completion_tokens = self._held, made
+        self.prompt_tokens, self.completion_tokens = self._held - self._reused, made
         if session is not None:
-            self._served.release(session)
+            self._served.sessions.end(session, self._who)
         if self._failed:
             return
         opened = self._opened or end
         started = self._started or end
         timings = Timings(opened - self._made, started - opened, end - started, seed)
-        self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by))
+        self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by, self._reused))
 
     def _tell(self, event: Event) -> None:
         self._mailbox.put(self._index, event)

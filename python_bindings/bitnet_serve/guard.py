@@ -42,7 +42,7 @@ class Guard:
                 allowed = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", asked)]
                 return await send_all(scope, send, 200, "text/plain", b"", [*cors, *allowed])
             if scope["path"] not in OPEN:
-                self._check_key(headers)
+                scope["state"]["who"] = self._check_key(headers)
         except ApiError as error:
             return await refuse(scope, send, error)
 
@@ -69,14 +69,16 @@ class Guard:
             raise ApiError(403, "pages of other sites may not ask; --cors-origin ORIGIN allows one", "origin")
         return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
-    def _check_key(self, headers: dict[bytes, bytes]) -> None:
+    def _check_key(self, headers: dict[bytes, bytes]) -> bytes | None:
+        """The key; None: none is asked for."""
         if not self._keys:
-            return
+            return None
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         if not sum(hmac.compare_digest(given, key) for key in self._keys):  # all of them, in the same time
             found = "is wrong" if given else "is missing"
             raise ApiError(401, f"the API key {found}, expected Authorization: Bearer KEY", "invalid_api_key")
+        return given
 
 
 def local_hosts(host: str) -> set[str]:

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bitnet_runtime.errors import ModelTooLargeError, shown
+from bitnet_runtime.errors import shown
 from bitnet_runtime.model import Model
-from bitnet_runtime.session import Session
 from bitnet_serve.errors import ApiError
 from bitnet_serve.scheduler import Scheduler
-
-
-class Memory:
-    """What the sessions of all models may take together once their contexts are full. The system gives memory when
-    it is written to: without this count it would be promised to more of them than there is."""
-
-    def __init__(self, most: int) -> None:
-        self._lock, self._left = threading.Lock(), most
-
-    def take(self, n: int) -> bool:
-        with self._lock:
-            fits = n <= self._left
-            self._left -= n * fits
-        return fits
-
-    def give(self, n: int) -> None:
-        with self._lock:
-            self._left += n
+from bitnet_serve.sessions import Sessions
 
 
 @dataclass
@@ -40,21 +21,9 @@ class Served:
     name: str
     model: Model
     scheduler: Scheduler
-    memory: Memory
+    sessions: Sessions
     created: int = field(default_factory=lambda: int(time.time()))
     _tokens: dict[int, tuple[str, bytes]] = field(default_factory=dict)
-
-    def session(self, n_ctx: int) -> Session:
-        """One whose memory is counted. ModelTooLargeError: others have it."""
-        session = self.model.session(n_ctx)
-        if not self.memory.take(session.nbytes):
-            session.close()
-            raise ModelTooLargeError(f"there is no memory now for a session of {n_ctx} tokens beside those that run")
-        return session
-
-    def release(self, session: Session) -> None:
-        self.memory.give(session.nbytes)
-        session.close()
 
     def token(self, token: int) -> tuple[str, bytes]:
         """A token as a text of its own, and as bytes. A part of a character is written as OpenAI writes it."""

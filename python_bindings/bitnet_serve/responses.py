@@ -138,7 +138,7 @@ class Responses:
             end = choice.ended()
             usage = {
                 "input_tokens": end.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": end.reused, "cache_write_tokens": 0},
                 "output_tokens": end.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": end.prompt_tokens + end.completion_tokens,

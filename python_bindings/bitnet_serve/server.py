@@ -20,8 +20,9 @@ from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.model import Model
 from bitnet_serve.app import Api
 from bitnet_serve.guard import Guard, local_hosts
-from bitnet_serve.models import Memory, Served
+from bitnet_serve.models import Served
 from bitnet_serve.scheduler import Scheduler
+from bitnet_serve.sessions import Memory, Sessions
 
 HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
@@ -45,6 +46,7 @@ class Options:
     queue: int = 64  # requests that may wait
     grace: float = 30.0  # seconds that answers get to end after SIGTERM
     max_body: int = 0  # bytes; 0: as the models need
+    reuse: bool = True  # what was computed of texts that begin alike; between keys never
 
 
 class Protocol(H11Protocol):
@@ -121,8 +123,9 @@ class Serving:
         self._options = options
         self._socket, self.address = listen(options)
         memory = Memory(min((model.free_memory() for model in models.values() if model.has_text), default=0))
+        share = options.reuse * 0.25 / max(len(models), 1)
         self.models = {
-            name: Served(name, model, Scheduler(options.parallel, options.queue, name), memory)
+            name: Served(name, model, Scheduler(options.parallel, options.queue, name), Sessions(model, memory, share))
             for name, model in models.items()
         }
         sees = any(model.image is not None for model in models.values())

@@ -8,18 +8,20 @@ from typing import Any
 from bitnet_serve.answers import Choice
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """Tokens of a request: of a prompt with several answers once."""
     prompts = {id(choice.ask.prompt): len(choice.ask.prompt) for choice in choices}
     made = sum(choice.ended().completion_tokens for choice in choices)
     prompt = sum(prompts.values())
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    reused = sum(choice.ended().reused for choice in choices)
+    details = {"prompt_tokens_details": {"cached_tokens": reused}} if reused else {}
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made, **details}
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
     """How long it took, in the names of llama.cpp; of several answers until the last, and the first one's seed."""
     ends = [choice.ended() for choice in choices]
-    prompt, made = sum(end.prompt_tokens for end in ends), sum(end.completion_tokens for end in ends)
+    prompt, made = sum(end.prompt_tokens - end.reused for end in ends), sum(end.completion_tokens for end in ends)
     waited = max(end.timings.queue_seconds for end in ends)
     read, wrote = (max(getattr(end.timings, name) for end in ends) for name in ("prompt_seconds", "generation_seconds"))
     return {

@@ -1,0 +1,140 @@
+"""Sessions of a model: whose memory is counted, and which are kept, as later texts may begin as theirs did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from bitnet_runtime.errors import ModelTooLargeError
+from bitnet_runtime.ids import NO_TOKEN
+from bitnet_runtime.model import Model
+from bitnet_runtime.session import Session
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+BLOCK = 64  # tokens that the engine keeps together: fewer in common are not worth a copy
+MOST = 16  # texts that are kept
+
+
+class Memory:
+    """What the sessions of all models may take together. The system gives memory when it is written to: without
+    this count it would be promised to more of them than there is."""
+
+    def __init__(self, most: int) -> None:
+        self._lock, self._left, self.most = threading.Lock(), most, most
+
+    def take(self, n: int) -> bool:
+        with self._lock:
+            fits = n <= self._left
+            self._left -= n * fits
+        return fits
+
+    def give(self, n: int) -> None:
+        with self._lock:
+            self._left += n
+
+
+class Kept(NamedTuple):
+    """A text that was computed, for requests of the same asker."""
+
+    session: Session
+    tokens: NDArray[np.int32]
+    who: object
+
+
+class Sessions:
+    """For the thread of the model's scheduler alone. share: of the memory, for texts that are kept; 0 keeps none."""
+
+    def __init__(self, model: Model, memory: Memory, share: float) -> None:
+        self._model, self._memory = model, memory
+        self._most = int(memory.most * share)
+        self._taken: dict[Session, int] = {}
+        self._kept: list[Kept] = []  # the latest last
+
+    def new(self, room: int) -> Session:
+        """An empty one for so many tokens. ModelTooLargeError: others have the memory."""
+        return self._counted(self._model.session(room), room)
+
+    def begin(self, prompt: Sequence[int], room: int, who: object) -> tuple[Session, int]:
+        """One that holds as much of the prompt as one that is kept, but for its last token; and how much that is."""
+        best, same = max(
+            ((kept, self._same(kept, prompt)) for kept in self._kept if kept.who == who),
+            key=lambda pair: pair[1],
+            default=(None, 0),
+        )
+        if best is None or same < max(BLOCK, best.session.rewind_least):
+            return self._counted(self._fresh(room), room), 0
+        self._kept.remove(best)
+        self._kept.append(best)
+        session = best.session.fork()
+        session.rewind(same)
+        return self._counted(session, room), same
+
+    def end(self, session: Session, who: object) -> None:
+        """It is not used any more, and is kept if it may be of use."""
+        import numpy as np
+
+        self._memory.give(self._taken.pop(session))
+        tokens = session.tokens
+        size = self._size(session, len(tokens))
+        useful = len(tokens) > BLOCK and NO_TOKEN not in tokens and session.n_ctx == self._model.n_ctx
+        if not useful or self._model.mask != "causal" or size > self._most:
+            session.close()
+            return
+        text = np.array(tokens, np.int32)
+        for kept in [kept for kept in self._kept if kept.who == who and len(kept.tokens) <= len(text)]:
+            if (kept.tokens == text[: len(kept.tokens)]).all():  # the new one serves as well
+                self._drop(kept)
+        while self._kept and (len(self._kept) == MOST or sum(map(self._size_of, self._kept)) + size > self._most):
+            self._drop(self._kept[0])
+        if self._memory.take(size):
+            self._taken[session] = size
+            self._kept.append(Kept(session, text, who))
+        else:
+            session.close()
+
+    def release(self, session: Session) -> None:
+        """It is not used any more."""
+        self._memory.give(self._taken.pop(session))
+        session.close()
+
+    def _fresh(self, room: int) -> Session:
+        """With all of the context, so that any text can go on from it; that costs nothing before it is used."""
+        try:
+            return self._model.session()
+        except ModelTooLargeError:
+            return self._model.session(room)
+
+    def _counted(self, session: Session, room: int) -> Session:
+        size = self._size(session, room)
+        while not self._memory.take(size):
+            if not self._kept:
+                session.close()
+                raise ModelTooLargeError(f"there is no memory now for {room} tokens beside the answers that run")
+            self._drop(self._kept[0])
+        self._taken[session] = size
+        return session
+
+    def _size(self, session: Session, n: int) -> int:
+        """Bytes that a session takes when it holds n tokens; what it shares with others is counted again."""
+        cache = self._model.kv_bytes
+        return session.nbytes - cache(session.n_ctx) + cache(min(n + BLOCK, session.n_ctx))
+
+    def _size_of(self, kept: Kept) -> int:
+        return self._taken[kept.session]
+
+    def _drop(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        self.release(kept.session)
+
+    @staticmethod
+    def _same(kept: Kept, prompt: Sequence[int]) -> int:
+        """Tokens that a prompt has in common, its last one not."""
+        import numpy as np
+
+        n = min(len(kept.tokens), len(prompt) - 1)
+        differ = np.flatnonzero(kept.tokens[:n] != np.array(prompt[:n], np.int32))
+        return int(differ[0]) if len(differ) else n

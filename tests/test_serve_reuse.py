@@ -1,0 +1,113 @@
+"""Texts that begin alike go on from what is there, with the bits that each gets alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bitnet_runtime import Model
+from bitnet_runtime.session import all_sessions
+from bitnet_serve import sessions
+from bitnet_serve.server import Serving
+from bitnet_serve.sessions import Memory, Sessions
+from runtime_models import SMALL, small_model
+from servers import post, served
+
+KEYS = ["one", "two"]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with served(small_model(tmp_path_factory.mktemp("models")), api_keys=KEYS) as serving:
+        yield serving
+
+
+def ask(serving: Serving, prompt: list[int], key: str = "one", **more: Any) -> tuple[int, Any]:
+    """Tokens of the prompt that were there already, and the answer."""
+    asked = {"prompt": prompt, "max_tokens": 20, "seed": 5, "logprobs": 2} | more
+    status, answer = post(serving, "/v1/completions", asked, authorization=f"Bearer {key}")
+    assert status == 200
+    return answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0), answer["choices"][0]
+
+
+def test_the_longest_beginning_is_reused(serving: Serving) -> None:
+    rng = random.Random(0)
+    first = [rng.randrange(256) for _ in range(100)]
+    other = [*first[:80], *(rng.randrange(256) for _ in range(60))]
+    assert ask(serving, first)[0] == 0
+    reused, answer = ask(serving, first)
+    assert reused == 99
+    assert ask(serving, first, "two") == (0, answer)  # not that of another, and the same answer
+    reused, answer = ask(serving, other)
+    assert reused == 80
+    assert ask(serving, other, "two")[1] == answer
+    assert ask(serving, other[:70])[0] == 69
+    assert ask(serving, other[:50])[0] == 0  # less than a block
+    reused, scored = ask(serving, other, echo=True)
+    assert reused == 0 and scored["logprobs"]["token_logprobs"][140:] == answer["logprobs"]["token_logprobs"]
+
+
+def test_random_texts_that_part_and_join(serving: Serving) -> None:
+    """Each as a model alone has it."""
+    rng, model = random.Random(1), serving.models["small-0-256"].model
+    texts = [[rng.randrange(256) for _ in range(120)]]
+    saved = 0
+    for seed in range(40):
+        text = rng.choice(texts)
+        text = [*text[: rng.randrange(60, len(text))], *(rng.randrange(256) for _ in range(rng.randrange(1, 30)))]
+        texts.append(text)
+        reused, choice = ask(serving, text, seed=seed)
+        assert choice["text"] == model.generate(text, max_tokens=20, seed=seed).text
+        saved += reused
+    assert saved > 500
+    kept = [each for each in all_sessions() if each._model is model and each._handle is not None]
+    assert 1 < len(kept) <= sessions.MOST
+
+
+def test_what_is_kept_is_bounded(serving: Serving) -> None:
+    model = serving.models["small-0-256"].model
+
+    def text(keep: Sessions, prompt: list[int], who: str = "") -> int:
+        session, same = keep.begin(prompt, 200, who)
+        session.feed(prompt[same:])
+        keep.end(session, who)
+        return same
+
+    size = model.session().nbytes
+    memory = Memory(8 * size)
+    keep = Sessions(model, memory, 0.5)  # room for a few
+    texts = [[i, *range(100)] for i in range(10)]
+    for prompt in texts:
+        assert text(keep, prompt) == 0
+    assert text(keep, texts[9]) == 100
+    assert text(keep, texts[0]) == 0  # it had to leave
+    session, _ = keep.begin(texts[8], 200, "")
+    others = []
+    while memory.take(size):  # now somebody else has the memory
+        others.append(size)
+    with pytest.raises(MemoryError):
+        for _ in range(9):
+            keep.begin([5], 200, "")
+    assert session.position > 0  # that which runs has all it had
+
+
+def test_it_can_be_turned_off(serving: Serving) -> None:
+    keep = Sessions(serving.models["small-0-256"].model, Memory(1 << 30), 0)
+    for _ in range(2):
+        session, same = keep.begin([1] * 100, 120, None)
+        assert same == 0
+        session.feed([1] * 100)
+        keep.end(session, None)
+        assert session._handle is None
+
+
+def test_layers_with_a_window_start_anew_where_they_forgot(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = small_model(tmp_path_factory.mktemp("windows"), config=SMALL.replace(sliding_window=16))
+    with served(path) as serving, Model.load(path, threads=1) as alone:
+        text = [i % 250 for i in range(150)]
+        for prompt in (text, text, text[:100], [*text, 7, 8]):
+            _, answer = post(serving, "/v1/completions", {"prompt": prompt, "max_tokens": 9, "seed": 1})
+            assert answer["choices"][0]["text"] == alone.generate(prompt, max_tokens=9, seed=1).text
