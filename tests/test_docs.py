@@ -27,7 +27,7 @@ PAGES = [
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 MOST_WORDS = 30
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"build"}
-OTHERS = {"--shutdown-timeout", "--llama-python", "--size"}
+OTHERS = {"--shutdown-timeout", "--llama-python", "--size", "--url"}
 """Options of torchrun and of benchmarks that the text names."""
 
 
