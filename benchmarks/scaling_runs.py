@@ -20,6 +20,8 @@ import scaling_plan
 import training_runs
 from scaling_plan import SIZES, Cell, Planned
 
+from bitnet.train import checkpoint
+
 OUTCOME, SAID = "outcome.json", ".said"
 BESIDE = 20.0  # seconds of a run before its first step and after its last
 SAVING, PAUSE = 20.0, 0.2  # seconds that runs have to save when time is over; between looks at them
@@ -60,12 +62,19 @@ class Study:
         for planned in scaling_plan.wanted(plan, losses):
             if len(self.running) >= self.jobs:
                 break
-            if planned.name not in self.running and _expected(planned, done) < left - SAVING:
+            if planned.name not in self.running and self._expected(planned, done) < left - SAVING:
                 config, options = SIZES[planned.cell.size].model(planned.arm), self.common | planned.options
                 words = training_runs.command(self.folder / planned.name, config, options | {"data": self.text})
                 self.running[planned.name] = planned, start(words, self.folder / planned.name)
                 begun = True
         return begun
+
+    def _expected(self, planned: Planned, done: Mapping[str, dict[str, Any]]) -> float:
+        """Seconds until a run ends, by those of its size that are finished; 0: there is none."""
+        known = [o["seconds"] / o["tokens"] for o in done.values() if o["size"] == planned.cell.size]
+        saved = checkpoint.all_of(self.folder / planned.name)
+        steps = planned.cell.steps - (int(saved[-1].name.rpartition("-")[2]) if saved else 0)
+        return BESIDE + max(known) * steps * SIZES[planned.cell.size].step_tokens if known else 0.0
 
     def _finish(self) -> None:
         """Waits for a moment; measures runs that have ended."""
@@ -103,12 +112,6 @@ def start(words: list[str], folder: Path) -> Any:
         return subprocess.Popen([sys.executable, "-m", "bitnet", *words], stdout=subprocess.DEVNULL, stderr=said)
 
 
-def _expected(planned: Planned, done: Mapping[str, dict[str, Any]]) -> float:
-    """Seconds that a run will take, by those of its size that are finished; 0: there is none."""
-    known = [o["seconds"] / o["tokens"] for o in done.values() if o["size"] == planned.cell.size]
-    return BESIDE + max(known) * planned.cell.tokens if known else 0.0
-
-
 def outcome(folder: Path, planned: Planned, text: Path) -> dict[str, Any]:
     """What a finished run came to, on the text for choosing rates and on that for figures."""
     from bitnet.train import runlog
@@ -131,13 +134,12 @@ def measured(run: Path, text: Path) -> dict[str, Any]:
 
     from bitnet.data import tokenized
     from bitnet.evaluate import loss
-    from bitnet.train.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.open(run)
+    trained = checkpoint.Checkpoint.open(run)
     words, (ids,) = tokenized.read(text, "validation")
-    if words.to_str() != checkpoint.words.to_str():
+    if words.to_str() != trained.words.to_str():
         raise ValueError(f"{text} and {run} have different tokenizers")
-    model = checkpoint.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     return asdict(loss.evaluate(model, ids, model.config.max_context, batch=128))
 
 

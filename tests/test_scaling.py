@@ -8,6 +8,7 @@ import json
 import math
 import random
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,22 @@ def test_intervals_and_multipliers() -> None:
     full = [{"loss": loss, "parameters": n} for loss, n in ((3.0, 1e6), (2.5, 4e6), (2.2, 16e6))]
     assert results.multiplier({"loss": 2.75, "parameters": 4e6}, full) == pytest.approx(2.0)
     assert results.multiplier({"loss": 3.1, "parameters": 1e6}, full) is None
+
+
+def test_no_run_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what others of its size took; of one that was stopped the rest counts. Another takes its place."""
+    begun: list[str] = []
+    monkeypatch.setattr(runs, "start", lambda words, folder: begun.append(folder.name))
+    long, short = plan.Cell("1m", 20, 1, search=False), plan.Cell("1m", 5, 1, search=False)
+    known = plan.Planned(plan.Cell("1m", 10, 1), "full", 8e-3, 0)
+    (tmp_path / known.name).mkdir()
+    done = {"size": "1m", "seconds": 100.0, "tokens": 10_000_000, "selection": {"nats_per_token": 3.0}}
+    (tmp_path / known.name / runs.OUTCOME).write_text(json.dumps(done))
+    (tmp_path / "1m@20-full-lr0.008-seed0" / "step-002000").mkdir(parents=True)
+    in_100_s = time.monotonic() + 100 + runs.SAVING  # 20 tokens a parameter take 220 s, the last 440 steps 56 s
+    study = runs.Study(tmp_path, tmp_path, 9, {}, in_100_s)
+    assert study._begin([long, short])
+    assert begun == ["1m@20-full-lr0.008-seed0", "1m@5-full-lr0.008-seed0", "1m@5-ternary-lr0.008-seed0"]
 
 
 def test_the_study(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
