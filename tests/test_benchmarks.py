@@ -17,13 +17,13 @@ import pytest
 import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet.train.checkpoint import Checkpoint
-from bitnet_runtime import bench, machine
+from bitnet_runtime import Model, bench, machine
 from runtime_models import small_model
 from servers import served
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-engine, passes, peers, report, serving, vs = map(
-    importlib.import_module, ("engine", "passes", "peers", "report", "serving", "vs_llama_cpp")
+drafts, engine, passes, peers, report, serving, vs = map(
+    importlib.import_module, ("drafts", "engine", "passes", "peers", "report", "serving", "vs_llama_cpp")
 )
 
 
@@ -115,6 +115,36 @@ def test_a_peer_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             peers.main(line)
     with pytest.raises(SystemExit):
         peers.arguments([*line, "--name", "a/b"])
+
+
+def test_what_drafts_bring(tmp_path: Path) -> None:
+    tally = drafts.Tally()
+    for draft, out in (([], [5]), ([5, 6, 7], [5, 6]), ([5, 6], [5, 6]), ([1, 2], [9])):
+        tally.count(draft, out)
+        tally.tokens += len(out)
+    assert (tally.offered, tally.right, tally.passes, tally.tokens) == ([3, 2, 1], [2, 2, 0], 4, 6)
+
+    text, model = tmp_path / "text.txt", small_model(tmp_path, config=SMALL)
+    text.write_text("def f(x):\n    return x\n" * 20)
+    line = ["--draft", "2", "4", "--prompts", "2", "--prompt", "9", "--gen", "20", "--out", str(tmp_path / "out")]
+    drafts.main([*line, "--model", str(model), "--text", str(text), "--temperature", "0", "1"])
+    results = json.loads((tmp_path / "out" / f"drafts-{model.stem}.json").read_text())
+    assert [(row["temperature"], row["draft"]) for row in results["rows"]] == [
+        (0, 0), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4),
+    ]  # fmt: skip
+    assert all(row["tokens_per_pass"] >= 1 and row["tok_s"] > 0 for row in results["rows"])
+    assert is_picture(tmp_path / "out" / f"drafts-{model.stem}.png")
+
+    args = drafts.arguments([*line, "--right", "0", "1"])
+    with Model.load(model) as loaded:
+        rows = drafts.on_shape(loaded, args)
+    assert [row["tokens_per_pass"] for row in rows] == [1, 1, 1, 1, 2, 4]
+    assert [row["right"] for row in rows[1:]] == [[0.0], [0.0], [], [1.0, 1.0], [1.0] * 4]
+    text.write_text("short")
+    with pytest.raises(ValueError, match=r"the text has . tokens, expected more than 9"):
+        drafts.main([*line, "--model", str(model), "--text", str(text)])
+    with pytest.raises(SystemExit):
+        drafts.arguments(["--model", str(model)])
 
 
 def is_picture(path: Path) -> bool:
