@@ -285,3 +285,16 @@ def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
     assert [row["name"] for row in rows[:2]] == ["1 clients", "3 clients"]
     assert all(row["tok_s"] > 0 for row in rows[:2])
     assert all(0 < row["first_ms_p50"] <= row["first_ms_p99"] for row in rows)
+
+
+def test_towers(tmp_path: Path) -> None:
+    """Every program makes as many vectors of an image as ours, of the same width."""
+    towers = importlib.import_module("towers")
+    config = towers.FAMILIES["so400m-14"].replace(image_size=28, **towers.SMALL)
+    towers.prepare(config, tmp_path, 2)
+    for name in (towers.OURS, *towers.TORCH, *towers.ONNX):
+        out = towers.opened(name, config, tmp_path, 2, 1)()
+        (out,) = out if isinstance(out, list) else (out,)
+        assert tuple(out.shape) == (2, 4, config.dim), name
+    rows = [{"program": name, "seconds": s, "quickest": s, "passes": 3} for name, s in (("a", 0.5), ("b", 1.5))]
+    assert "| 3.00 × |" in towers.markdown({"rows": rows, "shape": "s", "images": 2, "threads": 1})
