@@ -57,7 +57,7 @@ class VerbParser(Parser):
 
 
 def _module(verb: str) -> Any:
-    return import_module(f"bitnet_cli.verbs.{verb}")
+    return import_module(f"bitnet_cli.verbs.{verb.replace('-', '_')}")
 
 
 def build_parser() -> tuple[Parser, dict[str, VerbParser]]:

@@ -27,6 +27,7 @@ VERBS = (
     Verb("finetune", "go on with a model that exists; a full-precision one becomes ternary"),
     Verb("inspect", "show what is in a packed file"),
     Verb("generate", "continue a text"),
+    Verb("verify-receipt", "whether an answer is what a model says"),
     Verb("chat", "talk to a model"),
     Verb("serve", "answer over HTTP, as OpenAI's API does, with a page to talk to", "serve"),
     Verb("embed", "vectors of texts or pictures, or how alike they are"),

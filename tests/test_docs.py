@@ -141,7 +141,7 @@ class Verb(NamedTuple):
 @functools.cache
 def verbs() -> dict[str, Verb]:
     """Every verb with its options, from `bitnet --help` and `bitnet VERB --help`."""
-    names = re.findall(r"^    (\w+)  ", bitnet("--help").stdout, re.MULTILINE)
+    names = re.findall(r"^    ([\w-]+)  ", bitnet("--help").stdout, re.MULTILINE)
     helps = {name: bitnet(name, "--help").stdout for name in names}
     return {
         name: Verb(frozenset(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text.partition("options:")[2])), text)
@@ -161,7 +161,7 @@ def test_commands_have_the_options_they_are_shown_with(name: str) -> None:
         if script := re.search(r"python (benchmarks/\w+\.py)", command):
             source = read(script[1]) + read("benchmarks/training_runs.py")
             missing = [option for option in given(command) if f'"{option}"' not in source]
-        elif run := re.search(r"(?:^|-m )bitnet (\w+)", command):
+        elif run := re.search(r"(?:^|-m )bitnet ([\w-]+)", command):
             assert run[1] in verbs(), command
             missing = sorted(given(command[run.end() :]) - verbs()[run[1]].options)
         else:

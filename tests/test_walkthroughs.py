@@ -30,6 +30,7 @@ PAGES += (
     "docs/command-line",
     "docs/python",
     "docs/structured",
+    "docs/receipts",
     "docs/performance",
     "docs/several-machines",
     "docs/images",

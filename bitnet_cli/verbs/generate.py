@@ -23,6 +23,7 @@ from bitnet_cli.model_options import (
 from bitnet_cli.notes import cut_off, end_line, too_long
 from bitnet_cli.texts import read_text
 from bitnet_runtime.errors import ContextLengthError
+from bitnet_runtime.saved import replace
 from bitnet_runtime.terminal import escape, show
 
 
@@ -34,6 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with the text to continue")
     add_images(parser, "a picture that the prompt is about; may be repeated")
     add_sampling(parser)
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write what `bitnet verify-receipt` takes")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
@@ -50,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     with opened(args, path) as model:
         note(args, escape(str(model)))
         try:
-            stream = fitting_session(args, model, lambda: model.stream(prompt, images=args.image, **sampling(args)))
+            asked = {"images": args.image, "receipt": args.receipt is not None, **sampling(args)}
+            stream = fitting_session(args, model, lambda: model.stream(prompt, **asked))
         except ContextLengthError as error:
             raise ValueError(too_long("prompt", error.n_prompt, model, error.images)) from None
         try:
@@ -65,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
                 print(json.dumps(_as_json(result), ensure_ascii=sys.stdout.isatty()))
             else:
                 print(flush=True)
+            if args.receipt and result.receipt:
+                replace(args.receipt, result.receipt.to_json().encode() + b"\n")
             if result.usage.completion_tokens != getattr(args, "max_tokens", None):  # as many as were asked for
                 note(args, cut_off(result, model))
             note(args, end_line(result))
@@ -73,5 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _as_json(result: Any) -> dict[str, Any]:
     """A Result as plain dictionaries."""
-    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    values = {
+        field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name != "receipt"
+    }
     return values | {"usage": result.usage._asdict(), "timings": result.timings._asdict()}

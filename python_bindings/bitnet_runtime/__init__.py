@@ -28,6 +28,7 @@ from bitnet_runtime.errors import (
     ModelNotFoundError,
     ModelTooLargeError,
     NumericError,
+    ReceiptError,
     SessionFileError,
     StateError,
     TemplateError,
@@ -39,7 +40,9 @@ from bitnet_runtime.facts import ModelInfo
 from bitnet_runtime.generation import Piece, Result, Stream, Timings, Usage
 from bitnet_runtime.machine import available_isas, default_threads, version
 from bitnet_runtime.model import Model
+from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.session import Session
+from bitnet_runtime.verifying import Verdict
 
 __version__ = version()
 
@@ -61,6 +64,8 @@ __all__ = [
     "ModelTooLargeError",
     "NumericError",
     "Piece",
+    "Receipt",
+    "ReceiptError",
     "Result",
     "Sampling",
     "Session",
@@ -73,6 +78,7 @@ __all__ = [
     "TokenizerError",
     "UnsupportedModelError",
     "Usage",
+    "Verdict",
     "available_isas",
     "default_threads",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Protocol
 
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.text import Detokenizer
@@ -46,6 +47,16 @@ class Answer:
             hold -= 1
         self._held = text[len(text) - hold :]
         return text[: len(text) - hold]
+
+
+class Guesses(Protocol):
+    """What may come next."""
+
+    def add(self, token: int) -> None:
+        """This one came."""
+
+    def guess(self, most: int) -> Sequence[int]:
+        """Up to `most` tokens."""
 
 
 class Lookup:

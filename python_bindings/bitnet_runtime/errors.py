@@ -43,6 +43,10 @@ class SessionFileError(BitnetError, ValueError):
     """Not a saved session, a damaged one, or one that another model has saved."""
 
 
+class ReceiptError(BitnetError, ValueError):
+    """Not a receipt, or one that no answer of the model can have."""
+
+
 class ModelTooLargeError(BitnetError, MemoryError):
     """Not enough memory for the model or for a session's context."""
 

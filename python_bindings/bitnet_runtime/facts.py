@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -201,6 +202,14 @@ class ModelFacts(Unique):
         """How the model sees: sizes, tokens, what it can do; None when it sees no images."""
         return read_image_info(self._open)
 
+    @once
+    def digest(self) -> str:
+        """SHA-256 of the packed file, as it was opened."""
+        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
+        handle = self._open
+        check(lib.bn_model_get_file(handle.pointer, data, size))
+        return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
+
     # ---- what the file says of text ----
 
     @property
@@ -259,10 +268,10 @@ class ModelFacts(Unique):
             raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
         return int(POOLING[name])
 
-    def _session_options(self, n_ctx: int | None = None) -> Any:
-        """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number."""
+    def _session_options(self, n_ctx: int | None = None, kv_type: str | None = None) -> Any:
+        """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number, and type."""
         room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
-        return ffi.new("bn_session_options *", {"n_ctx": room, "kv_type": KV_TYPES[self._kv_type]})
+        return ffi.new("bn_session_options *", {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type]})
 
     def _section(self, kind: int) -> bytes:
         """A copy of an opaque section; empty when the file has none."""

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from bitnet_runtime import vision
-from bitnet_runtime.answer import Answer, Lookup
+from bitnet_runtime.answer import Answer, Guesses, Lookup
 from bitnet_runtime.batch import append_batch
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.errors import CancelledError, ClosedError, StateError
+from bitnet_runtime.errors import CancelledError, ClosedError, InvalidParameterError, StateError
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Unique
 from bitnet_runtime.ids import NO_TOKEN
+from bitnet_runtime.receipt import Receipt, sampling_of, written
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 
@@ -65,6 +66,7 @@ class Result:
     usage: Usage
     timings: Timings
     seed: int  # the one used; the same call with it gives the same tokens
+    receipt: Receipt | None = None  # if it was asked for
 
 
 class Stream(Unique):
@@ -81,9 +83,16 @@ class Stream(Unique):
         session: Session | None = None,
         pixels: NDArray[np.float32] | None = None,
         guide: Guide | None = None,
+        receipt: bool = False,
     ) -> None:
         """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `model.guide(options)`,
-        made before, as that may take seconds."""
+        made before, as that may take seconds. receipt: the result has one."""
+        if receipt and pixels is not None:
+            raise InvalidParameterError("a receipt is of tokens alone, and images are given", "receipt")
+        if receipt:
+            model.digest  # noqa: B018  hashes the file, while nobody waits for a token
+        self._options, self._receipt = options, receipt
+        self._digests: list[int | None] = []  # of the states that tokens were chosen from, if there is to be a receipt
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._sampler = Sampler(options, model.vocab_size)
         self._guide = guide or model.guide(options)
@@ -93,11 +102,12 @@ class Stream(Unique):
         self._model, self._prompt, self._pixels = model, prompt, pixels
         self._end_tokens = model.end_tokens
         self._seed = secrets.randbits(32) if options.seed is None else options.seed
-        room = self._session.n_ctx - len(prompt) + 1  # the last token is sampled and not appended
+        self._n_ctx, self._kv_type = self._session.n_ctx, self._session.kv_type
+        room = self._n_ctx - len(prompt) + 1  # the last token is sampled and not appended
         self._limit = room if options.max_tokens is None else min(options.max_tokens, room)
         self._tokens: list[int] = []
         self._texts: list[str] = []
-        self._lookup = Lookup(prompt) if options.draft else None
+        self._lookup: Guesses | None = Lookup(prompt) if options.draft else None
         self._draft = options.draft
         self._drawn: deque[int] = deque()  # chosen, and not yet in the answer
         self._missing: list[int] = []  # chosen, and not yet in the session
@@ -122,7 +132,15 @@ class Stream(Unique):
             made / (self._seconds or 1),
         )
         usage = Usage(n, made, n + made)
-        return Result("".join(self._texts), self._tokens, self._finish, usage, timings, self._seed)
+        text, receipt = "".join(self._texts), self._make_receipt() if self._receipt else None
+        return Result(text, self._tokens, self._finish, usage, timings, self._seed, receipt)
+
+    def _make_receipt(self) -> Receipt:
+        chosen = len(self._tokens) + (self.ended_by is not None)  # there may be more, behind a stop text
+        return Receipt(
+            self._model.digest, self._kv_type, self._n_ctx, list(self._prompt), list(self._tokens), self.ended_by,
+            self._finish, self._seed, sampling_of(self._options), [written(each) for each in self._digests[:chosen]],
+        )  # fmt: skip
 
     def close(self) -> None:
         """Stop, from any thread: no token after the one that is being computed, and no rest of the prompt.
@@ -226,13 +244,19 @@ class Stream(Unique):
         guesses = self._lookup.guess(min(self._draft, left - 1))
         if self._guide:
             guesses = self._guide.allow(self._sampler, guesses)
-        self._choose(self._session.advance(self._sampler, guesses))
+        first = self._session.position - 1
+        drawn = self._session.advance(self._sampler, guesses)
+        if self._receipt:
+            self._digests.extend(self._session._digests(first, len(drawn)))
+        self._choose(drawn)
 
     def _draw(self) -> None:
         """Choose the next token of a session that holds all others."""
         if self._guide:
             self._guide.allow(self._sampler)
         self._missing = [self._session.draw(self._sampler)]
+        if self._receipt:
+            self._digests.extend(self._session._digests(self._session.position - 1, 1))
         self._choose(self._missing)
 
     def _choose(self, tokens: Sequence[int]) -> None:
@@ -245,6 +269,7 @@ class Stream(Unique):
         """Choose what a grammar leaves no choice about."""
         if self._guide and (forced := self._guide.forced()):
             self._drawn.extend(forced)
+            self._digests.extend([None] * len(forced))
             self._missing = [*self._missing, *forced]
 
     def _accept(self, token: int) -> Piece:

@@ -19,7 +19,9 @@ from bitnet_runtime.ids import is_several, refuse_several
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model_images import cosines, likely, scaled
 from bitnet_runtime.model_text import Message, ModelText
+from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.session import Session, all_sessions
+from bitnet_runtime.verifying import Verdict, verify
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,6 +101,7 @@ class Model(ModelText):
         *,
         images: Image | Sequence[Image] | None = None,
         session: Session | None = None,
+        receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result: ...
@@ -108,6 +111,7 @@ class Model(ModelText):
         prompt: Sequence[Prompt],
         *,
         images: Sequence[Sequence[Image]] | None = None,
+        receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> list[Result]: ...
@@ -119,6 +123,7 @@ class Model(ModelText):
         *,
         images: Image | Sequence[Image] | Sequence[Sequence[Image]] | None = None,
         session: Session | None = None,
+        receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result | list[Result]:
@@ -132,11 +137,14 @@ class Model(ModelText):
         learned it.
         session: with one, what it holds of the prompt's beginning is not computed again. Of a model whose
         `mask` is "prefix" the prompt is the prefix, and computed each time.
+        receipt: the result has one, with which `verify_receipt` of any machine makes the answer again. The first
+        takes the time to hash the file of the model.
         options: all of them at once, in place of the model's own.
         """
         if not is_several(prompt, "prompt"):
             one = cast("Image | Sequence[Image] | None", images)
-            return finish(self.stream(cast("Prompt", prompt), images=one, session=session, options=options, **sampling))
+            given = cast("Prompt", prompt)
+            return finish(self.stream(given, images=one, session=session, receipt=receipt, options=options, **sampling))
         chosen = resolve(sampling, options, self.defaults)
         if session is not None or sampling.get("draft"):
             raise InvalidParameterError("several prompts take neither a session nor drafts", "session")
@@ -149,7 +157,7 @@ class Model(ModelText):
             )
         pairs = zip(prompts, each, strict=True)
         ready = [self.ready(prompt, of_it, self.n_ctx) for prompt, of_it in pairs]  # all, before any work
-        return generate_batch(Stream(self, tokens, chosen, pixels=pixels) for tokens, pixels in ready)
+        return generate_batch(Stream(self, tokens, chosen, pixels=pixels, receipt=receipt) for tokens, pixels in ready)
 
     def stream(
         self,
@@ -157,6 +165,7 @@ class Model(ModelText):
         *,
         images: Image | Sequence[Image] | None = None,
         session: Session | None = None,
+        receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Stream:
@@ -166,13 +175,14 @@ class Model(ModelText):
         refuse_several(prompt, "prompt", "stream takes one prompt; generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
         ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
-        return Stream(self, ready.tokens, chosen, session, ready.pixels)
+        return Stream(self, ready.tokens, chosen, session, ready.pixels, receipt=receipt)
 
     def chat(
         self,
         messages: Sequence[Message],
         *,
         session: Session | None = None,
+        receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Result:
@@ -182,19 +192,20 @@ class Model(ModelText):
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}. They stand where the template has
         the image token, or before all else.
         """
-        return finish(self.stream_chat(messages, session=session, options=options, **sampling))
+        return finish(self.stream_chat(messages, session=session, receipt=receipt, options=options, **sampling))
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         *,
         session: Session | None = None,
+        receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Stream:
         """`chat` as an iterator of pieces."""
         prompt, images = self.apply_template(messages), images_of(messages) or None
-        return self.stream(prompt, images=images, session=session, options=options, **sampling)
+        return self.stream(prompt, images=images, session=session, receipt=receipt, options=options, **sampling)
 
     def score(self, text: Prompt) -> list[float]:
         """Natural log of the probability of each token, given all before it.
@@ -210,6 +221,13 @@ class Model(ModelText):
             return []
         with self.session(n_ctx=len(tokens)) as session:
             return session.score(tokens)
+
+    def verify_receipt(self, receipt: Receipt | str | bytes) -> Verdict:
+        """Whether this model makes the answer of a receipt, or of its JSON, and at which token it does not.
+
+        Takes about the time of a prompt as long. Raises ReceiptError: it is none, or cannot be of any answer.
+        """
+        return verify(self, receipt if isinstance(receipt, Receipt) else Receipt.from_json(receipt))
 
     def embed(self, text: Prompt | Sequence[Prompt], *, pooling: str | None = None) -> NDArray[np.float32]:
         """A vector of length 1 for each text, so that their product is the cosine: float32 (n, info.width).

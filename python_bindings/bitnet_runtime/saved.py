@@ -22,10 +22,10 @@ def save(session: Any, note: bytes, path: str | os.PathLike[str]) -> None:
     size = lib.bn_session_saved_size(session, len(note))
     data = ffi.new("uint8_t[]", size)
     check(lib.bn_session_save(session, ffi.from_buffer("uint8_t[]", note), len(note), data, size))
-    _replace(Path(path), ffi.buffer(data))
+    replace(Path(path), ffi.buffer(data))
 
 
-def _replace(path: Path, data: Any) -> None:
+def replace(path: Path, data: Any) -> None:
     """Put bytes in the place of a file, so that whoever looks finds the old ones or the new ones."""
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
     try:

@@ -61,10 +61,10 @@ class Session(Unique):
         model._open  # noqa: B018  raises if close() came before it could see this session
 
     @classmethod
-    def _new(cls, model: ModelFacts, n_ctx: int | None = None) -> Session:
-        """`Model.session`."""
+    def _new(cls, model: ModelFacts, n_ctx: int | None = None, kv_type: str | None = None) -> Session:
+        """`Model.session`. kv_type: not the model's."""
         model.require_text()
-        options, out = model._session_options(n_ctx), ffi.new("bn_session **")
+        options, out = model._session_options(n_ctx, kv_type), ffi.new("bn_session **")
         handle = model._open
         check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
         return cls(model, Handle(out[0], handle))
@@ -310,6 +310,13 @@ class Session(Unique):
             self._note = note
 
     @property
+    def kv_type(self) -> str:
+        """The type of numbers in its cache."""
+        with self._lock:
+            handle = self._open
+            return str(ffi.string(lib.bn_kv_name(lib.bn_session_kv_type(handle.pointer))).decode())
+
+    @property
     def note(self) -> bytes:
         """What was given to `save`; b"" for a session that was neither saved nor loaded."""
         return self._note
@@ -403,6 +410,12 @@ class Session(Unique):
         with self._lock:
             handle, n = self._open, self.position
             return list(ffi.unpack(lib.bn_session_tokens(handle.pointer), n)) if n else []
+
+    def _digests(self, first: int, n: int) -> list[int]:
+        """Hashes of the states behind the last layer, of n tokens from one on; 0 of those without logits."""
+        with self._lock:
+            handle = self._open
+            return list(ffi.unpack(lib.bn_session_digests(handle.pointer) + first, n))
 
     @property
     def logits(self) -> NDArray[np.float32] | None:

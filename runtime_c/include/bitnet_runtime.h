@@ -297,6 +297,9 @@ BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
  * rewound to 0; what a fork still has in common with it, when that is. */
 BN_API uint64_t bn_model_cache_bytes(const bn_model *model);
 
+/* All bytes of the packed file, as they were opened. The pointer lives as long as the model. */
+BN_API bn_status bn_model_get_file(const bn_model *model, const uint8_t **bytes, size_t *size);
+
 /* BN_ERR_INPUT when the model sees no images. */
 BN_API bn_status bn_model_get_image_info(const bn_model *model, bn_image_info *info);
 
@@ -373,6 +376,7 @@ BN_API int32_t bn_session_rewind_least(const bn_session *session);
 
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
 BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
+BN_API int32_t bn_session_kv_type(const bn_session *session);  /* of its cache */
 /* Memory of the session once its context is full; scratch memory that it shares with others is not
  * in it. */
 BN_API uint64_t bn_session_bytes(const bn_session *session);

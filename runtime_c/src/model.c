@@ -252,3 +252,11 @@ bn_status bn_model_get_section(const bn_model *m, bn_section which, const uint8_
     *size = m->file.section_size[which];
     return BN_OK;
 }
+
+bn_status bn_model_get_file(const bn_model *m, const uint8_t **bytes, size_t *size) {
+    if (!m || !bytes || !size)
+        return BN_ERR_ARGUMENT;
+    *bytes = m->file.bytes;
+    *size = m->file.size;
+    return BN_OK;
+}

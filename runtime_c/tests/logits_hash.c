@@ -2,8 +2,8 @@
  *
  * logits_hash.c: the promise of the header, held end to end. A fixed list of tokens goes through
  * a model on every tier this CPU runs, with one thread and with more, in long pieces and in short
- * ones, and the CRC-32 of the bits of all logits, and of the digests of sessions, must not change.
- * It is printed, so that two machines can be compared.
+ * ones, and the CRC-32 of the bits of all logits, of the digests of sessions, and of sampled
+ * tokens, must not change. It is printed, so that two machines can be compared.
  *
  *     logits_hash [FILE]      without FILE, small random models
  *     logits_hash --brief     of these each tier takes one way in turn: for CPUs that are emulated
@@ -234,6 +234,24 @@ static uint32_t hash_session(const bn_model *model, bn_session *s, size_t piece)
                               total * sizeof(uint64_t));
 }
 
+/* The tokens that are sampled behind the text, some of them as a draft that is sometimes right. */
+static uint32_t hash_samples(bn_session *s, size_t vocab, size_t piece) {
+    static const bn_sampler warm = {.temperature = 1.2f, .top_k = 60, .top_p = 0.98f};
+    enum { SAMPLES = 9 };
+    int32_t tokens[SAMPLES + 4] = {0}, n;
+    bn_kernels scalar;
+    bn_kernels_scalar(&scalar);
+    check_ok(bn_session_rewind(s, bn_session_position(s) - SAMPLES - 1), "rewind");
+    check_ok(bn_session_append(s, &(int32_t){7}, 1, BN_LOGITS_LAST, NULL), "append");
+    for (int32_t done = 0; done < SAMPLES; done += n) {
+        const int32_t left = SAMPLES - done, most = piece == LONGEST ? 0 : 3;
+        const int32_t draft[] = {(int32_t)vocab / 2, 1, 2};
+        check_ok(bn_session_step(s, &warm, draft, left < most ? left : most, tokens + done, &n),
+                 "step");
+    }
+    return scalar.bytes.crc32(0, (const uint8_t *)tokens, SAMPLES * sizeof *tokens);
+}
+
 /* The vector of a text, by its mean. */
 static uint32_t hash_embedding(const bn_model_info *info, bn_session *s, size_t piece) {
     enum { TEXT = 50 };
@@ -292,6 +310,8 @@ static uint32_t hash_model(bn_model *model, bn_kv_type type, size_t piece) {
         .n_ctx = n_ctx, .kv_type = (int32_t)type, .batch = piece == LONGEST ? 300 : 0};
     check_ok(bn_session_new(model, &options, &s), "session");
     uint32_t crc = hash_session(model, s, piece);
+    if (info.mask == BN_MASK_CAUSAL)
+        crc ^= hash_samples(s, info.vocab_size, piece);
     if (info.vocab_size == VOCAB && info.dim == DIM) /* not of a FILE */
         crc ^= hash_embedding(&info, s, piece);
     if (bn_model_get_image_info(model, &images) == BN_OK && images.image_size == 8)

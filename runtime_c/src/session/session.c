@@ -176,6 +176,10 @@ int32_t bn_session_position(const bn_session *s) {
     return s ? s->position : 0;
 }
 
+int32_t bn_session_kv_type(const bn_session *s) {
+    return s ? s->cache.type : 0;
+}
+
 int32_t bn_session_context(const bn_session *s) {
     return s ? s->n_ctx : 0;
 }

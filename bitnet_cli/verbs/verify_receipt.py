@@ -1,0 +1,45 @@
+"""`bitnet verify-receipt`: whether a model makes the answer of a receipt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from bitnet_cli.model_options import add_model, model_path, note, opened
+from bitnet_runtime.terminal import escape, show
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make the answer of a receipt again, which `bitnet generate --receipt FILE` wrote on this machine or another, "
+        "and compare every token and every state. Prints the answer if it is true; else exits with 1 and says at which "
+        "token the first difference is."
+    )
+    add_model(parser)
+    parser.add_argument("receipt", type=Path, metavar="RECEIPT", help="a file of bitnet generate --receipt")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the answer")
+    parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    from bitnet_runtime.receipt import Receipt
+
+    path = model_path(args)
+    if path is None:
+        raise ValueError(
+            "no model; expected a packed file and a receipt, as in `bitnet verify-receipt model.bitnet FILE`"
+        )
+    receipt = Receipt.from_json(args.receipt.read_bytes())
+    with opened(args, path) as model:
+        note(args, escape(str(model)))
+        verdict = model.verify_receipt(receipt)
+        text = model.detokenize(receipt.tokens) if verdict.valid and model.has_tokenizer else ""
+    if args.json:
+        print(json.dumps(verdict._asdict()))
+    elif verdict.valid:
+        show(text + "\n")
+        note(args, f"[true: {verdict.why}]")
+    else:
+        raise ValueError(f"the receipt is not true: {verdict.why}")
+    return 0 if verdict.valid else 1

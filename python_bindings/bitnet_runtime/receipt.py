@@ -1,0 +1,108 @@
+"""Receipts: what an answer was made of and from, so that any machine can make it again and compare.
+
+Of each token that was chosen a receipt has 64 bits of a hash of the state it was chosen from: all bits of the
+vector behind the last layer. Logits follow from that vector alone, and it is at hand for every token, while a
+sampler computes few of the logits. The same bits everywhere (docs/performance.md) make them comparable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from bitnet_runtime.defaults import Sampling, resolve, whole
+from bitnet_runtime.errors import ReceiptError, shown
+
+VERSION = 1
+MOST = 64 << 20  # bytes of one
+FINISH = ("stop", "length", "cancelled")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Of one answer."""
+
+    model: str  # SHA-256 of the packed file
+    kv_type: str
+    n_ctx: int  # of the session
+    prompt: list[int]
+    tokens: list[int]
+    end: int | None  # the end token that came, if one did
+    finish_reason: str
+    seed: int
+    sampling: dict[str, Any]  # all other options, as JSON has them
+    digests: list[str | None]  # of the tokens, then of the end token; None where a grammar left no choice
+
+    def to_json(self) -> str:
+        """A JSON object in one line."""
+        return json.dumps({"bitnet_receipt": VERSION} | dataclasses.asdict(self), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Raises ReceiptError."""
+        if len(text) > MOST:
+            raise ReceiptError(f"the receipt has {len(text):,} bytes, expected at most {MOST:,}")
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ReceiptError(f"the receipt is no JSON: {error}") from None
+        if not isinstance(fields, dict) or fields.pop("bitnet_receipt", None) != VERSION:
+            raise ReceiptError(f'this is no receipt: expected a JSON object with "bitnet_receipt": {VERSION}')
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(fields) != names:
+            raise ReceiptError(f"the receipt has {shown(sorted(set(fields) ^ names))} too much or too little")
+        receipt = cls(**fields)
+        receipt._check()
+        return receipt
+
+    def _check(self) -> None:
+        """Types; what the values mean is for the model to say."""
+        chosen = len(self.tokens) + (self.end is not None) if isinstance(self.tokens, list) else -1
+        right = {
+            "model": isinstance(self.model, str),
+            "kv_type": isinstance(self.kv_type, str),
+            "n_ctx": type(self.n_ctx) is int,
+            "prompt": _are_ids(self.prompt) and bool(self.prompt),
+            "tokens": _are_ids(self.tokens),
+            "end": self.end is None or _are_ids([self.end]),
+            "finish_reason": self.finish_reason in FINISH,
+            "seed": type(self.seed) is int,
+            "sampling": isinstance(self.sampling, dict),
+            "digests": isinstance(self.digests, list)
+            and len(self.digests) == chosen
+            and all(each is None or isinstance(each, str) for each in self.digests),
+        }
+        if wrong := [name for name in right if not right[name]]:
+            raise ReceiptError(f"{wrong[0]} of the receipt is {shown(getattr(self, wrong[0]))}, which cannot be")
+
+    def options(self) -> Sampling:
+        """Of the sampling and the seed. Raises InvalidParameterError."""
+        asked = dict(self.sampling)
+        if isinstance(asked.get("logit_bias"), Mapping):
+            pairs = asked["logit_bias"].items()
+            asked["logit_bias"] = {_number(token): -math.inf if x == "-inf" else x for token, x in pairs}
+        return resolve(asked | {"draft": 0, "seed": whole("seed", self.seed, 0, 2**64 - 1)}, Sampling())
+
+
+def sampling_of(options: Sampling) -> dict[str, Any]:
+    """All but the seed, and drafts, which change nothing; as JSON has them."""
+    values = dataclasses.asdict(options) | {"stop": list(options.stop)}
+    if options.logit_bias is not None:
+        values["logit_bias"] = {f"{token}": "-inf" if x == -math.inf else x for token, x in options.logit_bias.items()}
+    return {name: value for name, value in values.items() if name not in ("seed", "draft")}
+
+
+def written(digest: int | None) -> str | None:
+    return None if digest is None else f"{digest:016x}"
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int for token in value)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 12 else -1

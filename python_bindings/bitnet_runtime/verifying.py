@@ -1,0 +1,106 @@
+"""Whether a receipt is true: its answer is made again, with its own tokens as a draft, in the time of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError
+from bitnet_runtime.facts import KV_TYPES, ModelFacts
+from bitnet_runtime.generation import Stream
+from bitnet_runtime.ids import token_ids
+from bitnet_runtime.receipt import Receipt, written
+from bitnet_runtime.session import Session
+
+TOGETHER = 64  # tokens of a draft
+
+
+class Verdict(NamedTuple):
+    """Whether the model makes this answer. token: the first that differs, counted from 0, unless all of it does."""
+
+    valid: bool
+    token: int | None
+    why: str
+
+
+class _Known:
+    """Guesses that are right if the receipt is."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens, self._at = tokens, 0
+
+    def add(self, token: int) -> None:
+        self._at += 1
+
+    def guess(self, most: int) -> Sequence[int]:
+        return self._tokens[self._at : self._at + most]
+
+
+def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
+    """Raises ReceiptError: it says what cannot be."""
+    if receipt.model != model.digest:
+        return Verdict(False, None, f"it is of the model {receipt.model:.64}, this one is {model.digest}")
+    try:
+        stream = _stream(model, receipt)
+    except InvalidParameterError as error:
+        raise ReceiptError(f"the receipt cannot be of this model: {error}") from None
+    with stream._session, stream:
+        return _compare(stream, receipt)
+
+
+def _stream(model: ModelFacts, receipt: Receipt) -> Stream:
+    if receipt.kv_type not in KV_TYPES:
+        raise InvalidParameterError(f"kv_type is {receipt.kv_type!r:.40}", "kv_type")
+    model.require_next_token()
+    prompt = token_ids(receipt.prompt, "prompt", model.vocab_size)
+    options = receipt.options()
+    if receipt.finish_reason == "cancelled":  # there may be more of it
+        vars(options)["max_tokens"] = len(receipt.tokens)
+    session = Session._new(model, receipt.n_ctx, receipt.kv_type)
+    try:
+        if len(prompt) > session.n_ctx:
+            raise InvalidParameterError(f"prompt has {len(prompt)} tokens, n_ctx is {session.n_ctx}", "prompt")
+        stream = Stream(model, prompt, options, session, receipt=True)
+    except BitnetError:
+        session.close()
+        raise
+    stream._lookup = _Known([*receipt.tokens, *([] if receipt.end is None else [receipt.end])])
+    stream._draft = TOGETHER
+    return stream
+
+
+def _compare(stream: Stream, receipt: Receipt) -> Verdict:
+    at = 0
+    for _ in stream:
+        while at < len(stream._tokens):
+            if difference := _difference(stream, receipt, at):
+                return Verdict(False, at, difference)
+            at += 1
+    n = len(receipt.tokens)
+    if at < n:
+        return Verdict(False, at, f"token {at} is {receipt.tokens[at]} in the receipt; here the answer ends before it")
+    result = stream.result
+    assert result is not None  # it was read to its end
+    if receipt.finish_reason == "cancelled":
+        return Verdict(True, None, f"all {n} tokens are those of this model")
+    if (
+        receipt.end is not None
+        and written(stream._digests[n] if n < len(stream._digests) else None) != receipt.digests[n]
+    ):
+        return Verdict(False, n, f"the end, token {n}, was chosen from another state than here")
+    if (receipt.end, receipt.finish_reason) != (stream.ended_by, result.finish_reason):
+        return Verdict(
+            False,
+            n,
+            f"it ends by {receipt.finish_reason} ({receipt.end}); here by {result.finish_reason} ({stream.ended_by})",
+        )
+    return Verdict(True, None, f"all {n} tokens are those of this model")
+
+
+def _difference(stream: Stream, receipt: Receipt, at: int) -> str:
+    if at >= len(receipt.tokens):
+        return f"the receipt ends before token {at}; here the answer goes on"
+    if written(stream._digests[at]) != receipt.digests[at]:
+        return f"token {at} was chosen from another state than here: an earlier token, or the prompt, was another"
+    here, there = stream._tokens[at], receipt.tokens[at]
+    return "" if here == there else f"token {at} is {there} in the receipt, and {here} here"

@@ -1,0 +1,194 @@
+"""Receipts of answers: any tier finds them true, and any change of a token, a state or a setting shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet_export import random_model
+from bitnet_runtime import InvalidParameterError, Model, Receipt, ReceiptError, available_isas
+from command import bitnet
+from runtime_models import SMALL, byte_tokenizer, scripted_model, small_model
+
+SCHEMA = {"enum": ["a long value", "another value", "a third"]}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sampled": {"seed": 3},
+    "greedy": {"temperature": 0},
+    "all settings": {
+        "temperature": 1.5, "top_k": 0, "top_p": 0.9, "min_p": 0.01, "repeat_penalty": 1.1, "presence_penalty": 0.3,
+        "frequency_penalty": -0.1, "logit_bias": {65: 3.0, 66: float("-inf")}, "repeat_last_n": -1,
+    },
+    "stop text": {"seed": 1, "stop": ["e", "\x80"]},
+    "schema": {"seed": 5, "json_schema": SCHEMA},
+    "draft": {"seed": 6, "draft": 8, "temperature": 0.4},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Any:
+    with Model.load(path, threads=1) as model:
+        yield model
+
+
+def made(model: Model, name: str = "sampled", prompt: str = "Once", n: int = 24) -> Receipt:
+    receipt = model.generate(prompt, receipt=True, max_tokens=n, **OPTIONS[name]).receipt
+    assert receipt is not None
+    return receipt
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+def test_every_tier_finds_them_true(path: Path, kv_type: str) -> None:
+    with Model.load(path, threads=1, kv_type=kv_type) as model:
+        receipts = [made(model, name) for name in OPTIONS]
+    for isa in available_isas():
+        with Model.load(path, threads=2, isa=isa) as other:
+            for receipt in receipts:
+                assert other.verify_receipt(receipt.to_json()).valid
+
+
+def test_however_the_answer_was_computed(model: Model) -> None:
+    for options in OPTIONS.values():
+        asked = options | {"seed": 9, "max_tokens": 24}
+        expected = made_with(model, asked)
+        with model.session() as session:
+            session.feed(model.tokenize("Once upon"))
+            assert made_with(model, asked, session=session) == dataclasses.replace(expected, n_ctx=session.n_ctx)
+        if "draft" not in options:
+            assert made_with(model, asked | {"draft": 5}) == expected
+            both = model.generate(["Once", "other"], receipt=True, **asked)
+            assert both[0].receipt == expected
+
+
+def made_with(model: Model, options: dict[str, Any], **more: Any) -> Receipt | None:
+    return model.generate("Once", receipt=True, **more, **options).receipt
+
+
+def test_any_token_that_was_changed_is_found(model: Model) -> None:
+    for name in ("sampled", "greedy", "schema"):
+        receipt = made(model, name)
+        for at, token in enumerate(receipt.tokens):
+            tokens = [*receipt.tokens[:at], token ^ 1, *receipt.tokens[at + 1 :]]
+            assert model.verify_receipt(dataclasses.replace(receipt, tokens=tokens))[:2] == (False, at)
+    receipt = made(model)
+    for at, digest in enumerate(receipt.digests):
+        assert digest is not None
+        digests = [*receipt.digests[:at], f"{int(digest, 16) ^ 1:016x}", *receipt.digests[at + 1 :]]
+        assert model.verify_receipt(dataclasses.replace(receipt, digests=digests))[:2] == (False, at)
+    for at in range(len(receipt.prompt)):
+        prompt = [*receipt.prompt[:at], receipt.prompt[at] ^ 1, *receipt.prompt[at + 1 :]]
+        assert model.verify_receipt(dataclasses.replace(receipt, prompt=prompt))[:2] == (False, 0)
+
+
+def test_whatever_else_was_changed_is_found(model: Model, tmp_path: Path) -> None:
+    receipt, n = made(model), 24
+    changed = [
+        ({"seed": 4}, None),
+        ({"kv_type": "f32"}, 0),
+        ({"sampling": receipt.sampling | {"temperature": 0.0}}, None),
+        ({"tokens": receipt.tokens[:-1], "digests": receipt.digests[:-1]}, n - 1),
+        ({"tokens": [*receipt.tokens, 1], "digests": [*receipt.digests, "0"]}, n),
+        ({"finish_reason": "stop"}, n),
+        ({"model": "0" * 64}, None),
+    ]
+    for fields, at in changed:
+        verdict = model.verify_receipt(dataclasses.replace(receipt, **fields))  # type: ignore[arg-type]
+        assert not verdict.valid, fields
+        assert at is None or verdict.token == at
+    random_model(SMALL, tmp_path / "other", 1, tokenizer=byte_tokenizer().to_str().encode())
+    with Model.load(tmp_path / "other", threads=1) as other:
+        assert not other.verify_receipt(receipt).valid
+        assert other.verify_receipt(dataclasses.replace(receipt, model=other.digest))[:2] == (False, 0)
+
+
+def test_an_end_token_is_part_of_it(tmp_path: Path) -> None:
+    scripted_model(tmp_path / "m", [b"Good", b" day"])
+    with Model.load(tmp_path / "m", threads=1) as model:
+        receipt = model.generate("hello", receipt=True).receipt
+        assert receipt is not None and receipt.end is not None and receipt.finish_reason == "stop"
+        assert model.verify_receipt(receipt).valid
+        assert model.verify_receipt(dataclasses.replace(receipt, digests=[*receipt.digests[:-1], "0"]))[:2] == (
+            False,
+            2,
+        )
+        none = dataclasses.replace(receipt, end=None, digests=receipt.digests[:-1])
+        assert not model.verify_receipt(none).valid
+        short = dataclasses.replace(receipt, tokens=receipt.tokens[:1], digests=receipt.digests[1:])
+        assert not model.verify_receipt(short).valid
+
+
+def test_an_answer_that_was_cancelled(model: Model) -> None:
+    stream = model.stream("Once", receipt=True, seed=2)
+    for _ in range(5):
+        next(stream)
+    stream.close()
+    assert stream.result is not None and stream.result.receipt is not None
+    receipt = stream.result.receipt
+    assert (len(receipt.tokens), receipt.finish_reason) == (5, "cancelled")
+    assert model.verify_receipt(receipt).valid
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: "[]", "no receipt"),
+        (lambda f: "{", "no JSON"),
+        (lambda f: "[" * 100_000, "no JSON"),
+        (lambda f: json.dumps(f | {"bitnet_receipt": 2}), "no receipt"),
+        (lambda f: json.dumps(f | {"more": 1}), "too much"),
+        (lambda f: json.dumps(f | {"tokens": [1.5]}), "tokens"),
+        (lambda f: json.dumps(f | {"digests": []}), "digests"),
+        (lambda f: json.dumps(f | {"tokens": [10**6] * 24}), None),
+        (lambda f: json.dumps(f | {"prompt": [10**30]}), "prompt"),
+        (lambda f: json.dumps(f | {"prompt": [-1]}), "prompt"),
+        (lambda f: json.dumps(f | {"n_ctx": 10**12}), "n_ctx"),
+        (lambda f: json.dumps(f | {"n_ctx": 1}), "n_ctx"),
+        (lambda f: json.dumps(f | {"kv_type": "f64"}), "kv_type"),
+        (lambda f: json.dumps(f | {"seed": -1}), "seed"),
+        (lambda f: json.dumps(f | {"sampling": {"temperature": -1}}), "temperature"),
+        (lambda f: json.dumps(f | {"sampling": {"max_tokens": 24, "logit_bias": {"x": 1}}}), "logit_bias"),
+        (lambda f: json.dumps(f | {"sampling": {"json_schema": "{", "max_tokens": 24}}), "json_schema"),
+    ],
+)
+def test_what_is_no_receipt(model: Model, change: Any, message: str | None) -> None:
+    text = change(json.loads(made(model).to_json()))
+    if message is None:
+        assert not model.verify_receipt(text).valid
+        return
+    with pytest.raises(ReceiptError, match=message) as caught:
+        model.verify_receipt(text)
+    assert len(str(caught.value)) < 400
+
+
+def test_images_have_no_receipts(model: Model) -> None:
+    import numpy as np
+
+    from bitnet_runtime.defaults import Sampling
+    from bitnet_runtime.generation import Stream
+
+    with pytest.raises(InvalidParameterError, match="tokens alone"):
+        Stream(model, [1], Sampling(), pixels=np.zeros(1, np.float32), receipt=True)
+
+
+def test_the_command_line(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "receipt.json"
+    done = bitnet("generate", path, "-p", "Once", "-n", "12", "--receipt", file, "--quiet")
+    assert done.returncode == 0, done.stderr
+    again = bitnet("verify-receipt", path, file, "--isa", "scalar")
+    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
+    assert "all 12 tokens are those of this model" in again.stderr
+    fields = json.loads(file.read_text())
+    fields["tokens"][7] ^= 1
+    file.write_text(json.dumps(fields))
+    wrong = bitnet("verify-receipt", path, file, "--quiet")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "the receipt is not true: token 7 is" in wrong.stderr
+    assert json.loads(bitnet("verify-receipt", path, file, "--json").stdout)["token"] == 7
