@@ -164,7 +164,7 @@ def listen(options: Options) -> tuple[socket.socket, str]:
     if options.unix:
         return _listen_unix(options.unix), f"unix:{options.unix}"
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once if TCP is named
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)  # of its connections
     try:
