@@ -77,8 +77,8 @@ INLINE size_t panels_tokens(const bn_matmul *m, const bn_scaling *to, size_t pan
             const int8_t *q = m->q + t * m->q_stride;
 #define BLOCK(T)                                                                                   \
     case T:                                                                                        \
-        ternary_panels(acc, m->acc_stride, to ? to + t : NULL, p *BN_PANEL, tile, m->panel_stride, \
-                       m->k_tiles, q, m->q_stride, dot, T);                                        \
+        ternary_panels(acc, m->acc_stride, to ? to + t : NULL, (p * BN_PANEL), tile,               \
+                       m->panel_stride, m->k_tiles, q, m->q_stride, dot, T);                       \
         break
             switch (m->tokens * (b + 1) / blocks - t) {
                 BLOCK(2);
