@@ -66,7 +66,8 @@ def made(around: str, generation: dict[str, Any], tmp_path: Path) -> Rows:
         kept = pictures.store(records(tmp_path, questions), words, sight, tmp_path, "train", first)
         settings = Settings(objective="next" if questions else "contrastive")
         rows = sights.rows(settings, config.vision, words, said, kept, 64)
-        file = packed(tmp_path / "m.bitnet", config, generation=dict(tokenizer.defaults(words, said)), words=words)
+        defaults, asked = dict(tokenizer.defaults(words, said)), sights.template(words, said) if questions else ""
+        file = packed(tmp_path / "m.bitnet", config, generation=defaults, words=words, template=asked)
         return rows, file
 
     return make
@@ -92,7 +93,11 @@ def test_questions_are_learnt_as_the_engine_is_asked(made: Rows) -> None:
     with Model.load(file, threads=1) as model:
         for i, text in enumerate(QUESTIONS):
             before, answer = rows.parts(i)
-            assert before.tolist() == model.image_prompt(text, len(rows.images(i)))
+            n = len(rows.images(i))
+            assert before.tolist() == model.image_prompt(text, n)
+            parts = [*[{"type": "image", "image": "a"}] * n, {"type": "text", "text": text}]
+            said = {"role": "user", "content": parts if n else text}
+            assert before.tolist() == model.apply_template([{"role": "assistant", "content": "no"}, said])
             assert answer[-1] in model.end_tokens and rows.lengths[i] == len(before) + len(answer) - 1
 
 

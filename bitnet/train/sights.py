@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,13 @@ def of_checkpoint(
     return pictures.store(
         side, words, pictures.Sight.of(vision, generation), scratch, "text", tokenizer.separator(words, generation)
     )
+
+
+def template(words: Tokenizer, generation: dict[str, Any]) -> str:
+    """The chat template of a model that answers questions: the last message is one, as `Answers` has it."""
+    frame = Frame.of(words, tokenizer.defaults(words, generation))
+    before, behind = ("".join(words.id_to_token(token) for token in side) for side in (frame.before, frame.behind))
+    return f"{{{{ {json.dumps(before)} + messages[-1]['content'] + {json.dumps(chr(10) + behind)} }}}}"
 
 
 def rows(

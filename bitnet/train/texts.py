@@ -52,6 +52,8 @@ def read_data(
         words.encode_special_tokens = True
         train, held_out = (sights.rows(settings, vision, words, generation, side, context) for side in kept)
         rows = objectives.batches(settings, config, words, train, context)
+        if settings.objective == "next":
+            template = template or sights.template(words, generation)
         return words, template, generation, rows, objectives.held_out(settings, config, words, held_out, context)
     words, sides = parallel.from_first(lambda: read_text(settings, before, generation, choose))
     words.encode_special_tokens = True
