@@ -63,7 +63,9 @@ def of_checkpoint(
 def template(words: Tokenizer, generation: dict[str, Any]) -> str:
     """The chat template of a model that answers questions: the last message is one, as `Answers` has it."""
     frame = Frame.of(words, tokenizer.defaults(words, generation))
-    before, behind = ("".join(words.id_to_token(token) for token in side) for side in (frame.before, frame.behind))
+    before, behind = (
+        "".join(words.id_to_token(token) or "" for token in side) for side in (frame.before, frame.behind)
+    )
     return f"{{{{ {json.dumps(before)} + messages[-1]['content'] + {json.dumps(chr(10) + behind)} }}}}"
 
 
