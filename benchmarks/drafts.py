@@ -156,9 +156,17 @@ def run_all(session: Session, prompt: Sequence[int], seed: int, sampler: Sampler
 
 
 def found(setting: dict[str, float], tallies: dict[int, Tally]) -> list[dict[str, Any]]:
-    none = tallies[0].row()["tok_s"]
+    """A ratio is the median of those of each prompt, which stand close in time."""
+    none = tallies[0].speeds
     return [
-        setting | {"draft": most} | tally.row() | {"ratio": tally.row()["tok_s"] / none}
+        setting
+        | {"draft": most}
+        | tally.row()
+        | {
+            "ratio": statistics.median(
+                with_guesses / without for with_guesses, without in zip(tally.speeds, none, strict=True)
+            )
+        }
         for most, tally in tallies.items()
     ]
 
