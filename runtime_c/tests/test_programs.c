@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_programs.c: random programs of calls on texts that share memory: append, step with drafts,
- * fork, rewind, batch, free. Whatever was called, a text is what one token after the other gives in
- * a session that shares nothing. The cache of all has a budget which the programs exceed: then
- * nothing is lost.
+ * fork, rewind, batch, save and load, free. Whatever was called, a text is what one token after the
+ * other gives in a session that shares nothing. The cache of all has a budget which the programs
+ * exceed: then nothing is lost.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -130,6 +130,20 @@ static void rewind_text(mirror *m, uint64_t *random) {
     m->n = n;
 }
 
+/* Away, and back in other memory, which shares nothing. */
+static void save_text(mirror *m, uint64_t *random) {
+    const uint64_t size = bn_session_saved_size(m->s, 0);
+    uint8_t *bytes = malloc(size);
+    bn_session *back;
+    CHECK(bytes != NULL);
+    ok(bn_session_save(m->s, NULL, 0, bytes, size));
+    if (done(bn_session_load(model, bytes, size, &back, NULL, NULL, NULL), m, m->n, random)) {
+        bn_session_free(m->s);
+        m->s = back;
+    }
+    free(bytes);
+}
+
 /* Texts that have room, a token each; those whose turn it is not stay out. */
 static void batch(const mirror *first, uint64_t *random) {
     bn_session *sessions[TEXTS];
@@ -162,7 +176,7 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
         mirror *m = &texts[check_below(&random, TEXTS)];
         if (!m->s)
             ok(bn_session_new(model, &o, &m->s));
-        switch (check_below(&random, 7)) {
+        switch (check_below(&random, 8)) {
         case 0:
         case 1:
             append(m, &random);
@@ -175,6 +189,9 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
             break;
         case 4:
             rewind_text(m, &random);
+            break;
+        case 5:
+            save_text(m, &random);
             break;
         default:
             batch(m, &random);
