@@ -12,6 +12,7 @@ asked for, Pillow when a picture has to be decoded or resized, and jinja2 in a p
 the first chat.
 """
 
+from bitnet_runtime.asynchronous import AsyncStream
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import (
     BitnetError,
@@ -47,6 +48,7 @@ from bitnet_runtime.verifying import Verdict
 __version__ = version()
 
 __all__ = [
+    "AsyncStream",
     "BitnetError",
     "CacheFullError",
     "CancelledError",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from bitnet_runtime import machine
 from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
 from bitnet_runtime.embedding import embed
 from bitnet_runtime.errors import InvalidParameterError, check, check_open, shown
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from bitnet_runtime.images import Image
 
 
-class Model(ModelText):
+class Model(ModelAsync, ModelText):
     """A packed model, open. Made by `Model.load`; a context manager.
 
     Safe to share between threads: each call of `generate`, `stream`, `chat` and `score` works in
