@@ -2,6 +2,7 @@
 one million parameters, equal tokens.
 
     python benchmarks/recipe.py --jobs 2             # 15 runs: an hour on two cores
+    python benchmarks/recipe.py --when --jobs 2      # when the quantizers come in, three lengths: three hours
     python benchmarks/recipe.py --quick              # that it runs: seconds, and the figures mean nothing
 
 The deviation between seeds of the defaults says which differences mean something. Runs are kept in
@@ -40,6 +41,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 """Options of `bitnet train`, and of the model; lr and batch are factors of the defaults'."""
 BATCH, RATE = 8, 8e-3
 
+WHEN: dict[str, float] = {
+    "from the first step": 0, "over 10 %": 0.1, "over 30 %": 0.3, "over 50 %": 0.5, "over 70 %": 0.7,
+    "over 350,000 tokens": 350_000,
+}  # fmt: skip
+"""In what part of a run the quantizers come in: a share of it, or tokens."""
+LENGTHS = [500_000, 2_000_000, 8_000_000]
+
 
 def run_of(change: dict[str, Any], seed: int, config: ModelConfig, tokens: int) -> tuple[ModelConfig, dict[str, Any]]:
     """Model and options of a run with one change."""
@@ -55,15 +63,66 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     changes = dict(list(CHANGES.items())[:2]) if args.quick else CHANGES
     runs = Runs(args.runs, args.jobs, {"data": args.data} if args.data else {})
     runs.prepare(config)
-    wanted = {f"default, seed {seed}": run_of({}, seed, config, args.tokens) for seed in range(args.seeds)}
-    wanted |= {name: run_of(change, 0, config, args.tokens) for name, change in changes.items()}
+    (tokens,) = args.tokens
+    wanted = {f"default, seed {seed}": run_of({}, seed, config, tokens) for seed in range(args.seeds)}
+    wanted |= {name: run_of(change, 0, config, tokens) for name, change in changes.items()}
     found = {name: outcome.loss for name, outcome in runs.all(wanted).items()}
     defaults = [found.pop(f"default, seed {seed}") for seed in range(args.seeds)]
     rows = [{"change": name, "loss": loss, "difference": loss - defaults[0]} for name, loss in found.items()]
     return {
-        "tokens": args.tokens, "losses": defaults, "loss": statistics.mean(defaults),
+        "tokens": tokens, "losses": defaults, "loss": statistics.mean(defaults),
         "deviation": statistics.stdev(defaults), "rows": sorted(rows, key=lambda row: row["difference"]),
     }  # fmt: skip
+
+
+def measure_when(args: argparse.Namespace) -> dict[str, Any]:
+    """The loss of each way for the quantizers to come in, at each length."""
+    config = SIZES["quick" if args.quick else "1m"]
+    ways = dict(list(WHEN.items())[:2]) if args.quick else WHEN
+    runs = Runs(args.runs, args.jobs, {"data": args.data} if args.data else {})
+    runs.prepare(config)
+    keys = [(way, tokens, seed) for tokens in args.tokens for way in ways for seed in range(args.seeds)]
+    wanted = {
+        f"when {way}, {tokens:,} tokens, seed {seed}": run_of({"quantize-warmup": ways[way]}, seed, config, tokens)
+        for way, tokens, seed in keys
+    }
+    found = dict(zip(keys, (outcome.loss for outcome in runs.all(wanted).values()), strict=True))
+    return {
+        "lengths": args.tokens, "seeds": args.seeds,
+        "rows": [
+            {"way": way, "losses": [[found[way, tokens, seed] for seed in range(args.seeds)] for tokens in args.tokens]}
+            for way in ways
+        ],
+    }  # fmt: skip
+
+
+def markdown_when(results: dict[str, Any]) -> str:
+    def cell(losses: list[float]) -> str:
+        spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        return f"{statistics.mean(losses):.4f}{spread}"
+
+    rows = [[row["way"], *map(cell, row["losses"])] for row in results["rows"]]
+    return (
+        "# When the quantizers come in\n\n"
+        f"Validation loss in nats per token, 1 million parameters, ternary, mean and deviation of {results['seeds']} "
+        "seeds. λ rises from 0 to 1 over the part of the run that is named.\n\n"
+        + report.table(["the quantizers come in", *(f"{n:,} tokens" for n in results["lengths"])], rows)
+    )
+
+
+def draw_when(file: Path, results: dict[str, Any]) -> None:
+    """A line for each length: how much worse each way is than the best one."""
+    plt = report.pyplot()
+    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    for i, tokens in enumerate(results["lengths"]):
+        means = [statistics.mean(row["losses"][i]) for row in results["rows"]]
+        axis.plot([mean - min(means) for mean in means], marker="o", label=f"{tokens:,} tokens")
+    axis.set_xticks(range(len(results["rows"])), [row["way"] for row in results["rows"]])
+    axis.set_ylabel("nats per token more than the best way")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -95,16 +154,23 @@ def draw(file: Path, results: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="of a run [1 million]")
+    parser.add_argument("--tokens", type=int, nargs="+", help="of a run [1 million], or with --when of several")
+    parser.add_argument("--when", action="store_true", help="compare when the quantizers come in")
     parser.add_argument("--seeds", type=int, default=3, help="of the defaults [3]")
     training_runs.add_flags(parser, "recipe", "a tiny model, two seeds, two changes")
     args = parser.parse_args(argv)
     if args.quick:
-        args.tokens, args.seeds = 512, 2
+        args.tokens, args.seeds = [512, 1024] if args.when else [512], 2
+    args.tokens = args.tokens or (LENGTHS if args.when else [1_000_000])
+    if not args.when and len(args.tokens) > 1:
+        parser.error("several lengths are for --when")
     words = "benchmarks/recipe.py " + " ".join(sys.argv[1:] if argv is None else argv)
-    results = {"origin": report.origin(f"python {words.strip()}")} | measure(args)
-    report.write(args.out, "recipe", results, markdown(results), lambda file: draw(file, results))
-    print(markdown(results))
+    name, of, said, drawn = "recipe", measure, markdown, draw
+    if args.when:
+        name, of, said, drawn = "recipe-when", measure_when, markdown_when, draw_when
+    results = {"origin": report.origin(f"python {words.strip()}")} | of(args)
+    report.write(args.out, name, results, said(results), lambda file: drawn(file, results))
+    print(said(results))
     return 0
 
 

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from bitnet.config import ModelConfig
+from bitnet.sizes import SIZES, model_of
 
 _BONSAI: dict[str, Any] = {
     "activation": "silu", "sub_norm": False, "qk_norm": True, "weight_scale": "group", "head_format": "ternary",
@@ -136,3 +137,4 @@ PRESETS: dict[str, ModelConfig] = {
         vision=_SO400M_14.replace(pooling="none", out_dim=2048, projector_bias=True),
     ),
 }  # fmt: skip
+PRESETS |= {name: model_of(parameters) for name, parameters in SIZES.items()}

@@ -19,6 +19,7 @@ from bitnet import config, settings
 from bitnet.config import NOT_YET, ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.settings import CONVERSION, PRESET_SETTINGS, Settings, default_of
+from bitnet.sizes import SIZES
 
 HEAD = """# Presets and options
 
@@ -43,8 +44,9 @@ n_layers = 6
 ternary = ["q", "k", "v", "o", "gate", "up", "down"]
 ```
 
-`--steps` and `--minutes` take each other's place, and so do `--batch-tokens` and `--accumulate`. The one given last
-counts; both in one place are an error. With `--resume` the run has its own settings: see [train.md](train.md).
+`--steps`, `--minutes`, `--tokens` and `--tokens-per-parameter` take each other's place, and so do `--batch-tokens` and
+`--accumulate`. The one given last counts; two in one place are an error. With `--resume` the run has its own settings:
+see [train.md](train.md).
 
 `python -m bitnet.reference` writes this page from the code, and a test compares the two.
 """
@@ -68,7 +70,16 @@ def _presets() -> list[str]:
         "",
         f"{', '.join(more)} and {last} are published shapes, to run and not to train.",
         "",
+        "| by size | parameters | `--lr` | tokens in a step | tokens |",
+        "|---|---|---|---|---|",
     ]
+    for name in SIZES:
+        model, training = PRESETS[name], PRESET_SETTINGS[name]
+        parameters = model.ternary_weights + model.vocab_size * model.dim
+        tokens = float(f"{parameters * training['tokens_per_parameter']:.2g}")
+        cells = f"{training['lr']:g}", f"{training['batch_tokens']:,}", f"{tokens:,.0f}"
+        lines.append(f"| `{name}` | {parameters:,} | {' | '.join(cells)} |")
+    lines += ["", "From 10m on these are extrapolated, not measured.", ""]
     return lines
 
 

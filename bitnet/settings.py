@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.sizes import SIZES, training_of
 
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),
@@ -22,6 +23,14 @@ CHOICES = {
     "on_bad_step": ("stop", "skip"),
     "parallel": ("auto", "ddp", "fsdp"),
 }
+
+
+ALTERNATIVES = (("steps", "minutes", "tokens", "tokens_per_parameter"), ("accumulate", "batch_tokens"))
+"""Options that take each other's place: whichever is given last counts. The first is there if none is given."""
+
+LENGTHS = ("warmup", "warmdown", "quantize_warmup")
+"""Options that are a share of the run, or tokens: values from `LEAST_TOKENS` on."""
+LEAST_TOKENS = 1000
 
 
 def option(default: Any, text: str) -> Any:
@@ -42,7 +51,7 @@ class Settings:
         "tiny",
         "where model and training start from: tiny, gguf, mini-gpt, mini-gpt-learned, thinker, thinker-moe, "
         "transformer-2017, transformer-2017-encoder, bitnet-2b4t, siglip-tiny or paligemma-tiny; of these gguf, with "
-        "the tokenizer llama-bpe, becomes a GGUF file that takes text",
+        "the tokenizer llama-bpe, becomes a GGUF file that takes text; or by size: 1m, 3m, 10m, 30m, 100m, 300m, 1b",
     )
     data: list[str] = option(
         [],
@@ -75,6 +84,10 @@ class Settings:
 
     steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")
     minutes: float = option(0.0, "train this long instead of --steps; the schedule follows the clock; 0: --steps")
+    tokens: float = option(0.0, "tokens to learn from instead of --steps, such as 20e6; 0: --steps")
+    tokens_per_parameter: float = option(
+        0.0, "the same for each parameter, of which the first line of a run says the number; usual: 20; 0: --steps"
+    )
     batch: int = option(16, "sequences in a forward pass of one process, at most")
     accumulate: int = option(1, "forward passes in an optimizer step; several processes share them")
     batch_tokens: int = option(0, "tokens in an optimizer step, instead of --accumulate; 0: as that says")
@@ -83,14 +96,17 @@ class Settings:
 
     optimizer: str = option("muon", "adamw, or muon for the matrices of the layers and adamw for the rest")
     lr: float = option(4e-3, "peak learning rate")
+    embedding_lr: float = option(0.0, "that of embeddings, head, gains and biases, which are AdamW's; 0: --lr")
     schedule: str = option(
         "constant", "constant: then down to 0 over --warmdown; cosine; two_stage: of the BitNet paper"
     )
-    warmup: float = option(0.02, "share of the run in which the learning rate rises")
-    warmdown: float = option(0.3, "share of the run in which the learning rate falls to zero")
+    warmup: float = option(0.02, "share of the run, or number of tokens, in which the learning rate rises")
+    warmdown: float = option(0.3, "share of the run, or number of tokens, in which the learning rate falls to zero")
     weight_decay: float = option(0.1, "of matrices, in the first half of the run; then 0")
     quantize_warmup: float = option(
-        0.7, "share of the run in which weights and activations go over from float to quantized; finetune: 0.5 at most"
+        0.7,
+        "share of the run, or number of tokens, in which weights and activations go over from float to quantized; "
+        "finetune: 0.5 at most",
     )
     balance_loss: float = option(
         0.0, "weight in the loss of how unevenly the experts are taken, 1 to their number; usual: 0.01"
@@ -114,12 +130,15 @@ class Settings:
     threads: int = option(0, "CPU threads, at most one for each core; 0: as many as torch finds")
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see docs/train.md")
     recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
-    eval_every: int = option(200, "steps between evaluations")
+    eval_every: int = option(0, "steps between evaluations; 0: 200, and ten of them in a shorter run")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
     save_every: int = option(500, "steps between checkpoints")
     save_minutes: float = option(10.0, "minutes after which one is saved before that; 0: by steps alone")
-    keep: int = option(2, "checkpoints to keep")
+    keep: int = option(2, "checkpoints to keep, besides the one from before the learning rate falls")
+    keep_best: bool = option(False, "save at each best evaluation, and keep that checkpoint")
+    patience: int = option(0, "evaluations in a row without a better one after which the run ends; 0: it does not")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
+    profile: int = option(0, "steps to record with torch.profiler, after the first ten, in trace.json; 0: none")
     tensorboard: str = option("", "folder to write the log to for TensorBoard, too; none: log.jsonl alone")
 
     def __post_init__(self) -> None:
@@ -129,16 +148,24 @@ class Settings:
         ranges: dict[str, tuple[float, float]] = {
             "validation": (1e-6, 0.5), "temperature": (1e-3, 100), "steps": (1, 1e9), "minutes": (0, 1e6),
             "batch": (1, 1e6), "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
-            "warmup": (0, 1), "warmdown": (0, 1), "quantize_warmup": (0, 0.5 if self.source else 0.9),
             "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
             "distill_layer": (0, 1e4), "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
-            "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (1, 1e9), "eval_tokens": (1, 1e12),
+            "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
             "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
-            "batch_tokens": (0, 1e9),
+            "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
+            "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {low:g} to {high:g}")
+        shares = {"quantize_warmup": 0.5 if self.source else 0.9}
+        for name in LENGTHS:
+            most, value = shares.get(name, 1), getattr(self, name)
+            if not (0 <= value <= most or LEAST_TOKENS <= value <= 1e15):
+                raise ValueError(
+                    f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, "
+                    "tokens"
+                )
         if self.chat and self.data:
             raise ValueError("both --data and --chat are given; a run learns from text or from conversations")
         if self.freeze_vision and not self.vision:
@@ -157,6 +184,11 @@ class Settings:
     @property
     def distilled(self) -> bool:
         return self.distill + self.distill_relations > 0
+
+    @property
+    def budget(self) -> tuple[str, float]:
+        """How long the run is: which option says it, and its value."""
+        return next((name, value) for name in reversed(ALTERNATIVES[0]) if (value := getattr(self, name)))
 
     @property
     def run_folder(self) -> Path:
@@ -195,6 +227,7 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "siglip-tiny": {"objective": "contrastive", "lr": 3e-3, "batch": 64, "steps": 2000},
     "paligemma-tiny": {"lr": 3e-3, "batch": 64, "steps": 4000, "quantize_warmup": 0.0},
 }  # fmt: skip
+PRESET_SETTINGS |= {name: training_of(parameters) for name, parameters in SIZES.items()}
 """How the training options of a preset differ from the defaults."""
 
 
@@ -234,7 +267,11 @@ def default_of(name: str, finetune: bool = False) -> str:
         return depends.get(name) or _shown(FINETUNE_SETTINGS.get(name, plain))
     values: dict[str, list[str]] = {}
     for preset, changes in PRESET_SETTINGS.items():
-        values.setdefault(_shown(changes.get(name, plain)), []).append(preset)
+        if preset not in SIZES:
+            values.setdefault(_shown(changes.get(name, plain)), []).append(preset)
+    of_sizes = {_shown(PRESET_SETTINGS[preset].get(name, plain)) for preset in SIZES}
+    if name != "steps":  # they have another budget
+        values.setdefault("by size" if len(of_sizes) > 1 else of_sizes.pop(), []).append("1m to 1b")
     if len(values) == 1:
         return _shown(plain)
     return "; ".join(f"{', '.join(presets)}: {value}" for value, presets in values.items())

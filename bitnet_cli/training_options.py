@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from bitnet.train.resolve import Given
 
 
+def add_branch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from", dest="branch", default="", metavar="RUN",
+        help="go on from a checkpoint of another run, or from that run, in --out; with another --steps, for example",
+    )  # fmt: skip
+
+
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), finetune: bool = False) -> None:
     """One flag for each field of Settings; absent flags are None, so that the file below them shows."""
     parser.add_argument(

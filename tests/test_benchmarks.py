@@ -251,6 +251,21 @@ def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> No
     assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(written.with_suffix(".png"))
 
 
+def test_when_the_quantizers_come_in(tmp_path: Path, called: list[str]) -> None:
+    """Each way at each length, with each seed; a second start finds every run made."""
+    recipe = importlib.import_module("recipe")
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 400, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 400, encoding="utf-8")
+    where = ["--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert recipe.main(["--quick", "--when", *where]) == 0
+    results = json.loads((tmp_path / "recipe-when.json").read_text())
+    assert results["lengths"] == [512, 1024] and called == ["train"] * 9  # the first for the token ids
+    assert [row["way"] for row in results["rows"]] == list(recipe.WHEN)[:2]
+    assert all(math.isfinite(loss) for row in results["rows"] for each in row["losses"] for loss in each)
+    assert recipe.main(["--quick", "--when", *where]) == 0
+    assert len(called) == 9 and is_picture(tmp_path / "recipe-when.png")
+
+
 def test_images(tmp_path: Path, called: list[str]) -> None:
     """Twins differ in nothing but their quantizers; a second start finds every run made."""
     vision, where = importlib.import_module("image_gap"), ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]

@@ -133,7 +133,7 @@ def test_positions_begin_anew() -> None:
 def test_batches_visit_every_row_once_an_epoch_and_do_not_depend_on_the_past() -> None:
     found, _ = dialogues(23)
     batches = conversations.Batches(found, 4, 60, seed=1)
-    rows = [row for i in range(batches.rows) for row in batches[i][0].tolist()]  # four epochs
+    rows = [row for i in range(batches.per_epoch) for row in batches[i][0].tolist()]  # four epochs
     assert all(rows.count(row) % 4 == 0 for row in rows)
     later = [t.tolist() for t in batches[7]]
     assert [t.tolist() for t in conversations.Batches(found, 4, 60, seed=1)[7]] == later
@@ -199,6 +199,13 @@ def test_split_is_by_content() -> None:
     assert [len(side) for side in conversations.split(talks[:2], 1e-6)] == [1, 1]
 
 
+def test_conversations_need_a_template(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
+    assert bitnet_cli.main(["eval", str(finished), "--data", str(tmp_path / "talks.jsonl")]) == 1
+    assert "talks.jsonl, line 1 is a conversation, and " in (said := capsys.readouterr().err)
+    assert "has no chat template; give it text, or teach it conversations: bitnet finetune --chat" in said
+
+
 # ---- from conversations to an engine that answers ----
 
 
@@ -215,6 +222,17 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["nats_per_token"] < 0.5
     assert Checkpoint.open(folder).template == conversations.CHATML
     export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)
+    others = tmp_path / "others.jsonl"
+    others.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks[:3]))
+    assert bitnet_cli.main(["eval", str(folder), "--data", str(others), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    words = tokenizer.build("byte", [], 257)
+    encode = conversations.Encoder(words, *conversations.with_template(words, None, {}))
+    rows = conversations.Dialogues(list(conversations.read([others])), encode, words)
+    assert found["tokens"] == sum(int(dialogue.counts.sum()) for dialogue in rows._all) == 3 * 4
+    assert found["nats_per_token"] < 0.5 and found["bits_per_byte"] < 1
+    assert bitnet_cli.main(["eval", str(tmp_path / "m.bitnet"), "--data", str(others)]) == 1
+    assert "others.jsonl holds conversations, which are measured of a run" in capsys.readouterr().err
     with Model.load(tmp_path / "m.bitnet") as model:
         result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)
     assert (result.text, result.finish_reason) == ("yes", "stop")

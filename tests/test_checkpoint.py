@@ -22,6 +22,13 @@ from training import TINY, bitnet, bits, edited, losses
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="module")
+def finished(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run, but for the checkpoint from before its learning rate fell."""
+    run = tmp_path_factory.mktemp("run") / "whole"
+    return Path(shutil.copytree(finished, run, ignore=shutil.ignore_patterns("step-000014")))
+
+
 # ---- whole or not at all ----
 
 
@@ -138,7 +145,7 @@ def test_eval_export_and_resume_take_it(finished: Path, tmp_path: Path, capsys: 
     assert capsys.readouterr().err.count(said) == 1
     assert (run / "step-000020.damaged").is_dir()
     assert bitnet("train", "--resume", "--out", run, "--keep", "1") == 0
-    assert [p.name for p in checkpoint.all_of(run)] == ["step-000020"]
+    assert [p.name for p in checkpoint.all_of(run)] == ["step-000014", "step-000020"]
     assert (run / "step-000020.damaged").is_dir()  # it is the user's to remove
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)
     for command in (("eval",), ("export",), ("finetune", "--data", "x", "--out", tmp_path / "more")):
@@ -243,7 +250,7 @@ def test_a_step_is_replaced_only_by_a_whole_one(finished: Path, tmp_path: Path) 
 def test_a_full_disk(
     sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the checkpoint of step 20, and then, after a resume, in the log of step 13."""
+    """At the checkpoint of step 20, and then, after a resume, in the log of step 17."""
     run, save, write = tmp_path / "run", saving.save, runlog.Log.write
 
     def full(folder: Path, model: Any, words: str, optimizer: Any, state: dict[str, Any], *more: Any) -> Path:
@@ -256,7 +263,7 @@ def test_a_full_disk(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     def full_log(log: runlog.Log, record: dict[str, Any]) -> None:
-        if record["step"] == 13:
+        if record["step"] == 17:
             raise OSError(28, "No space left on device")
         write(log, record)
 
@@ -268,9 +275,9 @@ def test_a_full_disk(
         assert bitnet("train", "--resume", "--out", run) == 1
     first, second = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
     assert f"{run} cannot be written at step 20: " in first and "File too large" in first
-    assert f"{run} cannot be written at step 13: No space left on device" in second
+    assert f"{run} cannot be written at step 17: No space left on device" in second
     for line in (first, second):
-        assert f"; {run}/step-000010 is the last good checkpoint, from which --resume goes on" in line
+        assert f"; {run}/step-000014 is the last good checkpoint, from which --resume goes on" in line
     assert not list(run.glob(".*")) and bits(run / "step-000010") == bits(finished / "step-000010")
     assert bitnet("train", "--resume", "--out", run) == 0
     assert bits(run / "step-000020") == bits(finished / "step-000020") and losses(run) == losses(finished)

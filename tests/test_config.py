@@ -128,7 +128,8 @@ def test_help_says_the_defaults_of_verb_and_preset(capsys: pytest.CaptureFixture
         assert bitnet_cli.main([verb, "--help"]) == 0
         helps[verb] = " ".join(capsys.readouterr().out.split())
     rates = "tiny, gguf, mini-gpt, mini-gpt-learned: 0.008; thinker, thinker-moe, transformer-2017, "
-    rates += "transformer-2017-encoder: 0.004; bitnet-2b4t: 0.0012; siglip-tiny, paligemma-tiny: 0.003"
+    rates += "transformer-2017-encoder: 0.004; bitnet-2b4t: 0.0012; siglip-tiny, paligemma-tiny: 0.003; "
+    rates += "1m to 1b: by size"
     assert default_of("lr") == rates
     for said in (f"peak learning rate [{rates}]", f"[{default_of('steps')}]", f"[{default_of('tokenizer')}]"):
         assert said.replace(" ", "") in helps["train"].replace(" ", "")  # lines end behind the dash of a name, too

@@ -297,8 +297,8 @@ def test_from_our_own_full_precision_run(text: str, tmp_path: Path) -> None:
 
 def test_schedule_ends_half_way_at_the_latest() -> None:
     settings = Settings(source="x", quantize_warmup=0.5)
-    assert [schedule.quantization(settings, p) for p in (0, 0.25, 0.5, 0.75, 1)] == [0, 0.5, 1, 1, 1]
-    assert schedule.quantization(Settings(quantize_warmup=0.0), 0.0) == 1.0
+    assert [schedule.quantization(settings, schedule.Place(p, p)) for p in (0, 0.25, 0.5, 0.75, 1)] == [0, 0.5, 1, 1, 1]
+    assert schedule.quantization(Settings(quantize_warmup=0.0), schedule.Place(0.0, 0.0)) == 1.0
 
 
 @pytest.mark.parametrize("amount", [0.0, 0.3, 1.0])

@@ -6,6 +6,7 @@ On a CPU there is nothing to wait for, so `late` makes a run behave as it does o
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -106,15 +107,20 @@ def test_a_step_that_others_depend_on_is_read_at_once(
         settle(run, *rest)
 
     monkeypatch.setattr(loop, "settle", settled)
-    argv = [*TINY[:-1], "3", "--data", sentences, *more]
+    argv = [*TINY[:-1], "3", "--warmdown", "0", "--data", sentences, *more]
     assert bitnet("train", *argv, "--out", tmp_path / "run") == 0
     assert [made is None for made in open_steps] == [True, False] * 3 + [True]
 
 
-@pytest.mark.parametrize("step", [13, 20])
+@pytest.mark.parametrize(("step", "good"), [(13, 10), (20, 14)])
 @pytest.mark.usefixtures("late")
 def test_a_bad_step_is_named_and_nothing_is_saved_after_it(
-    step: int, sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    step: int,
+    good: int,
+    sentences: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     loss_terms = loop.loss_terms
 
@@ -126,8 +132,8 @@ def test_a_bad_step_is_named_and_nothing_is_saved_after_it(
     assert bitnet("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == 1
     errors = capsys.readouterr().err
     assert f"loss is nan, gradient norm nan at step {step}; lower --lr" in errors
-    assert "step-000010 is the last good checkpoint" in errors and not threads()
-    assert [p.name for p in checkpoint.all_of(tmp_path / "run")] == ["step-000000", "step-000010"]
+    assert f"step-{good:06d} is the last good checkpoint" in errors and not threads()
+    assert checkpoint.all_of(tmp_path / "run")[-1].name == f"step-{good:06d}"
     assert losses(tmp_path / "run")[-1]["step"] == step - 1
 
 
@@ -193,6 +199,15 @@ def test_batches_come_in_order_and_are_made_ahead() -> None:
                 assert ready.acquire(timeout=10) and ready.acquire(timeout=10) and made[-1] == step + 1
                 ready.release()
     assert made[:5] == [3, 4, 5, 6, 9] and not threads()
+
+
+def test_a_few_steps_are_profiled(sentences: str, tmp_path: Path) -> None:
+    argv = ["--profile", "2", "--data", sentences, "--out", tmp_path / "run"]
+    assert bitnet("train", *TINY, *argv) == 0
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    names = [event.get("name", "") for event in events]
+    assert names.count("aten::embedding") in (2, 3)  # an evaluation is not among them
+    assert {name for name in names if name.startswith("Profiler")} == {"ProfilerStep#11", "ProfilerStep#12"}
 
 
 def test_emulated_bf16_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

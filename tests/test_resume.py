@@ -16,6 +16,7 @@ from bitnet.data import tokenizer
 from bitnet.presets import PRESETS
 from bitnet.train import checkpoint, prepare, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.horizon import Horizon
 from bitnet_export.checkpoint.real_text import real_tokens
 from training import TINY, bitnet, bits, killed_before, losses
 
@@ -158,11 +159,11 @@ def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
-    with progress.Progress(settings.Settings(steps=86_400), state) as shown:
+    with progress.Progress(Horizon(86_400 * 100, 0.0, 100), state) as shown:
         for i in range(1, 4000):
             clock[0] += 1.0
             state |= {"step": i, "tokens": 100 * i, "seconds": float(i)}
-            shown.step(2.0, i / 86_400)
+            shown.step("loss 2.000")
     lines = capsys.readouterr().err.splitlines()
     steps = [int(line.split()[1].replace(",", "")) for line in lines]
     assert steps[:7] == [1, 2, 4, 8, 16, 32, 64] and 60 <= len(lines) <= 80

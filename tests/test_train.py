@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from bitnet.settings import Settings
 from bitnet.train import checkpoint, loop, schedule
 from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.schedule import Place
 from training import MODEL, TINY, edited, killed_before, losses
 from training import bitnet as run
 
@@ -360,9 +361,11 @@ def test_bad_files(toml: str, message: str, tmp_path: Path, capsys: pytest.Captu
 def test_schedules() -> None:
     def rates(**options: Any) -> list[float]:
         settings = Settings(lr=1.0, warmup=0.1, **options)
-        return [round(schedule.learning_rate(settings, p), 6) for p in (0, 0.05, 0.1, 0.45, 0.5, 0.7, 0.85, 1.0)]
+        return [
+            round(schedule.learning_rate(settings, Place(p, p)), 6) for p in (0, 0.05, 0.1, 0.45, 0.5, 0.7, 0.85, 1.0)
+        ]
 
     assert rates() == [0, 0.5, 1, 1, 1, 1, 0.5, 0]
     assert rates(schedule="two_stage") == [0, 0.475, 0.9, 0.55, 0.333333, 0.2, 0.1, 0]
     assert rates(schedule="cosine")[4] == 0.5 and rates(schedule="cosine")[-1] == 0
-    assert [schedule.weight_decay(Settings(), p) for p in (0.49, 0.5)] == [0.1, 0.0]
+    assert [schedule.weight_decay(Settings(), Place(p, p)) for p in (0.49, 0.5)] == [0.1, 0.0]

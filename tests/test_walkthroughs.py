@@ -50,6 +50,8 @@ NOT_HERE = (
 
 WITH_SHAPE = {"gguf", "siglip-tiny", "paligemma-tiny"}  # presets whose shape is what the page is about
 
+GONE_ON = {"3000": "22", "runs/mine/step-002000": "runs/mine/step-000020", "2400": "24"}
+
 SMALLER = {
     "export": ["--tokens", "200"],
     "convert": ["--tokens", "64"],
@@ -95,10 +97,10 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
 def smaller(command: str) -> list[str]:
     """The words behind `bitnet` of a command that does less of the same."""
     verb, *words = shlex.split(command)[1:]
-    if verb == "train" and "--resume" in words:
-        return [verb, *["22" if word == "3000" else word for word in words]]
+    if verb == "train" and {"--resume", "--from"} & set(words):
+        return [verb, *(GONE_ON.get(word, word) for word in words)]
     if verb == "train":
-        words = shlex.split(re.sub(r"--(preset tiny|minutes \S+)", "", shlex.join(words)))
+        words = shlex.split(re.sub(r"--(preset tiny|minutes \S+|tokens-per-parameter \S+)", "", shlex.join(words)))
         words += [] if "--data" in words else ["--data", "my_text"]  # in place of the standard library
         of_preset = ["--steps", "2", "--batch", "2", "--threads", "1"]
         return [verb, *words, *(of_preset if WITH_SHAPE & set(words) else TINY)]

@@ -13,20 +13,22 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor
 
+from bitnet.data import corpus
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import IGNORED, Shuffled
 from bitnet.data.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
 from bitnet_runtime.text import Tokenizer as EngineTokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 START, END = "<|im_start|>", "<|im_end|>"
 CHATML = (
@@ -64,6 +66,19 @@ def read(files: Iterable[Path]) -> Iterator[Conversation]:
                     raise DataError(f"{where} is longer than {MAX_LINE} bytes, expected one conversation")
                 if line.strip():
                     yield Conversation(_messages(line, where), where)
+
+
+def among(data: Sequence[str]) -> list[Path]:
+    """The files that `data` names, if all are .jsonl files and the first begins with a conversation; else none."""
+    if not data or not all(name.endswith(".jsonl") for name in data):
+        return []
+    files = corpus.files_of(data)
+    with files[0].open("rb") as lines:
+        try:
+            record = json.loads(lines.readline(MAX_LINE))
+        except (ValueError, RecursionError):  # what reads the file says so
+            return []
+    return files if isinstance(record, dict) and "messages" in record else []
 
 
 def _messages(line: bytes, where: str) -> Messages:
@@ -216,6 +231,8 @@ class Dialogues:
     def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
         """Inputs, targets (IGNORED where nothing is learnt) and documents, int64 (len(indices), context) each; with
         `prefix` the length of each row's prefix, (len(indices),)."""
+        import torch
+
         rows = self._rows(context)
         inputs = torch.zeros(len(indices), context, dtype=torch.int64)
         targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, -1)
@@ -255,10 +272,10 @@ class Batches:
 
     def __init__(self, dialogues: Dialogues, batch: int, context: int, seed: int) -> None:
         self.tokens, self.batch, self.context, self.seed = dialogues, batch, context, seed
-        self.rows = dialogues.windows(context)
-        if not self.rows:
+        self.per_epoch = dialogues.windows(context)
+        if not self.per_epoch:
             raise DataError(f"no answer lies within the first {context} tokens of its conversation; raise --context")
-        self._order = Shuffled(self.rows, seed)
+        self._order = Shuffled(self.per_epoch, seed)
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         """Batch i."""

@@ -177,12 +177,12 @@ class Batches:
 
     def __init__(self, pairs: Pairs, batch: int, context: int, seed: int) -> None:
         self.tokens, self.batch, self.context, self.seed = pairs, batch, context, seed
-        self.n = pairs.count(context)
-        if self.n < batch:
+        self.per_epoch = pairs.count(context)
+        if self.per_epoch < batch:
             raise DataError(
-                f"the training text has {self.n:,} pairs, one batch needs {batch:,}; add data, or lower --batch"
+                f"the training text has {self.per_epoch:,} pairs, one batch needs {batch:,}; add data, or lower --batch"
             )
-        self._order = Shuffled(self.n, seed)
+        self._order = Shuffled(self.per_epoch, seed)
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         """Batch i."""

@@ -210,10 +210,11 @@ class Batches:
 
     def __init__(self, rows: Captions | Answers, batch: int, context: int, seed: int, augment: str) -> None:
         self.tokens, self.batch, self.context, self.seed, self.augment = rows, batch, context, seed, augment
-        self.n = rows.count(context)
-        self._order = Shuffled(self.n, seed)
-        if isinstance(rows, Captions) and self.n < batch:
-            raise DataError(f"there are {self.n:,} captions, one batch needs {batch:,}; add data, or lower --batch")
+        self.per_epoch = rows.count(context)
+        self._order = Shuffled(self.per_epoch, seed)
+        if isinstance(rows, Captions) and self.per_epoch < batch:
+            there = f"there are {self.per_epoch:,} captions, one batch needs {batch:,}"
+            raise DataError(f"{there}; add data, or lower --batch")
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         """Batch i."""

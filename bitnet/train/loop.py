@@ -19,9 +19,10 @@ from torch import Tensor
 from bitnet import process
 from bitnet.data import dataset
 from bitnet.model import parallel
-from bitnet.train import checkpoint, distill, objectives, replay, runlog, schedule, telemetry
+from bitnet.train import checkpoint, distill, objectives, replay, runlog, saving, schedule, telemetry, validation
 from bitnet.train.errors import TrainingError
 from bitnet.train.pipeline import Ahead, Made, work_of
+from bitnet.train.profiling import profiled
 from bitnet.train.progress import Progress, say
 from bitnet.train.run import Run
 
@@ -51,11 +52,15 @@ def carry_out(run: Run) -> Outcome:
 
 def _carry_out(run: Run) -> Outcome:
     with contextlib.closing(run.open_log()) as log:
+        if run.settings.source and not run.state["step"]:
+            run.evaluate_source(log)
         stopped_by = loop(run, log)
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
             return Outcome(stopped_by)
         result = run.evaluate(log)
+    if (best := run.state["best"]) and run.settings.keep_best:
+        say(f"the best of the evaluations was {best['loss']:.4f}, of {saving.name_of(best['step'])}, which is kept")
     if not parallel.is_first():
         return Outcome()
     try:
@@ -75,24 +80,39 @@ def loop(run: Run, log: runlog.Log) -> int:
         of_batch = functools.partial(passes, run, weights={"cross_entropy": 1.0})
         run.replay = replay.Replay(of_batch, list(run.model.parameters()))
     batches = Ahead.of(lambda step: work_of(run.batches, step, run.sequences, pinned))
-    with batches as run.ahead, process.Interruption() as interruption, Progress(settings, state) as progress:
+    with (
+        batches as run.ahead,
+        process.Interruption() as interruption,
+        Progress(run.horizon, state, run.of_peak) as progress,
+        profiled(run.folder, settings.profile) as step_is_over,
+    ):
         while run.progress < 1 and not _agreed(interruption):
-            step(run, log, started)
-            late = settings.save_minutes and state["seconds"] - saved_at >= 60 * settings.save_minutes
-            saving = state["step"] % settings.save_every == 0 or late
-            evaluating = state["step"] % settings.eval_every == 0
-            if saving or evaluating:
+            if state["stable"] is None and schedule.falls(settings, run.place):  # to go on from, or to branch
+                state["stable"] = state["step"]
                 settle(run, log, started)
-            progress.step(run.loss, run.progress)
+                if saved_step != state["step"]:
+                    run.save()
+            before = run.progress
+            step(run, log, started)
+            step_is_over()
+            late = settings.save_minutes and state["seconds"] - saved_at >= 60 * settings.save_minutes
+            to_save = bool(state["step"] % settings.save_every == 0 or late)
+            evaluating = validation.due(run, before)
+            if to_save or evaluating:
+                settle(run, log, started)
+            progress.step(run.said)
             if evaluating:
                 result, rate = run.evaluate(log, settings.eval_tokens), run.optimizer.param_groups[0]["lr"]
-                progress.say(
-                    f"step {state['step']:,}: loss {run.loss:.3f}, validation {result}, lr {rate:.2g}, {progress.speed}"
-                )
-            if saving:
+                more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
+                progress.say(f"step {state['step']:,}: {run.said}, validation {result}, {more}")
+                to_save |= settings.keep_best and validation.improves(run)
+            if to_save:
                 run.save()
                 saved_step = state["step"]
                 (saved_at,) = parallel.largest([time.monotonic() - started])  # saving may take minutes itself
+            if evaluating and validation.over(run):
+                say(f"{settings.patience:,} evaluations without a better one: the run ends at step {state['step']:,}")
+                break
         settle(run, log, started)
     if saved_step != state["step"]:
         run.save()
@@ -123,7 +143,7 @@ def step(run: Run, log: runlog.Log, started: float) -> None:
         made = update(run)
     settle(run, log)
     state["step"] += 1
-    state["tokens"] += run.sequences * run.tokens_each
+    state["tokens"] += run.horizon.each
     (state["seconds"],) = parallel.largest([time.monotonic() - started])
     made.at = run.now()
     made.layers = probe.records() if probe else {}
@@ -148,6 +168,7 @@ def settle(run: Run, log: runlog.Log, started: float | None = None) -> None:
         log.write(made.at | {"skipped": problem})
         return
     run.state |= {"recent": [*run.state["recent"], run.loss][-RECENT:], "skipped": 0}
+    run.terms = means if len(means) > 1 else {}
     terms = means | {"weights": made.weights} if len(means) > 1 else {}
     log.write(made.at | {"loss": run.loss, "lr": made.rate, "gradient_norm": norm} | made.amount | terms | made.layers)
 
@@ -177,13 +198,13 @@ def skip_or_stop(run: Run, problem: str, step: int) -> None:
 
 def update(run: Run) -> Made:
     """One optimizer step, without waiting for the device unless `waits` says so."""
-    settings, model, optimizer = run.settings, run.model, run.optimizer
+    settings, model, optimizer, place = run.settings, run.model, run.optimizer, run.place
     device = torch.device(settings.device)
     optimizer.zero_grad(set_to_none=True)
     assert run.ahead is not None
     work = run.ahead.take(run.state["step"])
     (counted,) = parallel.total([work.counted])
-    amount = schedule.quantization(settings, run.progress)
+    amount = schedule.quantization(settings, place)
     weights = distill.weights(settings, run.state["sizes"])
     weights |= {"balance": settings.balance_loss} if model.config.n_experts else {}
     values: list[Tensor] = []
@@ -199,13 +220,15 @@ def update(run: Run) -> Made:
         values.append(torch.stack([terms[name] for name in weights]))
     norm = parallel.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf))
     amounts = {"quantized": amount} if settings.quantize_warmup else {}
-    made = Made(weights, torch.cat([*values, norm[None]]), schedule.learning_rate(settings, run.progress), amounts)
+    made = Made(weights, torch.cat([*values, norm[None]]), schedule.learning_rate(settings, place), amounts)
     if waits(run) and bad_step(run, *made.read[:2]):
         return made
+    others = settings.embedding_lr / settings.lr
     for group in optimizer.param_groups:
-        group["lr"] = made.rate
-        group["weight_decay"] = schedule.weight_decay(settings, run.progress) if group["decays"] else 0.0
+        group["lr"] = made.rate * (1.0 if group["decays"] or not settings.embedding_lr else others)
+        group["weight_decay"] = schedule.weight_decay(settings, place) if group["decays"] else 0.0
     optimizer.step()
+    run.state["fall"] = schedule.fall(settings, place)
     if settings.distill_relations:
         run.state["sizes"] = distill.running_means(run.state["sizes"], made.read[2])
     return made

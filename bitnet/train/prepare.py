@@ -18,7 +18,7 @@ from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import distill, memory, objectives, optimizers, source_model
+from bitnet.train import distill, horizon, memory, objectives, optimizers, source_model, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
@@ -78,23 +78,29 @@ def prepare(
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
+    state |= (
+        horizon.BEGINNING | {"best": dict(validation.BEST)} | {"parameters": sum(p.numel() for p in model.parameters())}
+    )
     if newest is not None:
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)
         state |= {name: before[name] for name in state.keys() & before.keys()}
+    end, line = horizon.begin(settings, state, sequences * each, before.get("settings"))
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
     if parallel.is_first():
         state |= objectives.record(batches.tokens, held_out)
     n_tokens = batches.tokens.n_tokens
     say(
-        f"{folder}: {sum(p.numel() for p in model.parameters()):,} parameters, {config.ternary_weights:,} ternary; "
+        f"{folder}: {state['parameters']:,} parameters, {config.ternary_weights:,} ternary; "
         f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
-    if not settings.minutes and (times := settings.steps * sequences * each / n_tokens) > MANY:
-        say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or lower --steps")
-    parts = words, batches, held_out, sequences, model, forward, optimizer
+    if (times := end.tokens / n_tokens) > MANY:
+        say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or train for less")
+    if line:
+        say(line)
+    parts = words, batches, held_out, sequences, end, model, forward, optimizer
     run = Run(settings, folder, *parts, state, template, generation)
     if settings.distilled:
         if teacher is None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from bitnet.model import parallel
-from bitnet.settings import Settings
+from bitnet.train.horizon import Horizon
 from bitnet_runtime.terminal import escape
 
 PAUSES = 1.0, 60.0  # seconds from line to line, at first and at most: each pause is twice the one before
@@ -18,33 +18,32 @@ PAUSES = 1.0, 60.0  # seconds from line to line, at first and at most: each paus
 class Progress:
     """Entered before the first step, called after each. `state` is that of the run."""
 
-    def __init__(self, settings: Settings, state: dict[str, Any]) -> None:
-        self.settings, self.state = settings, state
+    def __init__(self, horizon: Horizon, state: dict[str, Any], of_peak: float = 0.0) -> None:
+        """of_peak: seconds that a token would take on GPUs at their peak; 0: not known."""
+        self.horizon, self.state, self.of_peak = horizon, state, of_peak
         self._began = state["step"], state["seconds"]
         self._pause, self._next = PAUSES[0], 0.0
 
     def __enter__(self) -> Self:
         silent = None if parallel.is_first() else True  # None: where stderr is no terminal
-        total, step = self.settings.steps, self.state["step"]
+        total, step = self.horizon.steps(self.state), self.state["step"]
         self._bar = tqdm(total=total, initial=step, unit="step", disable=silent, file=sys.stderr)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def step(self, loss: float, progress: float) -> None:
-        """progress: of the run, 0 to 1."""
-        settings, state = self.settings, self.state
-        if settings.minutes:
-            self._bar.total = max(state["step"], round(state["step"] / progress))
-        self._bar.set_postfix_str(f"loss {loss:.3f}, {self.speed}", refresh=False)
+    def step(self, said: str) -> None:
+        """said: of its loss."""
+        horizon, state = self.horizon, self.state
+        self._bar.total = horizon.steps(state)
+        self._bar.set_postfix_str(f"{said}, {self.speed}", refresh=False)
         self._bar.update()
         if self._bar.disable and time.monotonic() >= self._next:
-            if settings.minutes:
-                place = f"{state['step']:,}, {min(progress, 1):.0%} of {lasting(60 * settings.minutes)}"
-            else:
-                place = f"{state['step']:,} of {settings.steps:,}"
-            self.say(f"step {place}: loss {loss:.3f}, {self.speed}, about {lasting(self.left)} left")
+            place = f"{state['step']:,} of {self._bar.total:,}"
+            if horizon.seconds:
+                place = f"{state['step']:,}, {min(horizon.progress(state), 1):.0%} of {lasting(horizon.seconds)}"
+            self.say(f"step {place}: {said}, {self.speed}, about {lasting(self.left)} left")
 
     def say(self, line: str) -> None:
         """A line, after which the next one may wait."""
@@ -54,18 +53,17 @@ class Progress:
 
     @property
     def speed(self) -> str:
-        return f"{self.state['tokens'] / max(self.state['seconds'], 1e-9):,.0f} tokens/s"
+        rate = self.state["tokens"] / max(self.state["seconds"], 1e-9)
+        return f"{rate:,.0f} tokens/s" + (f", {rate * self.of_peak:.1%} of the peak" if self.of_peak else "")
 
     @property
     def left(self) -> float:
         """Seconds, if steps go on taking what they took since this process began."""
         step, seconds = self._began
-        if self.settings.minutes:
-            left = 60 * self.settings.minutes - self.state["seconds"]
-        else:
-            each = (self.state["seconds"] - seconds) / max(1, self.state["step"] - step)
-            left = each * (self.settings.steps - self.state["step"])
-        return max(0.0, float(left))
+        if self.horizon.seconds:
+            return max(0.0, float(self.horizon.seconds - self.state["seconds"]))
+        each = (self.state["seconds"] - seconds) / max(1, self.state["step"] - step)
+        return max(0.0, float(each * (self.horizon.steps(self.state) - self.state["step"])))
 
 
 def say(line: str) -> None:

@@ -23,11 +23,8 @@ from typing import Any
 
 from bitnet.config import BOOLEANS, ModelConfig
 from bitnet.presets import PRESETS
-from bitnet.settings import PRESET_SETTINGS, Settings, did_you_mean, flag_of
+from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
 from bitnet.train import thinker
-
-INSTEAD = {"minutes": "steps", "batch_tokens": "accumulate"}
-"""Options that take the place of another. Whichever of the two is given last counts."""
 
 PATHS = ("data", "chat", "tokenizer", "source", "teacher", "vision", "tensorboard")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
@@ -130,7 +127,8 @@ def _tower(path: str) -> dict[str, Any]:
 
 def _checked(settings: Settings) -> Settings:
     """The settings of a new run. Raises ValueError: its learning rate would fall before it has risen."""
-    if settings.schedule == "constant" and settings.warmup + settings.warmdown > 1:
+    shares = [length for length in (settings.warmup, settings.warmdown) if length <= 1]
+    if settings.schedule == "constant" and sum(shares) > 1:
         raise ValueError(
             f"warmup {settings.warmup:g} and warmdown {settings.warmdown:g} are shares of one run, "
             "expected at most 1 together"
@@ -179,12 +177,12 @@ def _nested(model: dict[str, Any]) -> dict[str, Any]:
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Options with others over them; of two that take each other's place the upper one counts."""
     below = dict(below)
-    for name, other in INSTEAD.items():
-        if above.get(name) and other in above:
-            raise ValueError(f"both {flag_of(name)} and {flag_of(other)} are given, expected one of them")
-        for given, hidden in ((above.get(name), other), (other in above, name)):
-            if given:
-                below.pop(hidden, None)
+    for first, *others in ALTERNATIVES:
+        given = [name for name in others if above.get(name)] + [first for _ in (0,) if first in above]
+        if len(given) > 1:
+            raise ValueError(f"both {flag_of(given[0])} and {flag_of(given[1])} are given, expected one of them")
+        for name in (first, *others) if given else ():
+            below.pop(name, None)
     return below | above
 
 
@@ -201,10 +199,12 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
     if overrides and (changed := model.replace(**overrides)) != model:
         said = ", ".join(f"{name} = {value}" for name, value in _flat(model).items() if _flat(changed)[name] != value)
         raise ValueError(f"a resumed run keeps its model, which has {said}; {elsewhere}")
-    for name, done in (("steps", saved["step"]), ("minutes", saved["seconds"] / 60)):
+    behind = {"steps": saved["step"], "minutes": saved["seconds"] / 60, "tokens": saved["tokens"]}
+    behind["tokens_per_parameter"] = saved["tokens"] / saved["parameters"]
+    for name, done in behind.items():
         given = train.get(name)
         if isinstance(given, int | float) and 0 < given < done and given != before.get(name):
-            raise ValueError(f"--{name} is {given:g}, but the run has {done:,.4g} behind it; give more, or none")
+            raise ValueError(f"{flag_of(name)} is {given:g}, but the run has {done:,.4g} behind it; give more, or none")
 
 
 def _flat(model: ModelConfig) -> dict[str, Any]:

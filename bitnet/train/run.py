@@ -17,9 +17,10 @@ from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings
-from bitnet.train import distill, objectives, runlog, saving, schedule
+from bitnet.train import distill, flops, objectives, runlog, saving, schedule
 from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from bitnet.train.errors import TrainingError
+from bitnet.train.horizon import Horizon
 from bitnet.train.pipeline import Ahead, Made
 from bitnet.train.progress import say
 from bitnet.train.replay import Replay
@@ -35,6 +36,7 @@ class Run:
     batches: objectives.Batches
     held_out: objectives.HeldOut
     sequences: int  # in an optimizer step, of all processes together
+    horizon: Horizon
     model: Transformer
     forward: nn.Module  # what a step calls: the model, or DDP around it
     optimizer: torch.optim.Optimizer
@@ -47,18 +49,34 @@ class Run:
     replay: Replay | None = None  # of the passes, where a GPU can
     watched: bool = False  # by hooks on its layers, in this step
     loss: float = math.nan  # the newest that was read
+    terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of that loss, where there are several
 
     @property
     def progress(self) -> float:
-        """Below 1 while the budget of steps or minutes lasts."""
-        if self.settings.minutes:
-            return float(self.state["seconds"] / (60 * self.settings.minutes))
-        return float((self.state["step"] + 0.5) / self.settings.steps)
+        """Below 1 while the budget lasts."""
+        return self.horizon.progress(self.state)
 
     @property
-    def tokens_each(self) -> int:
-        """Of a sequence, or a pair."""
-        return objectives.tokens_each(self.batches.tokens, self.batches.context)
+    def passes(self) -> float:
+        """How often the data was seen."""
+        return float(self.state["tokens"] / (self.horizon.each / self.sequences) / self.batches.per_epoch)
+
+    @property
+    def said(self) -> str:
+        """The newest loss, and what it is made of."""
+        terms = ", ".join(f"{name.replace('_', '-')} {term:.3f}" for name, term in self.terms.items())
+        return f"loss {self.loss:.3f}" + (f" ({terms})" if terms else "")
+
+    @property
+    def of_peak(self) -> float:
+        """Seconds that a token would take on the GPUs of the run at their peak; 0: not known."""
+        known = flops.peak(self.settings.device, self.settings.precision) * parallel.size()
+        return flops.of_token(self.model, self.batches.context) / known if known and not self.model.vision else 0.0
+
+    @property
+    def place(self) -> schedule.Place:
+        """Of the next step."""
+        return self.horizon.place(self.state)
 
     def now(self) -> dict[str, Any]:
         return {name: self.state[name] for name in ("step", "tokens", "seconds")}
@@ -69,14 +87,15 @@ class Run:
         if any(broken):
             name = list(parameters)[broken.index(1)]
             raise TrainingError(f"{name} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
-        self.state["quantized"] = schedule.quantization(self.settings, self.progress)
+        self.state["quantized"] = schedule.quantization(self.settings, self.place)
         more = self.template, self.generation
         try:
             saving.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
         except (OSError, SafetensorError) as error:
             raise self.failure(error) from error
         if parallel.is_first():
-            saving.keep_newest(self.folder, self.settings.keep)
+            best = [self.state["best"]["step"]] if self.settings.keep_best else []
+            saving.keep_newest(self.folder, self.settings.keep, [self.state["stable"], *best])
 
     def open_log(self) -> runlog.Log:
         """Going on after the steps that were made."""
@@ -99,6 +118,17 @@ class Run:
         good = self.last_good()
         advice = f"{good}, from which --resume goes on" if self.state["step"] else good
         return TrainingError(f"{self.folder} cannot be written at step {self.state['step']:,}: {what}{where}; {advice}")
+
+    def evaluate_source(self, log: runlog.Log) -> None:
+        """Loss of the model that a finetuning begins with, in full precision where it is yet to become ternary."""
+        if parallel.from_first(lambda: any("start" in record for record in log.records)):
+            return
+        amount = 0.0 if self.settings.quantize_warmup else 1.0
+        context, limit = self.batches.context, self.settings.eval_tokens
+        with compiler.eagerly(), self.model.partly_quantized(amount, not self.settings.vision):
+            result = objectives.evaluate(self.model, self.held_out, self.settings, context, limit)
+        say(f"before the first step{', in full precision' if amount < 1 else ''}: validation {result}")
+        log.write(self.now() | {"start": dataclasses.asdict(result)})
 
     def evaluate(self, log: runlog.Log, limit: int = 0) -> objectives.Result:
         """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""

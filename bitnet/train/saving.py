@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def save(
     generation: dict[str, Any] | None = None,
 ) -> Path:
     """Write `run/step-<state["step"]>` in one atomic move; returns it. All processes of a run call it."""
-    final = run / f"step-{state['step']:06d}"
+    final = run / name_of(state["step"])
     work = run / f".{final.name}.partial"
     if parallel.is_first():
         shutil.rmtree(work, ignore_errors=True)
@@ -59,6 +60,11 @@ def save(
         shutil.rmtree(work, ignore_errors=True)
         raise
     return final
+
+
+def name_of(step: int | None) -> str:
+    """Of the folder with the checkpoint of a step."""
+    return f"step-{step:06d}" if step is not None else ""
 
 
 def _put(work: Path, final: Path) -> None:
@@ -89,16 +95,16 @@ def recover(run: Path) -> None:
         shutil.rmtree(left)
 
 
-def set_aside(run: Path, newest: Path) -> None:
-    """Rename what is newer than the newest whole checkpoint, so that it is never counted as one to keep.
+def set_aside(run: Path, newest: Path, why: str = "damaged") -> None:
+    """Rename what is newer than a checkpoint to step-*.damaged, so that it is never counted as one to keep.
 
     What was renamed before stays.
     """
-    for damaged in all_of(run)[all_of(run).index(newest) + 1 :]:
+    for later in all_of(run)[all_of(run).index(newest) + 1 :]:
         taken, n = {path.name for path in run.iterdir()}, 1
-        while (name := f"{damaged.name}.damaged{n if n > 1 else ''}") in taken:
+        while (name := f"{later.name}.{why}{n if n > 1 else ''}") in taken:
             n += 1
-        damaged.rename(run / name)
+        later.rename(run / name)
 
 
 def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
@@ -125,9 +131,10 @@ def _write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         shutil.rmtree(shards)
 
 
-def keep_newest(run: Path, n: int) -> None:
-    """Remove all checkpoints but the newest n."""
-    for old in all_of(run)[:-n]:
+def keep_newest(run: Path, n: int, but: Sequence[int | None] = ()) -> None:
+    """Remove all checkpoints but the newest n, and those of the steps `but`."""
+    others = [each for each in all_of(run) if each.name not in map(name_of, but)]
+    for old in others[:-n]:
         _remove(old)
 
 

@@ -1,36 +1,78 @@
-"""How learning rate, weight decay and quantization move with the progress of a run, 0 at its start and 1 at its end.
+"""How learning rate, weight decay and quantization move along a run.
 
 The defaults (constant, linear warm-down over the last 30 %, decay of weights only in the first
 half, quantizers that come in until the warm-down) are what works best for small ternary models
 (docs/precision.md); two_stage is that of the BitNet b1.58 Training Tips, for large ones.
+
+A run whose length is changed goes on in its own course: λ never falls, the warm-ups end where they would have, and
+the learning rate begins to fall where it is, however short the rest.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from bitnet.settings import Settings
 
 
-def learning_rate(settings: Settings, progress: float) -> float:
-    rise = min(1.0, progress / settings.warmup) if settings.warmup else 1.0
-    return settings.lr * rise * _fall(settings, progress)
+@dataclass(frozen=True)
+class Place:
+    """Where in a run its next step is."""
+
+    whole: float  # share of the run that is behind, 0 to 1
+    begun: float  # the same of the run as it was first planned, or is now if that is shorter: warm-ups are shares of it
+    tokens: float = 0.0  # behind
+    horizon: float = 0.0  # tokens of the whole run
+    since: float = 0.0  # share of the run at which its length was last changed
+    fallen: float = 1.0  # factor of the learning rate there
+    quantized: float = 0.0  # λ that was reached
 
 
-def _fall(settings: Settings, progress: float) -> float:
-    left = max(0.0, 1.0 - progress)
+def behind(length: float, share: float, tokens: float) -> float:
+    """How much of a length at the beginning is behind, 0 to 1. Lengths up to 1 are shares, others tokens."""
+    if not length:
+        return 1.0
+    return min(1.0, share / length if length <= 1 else tokens / length)
+
+
+def learning_rate(settings: Settings, at: Place) -> float:
+    return settings.lr * behind(settings.warmup, at.begun, at.tokens) * fall(settings, at)
+
+
+def fall(settings: Settings, at: Place) -> float:
+    """Factor of the learning rate, 1 before it falls. One that had fallen rises again as slowly as in a warm-up."""
+    if at.fallen < 1 and (rise := _share(settings.warmup, at)):
+        return min(_course(settings, at), at.fallen + (at.whole - at.since) / rise)
+    return _course(settings, at)
+
+
+def _course(settings: Settings, at: Place) -> float:
+    left = max(0.0, 1.0 - at.whole)
     if settings.schedule == "cosine":
-        return 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))
+        return 0.5 + 0.5 * math.cos(math.pi * min(at.whole, 1.0))
     if settings.schedule == "two_stage":  # linear to 0, and a third lower from the middle on
-        return left if progress < 0.5 else left * 2 / 3
-    return min(1.0, left / settings.warmdown) if settings.warmdown else 1.0
+        return left if at.whole < 0.5 else left * 2 / 3
+    length = _share(settings.warmdown, at)
+    if at.fallen == 1:
+        length = min(length, 1.0 - at.since)
+    return min(1.0, left / length) if length > 0 else 1.0
 
 
-def quantization(settings: Settings, progress: float) -> float:
+def _share(length: float, at: Place) -> float:
+    return length if length <= 1 else length / max(at.horizon, 1.0)
+
+
+def falls(settings: Settings, at: Place) -> bool:
+    """Whether the next step is of a warm-down, before which the rate was constant."""
+    return settings.schedule == "constant" and fall(settings, at) < 1
+
+
+def quantization(settings: Settings, at: Place) -> float:
     """λ: how much of every quantizer counts. From 0 to 1 over --quantize-warmup, then 1 for the rest of the run."""
-    return min(1.0, progress / settings.quantize_warmup) if settings.quantize_warmup else 1.0
+    return max(at.quantized, behind(settings.quantize_warmup, at.begun, at.tokens))
 
 
-def weight_decay(settings: Settings, progress: float) -> float:
+def weight_decay(settings: Settings, at: Place) -> float:
     """Decay makes ternary codes flip; late in a run they should settle."""
-    return settings.weight_decay if progress < 0.5 else 0.0
+    return settings.weight_decay if at.whole < 0.5 else 0.0

@@ -11,20 +11,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from bitnet import process
 from bitnet.model import parallel
-from bitnet.train import checkpoint, loop, memory, saving, source_model
+from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.loop import Outcome
 from bitnet.train.prepare import prepare
+from bitnet.train.progress import say
 from bitnet.train.resolve import Given, resolve, run_folder
+from bitnet.train.run import Run
 
 WRITTEN = (
-    r"\..*|lock|log\.jsonl|log\.partial|loss\.png|(report|attention)\.html|step-.*"
+    r"\..*|lock|log\.jsonl|log\.partial|loss\.png|trace\.json|(report|attention)\.html|step-.*"
     r"|(train|validation)-\w+\.(bin|pixels|owners|partial)"
 )
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
@@ -33,11 +36,16 @@ Read = Callable[[str], source_model.Start]
 """Opens a source, a model to begin with."""
 
 
-def train(given: Given, read: Read | None = None, resume: bool = False) -> Outcome:
-    """A run from its beginning, or from its newest checkpoint; with `read` it begins with a source."""
+def train(given: Given, read: Read | None = None, resume: bool = False, branch: str = "") -> Outcome:
+    """A run from its beginning, or from its newest checkpoint; with `read` it begins with a source.
+
+    branch: a checkpoint of another run from which this one goes on, or that run.
+    """
     process.keep_freed_memory()
     try:
         with parallel.joined():
+            if branch:
+                return _branch(given, branch, read)
             return _resume(given, read) if resume else _begin(given, read)
     except (MemoryError, RuntimeError) as error:
         if not memory.ran_out(error) or parallel.launched():
@@ -52,10 +60,7 @@ def _begin(given: Given, read: Read | None) -> Outcome:
     folder = settings.run_folder
     _check_free(folder, given.config)
     with _claimed(folder) as claim:
-        if saved := checkpoint.all_of(folder):
-            raise TrainingError(
-                f"{folder} already holds {saved[-1].name}; add --resume to go on, or name another --out"
-            )
+        _check_unused(folder)
         teacher = read(settings.teacher) if read and settings.teacher else start
         tower = source_model.read_checkpoint(settings.vision) if settings.vision else None
         run = prepare(settings, config, None, start, teacher, tower)
@@ -84,22 +89,70 @@ def _resume(given: Given, read: Read | None) -> Outcome:
             "name the run's folder with --out, or leave --resume out to start one"
         )
     with _claimed(folder) as claim:
-        newest = parallel.from_first(lambda: _newest(folder))
-        settings, config = resolve(given, newest.state_of_run)
-        settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
-        teacher = read(settings.teacher or settings.source) if read and settings.distilled else None
-        run = prepare(settings, config, newest, teacher=teacher)
+        newest, last = parallel.from_first(lambda: _newest(folder, given))
+        run = _go_on(given, folder, newest, read)
+        claim.begun = True
+        if last != newest.folder.name:
+            say(f"{last} and what else came after {newest.folder.name} is set aside, as step-*.fallen")
+            if parallel.is_first():
+                saving.set_aside(folder, newest.folder, "fallen")
+            run.save()  # the newest from here on, with the options given
+        return loop.carry_out(run)
+
+
+def _branch(given: Given, source: str, read: Read | None) -> Outcome:
+    """A run that begins where a checkpoint of another one is."""
+    folder = run_folder(given)
+    _check_free(folder, given.config)
+    with _claimed(folder) as claim:
+        _check_unused(folder)
+        newest = parallel.from_first(lambda: _before_it_fell(Checkpoint.open(source), given))
+        if parallel.is_first():
+            _take(newest.folder.resolve().parent, folder)
+        parallel.wait_for_first()
+        say(f"{folder} goes on from {newest.folder}")
+        run = _go_on(given, folder, newest, read)
+        run.save()
         claim.begun = True
         return loop.carry_out(run)
+
+
+def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read | None) -> Run:
+    settings, config = resolve(given, newest.state_of_run)
+    settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
+    teacher = read(settings.teacher or settings.source) if read and settings.distilled else None
+    return prepare(settings, config, newest, teacher=teacher)
+
+
+def _check_unused(folder: Path) -> None:
+    if saved := checkpoint.all_of(folder):
+        raise TrainingError(f"{folder} already holds {saved[-1].name}; add --resume to go on, or name another --out")
 
 
 def _claimed(folder: Path) -> contextlib.AbstractContextManager[process.Claim]:
     return process.claimed(folder) if parallel.is_first() else contextlib.nullcontext(process.Claim())
 
 
-def _newest(folder: Path) -> Checkpoint:
-    """The checkpoint to go on from."""
+def _newest(folder: Path, given: Given) -> tuple[Checkpoint, str]:
+    """The checkpoint to go on from, and the name of the last one."""
     saving.recover(folder)
     newest = Checkpoint.open(folder)
     saving.set_aside(folder, newest.folder)
+    return _before_it_fell(newest, given), newest.folder.name
+
+
+def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
+    """The newest checkpoint of a run; of one that becomes longer, that from before the learning rate fell."""
+    state = newest.state_of_run
+    if state["fall"] < 1 and horizon.longer(resolve(given, state)[0], state):
+        before = newest.folder.parent / saving.name_of(state["stable"])
+        if state["stable"] is not None and before.is_dir() and not manifest.damage(before):
+            return Checkpoint(before)
     return newest
+
+
+def _take(source: Path, folder: Path) -> None:
+    """The token ids and pictures of a run, and its log, for another one."""
+    for file in source.iterdir():
+        if re.fullmatch(r"(train|validation)-\w+\.(bin|pixels|owners)|log\.jsonl", file.name):
+            shutil.copy(file, folder / file.name)

@@ -102,10 +102,20 @@ def of_checkpoint(
 ) -> objectives.HeldOut:
     """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids."""
     words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_of_run
-    if settings.chat and not data:
-        encoder = conversations.Encoder(words, checkpoint.template or conversations.CHATML, checkpoint.generation)
-        talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation)[1]
-        return conversations.Dialogues(talks, encoder, words, config.mask == "prefix")
+    if (files := conversations.among(data or [])) or (settings.chat and not data):
+        talks = list(conversations.read(files or corpus.files_of(settings.chat)))
+        if checkpoint.template is None:
+            raise corpus.DataError(
+                f"{talks[0].where} is a conversation, and {checkpoint.folder} has no chat template; give it text, or "
+                "teach it conversations: bitnet finetune --chat"
+            )
+        template, generation = conversations.with_template(words, checkpoint.template, checkpoint.generation)
+        talks = talks if files else conversations.split(talks, settings.validation)[1]
+        encoder = conversations.Encoder(words, template, generation)
+        dialogues = conversations.Dialogues(talks, encoder, words, config.mask == "prefix")
+        if cut := dialogues.too_long(context):
+            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
+        return dialogues
     if config.vision:
         seen = None if data else pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)
         generation = checkpoint.generation

@@ -134,7 +134,7 @@ def samples(model: Model, prompt: str, n: int) -> list[str]:
 
 def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a packed file."""
-    from bitnet.data import corpus, dataset, tokenizer
+    from bitnet.data import conversations, corpus, dataset, tokenizer
     from bitnet.evaluate.loss import Overlapping, evaluate_packed
 
     if _is_encoder(model) and not model.image:
@@ -147,6 +147,8 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     words = tokenizer.parse(model.tokenizer_json.decode(), args.source)
     first = tokenizer.separator(words, model.metadata.get("generation") or {})
     context, stride = _window(args, model.n_ctx, model.n_ctx)
+    if conversations.among(args.data):
+        raise ValueError(f"{args.data[0]} holds conversations, which are measured of a run: bitnet eval RUN --data …")
     if model.image:
         return _of_packed_with_images(model, args, words, context)
     with tempfile.TemporaryDirectory() as scratch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bitnet_cli.training_options import add_settings, before_torch, conclude, given
+from bitnet_cli.training_options import add_branch, add_settings, before_torch, conclude, given
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,15 +22,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out, from its newest checkpoint; needs no SRC"
     )
+    add_branch(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     add_settings(parser, without=("source", "preset", "tokenizer"), finetune=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.source and not args.resume:
+    if not args.source and not (args.resume or args.branch):
         raise ValueError("finetune needs SRC, a model to begin with; or --resume and --out, to go on with a run")
     before_torch()
     from bitnet.train.start import train
     from bitnet_export.convert.masters import read_start
 
-    return conclude(train(given(args), read_start, args.resume), args.json)
+    return conclude(train(given(args), read_start, args.resume, args.branch), args.json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from bitnet.settings import CONVERSION
-from bitnet_cli.training_options import add_settings, before_torch, conclude, given
+from bitnet_cli.training_options import add_branch, add_settings, before_torch, conclude, given
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "Without --data it learns from the source of Python's standard library."
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    add_branch(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     add_settings(parser, without=CONVERSION)
 
@@ -22,4 +23,4 @@ def run(args: argparse.Namespace) -> int:
     before_torch()
     from bitnet.train.start import train
 
-    return conclude(train(given(args), resume=args.resume), args.json)
+    return conclude(train(given(args), resume=args.resume, branch=args.branch), args.json)

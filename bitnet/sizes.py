@@ -1,0 +1,48 @@
+"""`--preset 1m` to `1b`: one number of parameters says how wide and deep a model is, and what it is trained with.
+
+Each rule is a power of that number, drawn through what was measured at 1 and 3 million (docs/precision.md) and what
+published models of a billion have. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bitnet.config import ModelConfig
+
+SIZES = {"1m": 1e6, "3m": 3e6, "10m": 1e7, "30m": 3e7, "100m": 1e8, "300m": 3e8, "1b": 1e9}
+"""About so many parameters, embedding included."""
+
+
+def model_of(parameters: float) -> ModelConfig:
+    """Width grows as parameters^0.4; depth is what then comes nearest to them."""
+    width = _multiple(128 * (parameters / 1e6) ** 0.4, (64, 128, 256))
+    head = 128 if width >= 1024 else 64
+    heads = width // head
+    ffn = -(-8 * width // 3 // 64) * 64
+    vocabulary = min(32_768, _power_of_two(2048 * (parameters / 1e6) ** 0.6))
+    keys = next(n for n in range(heads // 2, 0, -1) if heads % n == 0)
+    of_layer = width * (2 * heads * head + 2 * keys * head + 3 * ffn)
+    return ModelConfig(
+        vocab_size=vocabulary, dim=width, n_layers=round((parameters - vocabulary * width) / of_layer), n_heads=heads,
+        n_kv_heads=keys, head_dim=head, ffn_dim=ffn, max_context=1 << int(math.log2(2 * width)),
+    )  # fmt: skip
+
+
+def training_of(parameters: float) -> dict[str, Any]:
+    """Twenty tokens a parameter. The best rate halved as the width doubled, from 128 to 256."""
+    return {
+        "tokens_per_parameter": 20.0, "lr": float(f"{2 / model_of(parameters).dim:.2g}"), "batch": 8,
+        "batch_tokens": _power_of_two(2048 * (parameters / 1e6) ** 0.75),
+    }  # fmt: skip
+
+
+def _multiple(value: float, steps: tuple[int, int, int]) -> int:
+    """The nearest multiple of the first step below 512, of the second below 1024, of the third from there on."""
+    step = steps[(value >= 512) + (value >= 1024)]
+    return round(value / step) * step
+
+
+def _power_of_two(value: float) -> int:
+    return 1 << round(math.log2(value))

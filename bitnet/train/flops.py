@@ -1,0 +1,39 @@
+"""How much of a GPU a run uses: the operations that the model needs, over those that the GPU could make."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from bitnet.model.transformer import Transformer
+
+PEAKS = {
+    "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362, "L4": 121,
+    "RTX 4090": 165, "RTX 3090": 71,
+}  # fmt: skip
+"""Dense bf16 products with fp32 sums, in 10¹² operations a second, as the vendor says. The first name that fits."""
+
+
+def of_token(model: Transformer, context: int) -> float:
+    """What a token of a full sequence needs, forward and backward: 6 for each weight that multiplies it, and attention.
+
+    What is computed again, and quantizing, do not count.
+    """
+    config = model.config
+    taken = config.experts_per_token / config.n_experts if config.n_experts else 1.0
+    matrices = [(name, p) for name, p in model.layers.named_parameters() if p.dim() == 2]
+    weights = sum(p.numel() * (taken if ".experts." in name else 1.0) for name, p in matrices)
+    weights += config.vocab_size * config.dim if config.has_head else 0
+    windows = [config.of_layer(i).sliding_window for i in range(config.n_layers)]
+    seen = sum(window if 0 < window < context else context / 2 for window in windows)
+    seen *= 2 if config.mask == "bidirectional" else 1
+    return 6 * weights + 12 * config.n_heads * config.head_dim * seen
+
+
+def peak(device: str, precision: str) -> float:
+    """Operations a second that the GPU could make; 0 where that is not known."""
+    if device != "cuda" or precision != "bf16":
+        return 0.0
+    name = torch.cuda.get_device_name()
+    return next((1e12 * rate for known, rate in PEAKS.items() if re.search(rf"\b{known}\b", name)), 0.0)

@@ -1,0 +1,105 @@
+"""How long a run is: a budget of steps, tokens, tokens for each parameter, or minutes. Where in it the next step is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from bitnet.settings import Settings
+from bitnet.train import schedule
+from bitnet.train.schedule import Place
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The end of a run, and what it counts in: seconds where they are given, else tokens."""
+
+    tokens: int  # of the whole run; 0: seconds count
+    seconds: float
+    each: int  # tokens of a step
+
+    @classmethod
+    def of(cls, settings: Settings, state: Mapping[str, Any], each: int, parameters: int) -> Self:
+        """That of a run in this state, from here on with so many tokens in a step."""
+        if settings.minutes:
+            return cls(0, 60 * settings.minutes, each)
+        wanted = settings.tokens or settings.tokens_per_parameter * parameters
+        left = math.ceil((wanted - state["tokens"]) / each) if wanted else settings.steps - state["step"]
+        return cls(state["tokens"] + max(0, left) * each, 0.0, each)
+
+    def steps(self, state: Mapping[str, Any]) -> int:
+        """Of the whole run; of one of seconds, if it stays as fast."""
+        made = int(state["step"])
+        if self.seconds:
+            return max(made, round(made / max(self.progress(state), 1e-9)))
+        return made + math.ceil((self.tokens - int(state["tokens"])) / self.each)
+
+    def progress(self, state: Mapping[str, Any]) -> float:
+        """Below 1 while the budget lasts: the middle of the next step, or the clock."""
+        if self.seconds:
+            return float(state["seconds"] / self.seconds)
+        return float((state["tokens"] + self.each / 2) / max(1, self.tokens))
+
+    def place(self, state: Mapping[str, Any]) -> Place:
+        """That of the next step. `state`, of a run, has "planned", its first horizon, and "resumed", where it got this
+        one."""
+        whole = self.progress(state)
+        unit, size = ("seconds", self.seconds) if self.seconds else ("tokens", max(1, self.tokens))
+        tokens = state["tokens"] if self.seconds else state["tokens"] + self.each / 2
+        return Place(
+            whole=whole,
+            begun=whole * max(1.0, size / (state["planned"].get(unit) or size)),
+            tokens=tokens,
+            horizon=self.tokens or tokens / max(whole, 1e-9),
+            since=min(1.0, state["resumed"][unit] / size),
+            fallen=state["resumed"]["fall"],
+            quantized=state["quantized"],
+        )
+
+
+BEGINNING: dict[str, Any] = {
+    "planned": {},  # the first horizon
+    "resumed": {"tokens": 0, "seconds": 0.0, "fall": 1.0},  # where the run got the one it has
+    "fall": 1.0,  # factor of the learning rate in the newest step
+    "stable": None,  # the step before the first in which it fell
+    "quantized": 0.0,  # λ
+}
+"""What the state of a run says of its course."""
+
+
+def begin(
+    settings: Settings, state: dict[str, Any], each: int, before: Mapping[str, Any] | None
+) -> tuple[Horizon, str]:
+    """The horizon of a run, noted in `state`, and what to say of it. before: the settings with which it came here."""
+    line = ""
+    found = Horizon.of(settings, state, each, state["parameters"])
+    if before and Settings.from_dict(dict(before)).budget != settings.budget:
+        state["resumed"] = {"tokens": state["tokens"], "seconds": state["seconds"], "fall": state["fall"]}
+        if state["fall"] == 1:
+            state["stable"] = None
+        elif schedule.fall(settings, found.place(state)) > state["fall"]:
+            line = (
+                f"the learning rate had fallen to {state['fall']:.1%}, and no checkpoint from before that is there: "
+                "it rises again, as in --warmup"
+            )
+    state["planned"] = state["planned"] or {"tokens": found.tokens, "seconds": found.seconds}
+    return found, line
+
+
+def longer(settings: Settings, state: Mapping[str, Any]) -> bool:
+    """Whether a run that is gone on with from this state would be longer than it was to be."""
+    return _steps(settings, state) > _steps(Settings.from_dict(state["settings"]), state)
+
+
+def _steps(settings: Settings, state: Mapping[str, Any]) -> float:
+    """Of a run, as long as the ones behind it."""
+    name, wanted = settings.budget
+    done = {
+        "steps": state["step"],
+        "minutes": state["seconds"] / 60,
+        "tokens": state["tokens"],
+        "tokens_per_parameter": state["tokens"] / state["parameters"],
+    }[name]
+    return float(wanted / done * state["step"]) if done else math.inf

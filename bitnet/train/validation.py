@@ -1,0 +1,61 @@
+"""What the evaluations of a run have come to: when they are due, the best one, and whether it still gets better."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bitnet.train import objectives, schedule
+from bitnet.train.progress import say
+from bitnet.train.run import Run
+
+USUAL, PARTS = 200, 10  # steps between evaluations; and at least so many of them in a run
+WORSE = 1.02  # times the best loss: what chance does not explain
+BEST: dict[str, Any] = {"step": 0, "loss": 0.0, "since": 0, "told": False}
+"""Of the best evaluation: its step and loss, how many there were since, and whether a person was told why."""
+
+
+def due(run: Run, before: float) -> bool:
+    """Whether the step that was just made is followed by an evaluation. before: progress before it."""
+    step, every = run.state["step"], run.settings.eval_every
+    if every:
+        return bool(step % every == 0)
+    if run.horizon.seconds and int(PARTS * run.progress) > int(PARTS * before):
+        return True
+    parts = USUAL if run.horizon.seconds else max(1, run.horizon.steps(run.state) // PARTS)
+    return bool(step % min(USUAL, parts) == 0)
+
+
+def loss_of(result: objectives.Result) -> float:
+    found = dataclasses.asdict(result)
+    return float(next(found[name] for name in ("nats_per_token", "nats_per_pair") if name in found))
+
+
+def note(run: Run, result: objectives.Result) -> str:
+    """Record an evaluation in the state of the run. Returns what to add to its line: passes, and a better one."""
+    state, loss = run.state, loss_of(result)
+    best = state["best"]
+    added = f", pass {run.passes:.1f}" if run.passes >= 1 else ""
+    if not best["step"] or loss < best["loss"]:
+        state["best"] = best | {"step": state["step"], "loss": loss, "since": 0}
+        return added
+    state["best"] = best = best | {"since": best["since"] + 1}
+    learnt = run.passes > 1 and schedule.quantization(run.settings, run.place) == 1 and loss > WORSE * best["loss"]
+    if learnt and not best["told"]:
+        best["told"] = True
+        say(
+            f"validation was better at step {best['step']:,}: in pass {run.passes:.1f} over its data the model learns "
+            "them by heart; add data, train for less, or add --patience 3 --keep-best"
+        )
+    return f"{added}, best {best['loss']:.4f} at step {best['step']:,}"
+
+
+def improves(run: Run) -> bool:
+    """Whether the newest evaluation was the best."""
+    best = run.state["best"]
+    return bool(best["step"] and not best["since"])
+
+
+def over(run: Run) -> bool:
+    """Whether there were as many evaluations without a better one as a person has patience for."""
+    return bool(0 < run.settings.patience <= run.state["best"]["since"])

@@ -1,0 +1,137 @@
+"""What a run says of its evaluations: passes over the data, the best one, when it ends for want of a better one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitnet.evaluate.loss import Result
+from bitnet.train import checkpoint, objectives
+from bitnet.train.checkpoint import Checkpoint
+from training import TINY, bitnet, bits, killed_before, losses
+
+torch.set_num_threads(1)
+
+
+def words(*more: object) -> list[object]:
+    """Of a run with the usual evaluations."""
+    cut = TINY.index("--eval-every")
+    return [*TINY[:cut], *TINY[cut + 2 : -2], *more]
+
+
+def evaluated(run: Path) -> list[int]:
+    return [r["step"] for r in losses(run) if "validation" in r and not r.get("final")]
+
+
+@pytest.mark.parametrize(("budget", "steps"), [(("--steps", "30"), range(3, 31, 3)), (("--steps", "5"), range(1, 6))])
+def test_there_are_ten_evaluations_in_a_short_run(
+    budget: tuple[str, str], steps: range, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bitnet("train", *words(*budget), "--data", sentences, "--out", tmp_path / "run") == 0
+    assert evaluated(tmp_path / "run") == list(steps)
+
+
+def test_of_minutes_there_are_ten_too(sentences: str, tmp_path: Path) -> None:
+    assert bitnet("train", *words("--minutes", "0.03"), "--data", sentences, "--out", tmp_path / "run") == 0
+    assert 3 <= len(evaluated(tmp_path / "run")) <= 10  # one step may take more than a tenth
+
+
+# ---- the best one ----
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Evaluations give these losses, one after the other, and the last one from then on."""
+
+    def script(*found: float) -> None:
+        evaluate, left = objectives.evaluate, list(found)
+
+        def said(*args: Any) -> Any:
+            result = evaluate(*args)
+            assert isinstance(result, Result)
+            return dataclasses.replace(result, nats_per_token=left.pop(0) if len(left) > 1 else left[0])
+
+        monkeypatch.setattr(objectives, "evaluate", said)
+
+    return script
+
+
+def test_the_best_is_kept_and_patience_ends_a_run(
+    scripted: Any, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(5.0, 3.0, 4.0, 3.5, 3.1, 9.0)
+    run = tmp_path / "run"
+    argv = [*words("--steps", "30"), "--quantize-warmup", "0", "--data", sentences, "--out", run, "--keep", "1"]
+    assert bitnet("train", *argv, "--keep-best", "--patience", "3") == 0
+    said = capsys.readouterr().err
+    assert evaluated(run) == [3, 6, 9, 12, 15]
+    assert [p.name for p in checkpoint.all_of(run)] == ["step-000006", "step-000015"]
+    assert re.search(r"step 9: .*tokens/s, best 3.0000 at step 6\n", said)
+    assert "3 evaluations without a better one: the run ends at step 15" in said
+    assert "the best of the evaluations was 3.0000, of step-000006, which is kept" in said
+    assert Checkpoint.open(run).state["best"] == {"step": 6, "loss": 3.0, "since": 3, "told": False}
+    assert bitnet("train", "--resume", "--out", run, "--patience", "0") == 0
+    assert [p.name for p in checkpoint.all_of(run)] == ["step-000006", "step-000021", "step-000030"]
+
+
+def test_a_run_that_gets_worse_with_each_pass_says_so_once(
+    scripted: Any, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(3.0, 3.05, 3.5, 3.6, 3.7)
+    argv = ["--steps", "240", "--eval-every", "60", "--quantize-warmup", "0", "--data", sentences]
+    assert bitnet("train", *words(*argv), "--out", tmp_path / "run") == 0
+    said = capsys.readouterr().err
+    assert said.count("validation was better at step 60: in pass ") == 1
+    assert said.index("step 120: ") < said.index("validation was better") < said.index("step 180: ")
+    passes = [float(n) for n in re.findall(r"tokens/s, pass ([\d.]+)", said)]
+    n_tokens = int(re.search(r"([\d,]+) training tokens", said)[1].replace(",", ""))  # type: ignore[index]
+    assert passes[-1] == pytest.approx(240 * 4 * 32 / n_tokens, rel=0.05)
+
+
+def test_what_is_best_is_not_forgotten(sentences: str, tmp_path: Path) -> None:
+    argv = [*TINY, "--data", sentences, "--keep-best", "--eval-every", "3"]
+    assert bitnet("train", *argv, "--out", tmp_path / "whole") == 0
+    killed_before(17, "train", *argv, "--out", tmp_path / "killed")
+    assert bitnet("train", "--resume", "--out", tmp_path / "killed") == 0
+    states = [Checkpoint.open(tmp_path / name).state for name in ("whole", "killed")]
+    assert states[0]["best"] == states[1]["best"]
+    assert bits(tmp_path / "whole" / "step-000020") == bits(tmp_path / "killed" / "step-000020")
+
+
+# ---- a finetuning ----
+
+
+def test_a_finetuning_says_how_good_its_source_is_and_names_the_terms(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = [
+        *TINY,
+        "--set",
+        "ternary=[]",
+        "--set",
+        "head_format=f32",
+        "--data",
+        sentences,
+        "--out",
+        tmp_path / "float",
+    ]
+    assert bitnet("train", *source) == 0
+    before = losses(tmp_path / "float")[-1]["validation"]
+    capsys.readouterr()
+    run = tmp_path / "run"
+    argv = ["finetune", tmp_path / "float", "--data", sentences, "--out", run, "--steps", "4", "--batch", "4"]
+    assert bitnet(*argv, "--distill", "0.5", "--validation", "0.05") == 0
+    said = capsys.readouterr().err
+    assert f"before the first step, in full precision: validation {before['nats_per_token']:.4f} nats/token" in said
+    assert re.search(r"step 1 of 4: loss [\d.]+ \(cross-entropy [\d.]+, divergence [\d.]+\), ", said)
+    assert re.search(r"step 4: loss [\d.]+ \(cross-entropy [\d.]+, divergence [\d.]+\), validation ", said)
+    (start,) = [r for r in losses(run) if "start" in r]
+    assert start["step"] == 0 and start["start"]["nats_per_token"] == pytest.approx(before["nats_per_token"])
+    first = json.loads((run / "log.jsonl").read_text().splitlines()[1])
+    assert first["cross_entropy"] == pytest.approx(before["nats_per_token"], rel=0.1)
