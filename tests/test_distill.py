@@ -282,7 +282,7 @@ def test_a_balanced_run_is_resumed_to_the_same_bits(
     update = loop.update
 
     def kill(run: Any) -> Any:
-        if run.state["step"] == 6:
+        if run.state["step"] == 5:
             raise KeyboardInterrupt
         return update(run)
 
