@@ -32,7 +32,9 @@ from bitnet.data import dataset, tokenizer
 from bitnet.model import compiler
 from bitnet.settings import Settings
 from bitnet.train import loop, optimizers, prepare, runlog
+from bitnet.train.horizon import BEGINNING, Horizon
 from bitnet.train.run import Run
+from bitnet.train.schedule import Place
 
 WARM = 3  # steps before those that count: they compile, record, and settle
 NO_TIME = "left out, no time"
@@ -78,6 +80,10 @@ class Halfway(Run):
     def progress(self) -> float:
         return 0.45 if self.state["step"] < self.settings.steps else 1.0
 
+    @property
+    def place(self) -> Place:
+        return Place(self.progress, self.progress)
+
     def save(self) -> None:
         pass
 
@@ -115,10 +121,11 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)
-    state = {"step": 0, "tokens": 0, "seconds": 0.0, "recent": [], "skipped": 0, "sizes": {}}
+    state = BEGINNING | {"step": 0, "tokens": 0, "seconds": 0.0, "recent": [], "skipped": 0, "sizes": {}}
+    horizon = Horizon(wanted * settings.batch_tokens, 0.0, settings.batch_tokens)
     run = Halfway(
-        settings, folder, tokenizer.build("byte", [], 257), batches, tokens, settings.batch_tokens // context, model,
-        forward, optimizers.build(model, settings), state,
+        settings, folder, tokenizer.build("byte", [], 257), batches, tokens, settings.batch_tokens // context, horizon,
+        model, forward, optimizers.build(model, settings), state,
     )  # fmt: skip
     with without_replay() if case.mode == "compiled" else contextlib.nullcontext():
         loop.loop(run, Clock(seen))
