@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_budget.c: how much cache texts take that share some, what happens when there is no more, and
+ * that texts in two threads may share.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include <pthread.h>
+
+#include "cache.h"
+
+#include "mask_model.h"
+
+static const bn_sampler warm = {.temperature = 1.2f, .top_k = 20};
+
+/* What a block more takes is what was said; forks take none until they part. */
+static void test_budget(void) {
+    begin(BN_MASK_CAUSAL, 0, 0);
+    bn_model_info info;
+    ok(bn_model_get_info(model, &info));
+    bn_model_close(model);
+    const uint64_t block = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16];
+    const bn_load_options options = {.threads = 1, .cache_bytes = 5 * block};
+    bn_session *s, *copy, *other;
+    int32_t token, n;
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    ok(bn_session_new(model, NULL, &s));
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    ok(bn_session_append(s, text, 100, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_model_cache_bytes(model), 2 * block);
+    ok(bn_session_fork(s, &copy));
+    CHECK_EQ(bn_model_cache_bytes(model), 2 * block);
+    ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, NULL)); /* copies half a block */
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    ok(bn_session_append(s, text, 28, BN_LOGITS_LAST, NULL)); /* sees it alone now */
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    ok(bn_session_new(model, NULL, &other));
+    CHECK_EQ(bn_session_append(other, text, 129, BN_LOGITS_LAST, NULL), BN_ERR_CACHE);
+    CHECK_EQ(bn_session_position(other), 0);
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block); /* not even a part of it */
+    ok(bn_session_append(other, text, 128, BN_LOGITS_LAST, NULL));
+    bn_session *both[2] = {copy, s}; /* one has room in its block, and one has not */
+    CHECK_EQ(bn_append_batch(both, text, 2), BN_ERR_CACHE);
+    CHECK(bn_session_position(copy) == 101 && bn_session_position(s) == 128);
+    CHECK_EQ(bn_session_step(s, &warm, text, 5, &token, &n), BN_ERR_CACHE);
+    CHECK_EQ(bn_session_score(s, text, 1, &(float){0}), BN_ERR_CACHE);
+    int32_t again;
+    ok(bn_session_sample(s, &warm, &token)); /* its logits are still there */
+    ok(bn_session_rewind(other, 0));
+    CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
+    ok(bn_session_step(s, &warm, NULL, 0, &again, &n));
+    CHECK_EQ(again, token);
+    bn_session_free(s); /* the first block, which the copy sees, and the arena around it */
+    ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, NULL));
+    bn_session_free(copy);
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    bn_session_free(other);
+    end();
+}
+
+/* A draft that has no room is left out; the text is the same. */
+static void test_draft_without_room(void) {
+    begin(BN_MASK_CAUSAL, 0, 0);
+    bn_model_info info;
+    ok(bn_model_get_info(model, &info));
+    bn_model_close(model);
+    const bn_load_options options = {
+        .threads = 1, .cache_bytes = BN_BLOCK_KEYS * info.kv_bytes_per_token[BN_KV_F16]};
+    int32_t draft[4], tokens[4], n;
+    bn_session *s;
+    ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    ok(bn_session_new(model, NULL, &s));
+    ok(bn_session_append(s, text, 62, BN_LOGITS_LAST, NULL));
+    for (int i = 0; i < 2; i++)
+        ok(bn_session_step(s, &warm, NULL, 0, &draft[i], &n));
+    draft[2] = draft[3] = 0;
+    ok(bn_session_rewind(s, 61));
+    ok(bn_session_append(s, text + 61, 1, BN_LOGITS_LAST, NULL));
+    ok(bn_session_step(s, &warm, draft, 4, tokens, &n));
+    CHECK(n == 1 && tokens[0] == draft[0]);
+    bn_session_free(s);
+    end();
+}
+
+/* Forks of one text in two threads. */
+static void *forks(void *context) {
+    bn_session *s = context;
+    for (int32_t round = 0; round < 30; round++) {
+        bn_session *copy;
+        int32_t tokens[3], n;
+        ok(bn_session_fork(s, &copy));
+        for (int i = 0; i < 3; i++) {
+            ok(bn_session_step(copy, &warm, NULL, 0, &tokens[i], &n));
+            ok(bn_session_step(s, &warm, NULL, 0, &n, &(int32_t){0}));
+            CHECK_EQ(n, tokens[i]);
+        }
+        CHECK(memcmp(bn_session_logits(copy), bn_session_logits(s), VOCAB * sizeof(float)) == 0);
+        bn_session_free(round % 2 ? copy : s);
+        s = round % 2 ? s : copy;
+    }
+    bn_session_free(s);
+    return NULL;
+}
+
+static void test_threads(void) {
+    begin(BN_MASK_CAUSAL, 20, 2);
+    bn_session *s[3];
+    pthread_t thread;
+    ok(bn_session_new(model, NULL, &s[0]));
+    ok(bn_session_append(s[0], text, 330, BN_LOGITS_LAST, NULL));
+    for (int i = 1; i < 3; i++) {
+        ok(bn_session_fork(s[0], &s[i]));
+        bn_session_seed(s[i], (uint64_t)i);
+    }
+    CHECK(pthread_create(&thread, NULL, forks, s[1]) == 0);
+    forks(s[2]);
+    CHECK(pthread_join(thread, NULL) == 0);
+    bn_session_free(s[0]);
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    end();
+}
+
+int main(void) {
+    test_budget();
+    test_draft_without_room();
+    test_threads();
+    return 0;
+}
