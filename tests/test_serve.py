@@ -234,6 +234,26 @@ def test_what_a_program_asks_of_the_tokenizer(serving: Serving) -> None:
     assert (status, answer["chat_template"], answer["model_max_length"]) == (200, None, 256)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_receipts_are_those_that_can_be_verified(serving: Serving, model: Model, stream: bool) -> None:
+    prompt = [random.Random(9).randrange(256) for _ in range(90)]
+    asked = {"model": "small-0-256", "prompt": prompt, "receipt": True, "max_tokens": 12, "stream": stream, "n": 2}
+    for _ in range(2):  # the second goes on from the first
+        if stream:
+            found = [chunk["choices"][0] for chunk in events(serving, "/v1/completions", asked)]
+        else:
+            found = post(serving, "/v1/completions", asked)[1]["choices"]
+        receipts = [choice["receipt"] for choice in found if choice["finish_reason"]]
+        assert len(receipts) == 2
+        for receipt in receipts:
+            assert len(receipt["tokens"]) == 12
+            assert model.verify_receipt(json.dumps(receipt)).valid
+            changed = receipt | {"tokens": [*receipt["tokens"][:-1], (receipt["tokens"][-1] + 1) % 256]}
+            assert not model.verify_receipt(json.dumps(changed)).valid
+    status, answer = post(serving, "/v1/completions", {"prompt": "x", "receipt": "yes"})
+    assert (status, answer["error"]["param"]) == (400, "receipt")
+
+
 # ---- bytes ----
 
 

@@ -19,11 +19,11 @@ from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
-from bitnet_serve.wording import timings, usage
+from bitnet_serve.wording import receipt_of, timings, usage
 
 KNOWN = frozenset([
     "model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs", "response_format", "tools",
-    "tool_choice", "functions", "function_call", "modalities", "audio", "web_search_options",
+    "tool_choice", "functions", "function_call", "receipt", "modalities", "audio", "web_search_options",
 ])  # fmt: skip
 MOST_MESSAGES = 1024
 
@@ -42,7 +42,9 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
     ready = prompt(model, messages(body))
-    ask = Ask(ready.tokens, options, ready.pixels, top if wanted else None)
+    ask = Ask(
+        ready.tokens, options, ready.pixels, top if wanted else None, receipt=fields.take(body, "receipt", bool, False)
+    )
     return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None), stream)
 
 
@@ -79,6 +81,11 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
         return replace(options, seed=(first + index) % 2**64)
 
     each = [ask for ask in asks for _ in range(n)]
+    for ask in each:
+        if ask.receipt and ask.pixels is not None:
+            raise refuse("a receipt is of tokens alone, and images are given", "receipt")
+        if ask.receipt:
+            model.digest  # noqa: B018  hashes the file now, and not while others wait for tokens
     return [
         replace(ask, options=seeded(ask.options, index), guide=model.guide(ask.options))
         for index, ask in enumerate(each)
@@ -121,6 +128,7 @@ class Chat:
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
                 "logprobs": self._logprobs(choice, [*choice.scored, *self._rest(choice)]),
                 "finish_reason": choice.ended().finish_reason,
+                **receipt_of(choice),
             }
             for choice in choices
         ]
@@ -140,6 +148,8 @@ class Chat:
             chunk["usage"] = None
         elif reason:
             chunk["timings"] = timings([choice])
+        if reason:
+            one |= receipt_of(choice)
         return chunk
 
     def _logprobs(self, choice: Choice, scored: Sequence[Scored]) -> dict[str, Any] | None:

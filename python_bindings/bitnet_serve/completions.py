@@ -18,10 +18,11 @@ from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
-from bitnet_serve.wording import timings, usage
+from bitnet_serve.wording import receipt_of, timings, usage
 
 KNOWN = frozenset([
     "model", "prompt", "suffix", "stream", "stream_options", "n", "best_of", "echo", "logprobs", "response_format",
+    "receipt",
 ])  # fmt: skip
 MAX_TOKENS = 16  # as OpenAI has it
 
@@ -42,10 +43,11 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
         raise refuse("the tokens of this model's prompts see all of it, so they have no log-probabilities", "echo")
     options = fields.sampling(body, model, MAX_TOKENS)
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
+    receipt = fields.take(body, "receipt", bool, False)
     asks, echoes = [], list[str]()
     for prompt in given:
         ready = model.ready(prompt, None, model.n_ctx)
-        asks.append(Ask(ready.tokens, options, None, top, echo and top is not None))
+        asks.append(Ask(ready.tokens, options, None, top, echo and top is not None, receipt=receipt))
         echoes += [_shown(model, prompt)] * n if echo else []
     shape = Completion(served, with_usage if stream else None, echoes)
     return Work(served, several(model, asks, n), shape, stream)
@@ -110,6 +112,7 @@ class Completion:
                 "text": self._echo(choice) + choice.text,
                 "logprobs": self._logprobs(choice, [*choice.scored, *choice.held], bool(self.echoes)),
                 "finish_reason": choice.ended().finish_reason,
+                **receipt_of(choice),
             }
             for choice in choices
         ]
@@ -129,6 +132,8 @@ class Completion:
             chunk["usage"] = None
         elif reason:
             chunk["timings"] = timings([choice])
+        if reason:
+            one |= receipt_of(choice)
         return chunk
 
     def _logprobs(

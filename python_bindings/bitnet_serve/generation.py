@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
+from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.session import Session
 from bitnet_serve.logprobs import Scored, score
 from bitnet_serve.models import Served
@@ -48,6 +49,7 @@ class End(NamedTuple):
     timings: Timings
     stopped_by: str = ""  # a stop text
     reused: int = 0  # tokens of the prompt that were there already
+    receipt: Receipt | None = None
 
 
 class Timings(NamedTuple):
@@ -95,6 +97,7 @@ class Ask:
     top: int | None = None  # tokens are scored, beside so many others
     score_prompt: bool = False
     guide: Guide | None = None  # what the options hold the answer to
+    receipt: bool = False  # the answer gets one
 
 
 class Generation(Task):
@@ -138,7 +141,7 @@ class Generation(Task):
             if self._held < last:
                 return
         ask = self._ask
-        self._stream = Stream(self._model, ask.prompt, ask.options, self.session, ask.pixels, ask.guide)
+        self._stream = Stream(self._model, ask.prompt, ask.options, self.session, ask.pixels, ask.guide, ask.receipt)
         if not self._stream.done:  # nothing is asked after a prompt that is only scored
             self._stream.begin()
         self._held = len(self._ask.prompt)
@@ -178,12 +181,12 @@ class Generation(Task):
         end = time.perf_counter()
         stream, session = self._stream, self._session
         self._stream = self._session = None
-        made, reason, seed, stopped_by = 0, "cancelled", 0, ""
+        made, reason, seed, stopped_by, receipt = 0, "cancelled", 0, "", None
         if stream is not None:
             stream.close()
             stopped_by = stream.stopped_by
-            if stream.result is not None:
-                made, reason, seed = len(stream.result.tokens), stream.result.finish_reason, stream.result.seed
+            if (result := stream.result) is not None:
+                made, reason, seed, receipt = len(result.tokens), result.finish_reason, result.seed, result.receipt
         self.prompt_tokens, self.completion_tokens = self._held - self._reused, made
         if session is not None:
             self._served.sessions.end(session, self._who)
@@ -192,7 +195,7 @@ class Generation(Task):
         opened = self._opened or end
         started = self._started or end
         timings = Timings(opened - self._made, started - opened, end - started, seed)
-        self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by, self._reused))
+        self._tell(End(reason, len(self._ask.prompt), made, timings, stopped_by, self._reused, receipt))
 
     def _tell(self, event: Event) -> None:
         self._mailbox.put(self._index, event)

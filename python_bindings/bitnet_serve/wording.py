@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,12 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     reused = sum(choice.ended().reused for choice in choices)
     details = {"prompt_tokens_details": {"cached_tokens": reused}} if reused else {}
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made, **details}
+
+
+def receipt_of(choice: Choice) -> dict[str, Any]:
+    """That of an answer, if it was asked for."""
+    receipt = choice.ended().receipt
+    return {} if receipt is None else {"receipt": json.loads(receipt.to_json())}
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
