@@ -226,7 +226,8 @@ class Model(ModelAsync, ModelText):
     def verify_receipt(self, receipt: Receipt | str | bytes) -> Verdict:
         """Whether this model makes the answer of a receipt, or of its JSON, and at which token it does not.
 
-        Takes about the time of a prompt as long, and of choosing its tokens. Raises ReceiptError: it is none, or cannot be of any answer.
+        Takes about the time of a prompt as long, and of choosing its tokens. Raises ReceiptError: it is none, or
+        cannot be of any answer.
         """
         return verify(self, receipt if isinstance(receipt, Receipt) else Receipt.from_json(receipt))
 
