@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         print("no run is finished", file=sys.stderr)
         return 1
     words = "benchmarks/scaling.py " + " ".join(sys.argv[1:] if argv is None else argv)
-    results = {"origin": report.origin(f"python {words.strip()}"), "text": json.loads(manifest.read_text())["texts"]}
+    results = {"origin": report.origin(f"python {words.strip()}"), "text": json.loads(manifest.read_text())}
     results |= scaling_results.results(outcomes)
     text = scaling_page.markdown(results)
     report.write(args.out, "scaling", results, text, partial(scaling_page.draw, results=results))

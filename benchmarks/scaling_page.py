@@ -76,14 +76,16 @@ def markdown(results: dict[str, Any]) -> str:
     published = report.table(["model", "gap, nats/token", "tokens a parameter", "differs in"], list(PUBLISHED))
     text = results["text"]
     sizes = ", ".join(f"{name} {said['bytes'] / 1e6:.0f} MB of {len(said['projects'])} projects"
-                      for name, said in text.items())  # fmt: skip
+                      for name, said in text["texts"].items())  # fmt: skip
+    others = ", ".join(f"{name} {bits:.3f}" for name, bits in text["compressed"].items())
     return (
         "# Ternary against full precision, by size and length\n\n"
         f"{results['runs']} runs of `bitnet train` on {', '.join(results['devices'])}, {results['flops']:.2e} FLOPs, "
         f"commit {', '.join(results['commits'])}. Text: {sizes}. Rates are chosen on the selection set, losses are of "
         "the report set. Intervals: 95 %, Student's t over seeds; gaps are paired by seed.\n\n"
         f"{losses(results)}\n\n"
-        "MB: 2 bits a ternary weight and int8 tables, or fp16. FLOPs: 6 for each parameter and token. A rate with * "
+        "MB: 2 bits a ternary weight and int8 tables, or fp16. FLOPs: 6 for each parameter and token. Bits/byte of the "
+        f"report set by compressors that have learnt from nothing: {others}. A rate with * "
         f"was not tried with its half and its double.\n\n## The gap\n\n{gaps(results)}\n\n"
         "Parameter multiplier: parameters of the ternary model over those of a full-precision one of equal loss, both "
         "at the same tokens a parameter, read between the sizes measured.\n\n"
