@@ -10,6 +10,7 @@ Every run is one of `bitnet train`, kept in --runs; started again, the script go
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from typing import Any
 
@@ -65,7 +66,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows[name] = {
             "variant": name, "active": active(config), "all": active(config, config.n_experts),
             "tokens": steps * batch * dense.max_context, "lr": rate, "loss": mean, "deviation": deviation,
-            "losses": [outcome.loss for outcome in outcomes], "bits_per_byte": outcomes[0].bits_per_byte,
+            "losses": [outcome.loss for outcome in outcomes],
+            "bits_per_byte": statistics.mean(outcome.bits_per_byte for outcome in outcomes),
             "seconds": [outcome.seconds for outcome in outcomes],
             "tried": {f"{lr:g}": outcome.loss for lr, outcome in sorted(tried.items())},
             "curve": average([outcome.curve for outcome in outcomes]),

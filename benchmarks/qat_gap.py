@@ -11,6 +11,7 @@ model takes. Every run is one of `bitnet train`, kept in --runs; started again, 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from functools import partial
 from pathlib import Path
@@ -98,7 +99,8 @@ def measure(size: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         row = {
             "size": size, "variant": name, "parameters": parameters(model), "bytes": model_bytes(model),
             "tokens": steps * batch * config.max_context, "lr": rate, "loss": mean, "deviation": deviation,
-            "losses": [outcome.loss for outcome in outcomes.values()], "bits_per_byte": first.bits_per_byte,
+            "losses": [outcome.loss for outcome in outcomes.values()],
+            "bits_per_byte": statistics.mean(outcome.bits_per_byte for outcome in outcomes.values()),
             "tried": {f"{lr:g}": outcome.loss for lr, outcome in sorted(tried.items())},
             "curve": average([outcome.curve for outcome in outcomes.values()]),
         }  # fmt: skip
