@@ -74,7 +74,8 @@ def row_codes(w: Tensor) -> tuple[Tensor, Tensor]:
     w: (N, K). Returns c int8 (N, K) and σ fp32 (N,).
     """
     w = w.detach().float()
-    sigma = w.abs().amax(dim=1).clamp(min=EPS) / 127.0
+    largest = w.abs().amax(dim=1).clamp(min=EPS)
+    sigma = largest / torch.full_like(largest, 127.0)  # by a number a GPU multiplies with its reciprocal
     return (w / sigma[:, None]).round_().clamp_(-127, 127).to(torch.int8), sigma
 
 

@@ -97,6 +97,17 @@ def test_divergence_by_hand() -> None:
     assert float(distill.divergence(learner, teacher, torch.tensor([0]), 2.0)) == pytest.approx(4 * kl, rel=1e-5)
 
 
+def test_positions_that_do_not_count_have_no_gradient() -> None:
+    learner, teacher = random(6, 9, seed=0).requires_grad_(), random(6, 11, seed=1)
+    targets = torch.tensor([3, -100, 0, -100, -100, 8])
+    loss = distill.divergence(learner, teacher, targets, 1.5)
+    loss.backward()
+    assert learner.grad is not None and (learner.grad != 0).any(1).tolist() == (targets >= 0).tolist()
+    alone = distill.divergence(learner[targets >= 0], teacher[targets >= 0], targets[targets >= 0], 1.5)
+    assert float(loss) == pytest.approx(float(alone), rel=1e-6)  # a sum of six fp32 numbers
+    assert float(distill.divergence(learner, teacher, torch.full((6,), -100), 1.5)) == 0
+
+
 # ---- relations ----
 
 

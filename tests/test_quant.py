@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitnet import integer_sum, quant
 from bitnet.bitlinear import BitLinear, project
@@ -61,6 +63,30 @@ def test_row_codes() -> None:
     codes, sigma = quant.row_codes(tensor([[254.0, 1.0, -3.0, 5.0], [-127.0, 126.5, 0.0, 1.0]]))
     assert codes.tolist() == [[127, 0, -2, 2], [-127, 126, 0, 1]] and codes.dtype == torch.int8
     assert sigma.tolist() == [2.0, 1.0]
+
+
+class Divisions(TorchDispatchMode):
+    """Notes what divides in each division below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by: list[object] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "div" in func.__name__:
+            self.by.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_quantizers_divide_by_tensors() -> None:
+    """By a number a GPU multiplies with its reciprocal: scales would differ from the CPU's in their last bit."""
+    w = torch.randn(4, 260)
+    with Divisions() as found:
+        quant.row_codes(w)
+        for scope in ("tensor", "row", "group"):
+            quant.ternary_linear(w, w, scope=scope, amount=0.5)
+            quant.ternary_linear(w, w, scope=scope)
+    assert len(found.by) > 6 and all(isinstance(by, Tensor) for by in found.by)
 
 
 def test_stored_rows() -> None:

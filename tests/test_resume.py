@@ -18,7 +18,7 @@ from bitnet.train import checkpoint, prepare, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.horizon import Horizon
 from bitnet_export.checkpoint.real_text import real_tokens
-from training import TINY, bitnet, bits, killed_before, losses
+from training import TINY, bitnet, bits, edited, killed_before, losses
 
 torch.set_num_threads(1)
 
@@ -72,6 +72,29 @@ def test_nothing_to_resume(verb: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--resume without SRC needs the run: name its folder with --out" in capsys.readouterr().err
     assert bitnet("finetune") == 1
     assert "finetune needs SRC" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lacking", ["fall", "parameters"])
+def test_a_checkpoint_of_an_earlier_version(
+    lacking: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is refused with the way out, and nothing is written; its weights still begin a run."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    newest = edited(checkpoint.all_of(run)[-1])
+    state = json.loads((newest / "state.json").read_text())
+    del state[lacking]
+    (newest / "state.json").write_text(json.dumps(state))
+    before = {path.name for path in run.rglob("*")}
+    for argv in (["--resume", "--out", run, "--steps", "30"], ["--from", newest, "--out", tmp_path / "new"]):
+        capsys.readouterr()
+        assert bitnet("train", *argv) == 1
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert f"{newest}/state.json has no '{lacking}'" in said and f"bitnet finetune {newest}" in said
+    assert {path.name for path in run.rglob("*")} - before <= {"lock"} and not (tmp_path / "new").exists()
+    assert (
+        bitnet("finetune", newest, "--out", tmp_path / "new", "--steps", "1", "--data", __file__, "--batch", "1") == 0
+    )
 
 
 # ---- with which options ----

@@ -127,10 +127,10 @@ def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: flo
 
     T² keeps the size of the gradient (arXiv 1503.02531 §2.1). A teacher may have more rows than tokens.
     """
-    counts = targets >= 0
-    student = F.log_softmax(logits[counts].float() / temperature, -1)
-    expected = F.log_softmax(taught[counts, : logits.shape[-1]].float() / temperature, -1)
-    return temperature**2 * F.kl_div(student, expected, reduction="sum", log_target=True)
+    student = F.log_softmax(logits.float() / temperature, -1)
+    expected = F.log_softmax(taught[:, : logits.shape[-1]].float() / temperature, -1)
+    each = F.kl_div(student, expected, reduction="none", log_target=True).sum(-1)
+    return temperature**2 * (each * (targets >= 0)).sum()  # to take those that count out, a GPU would wait for them
 
 
 def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, *documents: Tensor) -> Tensor:

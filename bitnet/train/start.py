@@ -144,6 +144,11 @@ def _newest(folder: Path, given: Given) -> tuple[Checkpoint, str]:
 def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
     """The newest checkpoint of a run; of one that becomes longer, that from before the learning rate fell."""
     state = newest.state_of_run
+    if lacking := [name for name in ("parameters", *horizon.BEGINNING) if name not in state]:
+        raise TrainingError(
+            f"{newest.folder / checkpoint.STATE} has no {lacking[0]!r}: an earlier version wrote it, and this one "
+            f"cannot go on from it; begin a run with its weights, bitnet finetune {newest.folder}"
+        )
     if state["fall"] < 1 and horizon.longer(resolve(given, state)[0], state):
         before = newest.folder.parent / saving.name_of(state["stable"])
         if state["stable"] is not None and before.is_dir() and not manifest.damage(before):
