@@ -8,12 +8,18 @@
 
 enum { ALIGN = 64 };
 
+/* Never more than there is, not even for a moment: others would be refused what they may have. */
 int bn_budget_take(bn_budget *budget, size_t bytes) {
-    const size_t before = atomic_fetch_add(&budget->used, bytes);
-    if (!budget->most || (before <= budget->most && bytes <= budget->most - before))
-        return 1;
+    size_t used = atomic_load(&budget->used);
+    do {
+        if (budget->most && (used > budget->most || bytes > budget->most - used))
+            return 0;
+    } while (!atomic_compare_exchange_weak(&budget->used, &used, used + bytes));
+    return 1;
+}
+
+void bn_budget_give(bn_budget *budget, size_t bytes) {
     atomic_fetch_sub(&budget->used, bytes);
-    return 0;
 }
 
 size_t bn_arena_size(size_t blocks, size_t bytes) {
@@ -36,14 +42,16 @@ bn_arena *bn_arena_new(bn_budget *budget, size_t blocks, size_t bytes) {
 void bn_arena_leave(bn_arena *a) {
     if (atomic_fetch_sub(&a->users, 1) > 1)
         return;
-    atomic_fetch_sub(&a->budget->used, a->spent);
+    bn_budget_give(a->budget, a->spent);
     free(a);
 }
 
-void bn_arena_take(bn_arena *a, size_t block, size_t bytes) {
-    a->spent += a->taken[block] ? 0 : bytes;
+size_t bn_arena_take(bn_arena *a, size_t block, size_t bytes) {
+    const size_t cost = a->taken[block] ? 0 : bytes;
+    a->spent += cost;
     a->taken[block] = 1;
     bn_arena_share(a, block);
+    return cost;
 }
 
 void bn_arena_share(bn_arena *a, size_t block) {

@@ -20,6 +20,7 @@ typedef struct bn_budget {
 
 /* 0: there is not so much left, and nothing was taken. */
 int bn_budget_take(bn_budget *budget, size_t bytes);
+void bn_budget_give(bn_budget *budget, size_t bytes);
 
 typedef struct bn_arena {
     bn_budget *budget;
@@ -37,9 +38,9 @@ size_t bn_arena_size(size_t blocks, size_t bytes);
 /* The owner goes; the last user frees the arena. */
 void bn_arena_leave(bn_arena *arena);
 
-/* The owner takes a block that nobody sees, and for which `bytes` were taken from the budget if it
- * was never taken before. */
-void bn_arena_take(bn_arena *arena, size_t block, size_t bytes);
+/* The owner takes a block that nobody sees. Returns how many of `bytes`, which were taken from the
+ * budget for it, that costs: none if it was taken before. */
+size_t bn_arena_take(bn_arena *arena, size_t block, size_t bytes);
 
 /* A text more sees a block; one less. */
 void bn_arena_share(bn_arena *arena, size_t block);

@@ -54,7 +54,7 @@ size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_
 void bn_cache_place(bn_cache *cache, uint8_t *base) {
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         cache->parts[i].base = base;
-        base += cache->parts[i].bytes;
+        base = base ? base + cache->parts[i].bytes : NULL; /* memory is only measured */
     }
 }
 
@@ -116,8 +116,8 @@ static void move_position(const bn_cache *cache, const bn_config *c, const bn_ca
                 move_key(kv, at.k, slot % BN_LANES, E, out, in);
             else
                 move_bytes(places[i], sizes[i], out, in);
-            out += out ? sizes[i] : 0;
-            in += in ? sizes[i] : 0;
+            out = out ? out + sizes[i] : NULL;
+            in = in ? in + sizes[i] : NULL;
         }
     }
 }

@@ -149,17 +149,21 @@ static void copy_block(const bn_cache_part *part, const uint8_t *from, uint8_t *
     }
 }
 
-static void take(bn_cache_part *part, range r) {
+/* Returns the bytes that the budget is to know of: fewer than were missing where others stopped to
+ * see a block meanwhile. */
+static size_t take(bn_cache_part *part, range r) {
+    size_t bytes = 0;
     for (size_t i = 0; i < r.n; i++) {
         const size_t block = nth(part, r, i);
         if (is_alone(part, block))
             continue;
-        bn_arena_take(part->own, block, part->block);
+        bytes += bn_arena_take(part->own, block, part->block);
         if (part->blocks[block])
             copy_block(part, part->blocks[block]->memory, part->own->memory, block);
         release(part, block);
         part->blocks[block] = part->own;
     }
+    return bytes;
 }
 
 bn_status bn_cache_prepare(bn_cache *cache, size_t first, size_t n) {
@@ -173,6 +177,7 @@ bn_status bn_cache_prepare(bn_cache *cache, size_t first, size_t n) {
     if (bytes > 0 && !bn_budget_take(cache->budget, bytes))
         return BN_ERR_CACHE;
     for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++)
-        take(p, range_of(p, first, n));
+        bytes -= take(p, range_of(p, first, n));
+    bn_budget_give(cache->budget, bytes);
     return BN_OK;
 }

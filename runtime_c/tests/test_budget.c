@@ -6,6 +6,7 @@
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
 #include <pthread.h>
+#include <sched.h>
 
 #include "cache.h"
 
@@ -120,9 +121,82 @@ static void test_threads(void) {
     end();
 }
 
+/* --- both at once --- */
+
+enum { ROUNDS = 2000, PARTED = 200 /* positions, in a ring of 256 */ };
+
+static atomic_int arrived;
+
+/* Both threads go on together from here. */
+static void meet(int round) {
+    atomic_fetch_add(&arrived, 1);
+    while (atomic_load(&arrived) < 2 * (round + 1))
+        sched_yield();
+}
+
+static bn_session *parting[ROUNDS][2];
+
+static void *part(void *context) {
+    const int which = *(const int *)context;
+    for (int round = 0; round < ROUNDS; round++) {
+        meet(round);
+        ok(bn_session_reserve(parting[round][which], PARTED));
+        bn_session_free(parting[round][which]);
+    }
+    return NULL;
+}
+
+/* Two texts stop to see the same blocks in the same moment: what each counted before the other let
+ * go, but did not need to copy any more, is given back. */
+static void test_parting_at_once(void) {
+    begin(BN_MASK_CAUSAL, 20, 0);
+    bn_session *s = session(600, 200, BN_KV_F16);
+    pthread_t thread;
+    ok(bn_session_append(s, text, 400, BN_LOGITS_NONE, NULL));
+    for (int round = 0; round < ROUNDS; round++) {
+        bn_session *copy;
+        ok(bn_session_fork(s, &copy));
+        ok(bn_session_reserve(copy, PARTED)); /* blocks that none but the next two see */
+        for (int i = 0; i < 2; i++)
+            ok(bn_session_fork(copy, &parting[round][i]));
+        bn_session_free(copy);
+    }
+    bn_session_free(s);
+    CHECK(pthread_create(&thread, NULL, part, &(int){0}) == 0);
+    part(&(int){1});
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK_EQ(bn_model_cache_bytes(model), 0);
+    end();
+}
+
+static void *ask_too_much(void *context) {
+    bn_budget *budget = context;
+    while (!atomic_load(&arrived))
+        CHECK(!bn_budget_take(budget, 1000));
+    return NULL;
+}
+
+/* What there is room for is given, whatever others are refused meanwhile. */
+static void test_refused_at_once(void) {
+    bn_budget budget = {.most = 100};
+    pthread_t thread;
+    atomic_store(&arrived, 0);
+    CHECK(pthread_create(&thread, NULL, ask_too_much, &budget) == 0);
+    for (int i = 0; i < 1000000; i++) {
+        CHECK(bn_budget_take(&budget, 60));
+        CHECK(atomic_load(&budget.used) == 60);
+        bn_budget_give(&budget, 60);
+    }
+    atomic_store(&arrived, 1);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(!bn_budget_take(&(bn_budget){.most = 100, .used = 60}, SIZE_MAX - 30)); /* no overflow */
+}
+
 int main(void) {
     test_budget();
     test_draft_without_room();
     test_threads();
+    test_parting_at_once();
+    test_refused_at_once();
     return 0;
 }

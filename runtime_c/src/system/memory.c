@@ -42,10 +42,11 @@ static int read_at(const char *directory, const char *name, char *text, size_t s
 /* The number behind a name at the beginning of a line; 0 when there is none. */
 static uint64_t field(const char *text, const char *name) {
     const size_t n = strlen(name);
-    for (; text != NULL; text = strchr(text, '\n'), text += text != NULL)
-        if (strncmp(text, name, n) == 0)
-            return strtoull(text + n, NULL, 10);
-    return 0;
+    while (text && strncmp(text, name, n) != 0) {
+        text = strchr(text, '\n');
+        text = text ? text + 1 : NULL;
+    }
+    return text ? strtoull(text + n, NULL, 10) : 0;
 }
 
 /* --- of the process --- */
