@@ -45,6 +45,7 @@ EXACT, SAME_CODES = 1e-3, 0.999
 """Nats between any losses, and the share of equal codes, or three times the noise: what two runs on the CPU come to
 whose rates differ by one in a million. From one code that rounds to the other side, everything after differs."""
 RATE = 3e-4
+OPTIMIZERS = "adamw", "muon"
 RESUMED = 1e-4
 LIMIT = 300  # seconds of a run
 ALONE = threading.Lock()
@@ -154,14 +155,14 @@ def exactness(place: Place) -> Found:
     fp32 = ["--precision", "fp32", "--steps", min(50, place.steps)]
     modes: dict[str, list[str]] = {"eager": []} | ({"compiled": place.compiled} if place.compiled else {})
     commands = []
-    for optimizer in ("adamw", "muon"):
+    for optimizer in OPTIMIZERS:
         options = [*fp32, "--optimizer", optimizer, "--lr"]
         commands.append(place.train(f"cpu-{optimizer}", *options, RATE, device="cpu"))
         commands.append(place.train(f"noise-{optimizer}", *options, RATE * (1 + 1e-6), device="cpu"))
         commands += [place.train(f"{mode}-{optimizer}", *options, RATE, *more) for mode, more in modes.items()]
     together(commands)
     passed, said = True, []
-    for optimizer in ("adamw", "muon"):
+    for optimizer in OPTIMIZERS:
         (_, _, noise, noisy), *found = [compared(place, f"{mode}-{optimizer}", optimizer) for mode in ("noise", *modes)]
         for mode, (first, norm, distance, equal) in zip(modes, found, strict=True):
             passed &= first <= FIRST and norm <= NORM and distance <= max(EXACT, 3 * noise)

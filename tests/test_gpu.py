@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from bitnet.train import loop
 from bitnet.train.replay import Replay
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-gpu, gpu_checks, gpu_profile = (importlib.import_module(name) for name in ("gpu", "gpu_checks", "gpu_profile"))
+NAMES = "gpu", "gpu_checks", "gpu_profile", "gpu_steps"
+gpu, gpu_checks, gpu_profile, gpu_steps = (importlib.import_module(name) for name in NAMES)
 
 torch.set_num_threads(1)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -78,23 +80,35 @@ def test_on_a_gpu(name: str, tmp_path: Path) -> None:
     assert passed, said
 
 
+class StepsHere:
+    """Takes the place of a process that makes steps, which needs seconds to begin."""
+
+    def __init__(self, cases: list[Any], *_: object) -> None:
+        self.cases, self.process = cases, argparse.Namespace(returncode=0)
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        yield from gpu_steps.results_of(self.cases, gpu.QUICK_SIZE, "cpu", float("inf"))
+
+
 def test_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What fails is reported, and the rest runs."""
+    """What fails is reported, and the rest runs: a process that fails is followed by another."""
 
     def fails(place: Any) -> Any:
         raise RuntimeError("no such luck")
 
+    processes = iter([gpu.Steps, StepsHere])
+    monkeypatch.setattr(gpu, "Steps", lambda *args: next(processes)(*args))
     monkeypatch.setitem(gpu_checks.CHECKS, "chat", fails)
-    monkeypatch.setattr(gpu, "QUICK", [*gpu.QUICK[:2], gpu.Case("nowhere"), gpu.QUICK[2]])
+    monkeypatch.setattr(gpu, "QUICK", [gpu.QUICK[0], gpu.Case("nowhere"), *gpu.QUICK[1:3]])
     where = ["--device", "cpu", "--out", str(tmp_path)]
     assert gpu.main(["--quick", "--parts", "codes", "context", "chat", "speed", *where]) == 1
     results = json.loads((tmp_path / "gpu.json").read_text())
     assert {part["part"]: part["passed"] for part in results["parts"]} == {
         "codes": True, "context": True, "chat": False, "speed": False
     }  # fmt: skip
-    *rows, broken, last = results["rows"]
-    assert [row["kind"] for row in (*rows, last)] == list(gpu.KINDS) and "KeyError" in broken["error"]
-    for row in (*rows, last):
+    first, broken, *rows = results["rows"]
+    assert [row["kind"] for row in (first, *rows)] == list(gpu.KINDS) and "KeyError" in broken["error"]
+    for row in (first, *rows):
         assert row["ms"] == pytest.approx(1e3 * sum(row["seconds"]) / 2) and 0 < row["utilisation"] < 1
     printed = capsys.readouterr().out
     assert "all else is equal bit for bit" in printed and "FAILED chat: RuntimeError: no such luck" in printed
@@ -102,20 +116,22 @@ def test_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_runs_of_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def here(words: list[str]) -> Any:
         capsys.readouterr()
         assert bitnet_cli.main(words[3:]) == 0
         return json.loads(capsys.readouterr().out)
 
+    monkeypatch.setattr(gpu_checks, "OPTIMIZERS", ("muon",))
     monkeypatch.setattr(gpu_checks, "run", here)
     monkeypatch.setattr(gpu_checks, "together", lambda commands: [here(words) for words in commands])
     place = gpu_checks.Place(tmp_path, "cpu", steps=2, threads=1)
     passed, said = gpu_checks.exactness(place)
-    assert passed and "adamw eager 0e+00 nats and 0e+00 of the gradient at first, 0.0e+00 nats at most" in said
-    assert gpu_checks.equal_codes(tmp_path / "cpu-adamw", tmp_path / "cpu-muon") < 1
+    assert passed and "muon eager 0e+00 nats and 0e+00 of the gradient at first, 0.0e+00 nats at most" in said
     passed, said = gpu_checks.chat(place)
     assert passed and "after 20 steps" in said
+    assert gpu_checks.equal_codes(tmp_path / "cpu-muon", tmp_path / "beginning") < 1
 
 
 def test_groups_of_kernels() -> None:

@@ -185,6 +185,7 @@ def test_no_run_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch:
     assert begun == ["1m@20-full-lr0.008-seed0", "1m@5-full-lr0.008-seed0", "1m@5-ternary-lr0.008-seed0"]
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_the_study(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its quick form, its processes here; a second start finds every run, and so does one with outcomes alone."""
     begun: list[list[str]] = []
