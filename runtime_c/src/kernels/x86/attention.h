@@ -6,7 +6,7 @@
 #ifndef BITNET_X86_ATTENTION_H
 #define BITNET_X86_ATTENTION_H
 
-#include "float.h"
+#include "exponential.h"
 #include "scale.h"
 
 /* X for each of four chains or vectors, of each query. */

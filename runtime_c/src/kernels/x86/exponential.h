@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * exponential.h: activations and the exponentials of softmax, the same for every x86 tier. Both are
+ * long chains of instructions, each of which waits for the one before: STEP registers go in step.
+ */
+#ifndef BITNET_X86_EXPONENTIAL_H
+#define BITNET_X86_EXPONENTIAL_H
+
+#include "float.h"
+
+enum { STEP = LANES / 2 };
+
+/* bn_exp of every lane of `count` registers; see vectors.h. */
+INLINE void exp_all(vec *x, int count) {
+    static const float c[] = {BN_EXP_C5, BN_EXP_C4, BN_EXP_C3, BN_EXP_C2, 1.0f, 1.0f};
+    vec n[STEP], p[STEP];
+    UNROLL
+    for (int j = 0; j < count; j++) {
+        x[j] = vec_min(vec_set(BN_EXP_HI), vec_max(vec_set(BN_EXP_LO), x[j])); /* NaN passes */
+        n[j] = vec_round(vec_mul(x[j], vec_set(BN_LOG2E)));
+    }
+    UNROLL
+    for (int j = 0; j < count; j++) {
+        x[j] = vec_fma(n[j], vec_set(-BN_LN2_HI), x[j]);
+        p[j] = vec_set(BN_EXP_C6);
+    }
+    UNROLL
+    for (int j = 0; j < count; j++)
+        x[j] = vec_fma(n[j], vec_set(-BN_LN2_LO), x[j]);
+    UNROLL
+    for (size_t k = 0; k < sizeof c / sizeof *c; k++) {
+        UNROLL
+        for (int j = 0; j < count; j++)
+            p[j] = vec_fma(p[j], x[j], vec_set(c[k]));
+    }
+    UNROLL
+    for (int j = 0; j < count; j++)
+        x[j] = vec_add_exponent(p[j], n[j]);
+}
+
+typedef void activation_fn(vec *g, int count);
+
+/* h[i] = f(g[i]) * u[i] */
+INLINE void gate(float *h, const float *g, const float *u, size_t n, activation_fn *f) {
+    size_t i = 0;
+    for (; i + STEP * LANES <= n; i += STEP * LANES) {
+        vec x[STEP];
+        UNROLL
+        for (int j = 0; j < STEP; j++)
+            x[j] = vec_load(g + i + j * LANES);
+        f(x, STEP);
+        UNROLL
+        for (int j = 0; j < STEP; j++)
+            vec_store(h + i + j * LANES, vec_mul(x[j], vec_load(u + i + j * LANES)));
+    }
+    for (; i < n; i += LANES) {
+        const size_t here = n - i < LANES ? n - i : LANES;
+        float end[2][LANES] = {{0}};
+        memcpy(end[0], g + i, here * sizeof *g);
+        memcpy(end[1], u + i, here * sizeof *u);
+        vec x = vec_load(end[0]);
+        f(&x, 1);
+        vec_store(end[0], vec_mul(x, vec_load(end[1])));
+        memcpy(h + i, end[0], here * sizeof *h);
+    }
+}
+
+/* g / (1 + exp(z)) */
+INLINE void divide(vec *g, vec *z, int count) {
+    exp_all(z, count);
+    UNROLL
+    for (int j = 0; j < count; j++)
+        g[j] = vec_div(g[j], vec_add(vec_set(1.0f), z[j]));
+}
+
+INLINE void silu(vec *g, int count) {
+    vec z[STEP];
+    UNROLL
+    for (int j = 0; j < count; j++)
+        z[j] = vec_negate(g[j]);
+    divide(g, z, count);
+}
+
+static void silu_gate(float *h, const float *g, const float *u, size_t n) {
+    gate(h, g, u, n, silu);
+}
+
+/* max(g, 0) but for NaN, which passes, and so does -0, until it is added to 0. */
+INLINE vec positive(vec g, vec zero) {
+    return vec_add(vec_max(zero, g), zero);
+}
+
+INLINE vec relu2_times(vec g, vec u, vec zero) {
+    const vec r = positive(g, zero);
+    return vec_mul(vec_mul(r, r), u);
+}
+
+static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_zero(), relu2_times);
+}
+
+INLINE void gelu(vec *g, int count) {
+    vec z[STEP];
+    UNROLL
+    for (int j = 0; j < count; j++) {
+        const vec c = vec_fma(vec_set(BN_GELU_C1), vec_mul(g[j], g[j]), vec_set(BN_GELU_C0));
+        z[j] = vec_negate(vec_mul(g[j], c));
+    }
+    divide(g, z, count);
+}
+
+static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
+    gate(h, g, u, n, gelu);
+}
+
+INLINE vec relu_times(vec g, vec u, vec zero) {
+    return vec_mul(positive(g, zero), u);
+}
+
+static void relu_gate(float *h, const float *g, const float *u, size_t n) {
+    map(h, g, u, n, vec_zero(), relu_times);
+}
+
+INLINE void gelu_erf(vec *g, int count) {
+    vec a[STEP], tail[STEP];
+    UNROLL
+    for (int j = 0; j < count; j++) {
+        a[j] = vec_min(vec_abs(g[j]), vec_set(BN_GELU_ERF_MOST));
+        tail[j] = vec_set(bn_gelu_erf[BN_GELU_ERF_DEGREE]);
+    }
+    UNROLL
+    for (int k = BN_GELU_ERF_DEGREE - 1; k >= 0; k--) {
+        UNROLL
+        for (int j = 0; j < count; j++)
+            tail[j] = vec_fma(tail[j], a[j], vec_set(bn_gelu_erf[k]));
+    }
+    exp_all(tail, count);
+    UNROLL
+    for (int j = 0; j < count; j++)
+        g[j] = vec_fma(vec_negate(a[j]), tail[j], positive(g[j], vec_zero()));
+}
+
+static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
+    gate(h, g, u, n, gelu_erf);
+}
+
+static float exp_sum(float *x, size_t n, float shift) {
+    const vec shifts = vec_set(shift);
+    vec sum[PARTS];
+    for (int p = 0; p < PARTS; p++)
+        sum[p] = vec_zero();
+    size_t i = 0;
+    for (; i + STEP * LANES <= n; i += STEP * LANES) {
+        vec e[STEP];
+        UNROLL
+        for (int j = 0; j < STEP; j++)
+            e[j] = vec_sub(vec_load(x + i + j * LANES), shifts);
+        exp_all(e, STEP);
+        UNROLL
+        for (int j = 0; j < STEP; j++) {
+            vec_store(x + i + j * LANES, e[j]);
+            sum[j % PARTS] = vec_add(sum[j % PARTS], e[j]);
+        }
+    }
+    for (; i < n; i += BN_LANES) {
+        const size_t here = n - i < BN_LANES ? n - i : BN_LANES;
+        float end[BN_LANES] = {0};
+        vec e[PARTS];
+        memcpy(end, x + i, here * sizeof *x);
+        for (int p = 0; p < PARTS; p++)
+            e[p] = vec_sub(vec_load(end + p * LANES), shifts);
+        exp_all(e, PARTS);
+        for (int p = 0; p < PARTS; p++)
+            vec_store(end + p * LANES, e[p]);
+        memcpy(x + i, end, here * sizeof *x);
+        memset(end + here, 0, (BN_LANES - here) * sizeof *end);
+        for (int p = 0; p < PARTS; p++)
+            sum[p] = vec_add(sum[p], vec_load(end + p * LANES));
+    }
+    return vec_tree(sum);
+}
+
+#endif
