@@ -58,7 +58,8 @@ class Conversation:
         """Go on with the conversation that a session file has. Raises SessionFileError."""
         opening, self._turns, self._unseen = from_note(note)
         self._opening = opening if keep_system else self._opening
-        self._note(f"[{len(self._turns) // 2} turns so far]")
+        turns = len(self._turns) // 2
+        self._note(f"[{turns} turn{'s' * (turns != 1)} so far]")
 
     def run(self, session: Session, keep: Path | None = None) -> int:
         """Read, answer, again, until /exit or the end of input; then the session is closed. Ctrl-C twice raises.

@@ -112,7 +112,7 @@ def _format(name: str) -> Callable[[str], Any]:
         try:
             return getattr(resolve({name: given if name == "regex" else Path(given).read_text("utf-8")}), name)
         except OSError as error:
-            raise argparse.ArgumentTypeError(f"{given}: {error.strerror}") from None
+            raise argparse.ArgumentTypeError(f"{given}: {error.strerror}; expected the name of a file") from None
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -42,7 +42,7 @@ def test_chat_end_to_end(tmp_path: Path) -> None:
 def test_no_template(tmp_path: Path) -> None:
     with (
         Model.load(scripted_model(tmp_path / "m", [b"ab"])) as model,
-        pytest.raises(TemplateError, match="has no chat template; use generate"),
+        pytest.raises(TemplateError, match="has no chat template: it continues a prompt"),
     ):
         model.chat(HELLO)
 

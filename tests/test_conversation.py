@@ -340,12 +340,21 @@ def test_a_conversation_goes_on_another_day(models: Path, tmp_path: Path) -> Non
     assert (first.returncode, prompts(first.stderr)) == (0, [size("hello", system="be kind")])
     second = piped(models / "chat", "again", args=args)
     assert (second.returncode, second.stdout) == (0, f"{ANSWER}\n")
-    assert "[1 turns so far]" in second.stderr
+    assert "[1 turn so far]" in second.stderr
     assert prompts(second.stderr) == [size("hello", "again", system="be kind")]
     third = piped(models / "chat", "more", args=(*args, "--system", "be short"))
     assert prompts(third.stderr) == [size("hello", "again", "more", system="be short")]
     with Model.load(models / "chat", threads=1) as model, model.load_session(file) as session:
         assert session.position > size("hello")
+
+
+def test_a_place_that_takes_no_file_is_told_before_the_conversation(models: Path, tmp_path: Path) -> None:
+    for file, message in (
+        (tmp_path / "no" / "talk", "no does not exist; create it first"),
+        (tmp_path, "is a directory"),
+    ):
+        done = piped(models / "chat", "hello", args=("--session", file))
+        assert (done.returncode, done.stdout) == (1, "") and message in done.stderr
 
 
 def test_files_that_are_no_conversations(models: Path, tmp_path: Path) -> None:

@@ -143,7 +143,8 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
         (lambda f: "{", "no JSON"),
         (lambda f: "[" * 100_000, "no JSON"),
         (lambda f: json.dumps(f | {"bitnet_receipt": 2}), "no receipt"),
-        (lambda f: json.dumps(f | {"more": 1}), "too much"),
+        (lambda f: json.dumps(f | {"more": 1}), r"has \[.more.\], which no receipt has"),
+        (lambda f: json.dumps({name: f[name] for name in f if name != "seed"}), r"lacks \[.seed.\]"),
         (lambda f: json.dumps(f | {"tokens": [1.5]}), "tokens"),
         (lambda f: json.dumps(f | {"digests": []}), "digests"),
         (lambda f: json.dumps(f | {"tokens": [10**6] * 24}), None),
@@ -182,6 +183,8 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "receipt.json"
     done = bitnet("generate", path, "-p", "Once", "-n", "12", "--receipt", file, "--quiet")
     assert done.returncode == 0, done.stderr
+    nowhere = bitnet("generate", path, "-p", "Once", "--receipt", tmp_path / "no" / "receipt.json")
+    assert (nowhere.returncode, nowhere.stdout) == (1, "") and "create it first" in nowhere.stderr
     again = bitnet("verify-receipt", path, file, "--isa", "scalar")
     assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
     assert "all 12 tokens are those of this model" in again.stderr

@@ -165,7 +165,7 @@ def test_more_than_the_context(model: Model) -> None:
 
 def test_a_list_where_one_is_expected(model: Model) -> None:
     for prompts in (["a", "b"], [[1, 2], [3]]):
-        with pytest.raises(InvalidParameterError, match=r"^prompt is .* stream takes one prompt; generate takes"):
+        with pytest.raises(InvalidParameterError, match=r"^prompt is .* expected one: only generate takes a list"):
             model.stream(prompts)  # type: ignore[arg-type]
         with pytest.raises(InvalidParameterError, match=r"^text is .* score takes one text; call it for each"):
             model.score(prompts)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(model: Model, saved: Path, monke
         for name in ("fsync", "replace"):
             with monkeypatch.context() as patch:
                 patch.setattr(os, name, full)
-                with pytest.raises(OSError, match="No space left"):
+                with pytest.raises(OSError, match=rf"No space left on device: '{saved}'"):
                     session.save(saved)
             assert saved.read_bytes() == before
             assert [each.name for each in saved.parent.iterdir()] == ["s"]
@@ -89,8 +89,19 @@ def test_a_file_is_replaced_whole_or_not_at_all(model: Model, saved: Path, monke
         session.save(saved)
     with model.session() as session, pytest.raises(InvalidParameterError, match="expected bytes"):
         session.save(saved, note="text")  # type: ignore[arg-type]
-    with model.session() as session, pytest.raises(FileNotFoundError):
+    with model.session() as session, pytest.raises(FileNotFoundError, match="there does not exist; create it first"):
         session.save(saved.parent / "there" / "s")
+
+
+def test_nothing_but_a_file_is_replaced(model: Model, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with model.session() as session:
+        with pytest.raises(FileExistsError, match="pipe is a device or pipe, expected the name of a file"):
+            session.save(tmp_path / "pipe")
+        with pytest.raises(IsADirectoryError, match="is a directory, expected the name of a file"):
+            session.save(tmp_path)
+    assert (tmp_path / "pipe").is_fifo()
+    assert len([*tmp_path.iterdir()]) == 1
 
 
 def test_another_model_is_refused(saved: Path, tmp_path: Path) -> None:

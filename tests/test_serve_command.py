@@ -89,10 +89,17 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     model = small_model(tmp_path)
     for args, code, message in (
         ([], 2, "arguments are required: MODEL"),
-        ([model, model], 2, "two models have the same name"),
+        ([model, model], 2, "two models have the same name, small-0-256;"),
         ([model, "--api-key", ""], 2, "an API key is empty"),
         ([tmp_path / "no.bitnet"], 1, "No such file"),
-        ([model, "--host", "203.0.113.7"], 1, "cannot listen on 203.0.113.7:8080"),
+        (
+            [model, "--host", "203.0.113.7"],
+            1,
+            "cannot listen on 203.0.113.7:8080: Cannot assign requested address; --host",
+        ),
+        ([model, "--port", "99999"], 1, "cannot listen on 127.0.0.1:99999: bind(): port must be 0-65535"),
+        ([model, "--cors-origin", "my.example"], 2, "'my.example', expected scheme and host, such as https://"),
+        ([model, "--max-cache", "0"], 2, "'0', expected an integer of at least 1"),
         ([model, "--ctx", "999"], 1, "--ctx is 999, expected an integer from 1 to 256"),
     ):
         assert bitnet_cli.main(["serve", *map(str, args)]) == code

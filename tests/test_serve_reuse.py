@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bitnet_runtime import Model
+from bitnet_runtime import InvalidParameterError, Model
 from bitnet_runtime.session import all_sessions
 from bitnet_serve import sessions
 from bitnet_serve.server import Serving
@@ -92,6 +94,33 @@ def test_what_is_kept_is_bounded(serving: Serving) -> None:
         for _ in range(9):
             keep.begin([5], 200, "")
     assert session.position > 0  # that which runs has all it had
+
+
+def test_texts_take_no_more_than_their_budget(tmp_path: Path) -> None:
+    """Requests beyond it wait for those that run, and what was kept gives way; all get the bits of an answer alone."""
+    path = small_model(tmp_path, config=SMALL.replace(max_context=2048))
+    with Model.load(path, threads=1) as alone, ThreadPoolExecutor(8) as askers:
+        size = alone.session().nbytes
+        with (
+            pytest.raises(InvalidParameterError, match="--max-cache is 0 MB, but 2,048 tokens of small"),
+            served(path, max_cache=size - 1),
+        ):
+            pass
+        with served(path, max_cache=2 * size) as serving:
+            model = next(iter(serving.models.values())).model
+            prompts = [[i] * 100 for i in range(24)]
+            most = 0
+
+            def answer(prompt: list[int]) -> str:
+                nonlocal most
+                text = str(ask(serving, prompt, max_tokens=200, logprobs=None)[1]["text"])
+                most = max(most, model.cache_bytes)
+                return text
+
+            assert [*askers.map(answer, prompts)] == [
+                alone.generate(prompt, max_tokens=200, seed=5).text for prompt in prompts
+            ]
+            assert 0 < most <= 2 * size
 
 
 def test_it_can_be_turned_off(serving: Serving) -> None:

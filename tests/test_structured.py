@@ -190,12 +190,14 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     done = bitnet("generate", path, "-p", "x", "--json-schema", tmp_path / "person.json", "--quiet", "-n", "200")
     assert done.returncode == 0, done.stderr
     assert is_person(done.stdout.removesuffix("\n"))
+    done = bitnet("generate", path, "-p", "x", "--json-schema", tmp_path / "person.json", "-n", "3")
+    assert "[stopped after 3 tokens; -n N allows more]" in done.stderr  # a part of a form is not that form
     (tmp_path / "person.json").write_text("[1]", "utf-8")
     done = bitnet("generate", path, "-p", "x", "--json-schema", tmp_path / "person.json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "expected a JSON schema" in done.stderr
     done = bitnet("generate", path, "-p", "x", "--grammar", tmp_path / "none")
-    assert done.returncode == 2 and "No such file" in done.stderr
+    assert done.returncode == 2 and "No such file or directory; expected the name of a file" in done.stderr
 
 
 # ---- what is refused ----

@@ -16,6 +16,7 @@ from bitnet_cli.model_options import (
     opened,
     sampling,
 )
+from bitnet_runtime.saved import writable
 from bitnet_runtime.terminal import escape
 
 
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     path = model_path(args)
     if path is None:
         return refuse("no model; give a packed file, as in `bitnet chat model.bitnet`")
+    if args.session:
+        writable(args.session)
     from bitnet_cli.conversation import Conversation
 
     with opened(args, path) as model:

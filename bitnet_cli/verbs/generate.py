@@ -23,7 +23,8 @@ from bitnet_cli.model_options import (
 from bitnet_cli.notes import cut_off, end_line, too_long
 from bitnet_cli.texts import read_text
 from bitnet_runtime.errors import ContextLengthError
-from bitnet_runtime.saved import replace
+from bitnet_runtime.formats import KINDS
+from bitnet_runtime.saved import replace, writable
 from bitnet_runtime.terminal import escape, show
 
 
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         return refuse("no prompt; give -p TEXT or -f FILE, or pipe text in")
     if args.image and args.prompt is None:
         prompt = prompt.removesuffix("\n")  # it ends the line of a file; behind a question the model has its own
+    if args.receipt:
+        writable(args.receipt)
     with opened(args, path) as model:
         note(args, escape(str(model)))
         try:
@@ -70,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
                 print(flush=True)
             if args.receipt and result.receipt:
                 replace(args.receipt, result.receipt.to_json().encode() + b"\n")
-            if result.usage.completion_tokens != getattr(args, "max_tokens", None):  # as many as were asked for
+            as_asked = result.usage.completion_tokens == getattr(args, "max_tokens", None)
+            if not as_asked or any(hasattr(args, kind) for kind in KINDS):  # a part of a format is not what was asked
                 note(args, cut_off(result, model))
             note(args, end_line(result))
     return 0

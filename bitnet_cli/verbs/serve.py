@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from bitnet_cli.arguments import at_least, refuse
@@ -52,6 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--max-body", type=at_least(1), metavar="MB", help="most of a request (default: 1, 16 with images)"
     )
     parser.add_argument(
+        "--max-cache", type=at_least(1), metavar="MB", help="most memory of all texts together (default: what is free)"
+    )
+    parser.add_argument(
         "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
     )
     group = parser.add_argument_group("who may ask")
@@ -60,10 +64,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name of this machine")
     group.add_argument(
-        "--cors-origin", action="append", default=[], metavar="ORIGIN", help="a site whose pages may ask"
+        "--cors-origin", action="append", default=[], type=_origin, metavar="ORIGIN", help="a site whose pages may ask"
     )
     add_engine(parser)
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def _origin(text: str) -> str:
+    """As browsers send it."""
+    origin = text.lower().removesuffix("/")
+    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected scheme and host, such as https://my.example")
+    return origin
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if not all(keys) or not all(key.isascii() and key.isprintable() for key in keys):
         return refuse("an API key is empty or not plain ASCII")
     names = [path.name.removesuffix(".bitnet") for path in args.model]
-    if len(set(names)) < len(names):
-        return refuse("two models have the same name; rename a file")
+    if twice := [name for name in names if names.count(name) > 1]:
+        return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
     from bitnet_serve.guard import local_hosts
     from bitnet_serve.server import Options, Serving
 
@@ -85,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 fitting_session(args, model, model.session).close()
         options = Options(
             args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
-            args.grace, (args.max_body or 0) * 1_000_000, not args.no_reuse,
+            args.grace, (args.max_body or 0) * 1_000_000, (args.max_cache or 0) * 1_000_000, not args.no_reuse,
         )  # fmt: skip
         if not (keys or options.unix or local_hosts(options.host)):
             note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")

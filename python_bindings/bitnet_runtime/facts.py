@@ -337,7 +337,9 @@ class ModelFacts(Unique):
     def _template(self) -> ChatTemplate:
         source = self._section(lib.BN_SECTION_TEMPLATE)
         if not source:
-            raise TemplateError(f"{self.path.name} has no chat template; use generate() with a prompt of your own")
+            raise TemplateError(
+                f"{self.path.name} has no chat template: it continues a prompt, and answers no messages"
+            )
         from bitnet_runtime.chat import ChatTemplate
 
         return ChatTemplate(source.decode("utf-8", "replace"))

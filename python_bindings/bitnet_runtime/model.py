@@ -173,7 +173,7 @@ class Model(ModelAsync, ModelText):
         """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""
         if session is not None and (not isinstance(session, Session) or session._model is not self):
             raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
-        refuse_several(prompt, "prompt", "stream takes one prompt; generate takes a list")
+        refuse_several(prompt, "prompt", "only generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
         ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
         return Stream(self, ready.tokens, chosen, session, ready.pixels, receipt=receipt)

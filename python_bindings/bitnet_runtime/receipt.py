@@ -54,7 +54,9 @@ class Receipt:
             raise ReceiptError(f'this is no receipt: expected a JSON object with "bitnet_receipt": {VERSION}')
         names = {field.name for field in dataclasses.fields(cls)}
         if set(fields) != names:
-            raise ReceiptError(f"the receipt has {shown(sorted(set(fields) ^ names))} too much or too little")
+            lacks, unknown = sorted(names - set(fields)), sorted(set(fields) - names)
+            found = f"lacks {shown(lacks)}" if lacks else f"has {shown(unknown)}, which no receipt has"
+            raise ReceiptError(f"the receipt {found}")
         receipt = cls(**fields)
         receipt._check()
         return receipt

@@ -25,8 +25,22 @@ def save(session: Any, note: bytes, path: str | os.PathLike[str]) -> None:
     replace(Path(path), ffi.buffer(data))
 
 
+def writable(path: Path) -> None:
+    """Raises OSError: there can be no new file of this name. To be asked before the work whose result it gets."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected the name of a file to write")
+    if path.exists() and not path.is_file():  # the new file would take its place
+        raise FileExistsError(f"{path} is a device or pipe, expected the name of a file to write")
+
+
 def replace(path: Path, data: Any) -> None:
-    """Put bytes in the place of a file, so that whoever looks finds the old ones or the new ones."""
+    """Put bytes in the place of a file, so that whoever looks finds the old ones or the new ones.
+
+    An OSError speaks of `path`, not of the temporary name.
+    """
+    writable(path)
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as file:
@@ -34,9 +48,11 @@ def replace(path: Path, data: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
         raise
     with contextlib.suppress(OSError):  # a folder that cannot be opened
         folder = os.open(path.parent, os.O_RDONLY)

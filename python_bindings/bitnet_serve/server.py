@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -46,6 +47,7 @@ class Options:
     queue: int = 64  # requests that may wait
     grace: float = 30.0  # seconds that answers get to end after SIGTERM
     max_body: int = 0  # bytes; 0: as the models need
+    max_cache: int = 0  # bytes of the texts of all models; 0: what is free
     reuse: bool = True  # what was computed of texts that begin alike; between keys never
 
 
@@ -121,8 +123,8 @@ class Serving:
 
     def __init__(self, models: Mapping[str, Model], options: Options) -> None:
         self._options = options
+        memory = Memory(room_for(models, options.max_cache))
         self._socket, self.address = listen(options)
-        memory = Memory(min((model.free_memory() for model in models.values() if model.has_text), default=0))
         share = options.reuse * 0.25 / max(len(models), 1)
         self.models = {
             name: Served(name, model, Scheduler(options.parallel, options.queue, name), Sessions(model, memory, share))
@@ -159,6 +161,23 @@ class Serving:
         self._server.handle_exit(signal.SIGTERM, None)
 
 
+def room_for(models: Mapping[str, Model], most: int) -> int:
+    """Bytes for the texts of all models. InvalidParameterError: not even one text that fills its context fits."""
+    texts = {name: model for name, model in models.items() if model.has_text}
+    free = min((model.free_memory() for model in texts.values()), default=0)
+    if not most:
+        return free
+    for name, model in texts.items():
+        with model.session() as session:
+            if session.nbytes > most:
+                needed = -(-session.nbytes // 1_000_000)
+                raise InvalidParameterError(
+                    f"--max-cache is {most // 1_000_000:,} MB, but {model.n_ctx:,} tokens of {name} take {needed:,}; "
+                    "give more, or a smaller --ctx", "max_cache",
+                )  # fmt: skip
+    return min(free, most)
+
+
 def listen(options: Options) -> tuple[socket.socket, str]:
     """A socket, and the address in words."""
     if options.unix:
@@ -170,11 +189,13 @@ def listen(options: Options) -> tuple[socket.socket, str]:
     try:
         sock.bind((options.host, options.port))
         sock.listen(1024)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # OverflowError: no such port
         sock.close()
-        name = f"{options.host}:{options.port}"
+        why = getattr(error, "strerror", None) or error
+        of_port = isinstance(error, OverflowError) or error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = "--port N takes another" if of_port else "--host takes an address of this machine"
         raise InvalidParameterError(
-            f"cannot listen on {name}: {error.strerror or error}; --port N takes another", "port"
+            f"cannot listen on {options.host}:{options.port}: {why}; {advice}", "port" if of_port else "host"
         ) from None
     host = f"[{options.host}]" if ":" in options.host else options.host
     return sock, f"http://{host}:{sock.getsockname()[1]}"
