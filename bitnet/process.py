@@ -86,7 +86,7 @@ def locked(folder: Path) -> Iterator[set[Path]]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(f"another run is writing to {folder}; wait for it, or name another --out") from None
+            raise BlockingIOError(f"another run is writing to {folder}; wait for it, or name another folder") from None
         yield set(folder.iterdir()) - ours
 
 

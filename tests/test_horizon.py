@@ -173,6 +173,8 @@ def test_a_longer_branch_leaves_the_finished_run(
     assert "goes on from" in capsys.readouterr().err
     assert bitnet("train", "--from", finished, "--out", tmp_path / "longer") == 1
     assert "already holds step-000030; add --resume to go on" in capsys.readouterr().err
+    assert bitnet("train", "--from", finished, "--out", tmp_path / "longer", "--resume") == 1
+    assert "--from begins a run and --resume goes on with one; give one of them" in capsys.readouterr().err
     assert bitnet("train", "--from", tmp_path / "none", "--out", tmp_path / "new") == 1
     assert "none does not exist" in capsys.readouterr().err and not (tmp_path / "new").exists()
     assert bitnet("train", "--from", finished, "--out", tmp_path / "new", "--optimizer", "adamw") == 1

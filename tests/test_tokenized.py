@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import bitnet_cli
-from bitnet.data import tokenized
+from bitnet import process
+from bitnet.data import tokenized, tokenizer
 from bitnet.data.corpus import DataError
+from bitnet.process import sha256
 
 TINY = {"dim": 16, "n_layers": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 16, "ffn_dim": 24, "max_context": 16}
 MODEL = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
@@ -85,7 +88,55 @@ def test_damaged_folders(ids: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is damaged"):
         tokenized.read(copy, "train")
     contents = json.loads((copy / tokenized.CONTENTS).read_text())
-    for wrong in ("[]", "{", json.dumps({"train": {"file": "x"}}), json.dumps(contents | {"train": 3})):
+    side = contents["train"]
+    sides = [{"file": "x"}, 3, side | {"n_bytes": 0}, side | {"n_bytes": float("inf")}, side | {"dtype": "int8"}]
+    for wrong in ("[]", "{", "[" * 99_999, *(json.dumps(contents | {"train": each}) for each in sides)):
         (copy / tokenized.CONTENTS).write_text(wrong)
-        with pytest.raises(DataError):
+        with pytest.raises(DataError, match=re.escape(str(copy))):
             tokenized.read(copy, "train")
+    for n_bytes, dtype in ((0, "uint16"), (7, "uint16"), (6, "uint32")):
+        train_ids.write_bytes(raw[:n_bytes])
+        side |= {"sha256": sha256(train_ids), "dtype": dtype}
+        (copy / tokenized.CONTENTS).write_text(json.dumps({"train": side}))
+        with pytest.raises(DataError, match=f"has {n_bytes} bytes, expected token ids of type {dtype}"):
+            tokenized.read(copy, "train")
+
+
+def test_documents_begin_as_the_tokenizer_says(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the token that tokenizer_config.json names; a run of a model that has another one is refused."""
+    file, config = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
+    file.write_text(tokenizer.build("byte", [], 257).to_str().replace(tokenizer.END, "<s>"))
+    ids, words = tmp_path / "ids", ["tokenize", str(tmp_path / "ids"), "--data", str(text), "--tokenizer", str(file)]
+    assert bitnet_cli.main(words) == 1
+    assert "put a tokenizer_config.json" in capsys.readouterr().err and not ids.exists()
+    config.write_text('{"bos_token": "a", "eos_token": "<s>"}')
+    assert bitnet_cli.main(words) == 0
+    made, (train_ids,) = tokenized.read(ids, "train")
+    assert train_ids.ids[0] == made.token_to_id("a") and 0 not in train_ids.ids
+    assert train(tmp_path / "run", ids, "--tokenizer", str(file), "--set", "vocab_size=257") == 0
+    config.write_text('{"bos_token": "<s>"}')
+    assert train(tmp_path / "other", ids, "--tokenizer", str(file), "--set", "vocab_size=257") == 1
+    assert f"has token {made.token_to_id('a')} before every document, and the model 0" in capsys.readouterr().err
+
+
+def test_one_process_makes_a_folder(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another one is refused; one that is interrupted, wherever, leaves nothing that is taken for a folder of ids."""
+    words = ["tokenize", str(tmp_path / "ids"), "--data", str(text), "--tokenizer", "byte"]
+    (tmp_path / "ids").mkdir()
+    with process.locked(tmp_path / "ids"):
+        assert bitnet_cli.main(words) == 1
+    assert "is writing to" in capsys.readouterr().err
+    rename, left = Path.rename, iter(range(3))
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if next(left) == 2:  # the two files of ids have their names, the one that says what is where has not
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        assert bitnet_cli.main(words) == 130
+    assert not {file.name for file in (tmp_path / "ids").iterdir()} - {"lock"}
+    assert bitnet_cli.main(words) == 0 and tokenized.read(tmp_path / "ids", "train", "validation")

@@ -86,12 +86,14 @@ def recorded(state: dict[str, Any], side: str, folder: Path) -> Tokens | None:
         kept = state["texts"][side]
         file, dtype, said = folder / Path(kept["file"]).name, kept["dtype"], kept["sha256"]
         n_bytes, digest = int(kept["n_bytes"]), str(kept["digest"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    if not file.is_file() or dtype not in ("uint16", "uint32"):
+    if not file.is_file() or dtype not in ("uint16", "uint32") or n_bytes < 1:
         return None
     if sha256(file) != said:
         raise DataError(f"{file} is damaged (SHA-256); remove it, so that it is made again from the text")
+    if not (size := file.stat().st_size) or size % np.dtype(dtype).itemsize:
+        raise DataError(f"{file} has {size:,} bytes, expected token ids of type {dtype}")
     return Tokens.map(file, dtype, n_bytes, digest)
 
 

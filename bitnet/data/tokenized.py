@@ -1,6 +1,6 @@
 """A folder of token ids, made once and shared by runs: they map its files and read no text.
 
-    tokens.json     what is where: {"train": {"file": ..., "sha256": ...}, "validation": {...}}
+    tokens.json     what is where: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}}
     tokenizer.json  what the ids are of
     train-HASH.bin, validation-HASH.bin
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -30,17 +31,24 @@ def make(
     train, held_out = corpus.split(texts, validation, say)
     if texts.left_out:
         say(texts.left_out)
-    words = tokenizer.load(kind) if Path(kind).is_file() else tokenizer.build(kind, train, vocab_size)
-    write(folder, words, {"train": train, "validation": held_out})
+    given = Path(kind).is_file()
+    words = tokenizer.load(kind) if given else tokenizer.build(kind, train, vocab_size)
+    first = tokenizer.separator(words, tokenizer.ends_beside(kind) if given else {})
+    write(folder, words, {"train": train, "validation": held_out}, first)
     return dict(zip(("train", "validation"), read(folder, "train", "validation")[1], strict=True))
 
 
-def write(folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]]) -> None:
-    """texts: by what they are for, "train" and "validation"."""
+def write(folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], first: int = tokenizer.END_ID) -> None:
+    """texts: by what they are for, "train" and "validation". first: the token before every document.
+
+    What makes it a folder of token ids comes last, and whole: one that was interrupted is none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    made = {name: dataset.tokenize(text, words, folder, name).to_dict() for name, text in texts.items()}
+    made = {name: dataset.tokenize(text, words, folder, name, first).to_dict() for name, text in texts.items()}
     words.save(str(folder / "tokenizer.json"))
-    (folder / CONTENTS).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    partial = folder / f"{CONTENTS}.partial"
+    partial.write_text(json.dumps({"first": first} | made, indent=1) + "\n", encoding="utf-8")
+    partial.rename(folder / CONTENTS)
 
 
 def named(data: Sequence[str]) -> Path | None:
@@ -53,11 +61,7 @@ def named(data: Sequence[str]) -> Path | None:
 
 def read(folder: Path, *sides: str) -> tuple[Tokenizer, list[Tokens]]:
     """Its tokenizer, and the token ids that are for `sides`. Raises DataError: it has none, or they are damaged."""
-    try:
-        contents = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
-        words = tokenizer.load(folder / "tokenizer.json")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder} is no folder of token ids: {error}") from None
+    words, contents = tokenizer_of(folder), contents_of(folder)
     found = []
     for side in sides:
         tokens = dataset.recorded({"texts": contents}, side, folder)
@@ -67,3 +71,30 @@ def read(folder: Path, *sides: str) -> tuple[Tokenizer, list[Tokens]]:
             raise DataError(f"{folder} holds token ids beyond its tokenizer's {words.get_vocab_size():,}")
         found.append(tokens)
     return words, found
+
+
+def check_of(folder: Path, words: Tokenizer, first: int) -> None:
+    """Raises DataError: its token ids are not what a model with this tokenizer, and `first` before texts, learns."""
+    if words.to_str() != tokenizer_of(folder).to_str():
+        raise DataError(f"{folder} holds token ids of another tokenizer than the model's; give the text itself")
+    if (found := contents_of(folder).get("first", tokenizer.END_ID)) != first:
+        raise DataError(
+            f"{folder} has token {found!r:.20} before every document, and the model {first}; give the text itself"
+        )
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    try:
+        return tokenizer.load(folder / "tokenizer.json")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} is no folder of token ids: {error}") from None
+
+
+def contents_of(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{folder} is no folder of token ids: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{folder / CONTENTS} holds {type(found).__name__}, expected an object")
+    return found

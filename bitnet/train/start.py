@@ -41,6 +41,8 @@ def train(given: Given, read: Read | None = None, resume: bool = False, branch: 
 
     branch: a checkpoint of another run from which this one goes on, or that run.
     """
+    if branch and resume:
+        raise TrainingError("--from begins a run and --resume goes on with one; give one of them")
     process.keep_freed_memory()
     try:
         with parallel.joined():

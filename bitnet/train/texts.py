@@ -78,7 +78,10 @@ def read_text(
             words = choose([])
             return words, _in_pairs(contrastive, words, generation, before.get("pairs", False), kept[0], kept[1])
     if shared := tokenized.named(settings.data):
-        words, (train, held_out) = _shared(shared, choose([]) if before else None, settings, "train", "validation")
+        known = choose([]) if before else None
+        words, (train, held_out) = _shared(shared, known, generation, settings, "train", "validation")
+        if not before:
+            say(f"{shared}: its tokenizer, of {words.get_vocab_size():,} tokens, and its validation text are taken")
         return words, _in_pairs(contrastive, words, generation, False, train, held_out)
     texts, given = _source(settings.data, contrastive)
     say(f"{folder}: reading the text and making token ids of it")
@@ -126,7 +129,7 @@ def of_checkpoint(
     kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
     given = bool(state.get("pairs"))
     if kept is None and (shared := tokenized.named(data or settings.data)):
-        (kept,) = _shared(shared, words, settings, "validation")[1]
+        (kept,) = _shared(shared, words, checkpoint.generation, settings, "validation")[1]
     if kept is None:
         texts, given = _source(data or settings.data, contrastive)
         side: Iterable[str]
@@ -142,14 +145,13 @@ def of_checkpoint(
 
 
 def _shared(
-    folder: Path, words: Tokenizer | None, settings: Settings, *sides: str
+    folder: Path, words: Tokenizer | None, generation: dict[str, Any], settings: Settings, *sides: str
 ) -> tuple[Tokenizer, list[dataset.Tokens]]:
     """Tokenizer and token ids of a folder of them. words: the model's own, which they must be of; None: it has none."""
     made, found = tokenized.read(folder, *sides)
-    if words is None and Path(settings.tokenizer).is_file():
-        words = tokenizer.load(settings.tokenizer)
-    if words is not None and words.to_str() != made.to_str():
-        raise corpus.DataError(f"{folder} holds token ids of another tokenizer than the model's; give the text itself")
+    if words is None:
+        words = tokenizer.load(settings.tokenizer) if Path(settings.tokenizer).is_file() else made
+    tokenized.check_of(folder, words, tokenizer.separator(words, generation))
     return made, found
 
 

@@ -26,17 +26,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from bitnet import process
     from bitnet.data import tokenized, tokenizer
 
     Settings(validation=args.validation)  # refuses what is no share
     if not Path(args.tokenizer).is_file():
         tokenizer.check_kind(args.tokenizer)
     folder = Path(args.folder)
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; name a new folder")
-    made = tokenized.make(
-        folder, args.data, args.validation, args.tokenizer, args.vocab_size, lambda line: say(escape(line))
-    )
+    with process.claimed(folder) as claim:
+        if any(file.name != "lock" for file in folder.iterdir()):
+            raise ValueError(f"{folder} is not empty; name a new folder")
+        made = tokenized.make(
+            folder, args.data, args.validation, args.tokenizer, args.vocab_size, lambda line: say(escape(line))
+        )
+        claim.begun = True
     found = {name: {"tokens": ids.n_tokens, "bytes": ids.n_bytes} for name, ids in made.items()}
     lines = [f"{name:11}{said['tokens']:,} tokens of {said['bytes']:,} bytes" for name, said in found.items()]
     show((json.dumps({"folder": str(folder)} | found) if args.json else "\n".join(lines)) + "\n")
