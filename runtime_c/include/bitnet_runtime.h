@@ -294,7 +294,7 @@ BN_API bn_status bn_model_get_info(const bn_model *model, bn_model_info *info);
 
 /* Bytes that keys and values of all sessions take now, as bn_load_options.cache_bytes counts them.
  * A session gives back what it has when it is freed, and, if cache_bytes is not 0, when it is
- * rewound to 0; what a fork still has in common with it, when that is. */
+ * rewound to 0; but if a fork still has some of it in common with it, all of it when that is. */
 BN_API uint64_t bn_model_cache_bytes(const bn_model *model);
 
 /* All bytes of the packed file, as they were opened. The pointer lives as long as the model. */
@@ -395,7 +395,7 @@ BN_API const int32_t *bn_session_tokens(const bn_session *session);
  */
 BN_API const uint64_t *bn_session_digests(const bn_session *session);
 
-/* --- A session as bytes , for a file (the format: session/saved.c): tokens, cache, seed, and what
+/* --- A session as bytes, for a file (the format: session/saved.c): tokens, cache, seed, and what
  * it takes to go on as if it had never been away, bit for bit; not digests and pools of embeddings.
  * --- */
 
@@ -409,8 +409,9 @@ BN_API bn_status bn_session_save(const bn_session *session, const void *note, ui
 
 /* A new session of what bn_session_save wrote, with the same context, type of cache and batch. The
  * bytes may be anything: every one is checked before it is used, and none is needed afterwards.
- * note: NULL, or where it lies in them. Fails with BN_ERR_MODEL when it was saved by another one,
- * like bn_session_new, and like bn_model_open for bytes, which says what `detail` receives. */
+ * note: where it lies in them, or NULL, as note_size then is. Fails with BN_ERR_MODEL when it was
+ * saved by another one, with BN_ERR_CACHE and BN_ERR_TOKEN as bn_session_append, like
+ * bn_session_new, and like bn_model_open for bytes, which says what `detail` receives. */
 BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size,
                                  bn_session **session, const uint8_t **note, uint64_t *note_size,
                                  char *detail);
@@ -419,7 +420,8 @@ BN_API bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t si
  * rows = 0, 1 or n for BN_LOGITS_NONE, _LAST, _ALL. The last row stays
  * available to bn_session_logits and bn_session_sample unless _NONE.
  * Fails before any work with BN_ERR_CONTEXT, BN_ERR_CACHE or BN_ERR_TOKEN, with
- * BN_ERR_NO_TABLE, BN_ERR_NO_HEAD unless _NONE, and BN_ERR_STATE when the model's mask is
+ * BN_ERR_MEMORY when it has to copy what a fork sees and cannot, with BN_ERR_NO_TABLE,
+ * BN_ERR_NO_HEAD unless _NONE, and BN_ERR_STATE when the model's mask is
  * bidirectional and the session not empty. On BN_ERR_CANCELLED the session keeps the blocks
  * finished so far; unless it was cancelled before, there are no logits. */
 BN_API bn_status bn_session_append(bn_session *session, const int32_t *tokens, int32_t n,

@@ -43,7 +43,9 @@ static void test_budget(void) {
     bn_session *both[2] = {copy, s}; /* one has room in its block, and one has not */
     CHECK_EQ(bn_append_batch(both, text, 2), BN_ERR_CACHE);
     CHECK(bn_session_position(copy) == 101 && bn_session_position(s) == 128);
+    token = n = -7;
     CHECK_EQ(bn_session_step(s, &warm, text, 5, &token, &n), BN_ERR_CACHE);
+    CHECK(token == -7 && n == -7); /* of what failed nothing comes */
     CHECK_EQ(bn_session_score(s, text, 1, &(float){0}), BN_ERR_CACHE);
     int32_t again;
     ok(bn_session_sample(s, &warm, &token)); /* its logits are still there */

@@ -198,6 +198,34 @@ static void test_forged(void) {
     free(bytes);
 }
 
+/* A text that stands where layers with a window have forgotten what it would have to see. */
+static void test_forgotten(void) {
+    enum { NOTE_AT = 24, WRITTEN_AT = 64, FIRST = 53 /* 290 - 256 slots + 20 - 1 */ };
+    begin(BN_MASK_CAUSAL, 20, 2);
+    bn_session *s = session(300, 32, BN_KV_INT8);
+    const uint32_t row = (uint32_t)bn_cache_row(&s->cache, 1);
+    ok(bn_session_append(s, text, 290, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_session_rewind_least(s), FIRST);
+    ok(bn_session_rewind(s, FIRST));
+    const uint64_t size = bn_session_saved_size(s, 100 * row);
+    uint8_t *bytes = malloc((size_t)size), *note = calloc(100, row);
+    CHECK(bytes != NULL && note != NULL);
+    ok(bn_session_save(s, note, 100 * row, bytes, size));
+    CHECK_EQ(tiny_get(bytes + WRITTEN_AT, 4), 290);
+    CHECK_EQ(load(bytes, size), BN_OK);
+    memset(bytes + RECORD, 0, size - RECORD);     /* good wherever a part begins */
+    for (uint32_t more = 1; more <= 10; more++) { /* so many rows fewer are kept */
+        tiny_put(bytes + WRITTEN_AT, 290 + more, 4);
+        tiny_put(bytes + NOTE_AT, (100 + more) * row, 8);
+        set_crc(bytes, size);
+        CHECK_EQ(load(bytes, size), BN_ERR_CONFIG);
+    }
+    bn_session_free(s);
+    free(bytes);
+    free(note);
+    end();
+}
+
 static void test_arguments(void) {
     uint8_t byte = 0;
     bn_session *s = NULL;
@@ -207,12 +235,17 @@ static void test_arguments(void) {
     CHECK_EQ(bn_session_load(NULL, &byte, 1, &s, NULL, NULL, why), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_load(model, NULL, 1, &s, NULL, NULL, NULL), BN_ERR_ARGUMENT);
     CHECK(s == NULL);
+    s = session(8, 0, BN_KV_F16); /* a note that no memory has: its size is 0, and no size is */
+    CHECK_EQ(bn_session_saved_size(s, UINT64_MAX), 0);
+    CHECK_EQ(bn_session_save(s, &byte, UINT64_MAX, &byte, 0), BN_ERR_ARGUMENT);
+    bn_session_free(s);
 }
 
 int main(void) {
     test_masks(BN_MASK_CAUSAL, 100, 0);
     test_masks(BN_MASK_CAUSAL, 60, 2);
     test_masks(BN_MASK_PREFIX, 0, 0);
+    test_forgotten();
     begin(BN_MASK_CAUSAL, 0, 0);
     test_going_on();
     test_damage();

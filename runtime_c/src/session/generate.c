@@ -124,25 +124,25 @@ static int agrees(const bn_batch *b, size_t row, const bn_sampler *sampler, int3
     return 0;
 }
 
-/* Append tokens[0] and the draft behind it, then keep what sampling agrees with. */
-static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, const int32_t *draft,
-                              int32_t n_draft, int32_t *tokens, int32_t *n) {
+/* Append a token and the draft behind it, then keep what sampling agrees with. */
+static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, int32_t token,
+                              const int32_t *draft, int32_t n_draft, int32_t *tokens, int32_t *n) {
     const int32_t start = s->position;
-    memcpy(tokens + 1, draft, (size_t)n_draft * sizeof *draft);
-    bn_status status = bn_check_tokens(s, tokens, n_draft + 1);
+    bn_status status = bn_check_tokens(s, draft, n_draft);
     if (status)
         return status;
     s->ready = BN_READY_NOTHING;
     bn_batch b = bn_batch_begin(s);
     for (int32_t i = 0; i <= n_draft; i++)
-        bn_batch_add(&b, s, tokens[i], BN_WANT_SCORES);
+        bn_batch_add(&b, s, i > 0 ? draft[i - 1] : token, BN_WANT_SCORES);
     status = bn_batch_run(&b);
     s->position = start;
     for (int32_t i = 0; i <= n_draft && !status; i++) {
         s->position = start + i + 1;
         bn_batch_take(&b, (size_t)i);
+        tokens[i] = s->tokens[start + i];
         *n = i + 1;
-        if (i == n_draft || !agrees(&b, (size_t)i, sampler, tokens[i + 1]))
+        if (i == n_draft || !agrees(&b, (size_t)i, sampler, draft[i]))
             break;
     }
     bn_batch_end(&b);
@@ -161,16 +161,20 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
     const int32_t room = s->n_ctx - s->position;
     if (room < 1)
         return BN_ERR_CONTEXT;
-    bn_status status = bn_session_sample(s, sampler, tokens);
+    int32_t token;
+    bn_status status = bn_session_sample(s, sampler, &token);
     if (status)
         return status;
-    int32_t k = n_draft > 0 && tokens[0] == draft[0] ? n_draft - 1 : 0;
+    int32_t k = n_draft > 0 && token == draft[0] ? n_draft - 1 : 0;
     const int32_t most = (int32_t)bn_score_rows(s->stack, (size_t)s->batch);
     k = k < most ? k : most - 1;
     k = k < room ? k : room - 1;
     if (k > 0 && bn_session_reserve(s, k + 1))
         k = 0; /* one may fit */
-    *n = 1;
-    return k > 0 ? verify_draft(s, sampler, draft + 1, k, tokens, n)
-                 : bn_session_append(s, tokens, 1, BN_LOGITS_LAST, NULL);
+    if (k > 0)
+        return verify_draft(s, sampler, token, draft + 1, k, tokens, n);
+    status = bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL);
+    if (!status)
+        *tokens = token, *n = 1;
+    return status;
 }

@@ -89,7 +89,8 @@ static uint8_t *put(uint8_t *to, const void *from, size_t n) {
 
 bn_status bn_session_save(const bn_session *s, const void *note, uint64_t note_size, void *bytes,
                           uint64_t size) {
-    if (!s || !bytes || (!note && note_size > 0) || size != bn_session_saved_size(s, note_size))
+    if (!s || !bytes || (!note && note_size > 0) || size < sizeof(record) ||
+        size != bn_session_saved_size(s, note_size))
         return BN_ERR_ARGUMENT;
     record r = record_of(s, note_size);
     uint8_t *at = put((uint8_t *)bytes + sizeof r, note, (size_t)note_size);
@@ -163,7 +164,15 @@ static bn_status check_numbers(const bn_session *s, const record *r, char *detai
 
 static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *detail) {
     const uint32_t V = s->stack->config.vocab_size;
-    bn_status status = bn_cache_prepare(&s->cache, 0, (size_t)r->position);
+    s->cache.written = r->written;
+    s->cache.prefix = r->prefix;
+    const size_t least = bn_cache_least(&s->cache, &s->stack->config);
+    if ((size_t)r->position < least)
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "position %" PRId32 " of %" PRIu32
+                       " that were written, expected %zu or more: layers with a window forgot",
+                       r->position, r->written, least);
+    const bn_status status = bn_cache_prepare(&s->cache, 0, (size_t)r->position);
     if (status)
         return bn_fail(detail, status, "%s", bn_status_text(status));
     memcpy(s->tokens, at, (size_t)r->position * sizeof *s->tokens);
@@ -175,8 +184,6 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
                            s->tokens[i], V);
     s->position = r->position;
     s->seed = r->seed;
-    s->cache.written = r->written;
-    s->cache.prefix = r->prefix;
     if (r->ready) {
         memcpy(s->hidden, at, s->stack->config.dim * sizeof *s->hidden);
         at += s->stack->config.dim * sizeof *s->hidden;
