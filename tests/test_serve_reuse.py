@@ -96,6 +96,23 @@ def test_what_is_kept_is_bounded(serving: Serving) -> None:
     assert session.position > 0  # that which runs has all it had
 
 
+def test_what_forks_keep_of_texts_that_went_is_counted(tmp_path: Path) -> None:
+    """A session is freed as a whole, when none sees a block of it any more: texts that part from one another a little
+    later each time must not hold more than the server says."""
+    with Model.load(small_model(tmp_path, config=SMALL.replace(max_context=2048)), threads=1) as model:
+        size = model.session().nbytes
+        keep = Sessions(model, Memory(4 * size), 0.5)
+        most, reused = 0, 0
+        for i in range(1, 26):
+            prompt = [7] * (64 * i) + [i] * (2000 - 64 * i)
+            session, same = keep.begin(prompt, len(prompt), None)
+            session.feed(prompt[same:], keep_logits=False)
+            most = max(most, model.cache_bytes)
+            reused += same
+            keep.end(session, None)
+        assert reused > 5000 and most <= 4 * size
+
+
 def test_texts_take_no_more_than_their_budget(tmp_path: Path) -> None:
     """Requests beyond it wait for those that run, and what was kept gives way; all get the bits of an answer alone."""
     path = small_model(tmp_path, config=SMALL.replace(max_context=2048))

@@ -43,6 +43,7 @@ class Kept(NamedTuple):
     session: Session
     tokens: NDArray[np.int32]
     who: object
+    idle: int  # tokens that it keeps in memory and does not see
 
 
 class Sessions:
@@ -52,6 +53,7 @@ class Sessions:
         self._model, self._memory = model, memory
         self._most = int(memory.most * share)
         self._taken: dict[Session, int] = {}
+        self._idle: dict[Session, int] = {}  # of those that run: see Kept
         self._kept: list[Kept] = []  # the latest last
 
     def new(self, room: int) -> Session:
@@ -62,24 +64,33 @@ class Sessions:
         """One that holds as much of the prompt as one that is kept, but for its last token; and how much that is."""
         best, same = max(
             ((kept, self._same(kept, prompt)) for kept in self._kept if kept.who == who),
-            key=lambda pair: pair[1],
+            key=lambda pair: (pair[1], -pair[0].idle),
             default=(None, 0),
         )
-        if best is None or same < max(BLOCK, best.session.rewind_least):
+        # The memory of a session goes as a whole, when none sees any of it: a fork keeps what it does not see, too.
+        idle = best.idle + len(best.tokens) - same if best else 0
+        if best is None or same < max(BLOCK, best.session.rewind_least) or idle > self._model.n_ctx:
             return self._counted(self._fresh(room), room), 0
         self._kept.remove(best)
         self._kept.append(best)
         session = best.session.fork()
         session.rewind(same)
-        return self._counted(session, room), same
+        try:
+            self._counted(session, room, idle)
+        except ModelTooLargeError:
+            if not idle:
+                raise
+            return self._counted(self._fresh(room), room), 0
+        self._idle[session] = idle
+        return session, same
 
     def end(self, session: Session, who: object) -> None:
         """It is not used any more, and is kept if it may be of use."""
         import numpy as np
 
         self._memory.give(self._taken.pop(session))
-        tokens = session.tokens
-        size = self._size(session, len(tokens))
+        tokens, idle = session.tokens, self._idle.pop(session, 0)
+        size = self._size(session, len(tokens), idle)
         useful = len(tokens) > BLOCK and NO_TOKEN not in tokens and session.n_ctx == self._model.n_ctx
         if not useful or self._model.mask != "causal" or size > self._most:
             session.close()
@@ -92,13 +103,14 @@ class Sessions:
             self._drop(self._kept[0])
         if self._memory.take(size):
             self._taken[session] = size
-            self._kept.append(Kept(session, text, who))
+            self._kept.append(Kept(session, text, who, idle))
         else:
             session.close()
 
     def release(self, session: Session) -> None:
         """It is not used any more."""
         self._memory.give(self._taken.pop(session))
+        self._idle.pop(session, None)
         session.close()
 
     def _fresh(self, room: int) -> Session:
@@ -108,8 +120,8 @@ class Sessions:
         except ModelTooLargeError:
             return self._model.session(room)
 
-    def _counted(self, session: Session, room: int) -> Session:
-        size = self._size(session, room)
+    def _counted(self, session: Session, room: int, idle: int = 0) -> Session:
+        size = self._size(session, room, idle)
         while not self._memory.take(size):
             if not self._kept:
                 session.close()
@@ -118,10 +130,10 @@ class Sessions:
         self._taken[session] = size
         return session
 
-    def _size(self, session: Session, n: int) -> int:
+    def _size(self, session: Session, n: int, idle: int) -> int:
         """Bytes that a session takes when it holds n tokens; what it shares with others is counted again."""
         cache = self._model.kv_bytes
-        return session.nbytes - cache(session.n_ctx) + cache(min(n + BLOCK, session.n_ctx))
+        return session.nbytes - cache(session.n_ctx) + cache(min(n + BLOCK, session.n_ctx)) + cache(idle)
 
     def _size_of(self, kept: Kept) -> int:
         return self._taken[kept.session]
