@@ -7,11 +7,10 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bitnet_cli.kept import from_note, to_note
+from bitnet_cli.kept import at_the_end, from_note, to_note
 from bitnet_cli.keyboard import Lines
 from bitnet_cli.notes import cut_off, end_line, larger_context, too_long
 from bitnet_runtime.defaults import resolve
@@ -72,7 +71,7 @@ class Conversation:
         if not self._model.has_template:
             self._note(NO_TEMPLATE)
         self._note("/help lists the commands")
-        with session, self._kept(keep):
+        with session, at_the_end(lambda: self._save_session(keep)) if keep else contextlib.nullcontext():
             while (entry := self._read()) is not None:
                 text, is_command = entry
                 if is_command:
@@ -86,13 +85,8 @@ class Conversation:
                     self._pictures = []
         return int(self._refused)
 
-    @contextlib.contextmanager
-    def _kept(self, path: Path | None) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if path is not None:
-                self._session.save(path, to_note(self._opening, self._turns, self._unseen))
+    def _save_session(self, path: Path) -> None:
+        self._session.save(path, to_note(self._opening, self._turns, self._unseen))
 
     # ---- what is typed ----
 

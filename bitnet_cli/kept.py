@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bitnet_runtime.errors import SessionFileError
@@ -37,3 +41,15 @@ def _texts(content: Any) -> list[Any]:
     if isinstance(content, list):
         return [part["image" if part["type"] == "image" else "text"] for part in content]
     return [content]
+
+
+@contextlib.contextmanager
+def at_the_end(save: Callable[[], None]) -> Iterator[None]:
+    """Call it whatever ends the block, also a terminal that is closed, or a machine that shuts down."""
+    with contextlib.ExitStack() as before:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before.callback(signal.signal, number, signal.signal(number, lambda sent, _: sys.exit(128 + sent)))
+        try:
+            yield
+        finally:
+            save()

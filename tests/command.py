@@ -53,6 +53,9 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self._process, number)
+
     def exit_code(self) -> int:
         code = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
         self._process = 0

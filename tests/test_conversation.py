@@ -348,6 +348,18 @@ def test_a_conversation_goes_on_another_day(models: Path, tmp_path: Path) -> Non
         assert session.position > size("hello")
 
 
+@pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGTERM])
+def test_a_terminal_that_is_closed_loses_nothing(models: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    with Terminal("chat", models / "chat", "--session", tmp_path / "talk") as terminal:
+        terminal.prompt()
+        terminal.type("hello\n")
+        terminal.prompt()
+        terminal.send(sent)
+        assert "Traceback" not in terminal.rest()
+        assert terminal.exit_code() == 128 + sent
+    assert "[1 turn so far]" in piped(models / "chat", "again", args=("--session", tmp_path / "talk")).stderr
+
+
 def test_a_place_that_takes_no_file_is_told_before_the_conversation(models: Path, tmp_path: Path) -> None:
     for file, message in (
         (tmp_path / "no" / "talk", "no does not exist; create it first"),

@@ -201,13 +201,17 @@ def test_batches_come_in_order_and_are_made_ahead() -> None:
     assert made[:5] == [3, 4, 5, 6, 9] and not threads()
 
 
-def test_a_few_steps_are_profiled(sentences: str, tmp_path: Path) -> None:
+def test_a_few_steps_are_profiled(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--profile", "2", "--data", sentences, "--out", tmp_path / "run"]
     assert bitnet("train", *TINY, *argv) == 0
     events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
     assert names.count("aten::embedding") in (2, 3)  # an evaluation is not among them
     assert {name for name in names if name.startswith("Profiler")} == {"ProfilerStep#11", "ProfilerStep#12"}
+    short = tmp_path / "short"
+    assert bitnet("train", *TINY[:-2], "--steps", "3", "--profile", "2", "--data", sentences, "--out", short) == 0
+    assert "no trace.json: it begins after 11 steps, and there were 3" in capsys.readouterr().err
+    assert not (short / "trace.json").exists()
 
 
 def test_emulated_bf16_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

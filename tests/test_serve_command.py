@@ -9,6 +9,8 @@ import re
 import shlex
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -83,6 +85,23 @@ def test_what_does_not_end_in_time_is_told(tmp_path: Path) -> None:
             last = stream.read().rstrip().rpartition(b"data: ")[2]
             assert json.loads(last)["error"]["code"] == "shutting_down"
         assert process.wait(10) == 0
+
+
+def test_a_client_that_leaves_is_nothing_to_speak_of(tmp_path: Path) -> None:
+    with command(small_model(tmp_path)) as (process, address):
+        body = json.dumps({"prompt": [1], "max_tokens": 200, "stream": True}).encode()
+        for _ in range(60):
+            with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
+                head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+                client.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+                assert client.recv(1000)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets
+        while not re.search(
+            r'answers_total\{model="small-0-256"\} 60\n', urlopen(f"{address}/metrics").read().decode()
+        ):
+            time.sleep(0.01)
+        process.terminate()
+        assert process.stderr is not None and process.stderr.read() == ""
 
 
 def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,6 +180,19 @@ def test_nan_stops_and_keeps_the_last_good(sentences: str, tmp_path: Path, capsy
     assert Checkpoint.open(folder).model.config.dim == 32
 
 
+def test_too_little_validation_text_is_told_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "a.jsonl"
+    lines = [f"the red cat {i} sees the house " * (80 if i else 1) for i in range(20)]
+    text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    argv = ["--data", str(text), "--validation", "0.001", "--out", str(tmp_path / "run"), "--context", "1000"]
+    assert run("train", *TINY, "--set", "max_context=1000", *argv) == 1
+    said = capsys.readouterr().err
+    assert "the validation text has " in said and "one window needs 1,001; add data, raise --validation" in said
+    assert "step 1" not in said
+
+
 def test_minutes(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begin = time.monotonic()
     assert (

@@ -74,7 +74,8 @@ def test_the_best_is_kept_and_patience_ends_a_run(
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000006", "step-000015"]
     assert re.search(r"step 9: .*tokens/s, best 3.0000 at step 6\n", said)
     assert "3 evaluations without a better one: the run ends at step 15" in said
-    assert "the best of the evaluations was 3.0000, of step-000006, which is kept" in said
+    best = f"the best of the evaluations was 3.0000, of step-000006, which is kept: export {run}/step-000006"
+    assert best in said
     assert Checkpoint.open(run).state["best"] == {"step": 6, "loss": 3.0, "since": 3, "told": False}
     assert bitnet("train", "--resume", "--out", run, "--patience", "0") == 0
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000006", "step-000021", "step-000030"]

@@ -60,7 +60,8 @@ def _carry_out(run: Run) -> Outcome:
             return Outcome(stopped_by)
         result = run.evaluate(log)
     if (best := run.state["best"]) and run.settings.keep_best:
-        say(f"the best of the evaluations was {best['loss']:.4f}, of {saving.name_of(best['step'])}, which is kept")
+        name = saving.name_of(best["step"])
+        say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")
     if not parallel.is_first():
         return Outcome()
     try:
@@ -111,7 +112,8 @@ def loop(run: Run, log: runlog.Log) -> int:
                 saved_step = state["step"]
                 (saved_at,) = parallel.largest([time.monotonic() - started])  # saving may take minutes itself
             if evaluating and validation.over(run):
-                say(f"{settings.patience:,} evaluations without a better one: the run ends at step {state['step']:,}")
+                count = f"{settings.patience:,} evaluation{'s' * (settings.patience > 1)}"
+                say(f"{count} without a better one: the run ends at step {state['step']:,}")
                 break
         settle(run, log, started)
     if saved_step != state["step"]:

@@ -26,5 +26,14 @@ def profiled(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
         say(f"{folder / 'trace.json'} shows {steps:,} steps; open it in ui.perfetto.dev")
 
     plan = torch.profiler.schedule(wait=WAIT, warmup=1, active=steps, repeat=1)
+    made = 0
     with torch.profiler.profile(schedule=plan, on_trace_ready=write) as profile:
-        yield profile.step
+
+        def step_is_over() -> None:
+            nonlocal made
+            made += 1
+            profile.step()
+
+        yield step_is_over
+    if made <= WAIT + 1:
+        say(f"no trace.json: it begins after {WAIT + 1} steps, and there were {made:,}")

@@ -202,9 +202,11 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
     behind = {"steps": saved["step"], "minutes": saved["seconds"] / 60, "tokens": saved["tokens"]}
     behind["tokens_per_parameter"] = saved["tokens"] / saved["parameters"]
     for name, done in behind.items():
-        given = train.get(name)
+        given, shape = train.get(name), ",.0f" if name in ("steps", "tokens") else ",.4g"
         if isinstance(given, int | float) and 0 < given < done and given != before.get(name):
-            raise ValueError(f"{flag_of(name)} is {given:g}, but the run has {done:,.4g} behind it; give more, or none")
+            raise ValueError(
+                f"{flag_of(name)} is {given:g}, but the run has {done:{shape}} behind it; give more, or none"
+            )
 
 
 def _flat(model: ModelConfig) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def read_data(
     words, sides = parallel.from_first(lambda: read_text(settings, before, generation, choose))
     words.encode_special_tokens = True
     batches = objectives.batches(settings, config, words, sides[0], context)  # the other processes map the files
+    if isinstance(sides[1], dataset.Tokens) and not sides[1].windows(context):  # said before the first step, not after
+        raise corpus.DataError(
+            f"the validation text has {sides[1].n_tokens:,} tokens, one window needs {context + 1:,}; add data, raise "
+            "--validation, or lower --context"
+        )
     return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1], context)
 
 

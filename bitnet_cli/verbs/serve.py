@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import re
 from pathlib import Path
@@ -102,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         if not (keys or options.unix or local_hosts(options.host)):
             note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")
         serving = Serving(models, options)
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each piece for a client that left
         note(args, f"Listening on {serving.address}")
         serving.run()
     return 0

@@ -78,7 +78,7 @@ def _compiler(*arguments: Any) -> Compiler:
         from bitnet_runtime.compiling import Compiler
     except ImportError as error:
         raise MissingDependencyError(
-            f'json_schema, regex and grammar need the `llguidance` library ({error}): pip install "bitnet-edge[json]"'
+            f"json_schema, regex and grammar need the `llguidance` library ({error}): pip install llguidance"
         ) from error
     return Compiler(*arguments)
 

@@ -191,7 +191,7 @@ def listen(options: Options) -> tuple[socket.socket, str]:
         sock.listen(1024)
     except (OSError, OverflowError) as error:  # OverflowError: no such port
         sock.close()
-        why = getattr(error, "strerror", None) or error
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
         of_port = isinstance(error, OverflowError) or error.errno in (errno.EADDRINUSE, errno.EACCES)
         advice = "--port N takes another" if of_port else "--host takes an address of this machine"
         raise InvalidParameterError(
