@@ -152,6 +152,7 @@ static void *part(void *context) {
  * go, but did not need to copy any more, is given back. */
 static void test_parting_at_once(void) {
     begin(BN_MASK_CAUSAL, 20, 0);
+    static const int which[] = {0, 1};
     bn_session *s = session(600, 200, BN_KV_F16);
     pthread_t thread;
     ok(bn_session_append(s, text, 400, BN_LOGITS_NONE, NULL));
@@ -164,8 +165,8 @@ static void test_parting_at_once(void) {
         bn_session_free(copy);
     }
     bn_session_free(s);
-    CHECK(pthread_create(&thread, NULL, part, &(int){0}) == 0);
-    part(&(int){1});
+    CHECK(pthread_create(&thread, NULL, part, (void *)(uintptr_t)&which[0]) == 0);
+    part((void *)(uintptr_t)&which[1]);
     CHECK(pthread_join(thread, NULL) == 0);
     CHECK_EQ(bn_model_cache_bytes(model), 0);
     end();
