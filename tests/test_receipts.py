@@ -141,6 +141,9 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
     [
         (lambda f: "[]", "no receipt"),
         (lambda f: "{", "no JSON"),
+        (lambda f: None, "is None, expected its JSON"),
+        (lambda f: {}, "no receipt"),
+        (lambda f: f | {"model": {1, 2}}, "no JSON"),
         (lambda f: "[" * 100_000, "no JSON"),
         (lambda f: json.dumps(f | {"bitnet_receipt": 2}), "no receipt"),
         (lambda f: json.dumps(f | {"more": 1}), r"has \[.more.\], which no receipt has"),

@@ -223,7 +223,7 @@ class Model(ModelAsync, ModelText):
         with self.session(n_ctx=len(tokens)) as session:
             return session.score(tokens)
 
-    def verify_receipt(self, receipt: Receipt | str | bytes) -> Verdict:
+    def verify_receipt(self, receipt: Receipt | str | bytes | dict[str, Any]) -> Verdict:
         """Whether this model makes the answer of a receipt, or of its JSON, and at which token it does not.
 
         Takes about the time of a prompt as long, and of choosing its tokens. Raises ReceiptError: it is none, or

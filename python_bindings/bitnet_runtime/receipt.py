@@ -42,8 +42,15 @@ class Receipt:
         return json.dumps({"bitnet_receipt": VERSION} | dataclasses.asdict(self), allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Raises ReceiptError."""
+    def from_json(cls, text: str | bytes | dict[str, Any]) -> Self:
+        """Of the JSON, or of the dictionary that it is, as in an answer of the server. Raises ReceiptError."""
+        if isinstance(text, dict):
+            try:
+                text = json.dumps(text)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ReceiptError(f"the receipt is no JSON: {error}") from None
+        if not isinstance(text, str | bytes):
+            raise ReceiptError(f"the receipt is {shown(text)}, expected its JSON")
         if len(text) > MOST:
             raise ReceiptError(f"the receipt has {len(text):,} bytes, expected at most {MOST:,}")
         try:
