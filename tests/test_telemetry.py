@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import bitnet_cli
 from bitnet.config import ModelConfig
+from bitnet.model import compiler
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.quant import embedding_rows, ternary_codes
@@ -74,11 +77,11 @@ def test_numbers_worked_by_hand() -> None:
     assert isinstance(w, Tensor)
     row = torch.tensor([1.0] * 24 + [0.0] * 8)
     tokens = torch.tensor([[5, 7, 9], [1, 2, 3]])
-    with torch.no_grad(), Probe(model) as probe:
-        model(tokens)
+    with torch.no_grad():
         w.copy_(row.expand_as(w))
-    with torch.no_grad(), Probe(model) as probe:
-        model(tokens)
+        probe = Probe(model)
+        with probe.looking():
+            model(tokens)
         w[0, :4] = torch.tensor([-1.0, 0.0, 1.0, 1.0])  # two codes flip, and 1/1024 less of |W|: γ = 767/1024
         w[0, 24] = 0.4  # a third flips, and is near: |0.4 / 0.7494 - 0.5| = 0.034
     record = probe.record()
@@ -106,13 +109,13 @@ def test_numbers_worked_by_hand() -> None:
     ],
 )
 def test_every_kind_of_model_is_watched(options: dict[str, Any]) -> None:
-    """absmax is that of what the quantizer gets; the largest over two forward passes of a step."""
+    """absmax is that of what the quantizer gets."""
     torch.manual_seed(1)
     model = Transformer(ModelConfig(**SHAPE | options))
     seen: dict[str, list[float]] = {}
-    with Probe(model) as probe, watching_quantizers() as inputs:
-        for _ in range(2):
-            model(torch.randint(257, (2, 8)))
+    probe = Probe(model)
+    with probe.looking(), watching_quantizers() as inputs:
+        model(torch.randint(257, (2, 8)))
     record = probe.record()
     roles = [r for r in ("q", "k", "v", "o", "gate", "up", "down") if r in model.config.ternary]
     roles = [r for r in roles if r != "gate" or model.config.ffn == "gated"]
@@ -125,7 +128,8 @@ def test_every_kind_of_model_is_watched(options: dict[str, Any]) -> None:
 
 
 def test_nothing_to_watch() -> None:
-    with Probe(Transformer(ModelConfig(**SHAPE | {"ternary": ()}))) as probe:
+    probe = Probe(Transformer(ModelConfig(**SHAPE | {"ternary": ()})))
+    with probe.looking():
         pass
     assert probe.record() == {}
 
@@ -186,7 +190,8 @@ def test_a_record_costs_less_than_one_percent() -> None:
     with Work() as plain:
         step()
     with Work() as watched:
-        with Probe(model) as probe:
+        probe = Probe(model)
+        with probe.looking():
             step()
         probe.record()
     assert plain.bytes < watched.bytes
@@ -199,6 +204,34 @@ def test_watching_changes_no_bit(text: str, tmp_path: Path) -> None:
     assert bits(tmp_path / "0") == bits(tmp_path / "1")
     with_layers = [[r["step"] for r in runlog.read(tmp_path / e / "log.jsonl") if "layers" in r] for e in ("0", "1")]
     assert with_layers == [[], list(range(1, 41))]
+
+
+def test_compiled_steps_stay_compiled(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded is seen in a pass of its own: no layer of a step runs as it is written, and no bit changes."""
+    compile_layers = compiler.compile_layers
+    monkeypatch.setattr(compiler, "compile_layers", lambda model: compile_layers(model, backend="eager"))
+    eagerly, inside = compiler.eagerly, []
+    backward = Tensor.backward
+
+    @contextlib.contextmanager
+    def counted() -> Iterator[None]:
+        with eagerly():
+            inside.append(True)
+            yield
+            inside.pop()
+
+    def learns(*args: Any, **kwargs: Any) -> None:
+        assert not inside
+        backward(*args, **kwargs)
+
+    monkeypatch.setattr(compiler, "eagerly", counted)
+    monkeypatch.setattr(Tensor, "backward", learns)
+    for name, more in (("as written", []), ("0", ["--compile", "--layers-every", "0"]), ("1", ["--compile"])):
+        assert learn(text, tmp_path / name, "--steps", "4", "--layers-every", "2", "--precision", "fp32", *more) == 0
+    assert bits(tmp_path / "0") == bits(tmp_path / "1")
+    found = [[r["layers"] for r in runlog.read(tmp_path / name / "log.jsonl") if "layers" in r]
+             for name in ("as written", "1")]  # fmt: skip
+    assert len(found[0]) == 2 and found[0] == found[1]
 
 
 # ---- TensorBoard ----
@@ -337,8 +370,9 @@ def test_experts_count_together_and_how_often_each_is_taken() -> None:
     torch.manual_seed(0)
     model = Transformer(ModelConfig(**SHAPE, n_experts=3, experts_per_token=2))
     tokens = torch.randint(0, 257, (2, 16))
-    with Probe(model) as probe:
-        model.loss(tokens, tokens).backward()
+    probe = Probe(model)
+    with probe.looking():
+        model(tokens)
     record = probe.records()
     layers, loads = record["layers"], record["experts"]
     assert [len(values) for values in layers["zeros"].values()] == [2] * 7

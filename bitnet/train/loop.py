@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bitnet import process
 from bitnet.data import dataset
-from bitnet.model import parallel
+from bitnet.model import compiler, parallel
 from bitnet.train import checkpoint, distill, objectives, replay, runlog, saving, schedule, telemetry, validation
 from bitnet.train.errors import TrainingError
 from bitnet.train.pipeline import Ahead, Made, work_of
@@ -140,15 +140,14 @@ def step(run: Run, log: runlog.Log, started: float) -> None:
     """One step, counted. It is logged when it is read: now, or when the next one is on its way."""
     settings, state = run.settings, run.state
     due = settings.layers_every and (state["step"] + 1) % settings.layers_every == 0
-    with telemetry.Probe(run.model) if due else contextlib.nullcontext() as probe:
-        run.watched = probe is not None
-        made = update(run)
+    run.probe = telemetry.Probe(run.model) if due else None
+    made = update(run)
     settle(run, log)
     state["step"] += 1
     state["tokens"] += run.horizon.each
     (state["seconds"],) = parallel.largest([time.monotonic() - started])
     made.at = run.now()
-    made.layers = probe.records() if probe else {}
+    made.layers = run.probe.records() if run.probe else {}
     run.unread = made
     if waits(run):
         settle(run, log)
@@ -211,13 +210,18 @@ def update(run: Run) -> Made:
     weights |= {"balance": settings.balance_loss} if model.config.n_experts else {}
     values: list[Tensor] = []
     for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
+        probe = run.probe if i == 1 else None
+        if probe and settings.compile:
+            look(run, probe, [tensor.to(device) for tensor in batch], amount)
+            probe = None
         if model.config.dropout:  # what is dropped is a function of the seed and the sequence, as the sequence is
             torch.manual_seed(dataset.seed_of(settings.seed, number))
-        if run.replay and not run.watched:
+        if run.replay:
             terms = run.replay(batch, counted, amount)
         else:
             on_device = [tensor.to(device, non_blocking=True) for tensor in batch]
-            with parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
+            seen = probe.looking() if probe else contextlib.nullcontext()
+            with seen, parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
                 terms = passes(run, on_device, counted, amount, weights)
         values.append(torch.stack([terms[name] for name in weights]))
     norm = parallel.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf))
@@ -240,15 +244,25 @@ def passes(
     run: Run, batch: Sequence[Tensor], counted: float | Tensor, amount: float | Tensor, weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
     """Forward and backward pass. Returns the terms of the loss, nats per token that counts."""
-    device, settings = run.model.device.type, run.settings
-    autocast = torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bf16")
     # With --recompute the backward pass quantizes, too.
-    with run.model.partly_quantized(amount, vision=not settings.vision):  # a trained stack is quantized already
-        with autocast:
+    with run.model.partly_quantized(amount, vision=not run.settings.vision):  # a trained stack is quantized already
+        with autocast(run):
             terms = {name: term / counted for name, term in loss_terms(run, *batch).items()}
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
         (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
     return {name: term.detach() for name, term in terms.items()}
+
+
+def look(run: Run, probe: telemetry.Probe, batch: Sequence[Tensor], amount: float) -> None:
+    """Let `probe` see a batch in a forward pass of its own, so that the one that learns runs compiled, or replayed."""
+    inputs, _, *told = batch
+    quantized = run.model.partly_quantized(amount, vision=not run.settings.vision)
+    with torch.no_grad(), compiler.eagerly(), run.model.evaluating(), probe.looking(), quantized, autocast(run):
+        run.model(inputs, *told)
+
+
+def autocast(run: Run) -> torch.autocast:
+    return torch.autocast(run.model.device.type, torch.bfloat16, enabled=run.settings.precision == "bf16")
 
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:

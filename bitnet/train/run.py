@@ -17,7 +17,7 @@ from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings
-from bitnet.train import distill, flops, objectives, runlog, saving, schedule
+from bitnet.train import distill, flops, objectives, runlog, saving, schedule, telemetry
 from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from bitnet.train.errors import TrainingError
 from bitnet.train.horizon import Horizon
@@ -47,7 +47,7 @@ class Run:
     ahead: Ahead | None = None  # where the batches of its steps come from, while it steps
     unread: Made | None = None  # a step that is on its way
     replay: Replay | None = None  # of the passes, where a GPU can
-    watched: bool = False  # by hooks on its layers, in this step
+    probe: telemetry.Probe | None = None  # of this step, if it is recorded
     loss: float = math.nan  # the newest that was read
     terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of that loss, where there are several
 

@@ -6,7 +6,7 @@
     flips    share of the codes that this one optimizer step changed
     near     share of the weights within 0.05 γ of the threshold at 0.5 γ, whose codes the next steps may change
     gamma    the scale γ; its mean where rows or groups have their own
-    absmax   largest |x| among the inputs of the step, before they are quantized
+    absmax   largest |x| among the inputs of the step's first forward pass, before they are quantized
 
 The experts of a layer count together: shares are of all their weights, γ is the mean of theirs. How often each
 was taken is `Probe.loads`, "experts" in log.jsonl: of each layer, the share of the choices that fell on each.
@@ -18,14 +18,15 @@ a resumed run writes what an uninterrupted one does, and figures of runs with ot
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitnet.bitlinear import BitLinear
 from bitnet.config import TERNARY_LINEARS
-from bitnet.model import compiler, parallel
+from bitnet.model import parallel
 from bitnet.model.block import Block
 from bitnet.model.transformer import Transformer
 from bitnet.quant import expand_scale, ternary_codes
@@ -40,10 +41,10 @@ BEFORE |= {"gate": "ffn_norm", "up": "ffn_norm", "down": "ffn_sub_norm"}
 
 
 class Probe:
-    """Watches a model during one optimizer step: enter it, make the step, leave it, ask for `record`.
+    """Watches a model during one optimizer step: make it, let a pass be seen, make the step, ask for `record`.
 
-    While entered it holds one byte for each ternary weight, its code before the step. Of several processes
-    each holds those of its rows; all of them have to watch, and to ask.
+    It holds one byte for each ternary weight, its code before the step. Of several processes each holds those of its
+    rows; all of them have to watch, and to ask.
     """
 
     def __init__(self, model: Transformer) -> None:
@@ -51,19 +52,18 @@ class Probe:
         self.roles = {
             role: [pairs for block in model.blocks if (pairs := layers_of(block, role))] for role in TERNARY_LINEARS
         }
-
-    def __enter__(self) -> Self:
         pairs = [pair for of_role in self.roles.values() for of_layer in of_role for pair in of_layer]
         self.before = {layer: parallel.own_rows(codes_of(layer)[1]).clone() for _, layer in pairs}
+        self.inputs = list(dict.fromkeys(module for module, _ in pairs))
         self.absmax: dict[nn.Module, Tensor] = {}
-        self.watching = contextlib.ExitStack()
-        self.watching.enter_context(compiler.eagerly())  # which calls hooks
-        for module in dict.fromkeys(module for module, _ in pairs):
-            self.watching.callback(module.register_forward_hook(self._watch).remove)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.watching.close()
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside, passes are seen: by hooks, which compiled layers do not call."""
+        with contextlib.ExitStack() as hooks:
+            for module in self.inputs:
+                hooks.callback(module.register_forward_hook(self._watch).remove)
+            yield
 
     def _watch(self, module: nn.Module, _: object, x: Tensor) -> None:
         if not x.numel():  # an expert that no token took
