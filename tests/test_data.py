@@ -145,6 +145,7 @@ def test_default_is_the_standard_library() -> None:
             r'a.jsonl, line 2: expected an object with a string "text"',
         ),
         ({"a.jsonl": '{"messages": []}'}, "a.jsonl", r"a.jsonl, line 1: this is a conversation .*give it to --chat"),
+        ({"a.jsonl": '{"txt": 1}'}, "a.jsonl", r"^[^:]*a.jsonl, line 1: expected an object"),
         ({"a.jsonl": "{"}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl, line 1: not JSON"),
         ({"a.jsonl": "9" * 5000}, "a.jsonl", "a.jsonl, line 1: not JSON"),
@@ -155,6 +156,12 @@ def test_bad_sources(tmp_path: Path, files: dict[str, str], source: str, message
     write(tmp_path, files)
     with pytest.raises(corpus.DataError, match=message):
         list(corpus.documents(corpus.files_of([str(tmp_path / source)])))
+
+
+def test_text_that_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(corpus.DataError, match="all of the text that was given is empty"):
+        dataset.tokenize(["", ""], tokenizer.build("byte", [], 257), tmp_path, "text")
+    assert not list(tmp_path.iterdir())
 
 
 def test_named_files_are_taken_whatever_their_name(tmp_path: Path) -> None:

@@ -290,9 +290,10 @@ def _decoded(text: bytes, file: Path, start: int) -> str:
 
 def _text_of_line(line: str, where: str) -> str:
     try:
-        return _text_of(json.loads(line), where)
+        record = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError also of a long integer
         raise DataError(f"{where}: not JSON: {error}") from None
+    return _text_of(record, where)
 
 
 def _text_of(record: Any, where: str) -> str:

@@ -210,17 +210,15 @@ def update(run: Run) -> Made:
     weights |= {"balance": settings.balance_loss} if model.config.n_experts else {}
     values: list[Tensor] = []
     for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
-        probe = run.probe if i == 1 else None
-        if probe and settings.compile:
-            look(run, probe, [tensor.to(device) for tensor in batch], amount)
-            probe = None
+        if run.probe and settings.compile and i == 1:
+            look(run, run.probe, [tensor.to(device) for tensor in batch], amount)
         if model.config.dropout:  # what is dropped is a function of the seed and the sequence, as the sequence is
             torch.manual_seed(dataset.seed_of(settings.seed, number))
         if run.replay:
             terms = run.replay(batch, counted, amount)
         else:
             on_device = [tensor.to(device, non_blocking=True) for tensor in batch]
-            seen = probe.looking() if probe else contextlib.nullcontext()
+            seen = run.probe.looking() if run.probe and not settings.compile else contextlib.nullcontext()
             with seen, parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
                 terms = passes(run, on_device, counted, amount, weights)
         values.append(torch.stack([terms[name] for name in weights]))

@@ -6,7 +6,8 @@
     flips    share of the codes that this one optimizer step changed
     near     share of the weights within 0.05 γ of the threshold at 0.5 γ, whose codes the next steps may change
     gamma    the scale γ; its mean where rows or groups have their own
-    absmax   largest |x| among the inputs of the step's first forward pass, before they are quantized
+    absmax   largest |x| among the inputs of the step, with --compile of its first forward pass in each process,
+             before they are quantized
 
 The experts of a layer count together: shares are of all their weights, γ is the mean of theirs. How often each
 was taken is `Probe.loads`, "experts" in log.jsonl: of each layer, the share of the choices that fell on each.
@@ -41,7 +42,7 @@ BEFORE |= {"gate": "ffn_norm", "up": "ffn_norm", "down": "ffn_sub_norm"}
 
 
 class Probe:
-    """Watches a model during one optimizer step: make it, let a pass be seen, make the step, ask for `record`.
+    """Watches a model during one optimizer step: make it, let passes be seen, make the step, ask for `record`.
 
     It holds one byte for each ternary weight, its code before the step. Of several processes each holds those of its
     rows; all of them have to watch, and to ask.
