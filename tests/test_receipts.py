@@ -151,6 +151,10 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
         (lambda f: json.dumps(f | {"tokens": [1.5]}), "tokens"),
         (lambda f: json.dumps(f | {"digests": []}), "digests"),
         (lambda f: json.dumps(f | {"tokens": [10**6] * 24}), None),
+        (lambda f: json.dumps(f | {"tokens": [2**31, *f["tokens"][1:]]}), None),
+        (lambda f: json.dumps(f | {"tokens": [*f["tokens"][:5], 10**3000, *f["tokens"][6:]]}), None),
+        (lambda f: json.dumps(f | {"tokens": [*f["tokens"][:5], -1, *f["tokens"][6:]]}), None),
+        (lambda f: json.dumps(f | {"end": 2**64, "digests": [*f["digests"], None]}), None),
         (lambda f: json.dumps(f | {"prompt": [10**30]}), "prompt"),
         (lambda f: json.dumps(f | {"prompt": [-1]}), "prompt"),
         (lambda f: json.dumps(f | {"n_ctx": 10**12}), "n_ctx"),
@@ -159,13 +163,15 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
         (lambda f: json.dumps(f | {"seed": -1}), "seed"),
         (lambda f: json.dumps(f | {"sampling": {"temperature": -1}}), "temperature"),
         (lambda f: json.dumps(f | {"sampling": {"max_tokens": 24, "logit_bias": {"x": 1}}}), "logit_bias"),
+        (lambda f: json.dumps(f | {"sampling": {"max_tokens": 24, "logit_bias": {"1": 1e39}}}), "logit_bias"),
         (lambda f: json.dumps(f | {"sampling": {"json_schema": "{", "max_tokens": 24}}), "json_schema"),
     ],
 )
 def test_what_is_no_receipt(model: Model, change: Any, message: str | None) -> None:
     text = change(json.loads(made(model).to_json()))
     if message is None:
-        assert not model.verify_receipt(text).valid
+        verdict = model.verify_receipt(text)
+        assert not verdict.valid and len(verdict.why) < 400
         return
     with pytest.raises(ReceiptError, match=message) as caught:
         model.verify_receipt(text)

@@ -163,7 +163,7 @@ def _logit_bias(value: Any) -> Mapping[int, float] | None:
         bias = {token.__index__(): float(number) for token, number in value.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         bias = {-1: 0.0}
-    if all(token >= 0 and number < math.inf for token, number in bias.items()):
+    if all(token >= 0 and number < 2.0**128 - 2.0**103 for token, number in bias.items()):  # what float32 rounds to inf
         return bias
     raise InvalidParameterError(
         f"logit_bias is {shown(value)}, expected a dictionary from token ids to finite numbers or -inf", "logit_bias"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
-from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError
+from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError, shown
 from bitnet_runtime.facts import KV_TYPES, ModelFacts
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.ids import token_ids
@@ -64,7 +65,8 @@ def _stream(model: ModelFacts, receipt: Receipt) -> Stream:
     except BitnetError:
         session.close()
         raise
-    stream._lookup = _Known([*receipt.tokens, *([] if receipt.end is None else [receipt.end])])
+    answer = receipt.tokens + ([] if receipt.end is None else [receipt.end])
+    stream._lookup = _Known(list(takewhile(lambda token: 0 <= token < model.vocab_size, answer)))
     stream._draft = TOGETHER
     return stream
 
@@ -78,7 +80,9 @@ def _compare(stream: Stream, receipt: Receipt) -> Verdict:
             at += 1
     n = len(receipt.tokens)
     if at < n:
-        return Verdict(False, at, f"token {at} is {receipt.tokens[at]} in the receipt; here the answer ends before it")
+        return Verdict(
+            False, at, f"token {at} is {shown(receipt.tokens[at])} in the receipt; here the answer ends before it"
+        )
     result = stream.result
     assert result is not None  # it was read to its end
     if receipt.finish_reason == "cancelled":
@@ -92,7 +96,8 @@ def _compare(stream: Stream, receipt: Receipt) -> Verdict:
         return Verdict(
             False,
             n,
-            f"it ends by {receipt.finish_reason} ({receipt.end}); here by {result.finish_reason} ({stream.ended_by})",
+            f"it ends by {receipt.finish_reason} ({shown(receipt.end)}); "
+            f"here by {result.finish_reason} ({stream.ended_by})",
         )
     return Verdict(True, None, f"all {n} tokens are those of this model")
 
@@ -103,4 +108,4 @@ def _difference(stream: Stream, receipt: Receipt, at: int) -> str:
     if written(stream._digests[at]) != receipt.digests[at]:
         return f"token {at} was chosen from another state than here: an earlier token, or the prompt, was another"
     here, there = stream._tokens[at], receipt.tokens[at]
-    return "" if here == there else f"token {at} is {there} in the receipt, and {here} here"
+    return "" if here == there else f"token {at} is {shown(there)} in the receipt, and {here} here"
