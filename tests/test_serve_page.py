@@ -108,3 +108,21 @@ def test_stop(serving: Serving, tmp_path: Path) -> None:
         page.until("!running")
         assert page.run("talk[1].note") == "stopped"
         wait(lambda: scheduler.load == (0, 0))
+
+
+def test_a_key_is_asked_for(tmp_path: Path) -> None:
+    with served(slow_model(tmp_path), api_keys=["secret"]) as serving, Browser(tmp_path / "browser") as page:
+        page.open(serving.address)
+        for typed, expected in (
+            ("", "The server asks for an API key: see Settings"),
+            ("wrong", "The API key is wrong"),
+        ):
+            page.until("document.activeElement?.name === 'key'")
+            if typed:
+                page.type(typed)
+                page.key("Enter", 13)
+            page.until(f"document.querySelector('#log').textContent.includes('{expected}')")
+        page.run("settings.key.select()")
+        page.type("secret")
+        page.key("Enter", 13)
+        page.until("document.querySelector('#model').options.length === 1")
