@@ -81,6 +81,17 @@ def test_the_best_is_kept_and_patience_ends_a_run(
     assert [p.name for p in checkpoint.all_of(run)] == ["step-000006", "step-000021", "step-000030"]
 
 
+def test_without_an_evaluation_there_is_no_best(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first weights, of step 0, are not kept as the best ones."""
+    argv = ["--keep-best", "--eval-every", "99", "--save-every", "1", "--data", sentences, "--out", tmp_path / "run"]
+    assert bitnet("train", *words("--steps", "4"), *argv) == 0
+    assert "the best of the evaluations" not in capsys.readouterr().err
+    saved = [p.name for p in checkpoint.all_of(tmp_path / "run")]
+    assert "step-000000" not in saved and saved[-2:] == ["step-000003", "step-000004"]
+
+
 def test_a_run_that_gets_worse_with_each_pass_says_so_once(
     scripted: Any, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

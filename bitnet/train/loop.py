@@ -59,7 +59,7 @@ def _carry_out(run: Run) -> Outcome:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
             return Outcome(stopped_by)
         result = run.evaluate(log)
-    if (best := run.state["best"]) and run.settings.keep_best:
+    if (best := run.state["best"])["step"] and run.settings.keep_best:
         name = saving.name_of(best["step"])
         say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")
     if not parallel.is_first():

@@ -94,7 +94,7 @@ class Run:
         except (OSError, SafetensorError) as error:
             raise self.failure(error) from error
         if parallel.is_first():
-            best = [self.state["best"]["step"]] if self.settings.keep_best else []
+            best = [self.state["best"]["step"] or None] if self.settings.keep_best else []
             saving.keep_newest(self.folder, self.settings.keep, [self.state["stable"], *best])
 
     def open_log(self) -> runlog.Log:
