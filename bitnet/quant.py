@@ -64,7 +64,8 @@ def activation_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     x: (..., K). Returns q int8 (..., K) and s fp32 (..., 1).
     """
     x = x.detach().float()
-    s = 127.0 / x.abs().amax(dim=-1, keepdim=True).clamp(min=EPS)
+    largest = x.abs().amax(dim=-1, keepdim=True).clamp(min=EPS)
+    s = torch.full_like(largest, 127.0) / largest  # a number over it would be its reciprocal times that
     return (x * s).round_().clamp_(-127, 127).to(torch.int8), s
 
 

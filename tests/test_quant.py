@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,6 +88,13 @@ def test_quantizers_divide_by_tensors() -> None:
             quant.ternary_linear(w, w, scope=scope, amount=0.5)
             quant.ternary_linear(w, w, scope=scope)
     assert len(found.by) > 6 and all(isinstance(by, Tensor) for by in found.by)
+
+
+def test_scale_of_activations_is_rounded_once() -> None:
+    """As the engine's, and numpy's: the reciprocal times 127, rounded twice, is another number in a quarter of rows."""
+    x = torch.randn(2000, 3)
+    s = quant.activation_codes(x)[1][:, 0].numpy()
+    assert (s == np.float32(127) / x.abs().amax(1).numpy()).all()
 
 
 def test_stored_rows() -> None:
