@@ -70,7 +70,9 @@ def test_results_of_a_comparison(tmp_path: Path) -> None:
     assert is_picture(tmp_path / "small.png")
 
 
-PEER = """#!{python}
+PEER = """#!/bin/sh
+'''exec' "{python}" "$0" "$@" # the path of Python may have a space
+' '''
 import json, sys
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 print("repacked")

@@ -70,6 +70,7 @@ def test_options_of_the_stack_that_sees(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="vision: model option 'n_layers' is missing"):
         resolve(Given(options={}, model=["vision.dim=48"]))
     saved = {"settings": Settings(preset="towers").to_dict(), "model": TOWERS.to_dict(), "step": 3, "seconds": 1.0}
+    saved |= {"tokens": 9, "parameters": 9}
     with pytest.raises(ValueError, match=r"keeps its model, which has vision.n_layers = 2;"):
         resolve(Given(options={}, model=["vision.n_layers=3"]), saved)
     assert resolve(Given(options={}, model=["vision.n_layers=2"]), saved)[1] == TOWERS
