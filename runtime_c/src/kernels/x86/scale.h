@@ -44,7 +44,7 @@ INLINE bn_scaling scaling_behind(const bn_scaling *a, size_t n) {
     return rest;
 }
 
-INLINE void scale_sums(const bn_scaling *all) {
+static void scale_sums(const bn_scaling *all) {
     const bn_scaling a = *all; /* in registers: no store can change it */
     const vec factor = vec_set(*a.scales / a.s);
     size_t i = 0;
