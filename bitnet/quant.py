@@ -164,9 +164,14 @@ _integer_linear: Callable[..., tuple[Tensor, ...]] = _QuantizedLinear.apply
 _partly: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _Partly.apply
 
 
+def _is_whole(amount: float | Tensor) -> bool:
+    """Whether quantizers count in full. Never of a tensor, which may change without compiling anew."""
+    return isinstance(amount, float) and amount == 1.0
+
+
 def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: float | Tensor) -> tuple[Tensor, ...]:
     """`_QuantizedLinear`; below an amount of 1 a float product of what is between x and x_q, W and W_q."""
-    if isinstance(amount, float) and amount == 1.0:
+    if _is_whole(amount):
         return _integer_linear(x, quantize, *weights)
     dtype = _outputs(x)
     q, s = activation_codes(x)
@@ -210,8 +215,9 @@ def head_operands(
         return torch.lerp(w, stored_rows(w, storage).to(w.dtype), amount).to(dtype), None
     codes, scale = ternary_codes(w, scope) if storage == "ternary" else row_codes(w)
     stored = codes * (expand_scale(scale, *codes.shape) if storage == "ternary" else scale[:, None])
-    whole = isinstance(amount, float) and amount == 1.0
-    return (stored if whole else torch.lerp(w, stored.to(w.dtype), amount)).to(dtype), (codes, scale) if whole else None
+    if _is_whole(amount):
+        return stored.to(dtype), (codes, scale)
+    return torch.lerp(w, stored.to(w.dtype), amount).to(dtype), None
 
 
 def embedding_rows(

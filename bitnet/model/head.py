@@ -19,18 +19,15 @@ from bitnet.quant import activation_codes, head_operands, integer_product
 PORTION = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Logits at once: what a CPU's cache holds, and what keeps a GPU busy."""
 
-Codes = tuple[Tensor, Tensor] | None
+Integers = tuple[Tensor, Tensor, Tensor, Tensor] | None
+"""What `integer_product` takes, where int8 numbers are multiplied."""
 
 
 def portion(
-    x_ND: Tensor, w_VD: Tensor, codes: Codes, bias_V: Tensor | None, targets_N: Tensor, softcap: float
+    x_ND: Tensor, w_VD: Tensor, integers: Integers, bias_V: Tensor | None, targets_N: Tensor, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropy in nats, and its gradient (N, V) for the products. codes: of w, where int8 multiply."""
-    if codes:
-        q, s = activation_codes(x_ND)
-        z_NV = integer_product(q, *codes, s)
-    else:
-        z_NV = F.linear(x_ND, w_VD)
+    """Sum of the cross-entropy in nats, and its gradient (N, V) for the products. integers: those x and w stand for."""
+    z_NV = integer_product(*integers) if integers else F.linear(x_ND, w_VD)
     z_NV = z_NV.to(torch.promote_types(x_ND.dtype, torch.float32))
     if bias_V is not None:
         z_NV = z_NV + bias_V
@@ -47,7 +44,7 @@ def portion(
     return loss, grad_NV.to(w_VD.dtype)
 
 
-Portion = Callable[[Tensor, Tensor, Codes, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+Portion = Callable[[Tensor, Tensor, Integers, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -68,12 +65,16 @@ class _HeadLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             for first in range(0, len(x_ND), rows):
                 here = slice(first, first + rows)
-                x = operand(x_ND[here], config.head_format, amount)
-                part, g = of_portion(x_ND[here] if codes else x.to(dtype), w, codes, bias_V, targets_N[here],
-                                     config.logit_softcap)  # fmt: skip
+                x, integers = x_ND[here], None
+                if config.head_format in ("ternary", "int8"):
+                    q, s = activation_codes(x)
+                    x = torch.lerp(x, (q / s).to(x.dtype), amount)  # as it counts
+                    integers = (q, *codes, s) if codes else None
+                x = x.to(dtype)
+                part, g = of_portion(x, w, integers, bias_V, targets_N[here], config.logit_softcap)
                 loss += part
                 grad_x[here] = g @ w
-                grad_w += g.T @ x.to(dtype)
+                grad_w += g.T @ x
                 if grad_b is not None:
                     grad_b += g.sum(0)
         ctx.save_for_backward(grad_x, grad_w, *(() if grad_b is None else (grad_b,)))
@@ -83,14 +84,6 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_w, *grad_b = (kept * grad for kept in ctx.saved_tensors)
         return grad_x, grad_w, grad_b[0] if grad_b else None, None, None, None, None
-
-
-def operand(x_ND: Tensor, storage: str, amount: float | Tensor) -> Tensor:
-    """The activations as they count."""
-    if storage not in ("ternary", "int8"):
-        return x_ND
-    q, s = activation_codes(x_ND)
-    return torch.lerp(x_ND, (q / s).to(x_ND.dtype), amount)
 
 
 def summed_cross_entropy(

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitnet.model import parallel
+
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of the quintic polynomial, applied STEPS times to the singular values, that takes all of (0, 1] near 1."""
 STEPS = 5
@@ -36,7 +38,7 @@ class Muon(torch.optim.Optimizer):
             updates = self._momentum(group["params"])
             alike: dict[Any, list[Tensor]] = {}
             for p in updates:
-                together = id(p) if hasattr(p, "full_tensor") else p.shape  # a sharded matrix stays by itself
+                together = id(p) if parallel.is_sharded(p) else p.shape  # a sharded matrix stays by itself
                 alike.setdefault(together, []).append(p)
             for matrices in alike.values():
                 self._turn(matrices, [updates[p] for p in matrices], group["lr"], group["weight_decay"])
