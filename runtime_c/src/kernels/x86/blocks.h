@@ -76,13 +76,7 @@ INLINE void multiply_tokens(const bn_matmul *m, size_t panel, size_t k, const ui
         if (T <= most)                                                                             \
             multiply_block(acc, m->acc_stride, w, q, m->q_stride, steps, k == 0, dot, fold, T);    \
         break
-        switch (m->tokens * (b + 1) / blocks - t) {
-            BLOCK(2);
-            BLOCK(3);
-            BLOCK(4);
-            BLOCK(5);
-            BLOCK(6);
-        }
+        BY_TOKENS(m->tokens * (b + 1) / blocks - t, BLOCK)
 #undef BLOCK
     }
 }

@@ -13,6 +13,16 @@
 #define EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5)
 #define EACH_TOKEN_AND(X, n) X(0, n) X(1, n) X(2, n) X(3, n) X(4, n) X(5, n)
 
+/* BLOCK(T) for the block of T tokens, 2 to 6: a case of a switch, in which T is a constant. */
+#define BY_TOKENS(tokens, BLOCK)                                                                   \
+    switch (tokens) {                                                                              \
+        BLOCK(2);                                                                                  \
+        BLOCK(3);                                                                                  \
+        BLOCK(4);                                                                                  \
+        BLOCK(5);                                                                                  \
+        BLOCK(6);                                                                                  \
+    }
+
 enum { TILE_VECS = BN_TILE_BYTES / sizeof(bytes) };
 enum { PREFETCH = 4096 }; /* bytes ahead in a stream of weights: more than 100 ns of it */
 

@@ -80,13 +80,7 @@ INLINE size_t panels_tokens(const bn_matmul *m, const bn_scaling *to, size_t pan
         ternary_panels(acc, m->acc_stride, to ? to + t : NULL, (p * BN_PANEL), tile,               \
                        m->panel_stride, m->k_tiles, q, m->q_stride, dot, T);                       \
         break
-            switch (m->tokens * (b + 1) / blocks - t) {
-                BLOCK(2);
-                BLOCK(3);
-                BLOCK(4);
-                BLOCK(5);
-                BLOCK(6);
-            }
+            BY_TOKENS(m->tokens * (b + 1) / blocks - t, BLOCK)
 #undef BLOCK
         }
     return p;

@@ -62,13 +62,7 @@ INLINE void stream_tokens(const bn_matmul *m, dot_fn *dot, const int most) {
         if (T <= most)                                                                             \
             ternary_stream(acc, m->acc_stride, m->tiles + at, m->k_tiles, q, m->q_stride, dot, T); \
         break
-                switch (m->tokens * (b + 1) / blocks - t) {
-                    BLOCK(2);
-                    BLOCK(3);
-                    BLOCK(4);
-                    BLOCK(5);
-                    BLOCK(6);
-                }
+                BY_TOKENS(m->tokens * (b + 1) / blocks - t, BLOCK)
 #undef BLOCK
             }
 }
