@@ -124,7 +124,7 @@ def test_wrong_requests_are_told_what_is_wrong(
     assert (error["type"], error["code"]) == ("invalid_request_error", code)
     assert error["param"] == param or code == "invalid_json"
     assert len(error["message"]) < 500
-    assert idle(serving)
+    wait(lambda: idle(serving))
 
 
 def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:
@@ -365,6 +365,7 @@ def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest
 
     def ask(index: int) -> None:
         asked = {"model": "small-0-256", "prompt": [1] * sizes[index], "max_tokens": 50, "stream": index == 0}
+        asked["seed"] = 1  # five tokens whose bytes are not all the beginning of a character: a stream has begun
         found[index] = post(serving, COMPLETE, asked)
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(sizes))]
@@ -375,7 +376,7 @@ def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest
     assert found[0][0] == 200 and json.loads(found[0][1].split("data: ")[-1])["error"]["code"] == "engine_error"
     assert (found[2][0], found[2][1]["error"]["type"]) == (500, "server_error")
     assert [found[index][1]["usage"]["completion_tokens"] for index in (1, 3, 4, 5)] == [50] * 4
-    assert idle(serving)
+    wait(lambda: idle(serving))
 
 
 JSON = st.recursive(
