@@ -28,7 +28,8 @@ from tqdm import tqdm
 
 from bitnet.evaluate.loss import log_probabilities
 from bitnet_runtime import Model, Session
-from bitnet_runtime.generation import extend, generate_batch
+from bitnet_runtime.prompt import extend
+from bitnet_runtime.together import generate_batch
 
 YAML = (".yaml", ".yml")
 MAX_LOGITS = 1 << 22  # numbers that are held at a time: 16 MB, and twice as much in fp64

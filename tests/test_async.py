@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
-from bitnet_runtime.session import all_sessions
+from bitnet_runtime.session_state import all_sessions
 from runtime_models import TEMPLATE, scripted_model, slow_model, small_model
 
 

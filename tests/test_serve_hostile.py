@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import runtime_models
 from bitnet_runtime import NumericError
 from bitnet_runtime.generation import Stream
-from bitnet_runtime.session import all_sessions
+from bitnet_runtime.session_state import all_sessions
 from bitnet_serve import answers, body, chat, completions, embeddings, fields, messages, responses, server, sessions
 from bitnet_serve.server import Options, Serving
 from bitnet_serve.sessions import Memory, Sessions

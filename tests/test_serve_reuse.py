@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
-from bitnet_runtime.session import all_sessions
+from bitnet_runtime.session_state import all_sessions
 from bitnet_serve import sessions
 from bitnet_serve.server import Serving
 from bitnet_serve.sessions import Memory, Sessions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
-from bitnet_runtime.generation import Lookup
+from bitnet_runtime.answer import Lookup
 from bitnet_runtime.session import Session
 from runtime_models import scripted_model, small_model
 

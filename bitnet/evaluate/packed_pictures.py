@@ -18,9 +18,9 @@ from bitnet.evaluate import contrast
 from bitnet.evaluate.answers import Answered
 from bitnet.evaluate.loss import chosen_windows, log_probabilities
 from bitnet_runtime import Model, Session, vision
-from bitnet_runtime.generation import extend
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.model_images import is_of_pairs
+from bitnet_runtime.prompt import extend
 
 TOGETHER = 64  # records of which vectors are asked for in one call
 

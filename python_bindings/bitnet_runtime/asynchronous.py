@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from bitnet_runtime.generation import Piece, Result, Stream, finish
+from bitnet_runtime.generation import Stream, finish
+from bitnet_runtime.result import Piece, Result
 
 if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt

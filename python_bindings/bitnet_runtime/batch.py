@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.handles import Handle
-from bitnet_runtime.session import Session, check_all
+from bitnet_runtime.session import Session
+from bitnet_runtime.session_state import check_all
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
 from bitnet_runtime import vision
 from bitnet_runtime.answer import Answer, Guesses, Lookup
-from bitnet_runtime.batch import append_batch
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import CancelledError, ClosedError, InvalidParameterError, StateError
 from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.handles import Unique
 from bitnet_runtime.ids import NO_TOKEN
+from bitnet_runtime.prompt import extend
 from bitnet_runtime.receipt import Receipt, sampling_of, written
+from bitnet_runtime.result import Finish, Piece, Result, Timings, Usage
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 
@@ -27,46 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet_runtime.guide import Guide
-
-Finish = Literal["stop", "length", "cancelled"]
-"""Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
-
-
-class Piece(NamedTuple):
-    """One step of a stream. The texts of all pieces joined are `Result.text`."""
-
-    text: str  # "" while a character or a possible stop text is incomplete
-    token: int | None  # None for a last piece that only brings text held back
-
-
-class Usage(NamedTuple):
-    """Numbers of tokens. `prompt_tokens` counts those found in the session's cache too."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class Timings(NamedTuple):
-    """Seconds in the engine, and tokens computed per second. The caller's own time is not counted."""
-
-    prompt_seconds: float
-    prompt_tokens_per_second: float
-    generation_seconds: float
-    generation_tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """What `generate` and `chat` return."""
-
-    text: str
-    tokens: list[int]  # as sampled, with those of a stop text, without the end token
-    finish_reason: Finish
-    usage: Usage
-    timings: Timings
-    seed: int  # the one used; the same call with it gives the same tokens
-    receipt: Receipt | None = None  # if it was asked for
 
 
 class Stream(Unique):
@@ -305,108 +264,10 @@ class Stream(Unique):
         return f"<Stream of {len(self._prompt)} tokens and {len(self._tokens)} more, {state}>"
 
 
-IN_FLIGHT = 16  # answers that are generated together, and so the most sessions that are open
-
-
-def generate_batch(streams: Iterable[Stream]) -> list[Result]:
-    """Results of streams that have not begun, computed together: weights are read once for all.
-
-    The next stream is asked for when one of IN_FLIGHT has ended.
-    """
-    waiting, results = enumerate(streams), dict[int, Result]()
-    active: dict[int, Stream] = {}
-    try:
-        while True:
-            for place, stream in itertools.islice(waiting, IN_FLIGHT - len(active)):
-                active[place] = stream
-                try:
-                    if not stream._done:
-                        stream.begin()
-                except (CancelledError, ClosedError) as error:
-                    stream._stop(error)
-            if not active:
-                return [results[place] for place in sorted(results)]
-            going = [stream for stream in active.values() if not stream._done]
-            while len(going) == len(active):
-                going = _one_token_each(going)
-            for place in [place for place, stream in active.items() if stream._done]:
-                results[place] = _result(active.pop(place))
-    finally:
-        for stream in active.values():
-            stream.close()
-
-
-def _one_token_each(streams: list[Stream]) -> list[Stream]:
-    """Choose a token in each, more where a grammar leaves no choice, and compute those of answers that go on together;
-    returns these."""
-    begin = time.perf_counter()
-    for stream in streams:
-        try:
-            stream.pick()
-            while stream._drawn and not stream._done:  # what a grammar forces
-                stream.pick()
-        except (CancelledError, ClosedError) as error:
-            stream._stop(error)
-    while going := [stream for stream in streams if not stream._done]:
-        try:
-            for stream in going:
-                if len(stream._missing) > 1:
-                    stream._session.feed(stream._missing[:-1], keep_logits=False)
-                    del stream._missing[:-1]
-            append_batch([stream._session for stream in going], [stream._missing[0] for stream in going])
-            break
-        except (CancelledError, ClosedError):  # of one, and nothing was computed
-            stopped = [stream for stream in going if stream._ended or stream._session._cancelled]
-            if not stopped:
-                raise
-            for stream in stopped:
-                stream._done = True
-    seconds = time.perf_counter() - begin
-    for stream in streams:
-        stream._seconds += seconds
-    return going
-
-
-def _result(stream: Stream) -> Result:
-    stream.close()
-    assert stream.result is not None  # it is closed
-    return stream.result
-
-
 def finish(stream: Stream) -> Result:
     """The result of a stream, all of it."""
     with stream:
         for _ in stream:
             pass
-    return _result(stream)
-
-
-def extend(session: Session, prompt: Sequence[int], rows: NDArray[np.float32] | None = None) -> int:
-    """Make the session hold the prompt and its logits; returns how many tokens were computed.
-
-    What it already holds of the prompt's beginning is kept: the bits are the same. But a prefix, which all its
-    tokens see, is computed anew, and so are images and what follows them. rows: of the -1, (..., dim).
-    """
-    if session._model.mask == "prefix":
-        session._keep(())
-        session.feed(prompt, prefix=True, rows=None if rows is None else rows.reshape(-1, rows.shape[-1]))
-        return len(prompt)
-    same = session._keep(prompt)
-    if rows is None:
-        session.feed(prompt[same:])
-    else:
-        _feed_mixed(session, prompt[same:], rows.reshape(-1, rows.shape[-1]))
-    return len(prompt) - same
-
-
-def _feed_mixed(session: Session, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
-    """Tokens and vectors as they come, of a model whose tokens see what is before them."""
-    left = len(tokens)
-    for are_rows, group in itertools.groupby(tokens, NO_TOKEN.__eq__):
-        piece = list(group)
-        left -= len(piece)
-        if are_rows:
-            session.append_embeddings(rows[: len(piece)], "none" if left else "last")
-            rows = rows[len(piece) :]
-        else:
-            session.feed(piece, keep_logits=not left)
+    assert stream.result is not None  # it is closed
+    return stream.result

@@ -1,0 +1,48 @@
+"""What generating a text gives: pieces as they come, and the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from bitnet_runtime.receipt import Receipt
+
+Finish = Literal["stop", "length", "cancelled"]
+"""Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
+
+
+class Piece(NamedTuple):
+    """One step of a stream. The texts of all pieces joined are `Result.text`."""
+
+    text: str  # "" while a character or a possible stop text is incomplete
+    token: int | None  # None for a last piece that only brings text held back
+
+
+class Usage(NamedTuple):
+    """Numbers of tokens. `prompt_tokens` counts those found in the session's cache too."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Timings(NamedTuple):
+    """Seconds in the engine, and tokens computed per second. The caller's own time is not counted."""
+
+    prompt_seconds: float
+    prompt_tokens_per_second: float
+    generation_seconds: float
+    generation_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `generate` and `chat` return."""
+
+    text: str
+    tokens: list[int]  # as sampled, with those of a stop text, without the end token
+    finish_reason: Finish
+    usage: Usage
+    timings: Timings
+    seed: int  # the one used; the same call with it gives the same tokens
+    receipt: Receipt | None = None  # if it was asked for
