@@ -238,17 +238,10 @@ NOT_YET: dict[str, tuple[object, ...]] = {"input": ("tokens", "embeddings", "ima
 
 
 def not_yet(config: ModelConfig) -> list[str]:
-    """What of a configuration can be said and is not computed, by name: drafts, adapters, and some of images."""
-    found = [
+    """What of a configuration can be said and is not computed, by name: drafts and adapters."""
+    return [
         f"{field} = {getattr(stack, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
         for stack in config.stacks
         for field, allowed in NOT_YET.items()
         if getattr(stack, field) not in allowed
     ]
-    for stack in config.stacks:
-        if stack.input != "images":
-            found += ["pooling = 'attention' of texts (only of images)"] * (stack.pooling == "attention")
-            continue
-        found += [f"mask = {stack.mask!r} of images (only 'bidirectional')"] * (stack.mask != "bidirectional")
-        found += ["has_head = True of images (only False)"] * stack.has_head
-    return found

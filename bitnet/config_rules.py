@@ -42,6 +42,7 @@ def check(config: Any) -> None:
     _check_relations(config)
     _check_lists(config)
     _check_rope(config)
+    _check_kind(config)
     _check_images(config)
     if config.vision is not None:
         if not isinstance(config.vision, type(config)):
@@ -168,6 +169,18 @@ def _check_sizes_of_images(config: Any) -> None:
             )
 
 
+def _check_kind(config: Any) -> None:
+    """What no model of images has, and what none of texts has."""
+    if config.input != "images":
+        if config.pooling == "attention":
+            raise ValueError("pooling is 'attention' of texts, expected none, last, mean or first; it is of images")
+        return
+    if config.mask != "bidirectional":
+        raise ValueError(f"mask is {config.mask!r} of images, expected 'bidirectional': patches have no order in time")
+    if config.has_head:
+        raise ValueError("has_head is True of images, expected False: a head predicts tokens, and images have none")
+
+
 def _check_images(config: Any) -> None:
     """Of one stack: what is done to pixels, and what becomes of them."""
     for field in ("pixel_mean", "pixel_std"):
@@ -202,7 +215,6 @@ def _check_vision(config: Any, vision: Any) -> None:
     """Of two stacks: that the second gives what the first takes, or what is compared with its vectors."""
     for field, found, expected in (
         ("vision.input", vision.input, "images"),
-        ("vision.has_head", vision.has_head, False),
         ("vision.vision", vision.vision, None),
         ("input", config.input, "tokens"),
     ):

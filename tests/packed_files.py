@@ -234,6 +234,7 @@ def _images(good: bytes) -> Cases:
         "image_token": (1, *big), "pixel_mean.0": (nan, inf, -inf), "pixel_mean.2": (0.5, -0.0),
         "pixel_std.0": (0.0, -0.5, nan, inf), "pixel_std.2": (0.5, -0.0), "similarity_scale": (-1.0, nan, inf),
         "similarity_bias": (nan, -inf), "bias_flags": (64, *big), "pooling": (5, *big),
+        "mask": (0, 2, *big), "has_head": (1, *big),
     }  # fmt: skip
     second = section_start(good, records.STACKS) + records.STACK.size
     for field, values in wrong.items():
@@ -337,7 +338,7 @@ def _stacks(good: bytes) -> Cases:
         "experts_per_token": (1, *big), "position": (1, 4, *big), "rope_attention_factor": (0.0, -1.0, nan, inf),
         "bias_flags": (64, *big), "tie_embeddings": (2, *big), "embedding_scale": (0.0, -1.0, nan, inf),
         "residual_scale": (0.0, nan, -inf), "attention_scale": (0.0, nan, inf), "attention_softcap": (-1.0, nan, inf),
-        "logit_softcap": (-1.0, nan, inf), "pooling": (5, *big), "has_head": (2, *big), "rope_dim": (0, 7, 10, *big),
+        "logit_softcap": (-1.0, nan, inf), "pooling": (4, 5, *big), "has_head": (2, *big), "rope_dim": (0, 7, 10, *big),
         "global_every": (1, 2, 1025, *big), "normalize_routing": (2, *big), "first_position": (2, *big),
         "image_size": (1, *big), "patch_size": (1, *big), "channels": (1, *big), "class_token": (1, *big),
         "out_dim": (65_537, *big), "image_token": (19, *big), "adapters": (1, 1 << 16, 1 << 23 | 1, *big),

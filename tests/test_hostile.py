@@ -94,19 +94,10 @@ def test_what_refusing_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert found["grown_kb"] < 64 * 1024
 
 
-IMAGES: dict[str, Any] = {
-    "input": "images", "image_size": 8, "patch_size": 4, "channels": 1, "pixel_mean": [0.5], "pixel_std": [0.5],
-    "max_context": 4,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({"input": "draft"}, "input = draft"),
-        (IMAGES, "images whose patches do not see all others"),
-        (IMAGES | {"mask": "bidirectional"}, "images with a head"),
-        ({"pooling": "attention"}, "pooling = attention of a text"),
         ({"adapter_rank": 2, "adapters": ["q", "down"]}, "adapters"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -323,9 +323,8 @@ OF_IMAGES = ("out_dim", "image", "patch", "pixel", "channels", "class_token", "s
 
 @pytest.mark.parametrize(
     "changes",
-    [{"has_head": False, "input": "draft"}, {"adapter_rank": 2, "adapters": ["q"]},
-     {"has_head": False, "pooling": "attention"}],
-)  # fmt: skip
+    [{"has_head": False, "input": "draft"}, {"adapter_rank": 2, "adapters": ["q"]}],
+)
 def test_what_is_not_computed_yet_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match=f"this is not computed yet: {list(changes)[-1].replace('adapters', 'adapter_r')}"

@@ -89,7 +89,7 @@ def test_options_of_the_stack_that_sees(tmp_path: Path, monkeypatch: pytest.Monk
         (TOWERS, {"vision": 7}, "vision is 7, expected a table of options"),
         (TOWERS, {"vision": []}, "vision is [], expected a table of options"),
         (TOWERS, {"vision": {"patch_size": 15}}, "vision: patch_size is 15 with input = 'images', expected an integer"),
-        (TOWERS, {"vision": {"has_head": True, "vocab_size": 9}}, "vision.has_head is True, expected False"),
+        (TOWERS, {"vision": {"has_head": True, "vocab_size": 9}}, "vision: has_head is True of images, expected"),
         (PALIGEMMA, {"mask": "bidirectional"}, "expected a decoder: a head, and the mask 'prefix' or 'causal'"),
         (
             VISION,
@@ -138,13 +138,15 @@ def test_published_shapes_have_their_published_sizes(preset: str, whole: int, se
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"mask": "causal"}, "mask = 'causal' of images (only 'bidirectional')"),
-     ({"has_head": True, "vocab_size": 9}, "has_head = True of images (only False)")],
+    ("config", "changes", "message"),
+    [(VISION, {"mask": "causal"}, "mask is 'causal' of images, expected 'bidirectional'"),
+     (VISION, {"mask": "prefix"}, "mask is 'prefix' of images, expected 'bidirectional'"),
+     (VISION, {"has_head": True, "vocab_size": 9}, "has_head is True of images, expected False"),
+     (TOWERS, {"pooling": "attention"}, "pooling is 'attention' of texts, expected none, last, mean or first")],
 )  # fmt: skip
-def test_what_nothing_computes_of_images_is_named(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"this is not computed yet: {named}")):
-        Transformer(VISION.replace(**changes))
+def test_what_no_model_has(config: ModelConfig, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config.replace(**changes)
 
 
 # ---- what enters ----

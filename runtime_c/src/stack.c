@@ -12,16 +12,12 @@
 
 /* What a file may say and this engine does not do yet, each by name. */
 static bn_status check_supported(const bn_config *c, char *detail) {
-    const int images = c->input == BN_INPUT_IMAGES;
     const struct {
         int refused;
         const char *what;
     } limits[] = {
         {c->input == BN_INPUT_DRAFT, "input = draft"},
         {c->adapters != 0, "adapters"},
-        {images && c->mask != BN_MASK_BIDIRECTIONAL, "images whose patches do not see all others"},
-        {images && c->has_head, "images with a head"},
-        {!images && c->pooling == BN_POOL_ATTENTION, "pooling = attention of a text"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)

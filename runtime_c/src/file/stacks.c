@@ -21,8 +21,9 @@ static bn_status check_ranges(const bn_config *c, uint32_t stack, char *detail) 
         uint32_t value, low, high;
     } ranges[] = {
         {"input", c->input, 0, BN_INPUT_DRAFT},
-        {"mask", c->mask, 0, BN_MASK_PREFIX},
-        {"has_head", c->has_head, 0, 1},
+        {"mask", c->mask, images ? BN_MASK_BIDIRECTIONAL : 0,
+         images ? BN_MASK_BIDIRECTIONAL : BN_MASK_PREFIX},
+        {"has_head", c->has_head, 0, !images},
         {"vocab_size", c->vocab_size, needs_vocab, 1u << 21},
         {"dim", c->dim, 1, 65536},
         {"n_layers", c->n_layers, 1, 1024},
@@ -42,7 +43,7 @@ static bn_status check_ranges(const bn_config *c, uint32_t stack, char *detail) 
         {"rope_dim", c->rope_dim, rope ? 2 : 0, rope ? c->head_dim : 0},
         {"bias_flags", c->bias_flags, 0, 63},
         {"tie_embeddings", c->tie_embeddings, 0, 1},
-        {"pooling", c->pooling, 0, BN_POOL_ATTENTION},
+        {"pooling", c->pooling, 0, images ? BN_POOL_ATTENTION : BN_POOL_ATTENTION - 1},
         {"global_every", c->global_every, 0, 1024},
         {"normalize_routing", c->normalize_routing, 0, 1},
         {"first_position", c->first_position, 0, rope},
