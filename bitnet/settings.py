@@ -55,10 +55,11 @@ class Settings:
     )
     data: list[str] = option(
         [],
-        "text: files, globs, folders (of which .txt .md .rst .py .jsonl are read), hf:NAME:SPLIT, or what bitnet "
-        "tokenize made; none: Python's standard library; of a model with vision: .jsonl, .csv or folders of images and "
-        "texts",
+        "text: files, globs, folders (of which .txt .md .rst .py .jsonl .parquet are read, and .gz and .zst of them), "
+        "hf:NAME:SPLIT, or what bitnet tokenize made; none: Python's standard library; of a model with vision: .jsonl, "
+        ".csv or folders of images and texts",
     )
+    column: str = option("text", "where the text of a line, or of a row of a table, stands")
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     tokenizer: str = option(

@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from bitnet.data import corpus, dataset, tokenizer
+from bitnet.data.files import texts_of
 from bitnet_export.packed.records import MAGIC
 
 TEXTS = ["def main(argv):\n    return 0  # nothing\n" * 20, "Grüße, 世界 🌍\r\n\tpassé 1234567\n" * 20]
@@ -108,6 +110,10 @@ def test_start_and_end_tokens_beside_a_tokenizer(tmp_path: Path) -> None:
 # ---- documents ----
 
 
+def read(files: Iterable[Path]) -> list[str]:
+    return [text for file in files for text in texts_of(file)]
+
+
 def write(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +123,8 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 def test_files_folders_and_globs(tmp_path: Path) -> None:
     write(tmp_path, {"b.txt": "b", "a.md": "a", "sub/c.py": "c", "sub/d.bin": "d", "e.jsonl": '{"text": "e"}\n\n'})
-    assert list(corpus.documents(corpus.files_of([str(tmp_path)]))) == ["a", "b", "e", "c"]
-    assert list(corpus.documents(corpus.files_of([f"{tmp_path}/**/*.py", f"{tmp_path}/b.txt", str(tmp_path)]))) == [
+    assert read(corpus.files_of([str(tmp_path)])) == ["a", "b", "e", "c"]
+    assert read(corpus.files_of([f"{tmp_path}/**/*.py", f"{tmp_path}/b.txt", str(tmp_path)])) == [
         "c", "b", "a", "e",
     ]  # fmt: skip
 
@@ -128,7 +134,7 @@ def test_default_is_the_standard_library() -> None:
     assert len(files) > 300 and files == sorted(files) == corpus.files_of([])
     names = {part for file in files for part in file.parts[-2:]}
     assert "argparse.py" in names and not names & {"site-packages", "test", "tests", "encodings"}
-    texts = list(corpus.documents(files))
+    texts = read(files)
     assert sum(map(len, texts)) > 5_000_000
 
 
@@ -155,7 +161,7 @@ def test_default_is_the_standard_library() -> None:
 def test_bad_sources(tmp_path: Path, files: dict[str, str], source: str, message: str) -> None:
     write(tmp_path, files)
     with pytest.raises(corpus.DataError, match=message):
-        list(corpus.documents(corpus.files_of([str(tmp_path / source)])))
+        read(corpus.files_of([str(tmp_path / source)]))
 
 
 def test_text_that_is_empty(tmp_path: Path) -> None:
@@ -235,10 +241,10 @@ def test_a_packed_model_is_no_text(tmp_path: Path) -> None:
 def test_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"ab\xff")
     with pytest.raises(corpus.DataError, match=r"a\.txt is not UTF-8 \(byte 2\)"):
-        list(corpus.documents([tmp_path / "a.txt"]))
+        read([tmp_path / "a.txt"])
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}')
     with pytest.raises(corpus.DataError, match=r"b\.jsonl is not UTF-8 \(byte 24\)"):
-        list(corpus.documents([tmp_path / "b.jsonl"]))
+        read([tmp_path / "b.jsonl"])
 
 
 # ---- the datasets library ----
@@ -279,7 +285,7 @@ def test_bad_datasets(parquet: Path, source: str, message: str) -> None:
 
 
 def test_the_column_of_a_dataset(parquet: Path, tmp_path: Path) -> None:
-    with pytest.raises(corpus.DataError, match="row 2: expected an object with a string"):
+    with pytest.raises(corpus.DataError, match='row 2: "text" is null, expected a string'):
         list(corpus.Documents([f"hf:{parquet}:test"]))
     write(tmp_path, {"other/train.jsonl": '{"words": "a", "n": 1}'})
     with pytest.raises(corpus.DataError, match="has the columns words, n, expected one named text"):
@@ -400,4 +406,4 @@ def test_too_little_text_for_a_batch() -> None:
 def test_jsonl_lines_are_documents(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"line\u2028{i}"}, ensure_ascii=False) for i in range(5)]
     write(tmp_path, {"a.jsonl": "\r\n".join(lines)})
-    assert list(corpus.documents([tmp_path / "a.jsonl"])) == [f"line\u2028{i}" for i in range(5)]
+    assert read([tmp_path / "a.jsonl"]) == [f"line\u2028{i}" for i in range(5)]

@@ -62,7 +62,7 @@ def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, s
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     if steps:
         run.mkdir(parents=True, exist_ok=True)
-        tokens = dataset.tokenize(list(corpus.documents(corpus.files_of(TEXT))), words, run, "text")
+        tokens = dataset.tokenize(list(corpus.Documents(TEXT)), words, run, "text")
         batches = dataset.Batches(tokens, 16, 64, seed)
         for step in range(steps):
             model.loss(*batches[step]).backward()

@@ -1,8 +1,8 @@
 """The documents that a model learns from: where they are, and which are held out.
 
-A document is a file, a line of a .jsonl file, or a row of a dataset. Its content decides by hash whether
-it is for training or for validation, so equal texts never lie on both sides, and the split is the
-same on every machine.
+A document is a file, a line, or a row of a dataset (`bitnet.data.files`, `bitnet.data.hub`). Its content
+decides by hash whether it is for training or for validation, so equal texts never lie on both sides, and
+the split is the same on every machine.
 
 Texts are read anew each time they are needed, so that a corpus may be larger than the memory: what
 stays there is about 100 bytes a document.
@@ -14,41 +14,32 @@ import codecs
 import glob
 import hashlib
 import itertools
-import json
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
-"""Of the files that are read from a folder. A file that is named is read whatever its name."""
+from bitnet.data import files, hub
+from bitnet.data.files import DataError as DataError
+from bitnet.data.files import NotUTF8Error
+
 PACKED = b"\x89BITNET\n"  # how a packed model begins (export/FORMAT.md)
 LOG = "log.jsonl"  # of a run
-HUB = "hf:"  # a source that begins so is read by the `datasets` library
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 """Folders of the standard library that are others' packages, tests, or generated tables."""
-
-
-class DataError(ValueError):
-    """The data cannot be read, or is too little."""
-
-
-class NotUTF8Error(DataError):
-    """A file is no text, or in another encoding."""
 
 
 def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path]:
     """The files that paths, folders and globs name, each once; no source: Python's standard library.
 
-    Of folders and open globs those with SUFFIXES; a file that is named, and what a glob's own suffix names, always.
-    What a run wrote is left out of folders and globs. runs: gets the folders of such runs.
+    Of folders and open globs those with a known suffix; a file that is named, and what a glob's own suffix names,
+    always. What a run wrote is left out of folders and globs. runs: gets the folders of such runs.
     """
     runs = set() if runs is None else runs
     if not sources:
         root = Path(sysconfig.get_path("stdlib"))
         return [f for f in _walk(root) if f.suffix == ".py" and not LEFT_OUT & set(f.relative_to(root).parts)]
-    files: dict[Path, None] = {}
+    taken: dict[Path, None] = {}
     for source in sources:
         path = Path(source)
         matches = [path] if path.exists() else [Path(m) for m in sorted(glob.glob(source, recursive=True))]
@@ -59,17 +50,18 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path
             found = _walk(match) if match.is_dir() else [match]
             of_runs = _in_runs(found, match if match.is_dir() else match.parent)
             runs |= set(of_runs.values())
-            known += [f for f in found if f.suffix in (*SUFFIXES, path.suffix or None) and f not in of_runs]
+            wanted = path.suffix or None
+            known += [f for f in found if (files.is_known(f) or f.suffix == wanted) and f not in of_runs]
         if not known:
-            raise DataError(f"{source!r} holds no text, expected files ending in {', '.join(SUFFIXES)}")
-        files |= dict.fromkeys(known)
-    for file in files:
-        if file.suffix not in SUFFIXES and _is_packed(file):
+            raise DataError(f"{source!r} holds no text, expected files ending in {', '.join(files.SUFFIXES)}")
+        taken |= dict.fromkeys(known)
+    for file in taken:
+        if not files.is_known(file) and _is_packed(file):
             raise DataError(
                 f"{file} is a packed model, expected text; `bitnet finetune RUN --data TEXT` goes on with the run it "
                 f"came from, `bitnet eval {file.name} --data TEXT` measures it"
             )
-    return list(files)
+    return list(taken)
 
 
 def _is_packed(file: Path) -> bool:
@@ -80,18 +72,18 @@ def _is_packed(file: Path) -> bool:
 
 
 class Documents:
-    """The texts that sources name: files, folders, globs, or hf:NAME, hf:NAME:SPLIT, hf:NAME:CONFIG:SPLIT.
+    """The texts that sources name: files, folders, globs, or datasets (`bitnet.data.hub`).
 
-    Each iteration reads them from disk. NAME is a dataset of the Hugging Face hub or a folder with one, SPLIT is
-    train where none is named, and the texts are the column "text".
+    Each iteration reads them anew. column: where they stand in lines and rows.
     """
 
-    def __init__(self, sources: Sequence[str]) -> None:
-        hub = [source for source in sources if source.startswith(HUB)]
-        paths = [source for source in sources if source not in hub]
+    def __init__(self, sources: Sequence[str], column: str = files.COLUMN) -> None:
+        of_hub = [source for source in sources if hub.is_named(source)]
+        paths = [source for source in sources if source not in of_hub]
+        self._column = column
         self._runs: set[Path] = set()
-        self._files = files_of(paths, self._runs) if paths or not hub else []
-        self._datasets = {source: _dataset(source) for source in hub}
+        self._files = files_of(paths, self._runs) if paths or not of_hub else []
+        self._datasets = {source: hub.rows_of(source, column) for source in of_hub}
         self._left_out: list[str] = []
 
     @property
@@ -111,16 +103,16 @@ class Documents:
         self._left_out = []
         for file in self._files:
             try:
-                yield from documents([file])
+                yield from files.texts_of(file, self._column)
             except NotUTF8Error:
-                if file.suffix == ".jsonl":  # of which some lines have been read
+                if files.kind_of(file) in files.ROWS:  # of which some have been read
                     raise
                 self._left_out.append(str(file))
         if self._files and len(self._left_out) == len(self._files):
             raise DataError(f"the data holds no text: {self.left_out}")
         for source, rows in self._datasets.items():
             for number, row in enumerate(rows, start=1):
-                yield _text_of(row, f"{source}, row {number}")
+                yield files.text_of(row, f"{source}, row {number}", self._column)
 
 
 def _some(names: Iterable[str]) -> str:
@@ -133,15 +125,6 @@ def _with_encoding(file: str) -> str:
     """A file's name, and its encoding if the first bytes say that."""
     with open(file, "rb") as handle:
         return file + (" (UTF-16)" if handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "")
-
-
-def documents(files: Iterable[Path]) -> Iterator[str]:
-    """The texts of files; of a .jsonl file the "text" of each line."""
-    for file in files:
-        if file.suffix == ".jsonl":
-            yield from _lines(file)
-        else:
-            yield _decoded(file.read_bytes(), file, 0)
 
 
 @dataclass(frozen=True)
@@ -225,24 +208,8 @@ def every(source: Iterable[str]) -> Texts:
     return Texts(source, b"\1" * len(digests), digests, n_bytes)
 
 
-def _dataset(source: str) -> Iterable[Any]:
-    name, *more = source.removeprefix(HUB).split(":")
-    *config, part = more or ["train"]
-    if not name or not part or len(config) > 1:
-        raise DataError(f"{source!r}, expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT")
-    import datasets
-
-    try:
-        rows = datasets.load_dataset(name, *config, split=part)
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{source!r} cannot be read: {error}") from None
-    if "text" not in rows.column_names:
-        raise DataError(f"{source!r} has the columns {', '.join(rows.column_names)}, expected one named text")
-    return rows.select_columns("text")  # type: ignore[no-any-return]
-
-
 def _walk(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
+    return sorted(f for f in folder.rglob("*") if files.is_known(f) and f.is_file())
 
 
 def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:
@@ -269,43 +236,3 @@ def _is_run(folder: Path) -> bool:
     return (folder / LOG).is_file() and any(
         (step / name).is_file() for step in folder.glob("step-*") for name in states
     )
-
-
-def _lines(file: Path) -> Iterator[str]:
-    with file.open("rb") as lines:
-        start = 0
-        for number, line in enumerate(lines, start=1):
-            text = _decoded(line, file, start)
-            start += len(line)
-            if text.strip():
-                yield _text_of_line(text, f"{file}, line {number}")
-
-
-def _decoded(text: bytes, file: Path, start: int) -> str:
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise NotUTF8Error(f"{file} is not UTF-8 (byte {start + error.start}); convert it or leave it out") from None
-
-
-def _text_of_line(line: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError also of a long integer
-        raise DataError(f"{where}: not JSON: {error}") from None
-    return _text_of(record, where)
-
-
-def _text_of(record: Any, where: str) -> str:
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        if isinstance(record, dict) and "messages" in record:
-            raise DataError(f'{where}: this is a conversation ("messages"), expected text; give it to --chat')
-        if isinstance(record, dict) and {"step", "tokens", "seconds"} <= record.keys():
-            raise DataError(f"{where}: this is the log of a run, expected text; leave it out")
-        raise DataError(f'{where}: expected an object with a string "text"')
-    text: str = record["text"]
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can spell it
-        raise DataError(f'{where}: "text" holds half of a surrogate pair, which is no character') from None
-    return text

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bitnet.data import corpus
+from bitnet.data import corpus, hub
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Shuffled, Tokens
 
@@ -32,7 +32,7 @@ def files_of(sources: Sequence[str]) -> list[Path]:
 
     Raises DataError: there are both.
     """
-    if not sources or any(source.startswith(corpus.HUB) for source in sources):
+    if not sources or any(map(hub.is_named, sources)):
         return []
     files = corpus.files_of(sources)
     of_pairs = [file for file in files if file.suffix == ".jsonl" and _begins_with_a_pair(file)]

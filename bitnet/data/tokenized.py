@@ -24,10 +24,9 @@ CONTENTS = "tokens.json"
 
 
 def make(
-    folder: Path, data: Sequence[str], validation: float, kind: str, vocab_size: int, say: Callable[[str], object]
+    folder: Path, texts: corpus.Documents, validation: float, kind: str, vocab_size: int, say: Callable[[str], object]
 ) -> dict[str, Tokens]:
     """Token ids of text, split as a run would split it. kind: of tokenizer, or the path of a tokenizer.json."""
-    texts = corpus.Documents(data)
     train, held_out = corpus.split(texts, validation, say)
     if texts.left_out:
         say(texts.left_out)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet.config import BOOLEANS, ModelConfig
+from bitnet.data import hub
 from bitnet.presets import PRESETS
 from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
 from bitnet.train import thinker
@@ -221,11 +222,10 @@ def absolute(path: str, made: bool = False) -> str:
 
     What names nothing stays, to be shown as it was given.
     """
-    hub, name = ("hf:", path.removeprefix("hf:")) if path.startswith("hf:") else ("", path)
-    name, *more = name.split(":") if hub else (name,)
-    if name and (made or os.path.exists(name) or (not hub and next(glob.iglob(name, recursive=True), None))):
+    kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
+    if name and (made or os.path.exists(name) or (not kind and next(glob.iglob(name, recursive=True), None))):
         name = os.path.abspath(name)
-    return hub + ":".join([name, *more])
+    return kind + ":".join([name, *more])
 
 
 def _read(path: str) -> dict[str, Any]:

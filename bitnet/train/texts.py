@@ -77,7 +77,10 @@ def read_text(
 ) -> tuple[Tokenizer, Sides]:
     """Tokenizer, and the token ids of training and validation: those that the run has, or of the text read anew."""
     folder, contrastive = settings.run_folder, settings.objective == "contrastive"
-    if before and all(before["settings"].get(name) == getattr(settings, name) for name in ("data", "validation")):
+    kept_so = ("data", "column", "validation")
+    if before and all(
+        getattr(Settings.from_dict(before["settings"]), name) == getattr(settings, name) for name in kept_so
+    ):
         kept = [dataset.recorded(before, side, folder) for side in ("train", "validation")]
         if kept[0] and kept[1]:
             words = choose([])
@@ -88,7 +91,7 @@ def read_text(
         if not before:
             say(f"{shared}: its tokenizer, of {words.get_vocab_size():,} tokens, and its validation text are taken")
         return words, _in_pairs(contrastive, words, generation, False, train, held_out)
-    texts, given = _source(settings.data, contrastive)
+    texts, given = _source(settings.data, settings.column, contrastive)
     say(f"{folder}: reading the text and making token ids of it")
     split = corpus.split(texts, settings.validation, say)
     _note(texts, say)
@@ -107,8 +110,11 @@ def of_checkpoint(
     context: int,
     scratch: Path,
     say: Callable[[str], object],
+    column: str = "",
 ) -> objectives.HeldOut:
-    """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids."""
+    """What a checkpoint is measured on: `data`, or without what its run held out. scratch: a folder for token ids.
+
+    column: of `data`; without that of the run."""
     words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_of_run
     if (files := conversations.among(data or [])) or (settings.chat and not data):
         talks = list(conversations.read(files or corpus.files_of(settings.chat)))
@@ -136,7 +142,7 @@ def of_checkpoint(
     if kept is None and (shared := tokenized.named(data or settings.data)):
         (kept,) = _shared(shared, words, checkpoint.generation, settings, "validation")[1]
     if kept is None:
-        texts, given = _source(data or settings.data, contrastive)
+        texts, given = _source(data or settings.data, column or settings.column, contrastive)
         side: Iterable[str]
         if data:
             side = pairs.Separate(texts) if given else texts
@@ -160,10 +166,10 @@ def _shared(
     return made, found
 
 
-def _source(data: Sequence[str], contrastive: bool) -> tuple[corpus.Documents | pairs.Joined, bool]:
+def _source(data: Sequence[str], column: str, contrastive: bool) -> tuple[corpus.Documents | pairs.Joined, bool]:
     """The texts that sources name, and whether they are joined pairs."""
     files = pairs.files_of(data) if contrastive else []
-    return (pairs.Joined(files), True) if files else (corpus.Documents(data), False)
+    return (pairs.Joined(files), True) if files else (corpus.Documents(data, column), False)
 
 
 def _note(texts: corpus.Documents | pairs.Joined, say: Callable[[str], object]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bitnet.train.checkpoint import Checkpoint
     from bitnet_runtime import Model
 
-FOR_TEXT = ("data", "tokens", "context", "stride", "samples")
+FOR_TEXT = ("data", "column", "tokens", "context", "stride", "samples")
 FOR_TASKS = ("fewshot", "limit", "chat")
 
 
@@ -35,6 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = parser.add_argument_group("text")
     text.add_argument("--data", nargs="+", metavar="", help="what to measure; none: the validation text of the run")
+    text.add_argument("--column", metavar="", help="of lines and rows, with the text; none: as trained, or text")
     text.add_argument("--tokens", type=int, default=0, metavar="", help="at most this many; 0: all [0]")
     text.add_argument("--context", type=int, default=0, metavar="", help="tokens of a window; 0: as trained [0]")
     text.add_argument(
@@ -134,7 +135,7 @@ def samples(model: Model, prompt: str, n: int) -> list[str]:
 
 def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a packed file."""
-    from bitnet.data import conversations, corpus, dataset, tokenizer
+    from bitnet.data import conversations, corpus, dataset, files, tokenizer
     from bitnet.evaluate.loss import Overlapping, evaluate_packed
 
     if _is_encoder(model) and not model.image:
@@ -152,7 +153,7 @@ def of_packed(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     if model.image:
         return _of_packed_with_images(model, args, words, context)
     with tempfile.TemporaryDirectory() as scratch:
-        texts = corpus.Documents(args.data)
+        texts = corpus.Documents(args.data, args.column or files.COLUMN)
         text = dataset.tokenize(texts, words, Path(scratch), "text", first)
         _note(texts)
         if model.mask == "prefix":
@@ -184,7 +185,7 @@ def of_checkpoint(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str,
     settings = Settings.from_dict(state["settings"])
     context, stride = _window(args, settings.context or model.config.max_context, model.config.max_context)
     with tempfile.TemporaryDirectory() as scratch:
-        text = texts.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say)
+        text = texts.of_checkpoint(checkpoint, settings, args.data, context, Path(scratch), say, args.column or "")
         if isinstance(text, dataset.Tokens):
             text = Overlapping(text, stride)
         elif args.stride:

@@ -19,6 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", metavar="FOLDER", help="to make")
     parser.add_argument("--data", nargs="+", default=[], metavar="", help="text, as of bitnet train")
+    parser.add_argument("--column", default=USUAL.column, metavar="", help="of lines and rows, with the text [text]")
     parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="", help="share held out [0.05]")
     parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="", help="as of bitnet train [bpe]")
     parser.add_argument("--vocab-size", type=int, default=2048, metavar="", help="tokens of a new tokenizer [2048]")
@@ -27,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from bitnet import process
-    from bitnet.data import tokenized, tokenizer
+    from bitnet.data import corpus, tokenized, tokenizer
 
     Settings(validation=args.validation)  # refuses what is no share
     if not Path(args.tokenizer).is_file():
@@ -36,8 +37,9 @@ def run(args: argparse.Namespace) -> int:
     with process.claimed(folder) as claim:
         if any(file.name != "lock" for file in folder.iterdir()):
             raise ValueError(f"{folder} is not empty; name a new folder")
+        texts = corpus.Documents(args.data, args.column)
         made = tokenized.make(
-            folder, args.data, args.validation, args.tokenizer, args.vocab_size, lambda line: say(escape(line))
+            folder, texts, args.validation, args.tokenizer, args.vocab_size, lambda line: say(escape(line))
         )
         claim.begun = True
     found = {name: {"tokens": ids.n_tokens, "bytes": ids.n_bytes} for name, ids in made.items()}

@@ -55,7 +55,7 @@ def mask_token_of(checkpoint: Checkpoint) -> int:
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
     """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
-    from bitnet.data import conversations, corpus, dataset, pictures
+    from bitnet.data import conversations, corpus, dataset, files, pictures
 
     state, words = checkpoint.state_if_any, checkpoint.words
     if not (settings := state.get("settings")):
@@ -74,7 +74,9 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
             )[1]
             texts = ["\n".join(message["content"] for message in each.messages) for each in held_out]
         else:
-            texts = corpus.split(corpus.Documents(settings["data"]), settings["validation"])[1]
+            texts = corpus.split(
+                corpus.Documents(settings["data"], settings.get("column", files.COLUMN)), settings["validation"]
+            )[1]
         for text in texts:
             ids += start + words.encode(text, add_special_tokens=False).ids
             if len(ids) >= n:

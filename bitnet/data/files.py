@@ -1,0 +1,185 @@
+"""The texts in files: a document of plain text, the lines of a .jsonl file, the rows of a .parquet file.
+
+Plain text and .jsonl may be compressed, as .gz or .zst. Lines and rows are read one after another, so that a file may
+be larger than the memory. What cannot be read is an error that names the file and the line or row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+PLAIN = (".txt", ".md", ".rst", ".py")
+ROWS = (".jsonl", ".parquet")
+COMPRESSED = (".gz", ".zst")
+SUFFIXES = (*PLAIN, *ROWS)
+"""Of the files that are read from a folder; all but .parquet compressed, too. What is named is read as plain text."""
+COLUMN = "text"
+"""Where the text of a line or row stands, unless a person says something else."""
+MOST = 1 << 30
+"""Bytes of one text: what encodes it takes some 25 times as many."""
+
+
+class DataError(ValueError):
+    """The data cannot be read, or is too little."""
+
+
+class NotUTF8Error(DataError):
+    """A file is no text, or in another encoding."""
+
+
+def kind_of(file: Path) -> str:
+    """Its suffix, without that of a compression: ".jsonl" of a.jsonl.zst."""
+    inner = file.with_suffix("").suffix if file.suffix in COMPRESSED else ""
+    return inner if inner and inner != ".parquet" else file.suffix
+
+
+def is_known(file: Path) -> bool:
+    return kind_of(file) in SUFFIXES
+
+
+def texts_of(file: Path, column: str = COLUMN) -> Iterator[str]:
+    """Of a .jsonl or .parquet file the strings in a column, else the whole text."""
+    kind = kind_of(file)
+    if kind in ROWS:
+        return _rows(file, column) if kind == ".parquet" else _lines(file, column)
+    return _whole(file)
+
+
+def text_of(record: Any, where: str, column: str = COLUMN) -> str:
+    """The string that a line or row has in a column. Raises DataError: it has none."""
+    text = record.get(column) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{where}: {_instead(record, column)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell it
+        raise DataError(f'{where}: "{column}" holds half of a surrogate pair, which is no character') from None
+    return text
+
+
+def _instead(record: Any, column: str) -> str:
+    """What a record without a text is, and what to do with it."""
+    if not isinstance(record, dict):
+        return f'expected an object with a string "{column}"'
+    if "messages" in record:
+        return 'this is a conversation ("messages"), expected text; give it to --chat'
+    if {"step", "tokens", "seconds"} <= record.keys():
+        return "this is the log of a run, expected text; leave it out"
+    if column in record:
+        found = "null" if record[column] is None else type(record[column]).__name__
+        return f'"{column}" is {found}, expected a string; leave such rows out'
+    names = ", ".join(map(str, record))
+    return f'expected an object with a string "{column}", found {names[:200] or "nothing"}; name another with --column'
+
+
+# ---- files of bytes ----
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[IO[bytes]]:
+    """What a file holds, uncompressed. Raises DataError where that is damaged or cut off."""
+    with file.open("rb") as raw:
+        try:
+            yield _uncompressed(raw, file.suffix)
+        except (EOFError, zlib.error, OSError) as error:
+            if getattr(error, "errno", None) or file.suffix not in COMPRESSED:
+                raise  # of the disk
+            raise DataError(f"{file} is damaged or cut off: {error}") from None
+
+
+def _uncompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
+    if suffix == ".gz":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    if suffix == ".zst":
+        import pyarrow
+
+        return cast(IO[bytes], io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 20))
+    return raw
+
+
+def _whole(file: Path) -> Iterator[str]:
+    with opened(file) as content:
+        yield _decoded(_bounded(content.read, str(file)), file, 0)
+
+
+def _lines(file: Path, column: str) -> Iterator[str]:
+    with opened(file) as content:
+        number, start = 0, 0
+        while line := _bounded(content.readline, where := f"{file}, line {number + 1}"):
+            number += 1
+            text = _decoded(line, file, start)
+            start += len(line)
+            if text.strip():
+                yield text_of(_parsed(text, where), where, column)
+
+
+def _bounded(read: Callable[[int], bytes], where: str) -> bytes:
+    found = read(MOST + 1)
+    if len(found) > MOST:
+        raise DataError(f"{where}: a text of more than {MOST:,} bytes; cut it into several")
+    return found
+
+
+def _decoded(text: bytes, file: Path, start: int) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotUTF8Error(f"{file} is not UTF-8 (byte {start + error.start}); convert it or leave it out") from None
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # ValueError also of a long integer
+        raise DataError(f"{where}: not JSON: {error}") from None
+
+
+# ---- tables ----
+
+
+def _rows(file: Path, column: str) -> Iterator[str]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(file, pre_buffer=False) as table:
+            _check_column(table.schema_arrow, file, column)
+            for part in table.iter_batches(batch_size=64, columns=[column]):
+                for value in part.column(0):
+                    number += 1
+                    where = f"{file}, row {number}"
+                    try:
+                        text = value.as_py()
+                    except UnicodeDecodeError as error:
+                        raise NotUTF8Error(f"{where} is not UTF-8 (byte {error.start})") from None
+                    if isinstance(text, str) and len(text) > MOST:
+                        raise DataError(f"{where}: a text of more than {MOST:,} bytes; cut it into several")
+                    yield text_of({column: text}, where, column)
+    except (pyarrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        raise DataError(f"{file} is damaged or cut off, after row {number:,}: {error}") from None
+
+
+def _check_column(schema: Any, file: Path, column: str) -> None:
+    import pyarrow
+
+    if schema.names.count(column) != 1:
+        raise DataError(
+            f"{file} has the columns {', '.join(schema.names)[:400]}, expected one named {column}; name another with "
+            "--column"
+        )
+    found = kind = schema.field(column).type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
+    if not any(check(kind) for check in is_text):
+        raise DataError(f"{file}: column {column} holds {found}, expected strings; name another with --column")

@@ -1,0 +1,62 @@
+"""Datasets of the Hugging Face hub, or folders with one, read by the `datasets` library.
+
+    hf:NAME  hf:NAME:SPLIT  hf:NAME:CONFIG:SPLIT      downloaded, and mapped from the library's cache
+    hf-stream:…                                       read over the network, or from a folder, each time it is needed
+
+NAME is also a folder with files of the library's formats, or what its `save_to_disk` wrote. SPLIT is train where none
+is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bitnet.data.files import DataError
+
+MAPPED, STREAMED = "hf:", "hf-stream:"
+SAVED = ("state.json", "dataset_dict.json")  # one of them is in a folder that `save_to_disk` wrote
+
+
+def is_named(source: str) -> bool:
+    return source.startswith((MAPPED, STREAMED))
+
+
+def parts_of(source: str) -> tuple[str, str, list[str]]:
+    """ "hf:" or "hf-stream:"; NAME; CONFIG and SPLIT as far as they are there."""
+    kind, colon, rest = source.partition(":")
+    name, *more = rest.split(":")
+    return kind + colon, name, more
+
+
+def rows_of(source: str, column: str) -> Iterable[Any]:
+    """The rows of a dataset with one of their columns. Raises DataError: it cannot be read, or has no such column."""
+    kind, name, more = parts_of(source)
+    *config, part = more or ["train"]
+    if not name or not part or len(config) > 1:
+        raise DataError(f"{source!r}, expected {kind}NAME, {kind}NAME:SPLIT or {kind}NAME:CONFIG:SPLIT")
+    import datasets
+
+    try:
+        if any((Path(name) / file).is_file() for file in SAVED):
+            rows = _saved(datasets.load_from_disk(name), source, part)
+        else:
+            rows = datasets.load_dataset(name, *config, split=part, streaming=kind == STREAMED)
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{source!r} cannot be read: {error}") from None
+    columns = rows.column_names or list(next(iter(rows), {}))  # a stream may not know them
+    if column not in columns:
+        raise DataError(
+            f"{source!r} has the columns {', '.join(columns)}, expected one named {column}; name another with --column"
+        )
+    return rows.select_columns(column)  # type: ignore[no-any-return]
+
+
+def _saved(found: Any, source: str, part: str) -> Any:
+    """The split of what `save_to_disk` wrote: of one dataset, or of a dictionary of splits."""
+    if not isinstance(found, dict):
+        return found
+    if part not in found:
+        raise DataError(f"{source!r} cannot be read: it has the splits {', '.join(found)}, expected {part}")
+    return found[part]

@@ -1,0 +1,174 @@
+"""Texts in compressed files, tables and datasets; what is damaged is one error that names the file and the row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bitnet_cli
+from bitnet.data import corpus, files, hub
+from bitnet.data.corpus import DataError
+from bitnet.train.resolve import absolute
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+TEXTS = [f"text {i}: " + "grüße 世界 " * (i % 7) for i in range(300)]
+
+
+def lines(texts: list[Any], column: str = "text") -> bytes:
+    return b"".join(json.dumps({"n": i, column: text}).encode() + b"\n" for i, text in enumerate(texts))
+
+
+def zstd(raw: bytes) -> bytes:
+    return bytes(pyarrow.compress(raw, "zstd", asbytes=True))
+
+
+def table(file: Path, texts: Any, column: str = "text", rows: int = 100) -> Path:
+    parquet.write_table(pyarrow.table({"n": range(len(texts)), column: texts}), file, row_group_size=rows)
+    return file
+
+
+def read(file: Path, column: str = "text") -> list[str]:
+    return list(files.texts_of(file, column))
+
+
+def test_every_kind_of_file_has_the_same_texts(tmp_path: Path) -> None:
+    raw = lines(TEXTS)
+    for name, content in {
+        "a.jsonl": raw,
+        "b.jsonl.gz": gzip.compress(raw[:5000]) + gzip.compress(raw[5000:]),  # as two, put one behind the other
+        "c.jsonl.zst": zstd(raw[:5000]) + zstd(raw[5000:]),
+        "d.txt.gz": gzip.compress(TEXTS[5].encode()),
+        "e.md.zst": zstd(TEXTS[6].encode()),
+        "f.py": TEXTS[4].encode(),
+        "g.csv.gz": b"no text",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    table(tmp_path / "h.parquet", TEXTS)
+    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "h.parquet"):
+        assert read(tmp_path / name) == TEXTS
+    assert list(corpus.Documents([str(tmp_path)])) == [*3 * TEXTS, TEXTS[5], TEXTS[6], TEXTS[4], *TEXTS]
+    assert list(corpus.Documents([f"{tmp_path}/*.zst"])) == [*TEXTS, TEXTS[6]]
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), "dictionary"])
+def test_columns(tmp_path: Path, kind: Any) -> None:
+    kind = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) if kind == "dictionary" else kind
+    table(tmp_path / "a.parquet", pyarrow.array(TEXTS, pyarrow.string()).cast(kind), "content")
+    (tmp_path / "b.jsonl").write_bytes(lines(TEXTS, "content"))
+    assert list(corpus.Documents([str(tmp_path)], "content")) == 2 * TEXTS
+    for name in ("a.parquet", "b.jsonl"):
+        with pytest.raises(DataError, match=rf"{name}.* name another with --column"):
+            read(tmp_path / name)
+    with pytest.raises(DataError, match=r"a\.parquet: column n holds int64, expected strings"):
+        read(tmp_path / "a.parquet", "n")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt.zst", "a.txt.gz"])
+def test_damage_is_one_error(tmp_path: Path, name: str) -> None:
+    """Cut off anywhere, or with another byte anywhere: what was written, or an error that names the file."""
+    file, shuffled = tmp_path / name, random.Random(0)
+    texts = ["".join(shuffled.choices("abcdefgh ", k=200)) for _ in range(30)]  # which compress little
+    content = "".join(texts).encode() if ".txt" in name else lines(texts)
+    if name == "a.parquet":
+        table(file, texts)
+    else:
+        file.write_bytes(gzip.compress(content, mtime=0) if name.endswith("gz") else zstd(content))
+    raw = file.read_bytes()
+    for place in sorted(shuffled.sample(range(1, len(raw)), 60)):
+        for damaged in (raw[:place], raw[:place] + bytes([raw[place] ^ 0x55]) + raw[place + 1 :]):
+            file.write_bytes(damaged)
+            try:
+                read(file)
+            except DataError as error:
+                assert name in str(error)
+            else:
+                assert len(damaged) == len(raw), f"cut off at byte {place} of {len(raw)}, and read as whole"
+
+
+def test_rows_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(tmp_path / "null.parquet", [*TEXTS, None, "x"])
+    with pytest.raises(DataError, match=r'null\.parquet, row 301: "text" is null, expected a string; leave such rows'):
+        read(tmp_path / "null.parquet")
+    wrong = pyarrow.array([b"fine", b"\xff\xfe"], pyarrow.binary()).view(pyarrow.string())
+    table(tmp_path / "wrong.parquet", wrong)
+    with pytest.raises(DataError, match=r"wrong\.parquet, row 2 is not UTF-8 \(byte 0\)"):
+        read(tmp_path / "wrong.parquet")
+    (tmp_path / "a.jsonl.zst").write_bytes(zstd(lines(["a", 3])))
+    with pytest.raises(DataError, match=r'a\.jsonl\.zst, line 2: "text" is int, expected a string'):
+        read(tmp_path / "a.jsonl.zst")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": "\xff"}\n'))
+    with pytest.raises(DataError, match=r"b\.jsonl\.gz is not UTF-8 \(byte 24\)"):
+        list(corpus.Documents([str(tmp_path / "b.jsonl.gz")]))
+    monkeypatch.setattr(files, "MOST", 1000)
+    (tmp_path / "c.jsonl.zst").write_bytes(zstd(lines(["a", "b" * 1000])))
+    table(tmp_path / "d.parquet", ["a", "b" * 1001])
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"b" * 1001))
+    for name, where in (("c.jsonl.zst", ", line 2"), ("d.parquet", ", row 2"), ("e.txt.gz", "")):
+        with pytest.raises(DataError, match=rf"{re.escape(name)}{where}: a text of more than 1,000 bytes; cut it"):
+            read(tmp_path / name)
+
+
+def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """50 MB of text in each, of which at most a tenth is there at once, in Arrow."""
+    text = "0123456789" * 500
+    (tmp_path / "a.jsonl.zst").write_bytes(zstd(lines([text] * 10_000)))
+    table(tmp_path / "b.parquet", [f"{i}{text}" for i in range(10_000)], rows=200)
+    for name in ("a.jsonl.zst", "b.parquet"):
+        before = pyarrow.total_allocated_bytes()
+        most = max(pyarrow.total_allocated_bytes() - before for _ in files.texts_of(tmp_path / name))
+        assert most < 5_000_000, name
+
+
+# ---- the datasets library ----
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "a set"
+    one = datasets.Dataset.from_dict({"content": TEXTS, "n": [1] * len(TEXTS)})
+    one.to_parquet(folder / "train.parquet")
+    one.save_to_disk(folder / "saved")
+    datasets.DatasetDict({"train": one, "test": one.select(range(3))}).save_to_disk(folder / "splits")
+    return folder
+
+
+def test_datasets_on_disk_and_as_streams(dataset: Path) -> None:
+    for source in ("hf:{}", "hf:{}:train", "hf-stream:{}", "hf:{}/saved", "hf:{}/splits"):
+        assert list(corpus.Documents([source.format(dataset)], "content")) == TEXTS, source
+    stream = corpus.Documents([f"hf-stream:{dataset}"], "content")
+    train, held_out = corpus.split(stream, 0.1)
+    assert sorted([*train, *held_out]) == sorted({text for text in TEXTS if text})
+    assert list(corpus.Documents([f"hf:{dataset}/splits:test"], "content")) == TEXTS[:3]
+    with pytest.raises(DataError, match="it has the splits train, test, expected dev"):
+        corpus.Documents([f"hf:{dataset}/splits:dev"], "content")
+    for source in ("hf:{}", "hf-stream:{}", "hf:{}/saved"):
+        with pytest.raises(DataError, match="has the columns content, n, expected one named text; name another with"):
+            corpus.Documents([source.format(dataset)])
+    with pytest.raises(DataError, match="expected hf-stream:NAME, hf-stream:NAME:SPLIT"):
+        hub.rows_of("hf-stream::train", "text")
+
+
+def test_a_source_is_kept_with_its_kind(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(dataset.parent)
+    assert absolute("hf-stream:a set:train") == f"hf-stream:{dataset}:train"
+    assert absolute("hf:of/others") == "hf:of/others" and absolute("a set") == str(dataset)
+
+
+def test_commands_take_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table(tmp_path / "a.parquet", TEXTS, "content")
+    words = ["tokenize", str(tmp_path / "ids"), "--data", str(tmp_path / "a.parquet"), "--tokenizer", "byte", "--json"]
+    assert bitnet_cli.main(words) == 1
+    assert "expected one named text; name another with --column" in capsys.readouterr().err
+    assert bitnet_cli.main([*words, "--column", "content"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["train"]["bytes"] + made["validation"]["bytes"] == sum(len(text.encode()) for text in TEXTS)
