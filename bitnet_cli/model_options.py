@@ -129,11 +129,22 @@ def model_path(args: argparse.Namespace) -> Path | None:
 @contextmanager
 def opened(args: argparse.Namespace, path: Path) -> Iterator[Model]:
     """The model. Its errors of a context too small name the option that sets it."""
+    with _naming_ctx(), load(args, path) as model:
+        yield model
+
+
+def load(args: argparse.Namespace, path: Path, **changes: Any) -> Model:
+    """The model. changes: arguments of Model.load in place of those that were given."""
     from bitnet_runtime.model import Model
 
+    with _naming_ctx():
+        return Model.load(path, **load_options(args) | changes)
+
+
+@contextmanager
+def _naming_ctx() -> Iterator[None]:
     try:
-        with Model.load(path, **load_options(args)) as model:
-            yield model
+        yield
     except InvalidParameterError as error:
         if error.param != "n_ctx":
             raise

@@ -13,24 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_runtime import Model
+from bitnet_serve.models import Loader
 from bitnet_serve.server import Options, Serving
 
 
 @contextlib.contextmanager
 def served(*paths: Path, threads: int = 1, **options: Any) -> Iterator[Serving]:
     """These models, by their file names without ending, until the block ends."""
-    with contextlib.ExitStack() as stack:
-        models = {path.stem: stack.enter_context(Model.load(path, threads=threads)) for path in paths}
-        serving = Serving(models, Options(port=0, **({"grace": 0.0} | options)))
-        running = threading.Thread(target=serving.run)
-        running.start()
-        try:
-            wait(lambda: serving.started)
-            yield serving
-        finally:
-            serving.stop()
-            running.join(20)
-            assert not running.is_alive()
+
+    def loader(path: Path) -> Loader:
+        return lambda look: Model.load(path, threads=threads, verify=not look)
+
+    models = {path.stem: loader(path) for path in paths}
+    serving = Serving(models, Options(port=0, **({"grace": 0.0} | options)))
+    running = threading.Thread(target=serving.run)
+    running.start()
+    try:
+        wait(lambda: serving.started)
+        yield serving
+    finally:
+        serving.stop()
+        running.join(20)
+        assert not running.is_alive()
 
 
 def wait(done: Callable[[], bool], seconds: float = 10) -> None:

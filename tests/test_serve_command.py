@@ -54,9 +54,9 @@ def ask(address: str, **body: Any) -> Any:
         return json.loads(answer.read())
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_what_runs_may_end(tmp_path: Path, sent: signal.Signals) -> None:
-    """Requests that came before the signal lose nothing; later ones are refused; the exit code is that of success."""
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_what_runs_may_end(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    """Requests that came before the signal lose nothing; later ones are refused."""
     with command(runtime_models.slow_model(tmp_path)) as (process, address):
         found: list[Any] = []
         asked = {"prompt": [1, 2, 3], "max_tokens": 600, "temperature": 0}
@@ -73,7 +73,7 @@ def test_what_runs_may_end(tmp_path: Path, sent: signal.Signals) -> None:
             thread.join()
         assert [each["usage"]["completion_tokens"] for each in found] == [600] * 5
         assert len({each["choices"][0]["text"] for each in found}) == 1
-        assert process.wait(10) == 0
+        assert process.wait(10) == code
 
 
 def test_what_does_not_end_in_time_is_told(tmp_path: Path) -> None:
@@ -119,6 +119,7 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([model, "--port", "99999"], 1, "cannot listen on 127.0.0.1:99999: bind(): port must be 0-65535"),
         ([model, "--cors-origin", "my.example"], 2, "'my.example', expected scheme and host, such as https://"),
         ([model, "--max-cache", "0"], 2, "'0', expected an integer of at least 1"),
+        ([model, "--models-memory", "0"], 2, "'0', expected an integer of at least 1"),
         ([model, "--ctx", "999"], 1, "--ctx is 999, expected an integer from 1 to 256"),
     ):
         assert bitnet_cli.main(["serve", *map(str, args)]) == code

@@ -334,7 +334,7 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
         with each.model.session() as session:
             most = session.nbytes
         memory = Memory(2 * most + most // 2)
-        each.sessions = Sessions(each.model, memory, 0.5)
+        each._sessions = Sessions(each.model, memory, 0.5)
         found: list[int] = []
         peak = 0
         asked = {"prompt": [1], "max_tokens": 255}
@@ -346,7 +346,7 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
         assert found == [200] * 6 and 1 <= peak <= 3  # one may be made and not kept
         assert not memory.take(2 * most + most // 2 - 1)  # some is kept,
         assert memory.take(most)  # and the rest came back
-        each.sessions = Sessions(each.model, Memory(most // 2), 0)
+        each._sessions = Sessions(each.model, Memory(most // 2), 0)
         status, answer = post(serving, COMPLETE, asked)
         assert (status, answer["error"]["code"]) == (503, "out_of_memory")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import re
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bitnet_cli.arguments import at_least, refuse
-from bitnet_cli.model_options import add_engine, fitting_session, note, opened
+from bitnet_cli.model_options import add_engine, fitting_session, load, note
 from bitnet_runtime.terminal import escape
+
+if TYPE_CHECKING:
+    from bitnet_runtime.model import Model
 
 KEY = "BITNET_API_KEY"
 
@@ -57,6 +61,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--max-cache", type=at_least(1), metavar="MB", help="most memory of all texts together (default: what is free)"
     )
     parser.add_argument(
+        "--models-memory",
+        type=at_least(1),
+        metavar="MB",
+        help="most memory of all models together; others are loaded when they are asked for, in place of those that "
+        "nobody uses (default: three quarters of what is free)",
+    )
+    parser.add_argument(
         "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
     )
     group = parser.add_argument_group("who may ask")
@@ -89,21 +100,33 @@ def run(args: argparse.Namespace) -> int:
     from bitnet_serve.guard import local_hosts
     from bitnet_serve.server import Options, Serving
 
-    with contextlib.ExitStack() as stack:
-        models = {}
-        for name, path in zip(names, args.model, strict=True):
-            models[name] = model = stack.enter_context(opened(args, path))
+    options = Options(
+        args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
+        args.grace, _megabytes(args.max_body), _megabytes(args.max_cache), _megabytes(args.models_memory),
+        not args.no_reuse,
+    )  # fmt: skip
+    if not (keys or options.unix or local_hosts(options.host)):
+        note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")
+    models = {name: partial(_load, args, path) for name, path in zip(names, args.model, strict=True)}
+    serving = Serving(models, options)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each piece for a client that left
+    note(args, f"Listening on {serving.address}")
+    return 130 if serving.run() else 0
+
+
+def _load(args: argparse.Namespace, path: Path, look: bool) -> Model:
+    """A model with as much context as fits. look: nothing is computed with it."""
+    model = load(args, path, **({"verify": False, "mmap": True} if look else {}))
+    try:
+        if model.has_text:
+            fitting_session(args, model, model.session).close()
+        if not look:
             note(args, escape(str(model)))
-            if model.has_text:
-                fitting_session(args, model, model.session).close()
-        options = Options(
-            args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
-            args.grace, (args.max_body or 0) * 1_000_000, (args.max_cache or 0) * 1_000_000, not args.no_reuse,
-        )  # fmt: skip
-        if not (keys or options.unix or local_hosts(options.host)):
-            note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")
-        serving = Serving(models, options)
-        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each piece for a client that left
-        note(args, f"Listening on {serving.address}")
-        serving.run()
-    return 0
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def _megabytes(n: int | None) -> int:
+    return (n or 0) * 1_000_000

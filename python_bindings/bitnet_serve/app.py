@@ -20,8 +20,9 @@ from bitnet_runtime.model import Model
 from bitnet_serve import body, chat, completions, embeddings, fields, messages, metrics, responses
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error
-from bitnet_serve.models import Served, find, named
+from bitnet_serve.models import Served
 from bitnet_serve.scheduler import OverloadedError
+from bitnet_serve.shelf import Shelf
 
 Understand = Callable[[Served, Mapping[str, Any]], Work]
 GENERATING: dict[str, Understand] = {
@@ -42,8 +43,8 @@ T = TypeVar("T")
 class Api:
     """The endpoints. draining: new requests are refused."""
 
-    def __init__(self, models: Mapping[str, Served], most_body: int) -> None:
-        self._models, self._most_body = models, most_body
+    def __init__(self, shelf: Shelf, most_body: int) -> None:
+        self._shelf, self._most_body = shelf, most_body
         self.draining = False
 
     def application(self) -> Starlette:
@@ -76,18 +77,21 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        return PlainTextResponse(metrics.page(self._models.values()), media_type=metrics.KIND)
+        return PlainTextResponse(metrics.page(self._shelf), media_type=metrics.KIND)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [each.entry() for each in self._models.values()]})
+        return JSONResponse({"object": "list", "data": [each.entry() for each in self._shelf]})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(named(self._models, request.path_params["name"]).entry())
+        return JSONResponse(self._shelf.named(request.path_params["name"]).entry())
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What programs that score texts over HTTP ask for, in the names of vLLM."""
-        served = find(self._models, dict(request.query_params))
-        return JSONResponse(await asyncio.to_thread(tokenizer_info, served.model))
+        served, leave = await self._entered(request, dict(request.query_params))
+        try:
+            return JSONResponse(await asyncio.to_thread(tokenizer_info, served.model))
+        finally:
+            leave()
 
     # ---- work ----
 
@@ -134,13 +138,28 @@ class Api:
             leave()
 
     async def _asked(self, request: Request) -> tuple[Served, dict[str, Any], Callable[[], None]]:
-        """The model, what is asked, and what gives the place back that the request now has."""
+        """The model, loaded; what is asked; and what gives the place back that the request now has."""
         if self.draining:
             raise shutting_down()
         data = await body.read(request, self._most_body)
         asked = await asyncio.to_thread(body.parse, data)
-        served = find(self._models, asked)
-        return served, asked, served.scheduler.enter()
+        served, leave = await self._entered(request, asked)
+        return served, asked, leave
+
+    async def _entered(self, request: Request, asked: Mapping[str, Any]) -> tuple[Served, Callable[[], None]]:
+        served = self._shelf.asked(asked)
+        give_back = served.scheduler.enter()
+        try:
+            await unless_gone(request, self._shelf.enter(served))
+        except BaseException:
+            give_back()
+            raise
+
+        def leave() -> None:
+            self._shelf.leave(served)
+            give_back()
+
+        return served, leave
 
 
 class Answer(Response):

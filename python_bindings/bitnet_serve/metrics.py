@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from bitnet_serve.models import Served
 
@@ -25,12 +26,27 @@ def page(models: Iterable[Served]) -> str:
         ("answers_cancelled_total", "counter", "of these, nobody waited for", [s.scheduler.cancelled for s in each]),
         ("answers_failed_total", "counter", "of these, with an error", [s.scheduler.failed for s in each]),
         ("requests_refused_total", "counter", "requests without a place", [s.scheduler.refused for s in each]),
+        ("model_loaded", "gauge", "whether the model is in memory", [int(s.loaded) for s in each]),
+        ("model_loads_total", "counter", "how often it was loaded, or that was tried", [s.loads for s in each]),
+        ("model_bytes", "gauge", "bytes of its file", [s.nbytes for s in each]),
+        ("cache_bytes", "gauge", "bytes of what is computed of texts", [_cache(s).bytes for s in each]),
+        ("cache_texts", "gauge", "texts that are kept for others that begin alike", [_cache(s).texts for s in each]),
     ]
     lines = []
     for name, kind, help, values in rows:
         lines += [f"# HELP bitnet_{name} {help}", f"# TYPE bitnet_{name} {kind}"]
         lines += [f'bitnet_{name}{{model="{_label(s.name)}"}} {n}' for s, n in zip(each, values, strict=True)]
     return "\n".join(lines) + "\n"
+
+
+class _Cache(NamedTuple):
+    bytes: int
+    texts: int
+
+
+def _cache(served: Served) -> _Cache:
+    loaded = served.loaded and served.model.has_text
+    return _Cache(served.model.cache_bytes, served.sessions.kept) if loaded else _Cache(0, 0)
 
 
 def _label(text: str) -> str:

@@ -1,29 +1,71 @@
-"""The models that a server has, by name."""
+"""The models that a server has, by name. Not all of them need be in memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-from bitnet_runtime.errors import shown
 from bitnet_runtime.model import Model
-from bitnet_serve.errors import ApiError
 from bitnet_serve.scheduler import Scheduler
 from bitnet_serve.sessions import Sessions
 
+Loader = Callable[[bool], Model]
+"""Opens a file. True: only to look at it, so its weights need not be checked."""
 
-@dataclass
+
 class Served:
-    """A model and who runs it."""
+    """A name, who runs what is asked of it, and the model while it is loaded: see `Shelf.enter`."""
 
-    name: str
-    model: Model
-    scheduler: Scheduler
-    sessions: Sessions
-    created: int = field(default_factory=lambda: int(time.time()))
-    _tokens: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    def __init__(
+        self, name: str, model: Model, load: Loader, scheduler: Scheduler, sessions: Callable[[Model], Sessions]
+    ) -> None:
+        """model: the same, looked at. sessions: makes those of one that was loaded."""
+        self.name, self.scheduler = name, scheduler
+        self._load, self._new_sessions = load, sessions
+        self._model: Model | None = None
+        self._sessions: Sessions | None = None
+        self._tokens: dict[int, tuple[str, bytes]] = {}
+        self.created = int(time.time())
+        self.loaded = False  # and may be used
+        self.users = self.used = 0  # requests that need it now; when the latest came
+        self.loads = 0  # how often it was loaded, or that was tried
+        self.failure: Exception | None = None  # of the latest try
+        self._describe(model)
+
+    @property
+    def model(self) -> Model:
+        assert self._model is not None, "only for a request that has entered"
+        return self._model
+
+    @property
+    def sessions(self) -> Sessions:
+        assert self._sessions is not None, "only for a request that has entered"
+        return self._sessions
+
+    @property
+    def is_open(self) -> bool:
+        return self._model is not None
+
+    def open(self) -> None:
+        """Load the model, in any thread."""
+        self.loads += 1
+        model = self._load(False)
+        try:
+            self._describe(model)
+            self._model, self._sessions = model, self._new_sessions(model)
+        except BaseException:
+            model.close()
+            raise
+
+    def close(self) -> None:
+        """Unload it. Nothing of it runs: see `Scheduler.at_rest`."""
+        model, sessions, self._model, self._sessions = self._model, self._sessions, None, None
+        self._tokens = {}
+        if sessions is not None:
+            sessions.close()
+        if model is not None:
+            model.close()
 
     def token(self, token: int) -> tuple[str, bytes]:
         """A token as a text of its own, and as bytes. A part of a character is written as OpenAI writes it."""
@@ -35,40 +77,25 @@ class Served:
                 self._tokens[token] = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), data
         return self._tokens[token]
 
-    @property
-    def fingerprint(self) -> str:
-        """What answers depend on beside the request: `system_fingerprint`."""
-        return f"bitnet-{self.model.info.file_bytes:x}-{self.model.info.ternary_weights:x}"
-
     def entry(self) -> dict[str, Any]:
         """Its row of /v1/models."""
-        info = self.model.info
-        meta = {
-            "n_ctx": self.model.n_ctx, "n_ctx_train": info.max_context, "n_vocab": info.vocab_size, "n_embd": info.dim,
-            "n_params": info.ternary_weights, "size": info.file_bytes, "isa": self.model.isa,
-            "chat": self.model.has_template, "images": self.model.image is not None, "head": self.model.has_head,
-        }  # fmt: skip
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "bitnet-edge",
-            "context_length": self.model.n_ctx,  # where some clients look for it,
-            "max_model_len": self.model.n_ctx,  # and others
-            "meta": meta,
+            "context_length": self._meta["n_ctx"],  # where some clients look for it,
+            "max_model_len": self._meta["n_ctx"],  # and others
+            "meta": self._meta | {"loaded": self.loaded},
         }
 
-
-def find(models: Mapping[str, Served], body: Mapping[str, Any]) -> Served:
-    """The model that a request names; the first if it names none. Raises ApiError."""
-    name = body.get("model", next(iter(models)))
-    if not isinstance(name, str):
-        raise ApiError(400, f"model is {shown(name)}, expected a text", "invalid_type", "model")
-    return named(models, name)
-
-
-def named(models: Mapping[str, Served], name: str) -> Served:
-    if name not in models:
-        known = ", ".join(models)
-        raise ApiError(404, f"there is no model {shown(name)}, expected one of: {known}", "model_not_found", "model")
-    return models[name]
+    def _describe(self, model: Model) -> None:
+        info = model.info
+        self.nbytes, self.sees = info.file_bytes, model.image is not None
+        self.fingerprint = f"bitnet-{info.file_bytes:x}-{info.ternary_weights:x}"
+        """What answers depend on beside the request: `system_fingerprint`."""
+        self._meta: dict[str, Any] = {
+            "n_ctx": model.n_ctx, "n_ctx_train": info.max_context, "n_vocab": info.vocab_size, "n_embd": info.dim,
+            "n_params": info.ternary_weights, "size": info.file_bytes, "isa": model.isa,
+            "chat": model.has_template, "images": self.sees, "head": model.has_head,
+        }  # fmt: skip

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from bitnet_runtime.batch import append_batch
 from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
@@ -80,6 +81,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._queue: deque[Task] = deque()
         self._running: list[Task] = []  # oldest first
+        self._chores: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._requests = self._turn = 0
         self._closing = False
         self._full = False  # there is no memory for the next until one that runs has left
@@ -132,6 +134,20 @@ class Scheduler:
                 task.cancelled = True
             self._wake.notify()
 
+    def at_rest(self, work: Callable[[], None]) -> None:
+        """Do this once no task is left, in its thread, and wait for it."""
+        done: Future[None] = Future()
+        with self._wake:
+            alive = not self._closing
+            if alive:
+                self._chores.append((done, work))
+                self._wake.notify()
+        if alive:
+            done.result()
+        else:
+            self._thread.join()
+            work()
+
     def close(self) -> None:
         """Stop all tasks, and the thread."""
         with self._wake:
@@ -156,15 +172,25 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._queue or self._running or self._closing):
+                while not (self._queue or self._running or self._chores or self._closing):
                     self._wake.wait()
-                if self._closing and not self._queue and not self._running:
+                if self._closing and not (self._queue or self._running or self._chores):
                     return
             self._leave()
             self._join()
+            if self._chores and not self._running:
+                self._do(*self._chores.popleft())
             if not self._round() and self._running:
                 with self._wake:
                     self._wake.wait(RESTING)
+
+    @staticmethod
+    def _do(done: Future[None], work: Callable[[], None]) -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
 
     def _leave(self) -> None:
         """Drop the tasks that nobody wants any more."""

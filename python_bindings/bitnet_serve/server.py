@@ -21,9 +21,10 @@ from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.model import Model
 from bitnet_serve.app import Api
 from bitnet_serve.guard import Guard, local_hosts
-from bitnet_serve.models import Served
+from bitnet_serve.models import Loader, Served
 from bitnet_serve.scheduler import Scheduler
 from bitnet_serve.sessions import Memory, Sessions
+from bitnet_serve.shelf import Shelf
 
 HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
@@ -48,6 +49,7 @@ class Options:
     grace: float = 30.0  # seconds that answers get to end after SIGTERM
     max_body: int = 0  # bytes; 0: as the models need
     max_cache: int = 0  # bytes of the texts of all models; 0: what is free
+    models_memory: int = 0  # bytes of the files of models that are loaded; 0: three quarters of what is free
     reuse: bool = True  # what was computed of texts that begin alike; between keys never
 
 
@@ -93,6 +95,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._api, self._models, self._grace = api, models, grace
         self._stopping: asyncio.Task[None] | None = None
+        self.interrupted = False
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -100,6 +103,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM and Ctrl-C; a second one ends all answers at once."""
+        self.interrupted |= sig == signal.SIGINT
         if self._api.draining:
             self._grace = 0
         self._api.draining = True
@@ -121,17 +125,18 @@ class Server(uvicorn.Server):
 class Serving:
     """Models behind a socket, which listens from now on; `run` answers."""
 
-    def __init__(self, models: Mapping[str, Model], options: Options) -> None:
+    def __init__(self, models: Mapping[str, Loader], options: Options) -> None:
         self._options = options
-        memory = Memory(room_for(models, options.max_cache))
         self._socket, self.address = listen(options)
-        share = options.reuse * 0.25 / max(len(models), 1)
-        self.models = {
-            name: Served(name, model, Scheduler(options.parallel, options.queue, name), Sessions(model, memory, share))
-            for name, model in models.items()
-        }
-        sees = any(model.image is not None for model in models.values())
-        api = Api(self.models, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
+        self.models: dict[str, Served] = {}
+        try:
+            shelf = self._shelf(models)
+        except BaseException:
+            self._close()
+            self._socket.close()
+            raise
+        sees = any(each.sees for each in self.models.values())
+        api = Api(shelf, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
         hosts = set() if options.unix else local_hosts(options.host)
         hosts |= {name.lower() for name in options.allow_hosts} if hosts else set()
         app = Guard(api.application(), options.api_keys, hosts, options.cors_origins)
@@ -142,15 +147,35 @@ class Serving:
         )  # fmt: skip
         self._server = Server(config, api, [*self.models.values()], options.grace)
 
-    def run(self) -> None:
-        """Answer until SIGTERM or Ctrl-C, or `stop`."""
+    def _shelf(self, models: Mapping[str, Loader]) -> Shelf:
+        options, rooms = self._options, list[int]()
+        share = options.reuse * 0.25 / max(len(models), 1)
+        for name, load in models.items():
+            scheduler = Scheduler(options.parallel, options.queue, name)
+            with load(True) as model:
+                if model.has_text:
+                    rooms.append(room_for(name, model, options.max_cache))
+                self.models[name] = Served(name, model, load, scheduler, lambda model: Sessions(model, memory, share))
+        free = min(rooms, default=0)
+        memory = Memory(min(free, options.max_cache) if options.max_cache else free)
+        sizes = [each.nbytes for each in self.models.values()]
+        fits = max(3 * free // 4, *sizes) if rooms else sum(sizes)
+        return Shelf(self.models, options.models_memory or fits)
+
+    def run(self) -> bool:
+        """Answer until SIGTERM, Ctrl-C, or `stop`. Returns whether it was Ctrl-C."""
         try:
             self._server.run([self._socket])
         finally:
-            for each in self.models.values():
-                each.scheduler.close()
+            self._close()
             if self._options.unix:
                 self._options.unix.unlink(missing_ok=True)
+        return self._server.interrupted
+
+    def _close(self) -> None:
+        for each in self.models.values():
+            each.scheduler.close()
+            each.close()
 
     @property
     def started(self) -> bool:
@@ -161,13 +186,9 @@ class Serving:
         self._server.handle_exit(signal.SIGTERM, None)
 
 
-def room_for(models: Mapping[str, Model], most: int) -> int:
-    """Bytes for the texts of all models. InvalidParameterError: not even one text that fills its context fits."""
-    texts = {name: model for name, model in models.items() if model.has_text}
-    free = min((model.free_memory() for model in texts.values()), default=0)
-    if not most:
-        return free
-    for name, model in texts.items():
+def room_for(name: str, model: Model, most: int) -> int:
+    """Bytes that are free for texts. InvalidParameterError: one that fills its context takes more than `most`."""
+    if most:
         with model.session() as session:
             if session.nbytes > most:
                 needed = -(-session.nbytes // 1_000_000)
@@ -175,7 +196,7 @@ def room_for(models: Mapping[str, Model], most: int) -> int:
                     f"--max-cache is {most // 1_000_000:,} MB, but {model.n_ctx:,} tokens of {name} take {needed:,}; "
                     "give more, or a smaller --ctx", "max_cache",
                 )  # fmt: skip
-    return min(free, most)
+    return model.free_memory()
 
 
 def listen(options: Options) -> tuple[socket.socket, str]:

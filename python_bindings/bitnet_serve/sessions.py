@@ -113,6 +113,16 @@ class Sessions:
         self._idle.pop(session, None)
         session.close()
 
+    def close(self) -> None:
+        """Nothing runs any more, and nothing is kept."""
+        for kept in [*self._kept]:
+            self._drop(kept)
+
+    @property
+    def kept(self) -> int:
+        """Texts that are kept; from any thread."""
+        return len(self._kept)
+
     def _fresh(self, room: int) -> Session:
         """With all of the context, so that any text can go on from it; that costs nothing before it is used."""
         try:

@@ -1,0 +1,141 @@
+"""More models than memory has room for: those that are asked for come, those that nobody uses leave."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet_runtime import InvalidParameterError, Model
+from bitnet_serve.server import Serving
+from runtime_models import SMALL, slow_model, small_model
+from servers import as_http, connect, post, request, served, until, wait
+
+NAMES = ["small-0-256", "small-1-256", "small-2-256"]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return [small_model(folder, seed) for seed in range(3)]
+
+
+@pytest.fixture
+def tight(paths: list[Path]) -> Iterator[Serving]:
+    """Room for two of three."""
+    with served(*paths, models_memory=int(2.5 * paths[0].stat().st_size)) as serving:
+        yield serving
+
+
+def loaded(serving: Serving) -> list[str]:
+    _, _, answer = request(serving, "GET", "/v1/models")
+    assert [each["id"] for each in answer["data"]] == list(serving.models)
+    return [each["id"] for each in answer["data"] if each["meta"]["loaded"]]
+
+
+def ask(serving: Serving, name: str, **more: Any) -> tuple[int, Any]:
+    return post(serving, "/v1/completions", {"model": name, "prompt": [1, 2], "max_tokens": 8, "seed": 3} | more)
+
+
+def test_the_least_recently_used_leaves(tight: Serving) -> None:
+    assert loaded(tight) == NAMES[:2]  # in order, as far as there is room
+    assert ask(tight, NAMES[0])[0] == 200
+    assert ask(tight, NAMES[2])[0] == 200
+    assert loaded(tight) == [NAMES[0], NAMES[2]]
+    assert ask(tight, NAMES[1])[0] == 200
+    assert loaded(tight) == NAMES[1:]
+    status, _, answer = request(tight, "GET", f"/tokenizer_info?model={NAMES[0]}")
+    assert status == 200 and answer["model_max_length"] == 256
+    _, _, text = request(tight, "GET", "/metrics")
+    for name, times, there in zip(NAMES, (2, 2, 1), (1, 1, 0), strict=True):
+        assert f'bitnet_model_loads_total{{model="{name}"}} {times}' in text
+        assert f'bitnet_model_loaded{{model="{name}"}} {there}' in text
+
+
+def test_all_fit_where_nothing_is_said(paths: list[Path]) -> None:
+    with served(*paths) as serving:
+        assert loaded(serving) == NAMES
+
+
+def test_random_requests_get_the_bits_of_each_model_alone(paths: list[Path]) -> None:
+    rng, expected = random.Random(2), {}
+    for name, path in zip(NAMES, paths, strict=True):
+        with Model.load(path, threads=1) as model:
+            expected[name] = model.generate([1, 2], max_tokens=8, seed=3).text
+    with served(*paths, models_memory=paths[0].stat().st_size) as serving, ThreadPoolExecutor(8) as askers:
+        names = [rng.choice(NAMES) for _ in range(80)]
+        answers = [*askers.map(lambda name: (*ask(serving, name), len(loaded(serving))), names)]
+        for name, (status, answer, there) in zip(names, answers, strict=True):
+            assert status == 200 and there <= 1
+            assert answer["choices"][0]["text"] == expected[name]
+
+
+def test_one_in_use_stays_and_nobody_passes_who_waits(paths: list[Path], tmp_path: Path) -> None:
+    slow = slow_model(tmp_path)
+    with served(slow, paths[0], models_memory=slow.stat().st_size) as serving:
+        small, asked = serving.models[NAMES[0]], {"model": "slow", "prompt": [1], "temperature": 0}
+        stream = connect(serving, as_http("/v1/completions", asked | {"max_tokens": 60_000, "stream": True}))
+        until(stream, b"data: {")
+        other = connect(serving, as_http("/v1/completions", {"model": NAMES[0], "prompt": [1], "max_tokens": 1}))
+        wait(lambda: small.scheduler.requests == 1)
+        gone = connect(serving, as_http("/v1/completions", {"model": NAMES[0], "prompt": [1], "max_tokens": 1}))
+        wait(lambda: small.scheduler.requests == 2)
+        gone.close()  # a request that waits leaves with its client
+        wait(lambda: small.scheduler.requests == 1)
+        found: list[int] = []
+        later = threading.Thread(target=lambda: found.append(post(serving, "/v1/completions", asked)[0]))
+        later.start()
+        wait(lambda: serving.models["slow"].scheduler.requests == 2)
+        until(stream, b"data: {")
+        assert not found and small.loads == 0
+        stream.close()
+        assert until(other, b"seed").startswith(b"HTTP/1.1 200")
+        later.join()
+        assert found == [200] and loaded(serving) == ["slow"]
+        assert serving.models["slow"].loads == 2 and small.loads == 1
+
+
+def test_whoever_leaves_makes_room_at_once(paths: list[Path], tmp_path: Path) -> None:
+    slow = slow_model(tmp_path)
+    with served(slow, paths[0], models_memory=slow.stat().st_size) as serving:
+        for _ in range(5):
+            asked = {"model": "slow", "prompt": [1], "max_tokens": 60_000, "stream": True}
+            stream = connect(serving, as_http("/v1/completions", asked))
+            until(stream, b"data: {")
+            stream.close()
+            assert ask(serving, NAMES[0])[0] == 200
+            assert loaded(serving) == [NAMES[0]]
+
+
+def test_a_failure_to_load_is_one_clear_error(tmp_path: Path) -> None:
+    paths = [small_model(tmp_path, seed) for seed in range(2)]
+    with served(*paths, models_memory=paths[0].stat().st_size) as serving, ThreadPoolExecutor(8) as askers:
+        whole = paths[1].read_bytes()
+        paths[1].rename(tmp_path / "kept")  # whoever maps it has it
+        paths[1].write_bytes(whole[:-100])
+        for status, answer in askers.map(lambda _: ask(serving, NAMES[1]), range(8)):
+            assert (status, answer["error"]["code"]) == (500, "model_load_failed")
+            assert f"the model {NAMES[1]} cannot be loaded: " in answer["error"]["message"]
+        assert ask(serving, NAMES[0])[0] == 200
+        paths[1].write_bytes(whole)
+        assert ask(serving, NAMES[1])[0] == 200
+        paths[0].unlink()
+        status, answer = ask(serving, NAMES[0])
+        assert status == 500 and "No such file" in answer["error"]["message"]
+        assert ask(serving, NAMES[1])[0] == 200
+
+
+def test_a_model_larger_than_the_budget_is_refused_at_the_start(paths: list[Path], tmp_path: Path) -> None:
+    large = small_model(tmp_path, 9, SMALL.replace(n_layers=8))
+    most = paths[0].stat().st_size
+    found = "--models-memory is 0 MB, but small-9-256 takes 1; give more"
+    with (
+        pytest.raises(InvalidParameterError, match=found),
+        served(large, models_memory=most),
+    ):
+        pass
