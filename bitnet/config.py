@@ -1,6 +1,6 @@
-"""Every hyperparameter of every model family, in one record; a model that is shown images has a second one within.
+"""Every hyperparameter of every model family, in one record; for its draft, or for images, a model has a second within.
 
-`ModelConfig` can say more than this version runs: drafts and adapters are refused by name. The packed file
+`ModelConfig` can say more than this version runs: adapters are refused by name. The packed file
 stores the same fields (export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
 """
 
@@ -103,6 +103,7 @@ class ModelConfig:
     similarity_bias: float = 0.0  # that bias
     image_token: int = 0  # in whose place a decoder is given vectors of an image; 0: it sees no images
     vision: ModelConfig | None = None  # the stack that looks at images for this one: a table of options
+    draft: ModelConfig | None = None  # the stack that guesses tokens for this one (`bitnet.model.draft`)
 
     # adapters: W·x + B·(A·x), A (rank, inputs), B (outputs, rank)
     adapter_rank: int = 0  # 0: there are none
@@ -142,6 +143,25 @@ class ModelConfig:
             return self.replace(global_every=0)
         return self.replace(global_every=0, rope_theta=self.rope_local_theta, rope_scaling="none")
 
+    def with_draft(self) -> Self:
+        """This model with a draft, if it has none: one ternary layer of the kind of its last one."""
+        if self.draft:
+            return self
+        layer = self.of_layer(self.n_layers - 1).replace(vision=None)
+        position = layer.position if layer.position == "rope" else "none"  # a state knows its place
+        none: dict[str, Any] = {
+            "vocab_size": 0,
+            "has_head": False,
+            "tie_embeddings": False,
+            "embedding_norm": False,
+            "image_token": 0,
+        }
+        none |= {"pooling": "none", "head_bias": False, "logit_softcap": 0.0, "embedding_scale": 1.0, "dropout": 0.0}
+        draft = layer.replace(
+            name="draft", input="draft", n_layers=1, position=position, ternary=TERNARY_LINEARS, **none
+        )
+        return self.replace(draft=draft)
+
     @property
     def ternary_weights(self) -> int:
         """Number of ternary weights, of all experts and all stacks."""
@@ -151,8 +171,9 @@ class ModelConfig:
             "q": attention, "k": kv, "v": kv, "o": attention,
             "gate": ffn if self.ffn == "gated" else 0, "up": ffn, "down": ffn,
         }  # fmt: skip
-        seeing = self.vision.ternary_weights if self.vision else 0
-        return seeing + self.n_layers * self.dim * sum(sizes[role] for role in self.ternary)
+        within = sum(stack.ternary_weights for stack in (self.draft, self.vision) if stack)
+        within += 2 * self.dim**2 if self.input == "draft" and self.ternary else 0  # draft_projection
+        return within + self.n_layers * self.dim * sum(sizes[role] for role in self.ternary)
 
     @property
     def width(self) -> int:
@@ -161,23 +182,25 @@ class ModelConfig:
 
     @property
     def stacks(self) -> tuple[ModelConfig, ...]:
-        """As they stand in a packed file, each for itself: this one, and the one that looks at images for it."""
-        return (self.replace(vision=None), self.vision) if self.vision else (self,)
+        """As they stand in a packed file, each for itself: this one, its draft, or the one that sees images for it."""
+        within = [stack for stack in (self.draft, self.vision) if stack]
+        return (self.replace(draft=None, vision=None), *within) if within else (self,)
 
     @classmethod
     def of_stacks(cls, stacks: Iterable[Self]) -> Self:
         """Inverse of `stacks`. Raises ValueError: they do not go together."""
         main, *others = stacks
-        if len(others) > 1 or (others and others[0].input != "images"):
+        fields = {"draft": "draft", "images": "vision"}
+        if len(others) > 1 or (others and others[0].input not in fields):
             inputs = ", ".join(f"{stack.name!r} of {stack.input}" for stack in (main, *others))
-            raise ValueError(f"the stacks are {inputs}; expected one, or one and behind it one of images")
-        return main.replace(vision=others[0]) if others else main
+            raise ValueError(f"the stacks are {inputs}; expected one, or one and behind it its draft or one of images")
+        return main.replace(**{fields[others[0].input]: others[0]}) if others else main
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dictionary with every field."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {field: list(values[field]) for field in TUPLES}
-        return values | {"vision": self.vision.to_dict() if self.vision else None}
+        return values | {name: within.to_dict() if (within := getattr(self, name)) else None for name in WITHIN}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -194,10 +217,11 @@ class ModelConfig:
         missing = [name for name in required if name not in values]
         if missing:
             raise ValueError(f"model option {missing[0]!r} is missing")
-        if isinstance(seeing := values.get("vision"), dict):
-            if seeing.get("vision") is not None:
-                raise ValueError("vision.vision is given, expected none: one stack looks at images")
-            values = values | {"vision": _within(cls.from_dict, seeing)}
+        for name in WITHIN:
+            if isinstance(within := values.get(name), dict):
+                if deeper := next((field for field in WITHIN if within.get(field) is not None), None):
+                    raise ValueError(f"{name}.{deeper} is given, expected none: it has no stack within")
+                values = values | {name: _within(name, cls.from_dict, within)}
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
@@ -205,8 +229,11 @@ class ModelConfig:
 
         `rope_dim` and `attention_scale` that followed from `head_dim` follow from the new one, and `max_context` from
         the size of images and patches. What is done to the pixels of all channels is done to those of more or fewer.
+        A draft is as wide as the model, and its context as long.
         """
-        values = self.to_dict() | {"vision": self.vision}
+        values = self.to_dict() | {name: getattr(self, name) for name in WITHIN}
+        if self.draft and (shared := {name: changes[name] for name in ("dim", "max_context") if name in changes}):
+            values["draft"] = self.draft.replace(**shared)
         if self.rope_dim == (self.head_dim if self.position == "rope" else 0):
             values["rope_dim"] = -1
         if self.attention_scale == 1.0 / math.sqrt(self.head_dim):
@@ -218,30 +245,33 @@ class ModelConfig:
                 if len(same := set(getattr(self, field))) == 1:
                     values[field] = [*same] * channels
         if (before := self.vision) and isinstance(seeing := changes.get("vision"), dict):
-            changes = changes | {"vision": _within(lambda changes: before.replace(**changes), seeing)}
+            changes = changes | {"vision": _within("vision", lambda changes: before.replace(**changes), seeing)}
         return type(self).from_dict(values | changes)
 
 
-def _within(make: Callable[[dict[str, Any]], ModelConfig], values: dict[str, Any]) -> ModelConfig:
-    """A vision stack; what is wrong with it is said to be wrong with that."""
+def _within(name: str, make: Callable[[dict[str, Any]], ModelConfig], values: dict[str, Any]) -> ModelConfig:
+    """A stack of images, or a draft; what is wrong with it is said to be wrong with that."""
     try:
         return make(values)
     except ValueError as error:
-        raise ValueError(f"vision: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
 
 
 BOOLEANS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.type == "bool")
 TUPLES = ("ternary", "pixel_mean", "pixel_std", "adapters")
+WITHIN = ("vision", "draft")
+"""Fields that are a stack of their own."""
 
-NOT_YET: dict[str, tuple[object, ...]] = {"input": ("tokens", "embeddings", "images"), "adapter_rank": (0,)}
-"""What can be said of drafts and adapters and nothing computes yet, by the values that are."""
+NOT_YET: dict[str, tuple[object, ...]] = {"adapter_rank": (0,)}
+"""What can be said of adapters and nothing computes yet, by the values that are."""
 
 
 def not_yet(config: ModelConfig) -> list[str]:
-    """What of a configuration can be said and is not computed, by name: drafts and adapters."""
-    return [
+    """What of a configuration can be said and is not computed, by name: adapters, and a draft without its model."""
+    found = [
         f"{field} = {getattr(stack, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
         for stack in config.stacks
         for field, allowed in NOT_YET.items()
         if getattr(stack, field) not in allowed
     ]
+    return found + ["input = 'draft' (only of a stack behind one of text)"] * (config.input == "draft")

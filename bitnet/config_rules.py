@@ -48,6 +48,10 @@ def check(config: Any) -> None:
         if not isinstance(config.vision, type(config)):
             raise ValueError(f"vision is {config.vision!r}, expected a table of options")
         _check_vision(config, config.vision)
+    if config.draft is not None:
+        if not isinstance(config.draft, type(config)):
+            raise ValueError(f"draft is {config.draft!r}, expected a table of options")
+        _check_draft(config, config.draft)
 
 
 def _check_words(config: Any) -> None:
@@ -257,6 +261,32 @@ def _check_towers(config: Any, vision: Any) -> None:
             f"images give vectors of {vision.width} numbers and texts of {config.width}, expected as many; "
             "set out_dim or vision.out_dim"
         )
+
+
+def _check_draft(config: Any, draft: Any) -> None:
+    """That it takes what the model has: states of its width, rows of its embedding; and gives what its head takes."""
+    for field, found, expected in (
+        ("draft.input", draft.input, "draft"),
+        ("draft.has_head", draft.has_head, False),
+        ("draft.vision", draft.vision, None),
+        ("draft.draft", draft.draft, None),
+        ("draft.mask", draft.mask, "causal"),
+        ("draft.embedding_norm", draft.embedding_norm, False),
+        ("draft.pooling", draft.pooling, "none"),
+        ("draft.out_dim", draft.out_dim, 0),
+        ("draft.dim", draft.dim, config.dim),
+        ("draft.max_context", draft.max_context, config.max_context),
+        ("input", config.input, "tokens"),
+        ("mask", config.mask, "causal"),
+        ("has_head", config.has_head, True),
+        ("vision", config.vision, None),
+    ):
+        if found != expected:
+            raise ValueError(f"{field} is {found!r}, expected {expected!r} of a model with a draft")
+    if draft.position not in ("rope", "none"):
+        raise ValueError(f"draft.position is {draft.position!r}, expected 'rope' or 'none'")
+    if config.name == draft.name:
+        raise ValueError(f"name and draft.name are both {config.name!r}, expected two names")
 
 
 def finite(value: object) -> bool:

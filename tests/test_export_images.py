@@ -57,7 +57,7 @@ def test_every_number_of_both_stacks(name: str, tmp_path: Path) -> None:
     facts = _check_weights(file, checkpoint.model)  # codes, scales and floats, each against training's
     assert facts["ternary_weights"] == config.ternary_weights
     assert len(facts["zero_fraction"]) == sum(stack.n_layers for stack in config.stacks)
-    stored = {key.parameter for key in file.tensors if not key.name.endswith("frequencies")}
+    stored = {key.parameter(config.stacks) for key in file.tensors if not key.name.endswith("frequencies")}
     assert stored == {name for name in checkpoint.tensor_names() if not name.startswith("similarity")}
 
 

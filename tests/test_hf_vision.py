@@ -41,7 +41,7 @@ def model_of(source: Source) -> Transformer:
             if not records.ROLES[spec.key.role].startswith("rope_"):
                 values = source.load(spec.key)
                 assert isinstance(values, Floats)
-                name = spec.key.parameter
+                name = spec.key.parameter(source.config.stacks)
                 weights[name] = torch.from_numpy(np.ascontiguousarray(values.all())).view_as(weights[name])
     model.load_state_dict(weights)
     return model.eval()

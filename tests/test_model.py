@@ -317,8 +317,9 @@ def test_yarn_scaling_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
 
 FIELDS = [field.name for field in dataclasses.fields(ModelConfig)]
 LATER = ("adapter",)
-OF_IMAGES = ("out_dim", "image", "patch", "pixel", "channels", "class_token", "similarity", "projector", "vision")
-"""Tested in test_vision_model.py."""
+OF_IMAGES = ("out_dim", "image", "patch", "pixel", "channels", "class_token", "similarity", "projector")
+OF_IMAGES += ("vision", "draft")
+"""Tested in test_vision_model.py, and in test_draft_model.py."""
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ portion's gradient is made when its logits are; the backward pass only scales it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.quant import activation_codes, head_operands, integer_product
+from bitnet.quant import activation_codes, head_operands, integer_product, output_logits
 
 PORTION = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Logits at once: what a CPU's cache holds, and what keeps a GPU busy."""
@@ -23,16 +23,37 @@ Integers = tuple[Tensor, Tensor, Tensor, Tensor] | None
 """What `integer_product` takes, where int8 numbers are multiplied."""
 
 
+class Bias(nn.Module):
+    """All that a head has for itself when its matrix is the embedding."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+
+class Head(NamedTuple):
+    """What makes logits of states."""
+
+    config: ModelConfig
+    weight: Tensor  # (V, D)
+    bias: Tensor | None  # (V,)
+    amount: float | Tensor = 1.0  # λ
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        config = self.config
+        logits_BTV = output_logits(hidden_BTD, self.weight, config.head_format, self.amount, config.weight_scale)
+        if self.bias is not None:
+            logits_BTV = logits_BTV + self.bias
+        return (
+            config.logit_softcap * torch.tanh(logits_BTV / config.logit_softcap) if config.logit_softcap else logits_BTV
+        )
+
+
 def portion(
     x_ND: Tensor, w_VD: Tensor, integers: Integers, bias_V: Tensor | None, targets_N: Tensor, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """Sum of the cross-entropy in nats, and its gradient (N, V) for the products. integers: those x and w stand for."""
-    z_NV = integer_product(*integers) if integers else F.linear(x_ND, w_VD)
-    z_NV = z_NV.to(torch.promote_types(x_ND.dtype, torch.float32))
-    if bias_V is not None:
-        z_NV = z_NV + bias_V
-    if softcap:
-        z_NV = softcap * torch.tanh(z_NV / softcap)
+    z_NV = _logits(x_ND, w_VD, integers, bias_V, softcap)
     counts_N1 = (targets_N >= 0)[:, None]
     at_N1 = targets_N.clamp(min=0)[:, None]
     log_p_NV = z_NV.log_softmax(-1)
@@ -44,7 +65,26 @@ def portion(
     return loss, grad_NV.to(w_VD.dtype)
 
 
+def _logits(x_ND: Tensor, w_VD: Tensor, integers: Integers, bias_V: Tensor | None, softcap: float) -> Tensor:
+    z_NV = integer_product(*integers) if integers else F.linear(x_ND, w_VD)
+    z_NV = z_NV.to(torch.promote_types(x_ND.dtype, torch.float32))
+    if bias_V is not None:
+        z_NV = z_NV + bias_V
+    return softcap * torch.tanh(z_NV / softcap) if softcap else z_NV
+
+
 Portion = Callable[[Tensor, Tensor, Integers, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+
+
+def _as_it_counts(
+    x_ND: Tensor, codes: tuple[Tensor, Tensor] | None, config: ModelConfig, amount: float | Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Integers]:
+    """The head's input, and the integers of the product at λ = 1. codes: of the head, then."""
+    if config.head_format not in ("ternary", "int8"):
+        return x_ND.to(dtype), None
+    q, s = activation_codes(x_ND)
+    x_ND = torch.lerp(x_ND, (q / s).to(x_ND.dtype), amount)
+    return x_ND.to(dtype), (q, *codes, s) if codes else None
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -65,12 +105,7 @@ class _HeadLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             for first in range(0, len(x_ND), rows):
                 here = slice(first, first + rows)
-                x, integers = x_ND[here], None
-                if config.head_format in ("ternary", "int8"):
-                    q, s = activation_codes(x)
-                    x = torch.lerp(x, (q / s).to(x.dtype), amount)  # as it counts
-                    integers = (q, *codes, s) if codes else None
-                x = x.to(dtype)
+                x, integers = _as_it_counts(x_ND[here], codes, config, amount, dtype)
                 part, g = of_portion(x, w, integers, bias_V, targets_N[here], config.logit_softcap)
                 loss += part
                 grad_x[here] = g @ w
@@ -93,3 +128,63 @@ def summed_cross_entropy(
     """Σ cross-entropy over the targets that count (>= 0), in nats. x: hidden states after the final norm."""
     apply: Callable[..., Tensor] = _HeadLoss.apply
     return apply(x_ND, w_VD, bias_V, targets_N, config, amount, of_portion)
+
+
+TEXT = 0.1
+"""Share of the text itself in what a draft learns; the rest is what the model says of it."""
+
+
+class _DraftLoss(torch.autograd.Function):
+    """As `_HeadLoss`, of a head that is given: the gradient goes to the states alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states_SND: Tensor, taught_ND: Tensor, targets_N: Tensor, counts_SN: Tensor, weights: Sequence[float],
+        head: Head,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        config, device = head.config, states_SND.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_SND.dtype
+        w, codes = head_operands(head.weight, config.head_format, head.amount, config.weight_scale, dtype)
+
+        def logits(x_ND: Tensor) -> Tensor:
+            x, integers = _as_it_counts(x_ND, codes, config, head.amount, dtype)
+            return _logits(x, w, integers, head.bias, config.logit_softcap)
+
+        grad, right_SN = torch.empty_like(states_SND), torch.empty_like(counts_SN)
+        loss = torch.zeros((), device=w.device, dtype=torch.promote_types(states_SND.dtype, torch.float32))
+        rows = max(1, PORTION.get(device, 1 << 24) // len(w) // 2)
+        with torch.autocast(device, enabled=False):
+            for first in range(0, len(taught_ND), rows):
+                here = slice(first, first + rows)
+                z_NV = logits(taught_ND[here])
+                likeliest_N = z_NV.argmax(-1)
+                taught_NV = z_NV.softmax(-1).mul_(1 - TEXT)
+                at_N1 = targets_N[here].clamp(min=0)[:, None]
+                taught_NV.scatter_add_(1, at_N1, torch.full_like(at_N1, TEXT, dtype=taught_NV.dtype))
+                for step, weight in enumerate(weights):
+                    z_NV = logits(states_SND[step, here])
+                    right_SN[step, here] = z_NV.argmax(-1) == likeliest_N
+                    counts_N = counts_SN[step, here]
+                    log_q_NV = z_NV.log_softmax(-1)
+                    loss -= weight * (torch.linalg.vecdot(taught_NV, log_q_NV) * counts_N).sum()
+                    g_NV = log_q_NV.exp_().sub_(taught_NV).mul_(weight * counts_N[:, None])
+                    if config.logit_softcap:
+                        g_NV.mul_(1 - (z_NV / config.logit_softcap).square())
+                    grad[step, here] = g_NV.to(dtype) @ w
+        ctx.save_for_backward(grad)
+        ctx.mark_non_differentiable(right_SN)
+        return loss, right_SN
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        return kept * grad, None, None, None, None, None
+
+
+def draft_loss(
+    states_SND: Tensor, taught_ND: Tensor, targets_N: Tensor, counts_SN: Tensor, weights: Sequence[float], head: Head
+) -> tuple[Tensor, Tensor]:
+    """Σ weight · cross-entropy over steps and states that count, in nats, against what `head` says of the states
+    `taught`, and a little against the text; and where a state says, as they do, what is likeliest (S, N)."""
+    apply: Callable[..., tuple[Tensor, Tensor]] = _DraftLoss.apply
+    return apply(states_SND, taught_ND, targets_N, counts_SN, weights, head)

@@ -6,7 +6,7 @@ heads, E head size, F width of the feed-forward network, V vocabulary. `q_BHTE` 
 
 Parameter names are the roles of export/FORMAT.md: `layers.{i}.q.weight` is role q of layer i,
 `embedding.weight`, `final_norm.weight`, and `head.weight` when it is not the embedding. Those of the stack that
-looks at images begin with `vision.`.
+looks at images begin with `vision.`, those of a draft with `draft.`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,21 @@ from torch.utils.checkpoint import checkpoint
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig, not_yet
 from bitnet.model.block import Block
-from bitnet.model.head import Portion, portion, summed_cross_entropy
+from bitnet.model.draft import Draft, Steps, unrolled
+from bitnet.model.head import Bias, Head, Portion, portion, summed_cross_entropy
 from bitnet.model.images import Images, Similarity, one_batch, patches_of, put_in_place
+from bitnet.model.initial import draw_weights
 from bitnet.model.layers import norm_of
 from bitnet.model.masks import positions
 from bitnet.model.pooling import POOLS, Pool, gathered
 from bitnet.model.positions import places, sinusoids
-from bitnet.quant import embedding_rows, output_logits
-
-
-class Bias(nn.Module):
-    """All that a head has for itself when its matrix is the embedding."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(dim))
+from bitnet.quant import embedding_rows
 
 
 class Transformer(nn.Module):
     """A stack of layers, with a head a model of tokens; without one, of vectors of texts or images (`embed`).
 
+    `draft` guesses tokens for this one; what it does in training, `drafted`, changes nothing here.
     `vision` is the stack that looks at images for this one. Pixels (B, C, S, S) are normalized already: less the
     mean, divided by the deviation.
     `Transformer(config).double()` is a reference in fp64 around the same quantizers.
@@ -53,6 +48,7 @@ class Transformer(nn.Module):
     """
 
     amount: float | Tensor = 1.0
+    drafted: Steps | None = None  # of the last pass with targets
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -81,8 +77,13 @@ class Transformer(nn.Module):
         self.class_embedding = nn.Parameter(torch.empty(config.dim)) if config.class_token else None
         self.pool = Pool(config) if config.pooling == "attention" else None
         self.projector = nn.Linear(config.dim, config.out_dim, config.projector_bias) if config.out_dim else None
-        self.init_weights()
+        draw_weights(self)
         self.vision = Transformer(config.vision) if config.vision else None
+        self.draft: Draft | None = None
+        if config.draft:
+            with torch.random.fork_rng(devices=[]):  # a run is the same with a draft and without
+                self.draft = Draft(config.draft)
+                draw_weights(self.draft)
         towers = config.vision and not config.image_token
         self.similarity = Similarity(config) if towers else None
         if self.vision and self.vision.projector and config.image_token:  # as large as the rows of tokens
@@ -106,28 +107,6 @@ class Transformer(nn.Module):
     def recompute(self, wanted: bool) -> None:
         for stack in self.stacks:
             stack._recompute = wanted
-
-    def init_weights(self) -> None:
-        """Normal weights, gains 1, biases 0.
-
-        Ternary codes do not depend on the deviation, but the learning rate counts in its units,
-        and γ does: o and down begin small, so that the token itself, of size D**-0.5, is not
-        drowned in the residual stream by what random layers add to it. (Against 0.02 everywhere:
-        5.3 nats instead of 5.8 after 150,000 tokens, three layers of width 128.)
-        Of images, what is float keeps the size of its inputs, and a patch becomes as large as a token.
-        """
-        small, row = 0.02 / (2 * self.config.n_layers), self.config.dim**-0.5
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                role = name.split(".")[-2]
-                kept = parameter.shape[1] ** -0.5
-                std = {"embedding": row, "position": row, "o": small, "down": small, "projector": kept}.get(role, 0.02)
-                std = row * kept if role == "patch" else kept if name.startswith("pool.") else std
-                nn.init.normal_(parameter, std=std)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif name in ("class_embedding", "pool.probe"):
-                nn.init.normal_(parameter, std=row if name == "class_embedding" else 1.0)
 
     @property
     def balance(self) -> Tensor:
@@ -273,7 +252,8 @@ class Transformer(nn.Module):
         """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
 
         targets: the tokens to be said, negative where none counts; then Σ cross-entropy in nats in place of logits,
-        which are never in memory together.
+        which are never in memory together. In training the draft is computed, too; of a model that learns nothing
+        else, its loss is returned.
         images: those that the texts show in the places of `image_token`; of two towers any, (n, C, S, S), whose
         vectors then follow those of the texts.
         """
@@ -283,18 +263,34 @@ class Transformer(nn.Module):
             if images is None or not self.vision:
                 return vectors_BD
             return torch.cat([vectors_BD, self.vision.embed(one_batch(images)[0])])
-        weight = cast(nn.Linear, self.embedding if config.tie_embeddings else self.head).weight
-        hidden_BTD = self.hidden(tokens_BT, documents_BT, prefix_B, images)
-        bias = cast(nn.Linear, self.head).bias if config.head_bias else None
-        if targets_BT is not None:
-            x_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-            return summed_cross_entropy(config, x_ND, weight, bias, targets_N, self.amount, self.portion)
-        logits_BTV = output_logits(hidden_BTD, weight, config.head_format, self.amount, config.weight_scale)
-        if bias is not None:
-            logits_BTV = logits_BTV + bias
-        if config.logit_softcap:
-            logits_BTV = config.logit_softcap * torch.tanh(logits_BTV / config.logit_softcap)
-        return logits_BTV
+        hidden_BTD, head = self.hidden(tokens_BT, documents_BT, prefix_B, images), self.own_head
+        if targets_BT is None:
+            return head.logits(hidden_BTD)
+        if self.draft is not None and self.training:
+            self.drafted = self.unrolled(hidden_BTD, tokens_BT, targets_BT, documents_BT)
+            if not hidden_BTD.requires_grad:
+                return self.drafted.loss
+        x_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        return summed_cross_entropy(config, x_ND, head.weight, head.bias, targets_N, self.amount, self.portion)
+
+    @property
+    def own_head(self) -> Head:
+        weight = cast(nn.Linear, self.embedding if self.config.tie_embeddings else self.head).weight
+        return Head(
+            self.config, weight, cast(nn.Linear, self.head).bias if self.config.head_bias else None, self.amount
+        )
+
+    def unrolled(
+        self, hidden_BTD: Tensor, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None
+    ) -> Steps:
+        """The draft at every place of a text, of which this model has the states."""
+        config = self.config
+        assert self.draft is not None and self.embedding is not None
+        table = self.embedding.weight.detach()
+        rows_BTD = embedding_rows(tokens_BT, table, config.head_format, self.amount, config.weight_scale)
+        head = self.own_head
+        head = head._replace(weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach())
+        return unrolled(self.draft, head, hidden_BTD, rows_BTD, targets_BT, documents_BT)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token."""

@@ -84,7 +84,7 @@ def pack_checkpoint(
     tables = [position_tables(stack) for stack in stacks]
 
     def source(spec: Spec) -> Encoded:
-        name, stack = spec.key.parameter, stacks[spec.key.stack]
+        name, stack = spec.key.parameter(stacks), stacks[spec.key.stack]
         if (table := tables[spec.key.stack].get(spec.key._replace(stack=0).name)) is not None:
             return Encoded.f32(table.numpy())
         if name not in left:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,11 +147,12 @@ def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
     n_layers = sum(stack.n_layers for stack in stacks)
     zeros, ternary, size = [0] * n_layers, [0] * n_layers, 0
     for key, record in file.tensors.items():
-        layer = key.layer + (stacks[0].n_layers if key.stack else 0)
-        for what, found, expected in _stored(file, record, weights, stacks[key.stack]):
+        role, first = records.ROLES[key.role], stacks[0].n_layers if key.stack else 0
+        layer = first + (0 if role == "draft_projection" else key.layer)  # it counts with the layer that it enters
+        for what, found, expected in _stored(file, record, weights, stacks):
             if found.shape != expected.shape or not np.array_equal(found, expected):
                 raise VerificationError(f"{key.name}: {what} in the file differ from the checkpoint's")
-            if record.encoding.ternary and what == "codes" and key.layer != records.NONE:  # tables are in none
+            if record.encoding.ternary and what == "codes" and role not in ("embedding", "head"):
                 size += record.size
                 zeros[layer] += int((found == 0).sum())
                 ternary[layer] += found.size
@@ -169,12 +171,12 @@ def _check_weights(file: PackedFile, model: Transformer) -> dict[str, Any]:
 
 
 def _stored(
-    file: PackedFile, record: records.Record, weights: dict[str, Any], config: Any
+    file: PackedFile, record: records.Record, weights: dict[str, Any], stacks: Sequence[ModelConfig]
 ) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
     """(what, in the file, from the checkpoint) for everything a record stores."""
     from bitnet.model.positions import position_tables
 
-    name = record.key.parameter
+    name, config = record.key.parameter(stacks), stacks[record.key.stack]
     weight = weights[name] if name in weights else position_tables(config)[record.key._replace(stack=0).name]
     numbers, scales, _ = quantized(weight, record.encoding, config)
     if scales is None:

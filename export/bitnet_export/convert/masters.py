@@ -47,16 +47,17 @@ def read_start(path: str) -> source_model.Start:
             )
         if source.tokenizer is None:
             raise SourceError(f"{path} has no tokenizer.json and no tokenizer.model; copy that of the model there")
+        stacks = source.config.stacks
         specs = [
             spec
-            for stack, config in enumerate(source.config.stacks)
+            for stack, config in enumerate(stacks)
             for spec in records.expected_tensors(config, stack)
             if not records.ROLES[spec.key.role].startswith("rope_")
         ]
         return source_model.Start(
             what=source.what,
             config=source.config,
-            weights={spec.key.parameter: _tensor(source, spec) for spec in specs},
+            weights={spec.key.parameter(stacks): _tensor(source, spec) for spec in specs},
             words=tokenizer.parse(source.tokenizer.decode(), f"the tokenizer of {path}"),
             template=None if source.template is None else source.template.decode(),
             generation=dict(source.generation),

@@ -6,7 +6,7 @@ FORMAT.md §1-§3 as code, shared by the writer and the reader; §4 is encodings
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bitnet.config import ModelConfig
@@ -75,11 +75,10 @@ class Key(NamedTuple):
             words.append(PARTS[self.part])
         return ".".join(words)
 
-    @property
-    def parameter(self) -> str:
-        """The name of the parameter in a training checkpoint; the second stack is that which looks at images."""
+    def parameter(self, stacks: Sequence[ModelConfig]) -> str:
+        """The name of the parameter in a training checkpoint of a model of these stacks."""
         own = self._replace(stack=0).name.replace("pool_", "pool.")
-        return f"vision.{own}" if self.stack else own
+        return {"images": "vision.", "draft": "draft."}[stacks[self.stack].input] + own if self.stack else own
 
 
 class Spec(NamedTuple):
@@ -233,7 +232,8 @@ def stored_as(spec: Spec, config: ModelConfig, body: Encoding = encodings.TERNAR
     when the engine can find the largest logits with it."""
     role = ROLES[spec.key.role]
     if spec.form != "table":
-        return body if spec.form == "linear" and role in config.ternary else encodings.F32
+        ternary = role in config.ternary or (role == "draft_projection" and config.ternary)
+        return body if spec.form == "linear" and ternary else encodings.F32
     stored = encodings.TABLES[config.head_format]
     gives_logits = config.has_head and role == ("embedding" if config.tie_embeddings else "head")
     as_they_are = not config.head_bias and config.logit_softcap == 0
