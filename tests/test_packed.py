@@ -97,7 +97,7 @@ def test_tensors_of_images_and_of_a_draft() -> None:
         "draft_embedding_norm.weight": (1, 24), "draft_projection.weight": (24, 48),
     }  # fmt: skip
     adapted = {s.key.name: (s.rows, s.cols) for s in expected_tensors(EVERYTHING) if s.key.part > 1}
-    assert adapted["layers.0.k.adapter_in"] == (3, 24) and adapted["layers.0.k.adapter_out"] == (8, 3)
+    assert adapted["layers.0.k.adapter_in"] == (3, 24) and adapted["layers.0.k.adapter_out"] == (3, 8)
     assert adapted["layers.0.experts.1.down.adapter_in"] == (3, 20)
 
 

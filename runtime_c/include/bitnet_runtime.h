@@ -21,7 +21,7 @@
  * It ends with BN_OK when eos comes, with BN_ERR_CONTEXT when the context is full, and with
  * another status when something fails. runtime_c/examples has whole programs.
  *
- * Determinism. The logits of a token depend on the model file, the KV cache
+ * Determinism. The logits of a token depend on the model file, the adapter, the KV cache
  * type and the tokens before it. They do not depend on the instruction set,
  * the number of threads, on how a text was cut into append calls, or on the
  * floating-point environment (rounding, flush-to-zero) of the calling thread,
@@ -93,7 +93,8 @@ typedef enum bn_status {
     BN_ERR_INPUT = 25,    /* images for a model that sees none, or a text for one that only sees */
     BN_ERR_CACHE = 26, /* no room for more tokens in bn_load_options.cache_bytes; nothing was done,
                         * and the call can be made again when other sessions gave some back */
-    BN_ERR_MODEL = 27  /* a session that another model has saved */
+    BN_ERR_MODEL = 27  /* a session that another model, or the same with another adapter, has saved;
+                        * an adapter of another model, or in place of one */
 } bn_status;
 
 /* Sections of the packed file that the engine passes on without reading. */
@@ -139,6 +140,8 @@ enum { BN_NO_TOKEN = -1 }; /* stands in a text for a vector */
 typedef struct bn_model bn_model;
 typedef struct bn_session bn_session;
 
+enum { BN_MOST_ADAPTERS = 1024 }; /* of a model that is open */
+
 typedef struct bn_load_options {
     int32_t threads;      /* 0: min(physical cores, affinity, cgroup quota); at most 256 */
     int32_t no_mmap;      /* 1: read into memory; immune to the file changing, and huge pages */
@@ -149,6 +152,10 @@ typedef struct bn_load_options {
     uint64_t cache_bytes; /* most that keys and values of all sessions take, counted in blocks of
                            * 64 tokens; what forks have in common counts once. 0: no limit */
     const char *isa;      /* NULL: best for this CPU, or environment BITNET_ISA; else a tier name */
+    const char *const *adapters; /* [n_adapters] files of adapters of this model, of which a session
+                                  * can have one (bn_session_options.adapter). What is said of a
+                                  * failure begins with "adapter N: ", N from 1 on */
+    int32_t n_adapters;          /* at most BN_MOST_ADAPTERS */
 } bn_load_options;
 
 typedef struct bn_model_info {
@@ -198,6 +205,7 @@ typedef struct bn_session_options {
     int32_t batch;   /* tokens of a prompt computed at a time, at most 4096; 0: 128. Never changes
                       * results. Scratch memory grows with it; with a mask that is not causal
                       * also, by a few rows of floats a token, with n_ctx. */
+    int32_t adapter; /* which of bn_load_options.adapters its text has, from 1 on; 0: none */
 } bn_session_options;
 
 /* What a session takes, held against what there is. */
@@ -300,6 +308,10 @@ BN_API uint64_t bn_model_cache_bytes(const bn_model *model);
 /* All bytes of the packed file, as they were opened. The pointer lives as long as the model. */
 BN_API bn_status bn_model_get_file(const bn_model *model, const uint8_t **bytes, size_t *size);
 
+/* The same of the i-th of its adapters, from 1 on. */
+BN_API bn_status bn_model_get_adapter(const bn_model *model, int32_t i, const uint8_t **bytes,
+                                      size_t *size);
+
 /* BN_ERR_INPUT when the model sees no images. */
 BN_API bn_status bn_model_get_image_info(const bn_model *model, bn_image_info *info);
 
@@ -377,6 +389,7 @@ BN_API int32_t bn_session_rewind_least(const bn_session *session);
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
 BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
 BN_API int32_t bn_session_kv_type(const bn_session *session);  /* of its cache */
+BN_API int32_t bn_session_adapter(const bn_session *session);  /* as in bn_session_options */
 /* Memory of the session once its context is full; scratch memory that it shares with others is not
  * in it. */
 BN_API uint64_t bn_session_bytes(const bn_session *session);

@@ -93,12 +93,24 @@ static int stopped(const bn_pass *p) {
     return p->stop && atomic_load(p->stop);
 }
 
+/* Of the rows, and of the stack itself. */
+static void take_adapters(bn_pass *p) {
+    bn_operands *in = &p->w->in;
+    in->own = p->stack->own.linears ? &p->stack->own : NULL;
+    in->some_adapted = 0;
+    for (size_t row = 0; row < p->rows && in->most_rank > 0; row++) {
+        in->adapters[row] = p->w->rows[row].adapter;
+        in->some_adapted |= in->adapters[row] != NULL;
+    }
+}
+
 void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
     for (size_t first = 0; first < p->rows && !stopped(p); first += p->w->batch) {
         const size_t left = p->rows - first;
         bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
         bn_pass piece = {
             .m = p->m, .stack = p->stack, .w = &w, .rows = left < w.batch ? left : w.batch};
+        take_adapters(&piece);
         step(&piece, l);
         if (piece.not_finite)
             p->not_finite = 1;

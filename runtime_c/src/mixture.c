@@ -69,7 +69,11 @@ static void route(mixture *m) {
 static void deal(const mixture *m) {
     const bn_slots *s = m->slots;
     const size_t k = m->ffn->choice.taken, X = m->ffn->choice.experts, n = m->p->rows * k;
+    const bn_operands *from = &m->p->w->in;
+    bn_operands *to = &s->w->in;
     uint32_t sum = 0;
+    to->own = from->own;
+    to->some_adapted = from->some_adapted;
     memset(s->end, 0, X * sizeof *s->end);
     for (size_t i = 0; i < n; i++)
         s->end[s->expert[i]]++;
@@ -83,6 +87,8 @@ static void deal(const mixture *m) {
         s->slot[i] = slot;
         s->row[slot] = (uint32_t)(m->p->first + i / k);
         s->network[slot] = s->expert[i];
+        if (from->most_rank > 0)
+            to->adapters[slot] = from->adapters[s->row[slot]];
     }
 }
 
@@ -120,9 +126,9 @@ static void multiply(const mixture *m, step which) {
     bn_linear_groups(&s->w->in, s->groups, n);
 }
 
-/* F32 and F16 have no scales, and are multiplied with h. */
-static int multiplies_floats(const bn_network *network) {
-    return network->up.scale_scope == BN_SCALE_NONE ||
+/* F32 and F16 have no scales, and are multiplied with h, as adapters are. */
+static int multiplies_floats(const bn_operands *o, const bn_network *network) {
+    return o->own || o->some_adapted || network->up.scale_scope == BN_SCALE_NONE ||
            (network->gate.data && network->gate.scale_scope == BN_SCALE_NONE);
 }
 
@@ -140,7 +146,7 @@ static void copy_rows(void *context, int32_t thread, size_t first, size_t end) {
         memcpy(to->group_sums + slot * to->group_sums_stride,
                from->group_sums + row * from->group_sums_stride,
                to->group_sums_stride * sizeof *to->group_sums);
-        if (multiplies_floats(&m->ffn->networks[m->slots->network[slot]]))
+        if (multiplies_floats(from, &m->ffn->networks[m->slots->network[slot]]))
             memcpy(to->h + slot * to->wide, from->h + row * from->wide, D * sizeof *to->h);
     }
 }

@@ -108,11 +108,19 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
         goto error;
     if ((status = bn_file_parse(mapping.bytes, mapping.size, &m->kernels, &m->file, detail)))
         goto error;
+    if (m->file.adapter_alone) {
+        status = bn_fail(detail, BN_ERR_MODEL,
+                         "the file is an adapter, expected the model that it belongs to, with which "
+                         "it can be loaded");
+        goto error;
+    }
     if ((status = open_stacks(m, detail)))
         goto error;
     if ((status = start_threads(o->threads, &m->pool, detail)))
         goto error;
     if (!o->no_verify && (status = bn_file_verify(&m->file, &m->kernels, m->pool, detail)))
+        goto error;
+    if ((status = bn_added_open(&m->file, o, &m->kernels, m->pool, &m->added, &m->n_added, detail)))
         goto error;
     *model = m;
     return BN_OK;
@@ -136,6 +144,12 @@ static bn_status check_options(const bn_load_options *o, char *detail) {
     if (o && (o->threads < 0 || o->threads > 256))
         return bn_fail(detail, BN_ERR_ARGUMENT, "threads is %d, expected 0 (automatic) to 256",
                        (int)o->threads);
+    if (o && (o->n_adapters < 0 || o->n_adapters > BN_MOST_ADAPTERS))
+        return bn_fail(detail, BN_ERR_ARGUMENT, "n_adapters is %d, expected 0 to %d",
+                       (int)o->n_adapters, BN_MOST_ADAPTERS);
+    for (int32_t i = 0; o && i < o->n_adapters; i++)
+        if (!o->adapters || !o->adapters[i])
+            return bn_fail(detail, BN_ERR_ARGUMENT, "the path of adapter %d is NULL", (int)i);
     return BN_OK;
 }
 
@@ -174,9 +188,17 @@ void bn_model_close(bn_model *m) {
     free(m->work); /* of sessions that a forked child has from its parent */
     bn_stack_close(&m->stack);
     bn_stack_close(&m->vision);
+    bn_added_close(m->added, m->n_added);
     bn_file_close(&m->file);
     bn_mapping_close(&m->mapping);
     free(m);
+}
+
+size_t bn_most_rank(const bn_model *m, const bn_stack *stack) {
+    size_t most = stack->own.rank;
+    for (int32_t i = 0; i < m->n_added && stack == &m->stack; i++)
+        most = m->added[i].adapter.rank > most ? m->added[i].adapter.rank : most;
+    return most;
 }
 
 uint64_t bn_model_cache_bytes(const bn_model *m) {
@@ -250,6 +272,14 @@ bn_status bn_model_get_section(const bn_model *m, bn_section which, const uint8_
         return BN_ERR_ARGUMENT;
     *bytes = m->file.section[which];
     *size = m->file.section_size[which];
+    return BN_OK;
+}
+
+bn_status bn_model_get_adapter(const bn_model *m, int32_t i, const uint8_t **bytes, size_t *size) {
+    if (!m || i < 1 || i > m->n_added || !bytes || !size)
+        return BN_ERR_ARGUMENT;
+    *bytes = m->added[i - 1].file.bytes;
+    *size = m->added[i - 1].file.size;
     return BN_OK;
 }
 

@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 
+#include "added.h"
 #include "arena.h"
 #include "bitnet_runtime.h"
 #include "file/file.h"
@@ -21,6 +22,8 @@ struct bn_model {
     bn_pool *pool;
     bn_stack stack;            /* of tokens, or of vectors; {0}: the model only sees images */
     bn_stack vision;           /* of images; {0}: it sees none */
+    bn_added *added;           /* [n_added] adapters that texts can have */
+    int32_t n_added;
     struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
     atomic_size_t n_sessions;
     bn_budget budget; /* of their caches */
@@ -29,6 +32,9 @@ struct bn_model {
 static inline int bn_reads(const bn_model *m) {
     return m->stack.layers != NULL;
 }
+
+/* Of the adapters that rows of a stack of it can have; 0: there are none. */
+size_t bn_most_rank(const bn_model *m, const bn_stack *stack);
 
 static inline int bn_sees(const bn_model *m) {
     return m->vision.layers != NULL;

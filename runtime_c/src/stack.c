@@ -17,7 +17,7 @@ static bn_status check_supported(const bn_config *c, char *detail) {
         const char *what;
     } limits[] = {
         {c->input == BN_INPUT_DRAFT, "input = draft"},
-        {c->adapters != 0, "adapters"},
+        {images && c->adapters, "adapters of images"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)
@@ -130,10 +130,11 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         .projector = bn_file_tensor(f, index, BN_NO_LAYER, BN_PROJECTOR, BN_NO_EXPERT),
         .probe = read_vector(f, index, BN_POOL_PROBE),
     };
+    status = bn_adapter_read(f, index, &stack->own);
     for (size_t i = 0; i < f->n_tensors; i++)
         stack->grouped |=
             f->tensors[i].stack == index && f->tensors[i].scale_scope == BN_SCALE_GROUP;
-    status = make_room(stack);
+    status = status ? status : make_room(stack);
     for (uint32_t i = 0; i < c->n_layers && !status; i++) {
         bn_network *networks = stack->networks + i * bn_ffn_networks(c);
         stack->layers[i] = read_layer(f, index, i, kernels, networks);
@@ -150,6 +151,7 @@ void bn_stack_close(bn_stack *stack) {
     if (stack->pooling)
         bn_stack_close(stack->pooling);
     free(stack->pooling);
+    free(stack->own.linears);
     free(stack->layers);
     free(stack->networks);
     *stack = (bn_stack){0};

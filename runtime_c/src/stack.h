@@ -40,6 +40,7 @@ typedef struct bn_stack {
     bn_layer *layers;                /* [n_layers] */
     bn_network *networks;            /* [n_layers][bn_ffn_networks] */
     uint32_t cached[BN_CACHE_PARTS]; /* layers whose keys and values a cache holds, by part */
+    bn_adapter own;                  /* of its own, for all texts, or {0} */
     int32_t grouped;                 /* a matrix has a scale for every 128 columns */
 } bn_stack;
 

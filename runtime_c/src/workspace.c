@@ -38,8 +38,12 @@ size_t bn_score_rows(const bn_stack *stack, size_t batch) {
 }
 
 /* What a linear is given, for so many rows. */
-static void lay_out_inputs(const bn_stack *stack, bn_operands *in, size_t rows, arena *a) {
+static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands *in, size_t rows,
+                           arena *a) {
     const bn_config *c = &stack->config;
+    in->most_rank = bn_most_rank(m, stack);
+    in->adapters = in->most_rank > 0 ? take(a, rows, sizeof *in->adapters) : NULL;
+    in->low = take(a, rows * BN_GROUP_PRODUCTS * in->most_rank, sizeof(float));
     in->wide = most(most(c->dim, c->n_heads * c->head_dim), most(c->ffn_dim, stack->patch.cols));
     in->q_stride = bn_q_row(in->wide);
     in->group_sums_stride =
@@ -68,7 +72,7 @@ static void lay_out_slots(const bn_model *m, const bn_stack *stack, bn_workspace
     s.end = take(a, X, sizeof *s.end);
     s.groups = take(a, taken, sizeof *s.groups);
     s.products = take(a, 2 * taken, sizeof *s.products);
-    lay_out_inputs(stack, &of_slots.in, rows * k, a);
+    lay_out_inputs(m, stack, &of_slots.in, rows * k, a);
     of_slots.ffn = take(a, bn_ffn_floats(c, rows * k), sizeof(float));
     of_slots.y = take(a, rows * k * c->dim, sizeof(float));
     s.w = take(a, 1, sizeof *s.w);
@@ -99,7 +103,7 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     w->x = take(a, w->room * D, sizeof(float));
     w->q = take(a, w->room * H * E, sizeof(float));
     w->angle = take(a, BN_POSITION_TABLES * w->room * c->rope_dim, sizeof(float));
-    lay_out_inputs(stack, &w->in, B, a);
+    lay_out_inputs(m, stack, &w->in, B, a);
     w->kv = take(a, B * 2 * G * E, sizeof(float));
     w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
     w->y = take(a, B * D, sizeof(float));

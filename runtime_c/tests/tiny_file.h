@@ -293,7 +293,7 @@ static inline void tiny_bare(tiny_writer *w) {
 static inline void tiny_with_adapter(tiny_writer *w, unsigned role, size_t rows, size_t cols) {
     tiny_tensor(w, 0, role, TINY_NONE, 0, 6, 2, rows, cols);
     tiny_tensor(w, 0, role, TINY_NONE, 2, 2, 0, 3, cols);
-    tiny_tensor(w, 0, role, TINY_NONE, 3, 1, 0, rows, 3);
+    tiny_tensor(w, 0, role, TINY_NONE, 3, 2, 0, 3, rows);
 }
 
 /* An encoder of images: 5 x 5 pixels of two channels, four patches of 2 x 2 and a class token, a

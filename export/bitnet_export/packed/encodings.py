@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from . import int8_rows, layout
 from .layout import Bytes
 
-Form = Literal["vector", "linear", "table", "dense"]
+Form = Literal["vector", "linear", "table", "dense", "low_rank"]
 """What a tensor is: norms, biases and frequencies; the projections of a layer; embedding and head; router and
-positions."""
+positions; parts of an adapter."""
 
 SCALE_NONE, SCALE_TENSOR, SCALE_ROW, SCALE_GROUP = range(4)
 SCOPE_NAMES = ("none", "tensor", "row", "group")
@@ -127,7 +127,7 @@ def _sketch_fault(data: Any, rows: int, cols: int) -> str | None:
 # --- the table ---
 
 F32 = _floats(1, "<f4", ("vector", "linear", "table", "dense"))
-F16 = _floats(2, "<f2", ("linear", "table", "dense"))
+F16 = _floats(2, "<f2", ("linear", "table", "dense", "low_rank"))
 TERNARY_2BIT = Encoding(
     number=4, name="TERNARY_2BIT", kind="ternary", bits="2.0", head_format="ternary",
     forms=("linear", "table"), scopes=(SCALE_TENSOR, SCALE_ROW, SCALE_GROUP),

@@ -22,7 +22,7 @@ from bitnet.config import ModelConfig
 from . import encodings, layout, records, strict_json
 from .content import Content
 from .recognise import PROBE, recognise
-from .records import Key, Record
+from .records import Base, Key, Record
 from .stacks import pack_stack, unpack_stack
 
 
@@ -54,14 +54,18 @@ class PackedFile:
     """A checked packed file. `PackedFile(bytes)` or `PackedFile.open(path)`.
 
     Attributes: version, file_size, header_crc, sections, configs (one ModelConfig per stack),
-    tensors (Record by Key, in file order), metadata.
+    tensors (Record by Key, in file order), metadata, base (of an adapter alone the model it belongs to, else None).
     """
 
-    def __init__(self, content: bytes | Content) -> None:
-        """Raises PackedFormatError; the message says what was found and what was expected."""
+    def __init__(self, content: bytes | Content, adapter: bool | None = False) -> None:
+        """adapter: whether an adapter alone is expected; None: either. Raises PackedFormatError; the message says what
+        was found and what was expected."""
         self._content = Content.of(content)
         self._front = self._read(0, min(self._content.size, records.HEADER.size + 64 * records.SECTION.size))
-        self.version, self.header_crc, self.file_size, count = self._read_header()
+        self.version, self.header_crc, self.file_size, count, self.base = self._read_header()
+        if adapter is not None and adapter != (self.base is not None):
+            raise PackedFormatError("is a model, expected an adapter" if adapter else
+                                    "is an adapter, expected the model that it belongs to")
         self.sections = self._read_sections(count)
         for section in self.sections:
             crc = self._checksum(section)
@@ -77,8 +81,8 @@ class PackedFile:
             self._check_values(record)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a file, whose tensors are read from it whenever they are asked for.
+    def open(cls, path: str | os.PathLike[str], adapter: bool | None = False) -> Self:
+        """Open a file, whose tensors are read from it whenever they are asked for. adapter: as in `PackedFile`.
 
         Raises PackedFormatError when it is not good, OSError when it cannot be read, here and later.
         """
@@ -92,11 +96,18 @@ class PackedFile:
         if content.size == 0:
             raise PackedFormatError(f"{path}: is empty, expected a packed model file")
         try:
-            return cls(content)
+            return cls(content, adapter)
         except PackedFormatError as error:
             raise PackedFormatError(f"{path}: {error}") from None
 
     # --- what the file holds ---
+
+    @property
+    def weights(self) -> Base:
+        """Which weights it has: what an adapter of this model names."""
+        of = {s.kind: s for s in self.sections}
+        crcs = (of[kind].crc for kind in (records.DATA, records.STACKS, records.TENSORS))
+        return Base(of[records.DATA].size, *crcs)
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -147,20 +158,21 @@ class PackedFile:
 
     # --- checks, in the order of FORMAT.md §6 ---
 
-    def _read_header(self) -> tuple[int, int, int, int]:
+    def _read_header(self) -> tuple[int, int, int, int, Base | None]:
         head = self._front[:PROBE]
         if head[:8] != records.MAGIC[: len(head)] or not head:
             found = recognise(head) or f"a file that begins with {head[:8].hex(' ')}"
             raise PackedFormatError(f"expected a packed bitnet file, as bitnet export writes it; found {found}")
         size = self._content.size
         _require(size >= records.HEADER.size, f"the file has {size} bytes, a header has {records.HEADER.size}")
-        _, version, flags, file_size, count, reserved, header_crc = records.HEADER.unpack_from(self._front)
+        _, version, flags, file_size, count, base, header_crc = records.HEADER.unpack_from(self._front)
         remedy = "export or convert the model again" if version < records.VERSION else "use a newer bitnet-edge"
         _require(
             version == records.VERSION,
             f"format version is {version}, this program reads {records.VERSION}; {remedy}",
         )
-        _require(flags == 0, f"header flags are {flags:#x}, expected 0; the file needs a newer bitnet-edge")
+        known = flags & ~records.ADAPTER_ALONE == 0
+        _require(known, f"header flags are {flags:#x}, expected 0 or 1; the file needs a newer bitnet-edge")
         _require(
             file_size == size,
             f"the file has {size} bytes, its header says {file_size}; copy or export it again",
@@ -174,8 +186,9 @@ class PackedFile:
             crc == header_crc,
             f"header and section table have checksum {crc:08x}, expected {header_crc:08x}: the file is damaged",
         )
-        _require(not any(reserved), "reserved bytes of the header are not 0")
-        return version, header_crc, file_size, count
+        whose = Base(*records.BASE.unpack(base)) if flags else None
+        _require(base == (records.BASE.pack(*whose) if whose else bytes(32)), "reserved bytes of the header are not 0")
+        return version, header_crc, file_size, count, whose
 
     def _read_sections(self, count: int) -> tuple[Section, ...]:
         sections: list[Section] = []
@@ -214,6 +227,9 @@ class PackedFile:
         self._check_padding(end, self.file_size, "at the end of the file")
         for kind in (records.STACKS, records.TENSORS, records.DATA):
             _require(any(s.kind == kind for s in sections), f"section {records.SECTION_NAMES[kind]} is missing")
+        for kind in (records.TOKENIZER, records.TEMPLATE) if self.base else ():
+            named = f"an adapter alone has a section {records.SECTION_NAMES[kind]}"
+            _require(all(s.kind != kind for s in sections), named)
         return tuple(sections)
 
     def _read_metadata(self) -> dict[str, Any]:
@@ -238,6 +254,10 @@ class PackedFile:
                 configs.append(unpack_stack(record))
             except ValueError as error:
                 raise PackedFormatError(f"stack {i}: {error}") from None
+        _require(
+            self.base is None or any(config.adapters for config in configs),
+            "an adapter alone has adapters in none of its stacks, expected some in one",
+        )
         described = self.metadata.get("config")
         if described is None:
             return tuple(configs)
@@ -260,7 +280,7 @@ class PackedFile:
         tensors: dict[Key, Record] = {}
         end = 0
         for i, config in enumerate(self.configs):
-            for spec in records.expected_tensors(config, i):
+            for spec in records.expected_tensors(config, i, self.base is not None):
                 name = spec.key.name
                 record = next(found, None)
                 if record is None:

@@ -19,13 +19,15 @@ VERSION = 3
 ALIGN = 64
 NONE = 0xFFFF  # a layer or expert that a tensor does not have
 
-HEADER = struct.Struct("<8sIIQI32sI")  # magic, version, flags, file_size, section_count, header_crc
+HEADER = struct.Struct("<8sIIQI32sI")  # magic, version, flags, file_size, section_count, base, header_crc
+BASE = struct.Struct("<QIII12x")  # size of DATA; crc of DATA, of STACKS, of TENSORS
 SECTION = struct.Struct("<IIQQII")  # kind, crc, offset, size, flags, reserved
 STACK = struct.Struct("<13If5If2I5f9I6f2I2f2I64s")
 TENSOR = struct.Struct("<HHHHBBBBIIIQQQQQ")
 MAX_STACKS = 16
 MAX_TEMPLATE = 256 * 1024
 OPTIONAL = 1  # section flag: skip me if you do not know me
+ADAPTER_ALONE = 1  # header flag
 
 STACKS, TENSORS, METADATA, TOKENIZER, TEMPLATE, DATA = range(1, 7)
 SECTION_NAMES = {1: "STACKS", 2: "TENSORS", 3: "METADATA", 4: "TOKENIZER", 5: "TEMPLATE", 6: "DATA"}
@@ -50,6 +52,15 @@ ROLE = {name: number for number, name in ROLES.items()}
 PER_EXPERT = {r + n for r in (12, 13, 15) for n in (0, LINEAR_NORM)} | {14}
 PARTS = ("weight", "bias", "adapter_in", "adapter_out")
 WHOLE = {ROLE[name] for name in ("rope_frequencies", "rope_local_frequencies", "class_embedding", "pool_probe")}
+
+
+class Base(NamedTuple):
+    """Which weights a model has, by which an adapter alone knows its own."""
+
+    data_size: int
+    data_crc: int
+    stacks_crc: int
+    tensors_crc: int
 
 
 class Key(NamedTuple):
@@ -211,19 +222,21 @@ def _pool_rows(c: ModelConfig) -> list[_Row]:
     ]
 
 
-def expected_tensors(config: ModelConfig, stack: int = 0) -> Iterator[Spec]:
-    """The tensors of one stack in file order (FORMAT.md §3, "Which tensors").
+def expected_tensors(config: ModelConfig, stack: int = 0, adapter_alone: bool = False) -> Iterator[Spec]:
+    """The tensors of one stack in file order (FORMAT.md §3, "Which tensors"); of an adapter alone parts 2 and 3.
 
     Lazy, so that a reader which stops at the first difference does work in proportion to the
     file and not to the numbers in its configuration.
     """
     layer_rows = _layer_rows(config)
+    if adapter_alone:
+        layer_rows = [row._replace(weight=False, bias=False) for row in layer_rows if row.rank]
     for layer in range(config.n_layers):
         for row in layer_rows:
             each = config.n_experts > 0 and ROLE[row.name] in PER_EXPERT
             for expert in range(config.n_experts) if each else (NONE,):
                 yield from _specs(row, stack, layer, expert)
-    for row in _stack_rows(config):
+    for row in [] if adapter_alone else _stack_rows(config):
         yield from _specs(row, stack, NONE, NONE)
 
 
@@ -231,6 +244,8 @@ def stored_as(spec: Spec, config: ModelConfig, body: Encoding = encodings.TERNAR
     """How writers store a tensor, with `body` for the linears that are ternary: a table of int8 has a sketch
     when the engine can find the largest logits with it."""
     role = ROLES[spec.key.role]
+    if spec.form == "low_rank":
+        return encodings.F16
     if spec.form != "table":
         ternary = role in config.ternary or (role == "draft_projection" and config.ternary)
         return body if spec.form == "linear" and ternary else encodings.F32
@@ -249,5 +264,5 @@ def _specs(row: _Row, stack: int, layer: int, expert: int) -> Iterator[Spec]:
         outputs = row.cols if row.form == "vector" else row.rows
         yield Spec(Key(stack, layer, role, expert, 1), 1, outputs, "vector")
     if row.rank:
-        yield Spec(Key(stack, layer, role, expert, 2), row.rank, row.cols, "dense")
-        yield Spec(Key(stack, layer, role, expert, 3), row.rows, row.rank, "dense")
+        yield Spec(Key(stack, layer, role, expert, 2), row.rank, row.cols, "low_rank")
+        yield Spec(Key(stack, layer, role, expert, 3), row.rank, row.rows, "low_rank")

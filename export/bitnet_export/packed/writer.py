@@ -24,7 +24,7 @@ from bitnet.process import flush
 
 from . import encodings, layout, records
 from .encodings import Encoding
-from .records import Record, Spec
+from .records import Base, Record, Spec
 from .stacks import pack_stack
 
 # The size of a huge page: written by aligned writes of this size, a file lies in memory in huge pages (Linux with
@@ -128,12 +128,14 @@ def write_packed(
     metadata: dict[str, Any] | None = None,
     tokenizer: bytes | None = None,
     template: bytes | None = None,
+    base: Base | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a packed file.
 
     source: called for each tensor the stacks call for, in file order.
     metadata: more keys for METADATA next to "format" and "config".
+    base: the file is an adapter alone, of this model.
     check: called with the complete temporary file; what it raises prevents the file.
 
     Raises ValueError when something cannot be said in the format, OSError when writing fails.
@@ -151,7 +153,7 @@ def write_packed(
         records.TEMPLATE: template,
     }
     known = {kind: content for kind, content in front.items() if content is not None}
-    write_sections(path, stacks, source, known, check=check)
+    write_sections(path, stacks, source, known, base=base, check=check)
 
 
 def write_sections(
@@ -160,12 +162,13 @@ def write_sections(
     source: Callable[[Spec], Encoded],
     front: dict[int, bytes],
     *,
+    base: Base | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
     """`write_packed` with the sections before DATA as they are, by kind; TENSORS is made here."""
     with replacing(Path(path)) as temporary:
         with open(temporary, "xb", buffering=BLOCK) as file:
-            _write(file, stacks, source, front)
+            _write(file, stacks, source, front, base)
             file.flush()
             os.fsync(file.fileno())
         if check:
@@ -173,9 +176,14 @@ def write_sections(
 
 
 def _write(
-    file: BinaryIO, stacks: Sequence[ModelConfig], source: Callable[[Spec], Encoded], front: dict[int, bytes]
+    file: BinaryIO,
+    stacks: Sequence[ModelConfig],
+    source: Callable[[Spec], Encoded],
+    front: dict[int, bytes],
+    base: Base | None,
 ) -> None:
-    specs = [spec for index, config in enumerate(stacks) for spec in records.expected_tensors(config, index)]
+    alone = base is not None
+    specs = [spec for index, config in enumerate(stacks) for spec in records.expected_tensors(config, index, alone)]
     front[records.TENSORS] = bytes(records.TENSOR.size * len(specs))
     section_count = len(front) + 1
     offsets, end = {}, records.HEADER.size + records.SECTION.size * section_count
@@ -194,7 +202,8 @@ def _write(
         for kind, content in front.items()
     ) + records.SECTION.pack(records.DATA, data.crc, data_start, data.size, 0, 0)
     file_size = records.align(data_start + data.size)
-    fields = (records.MAGIC, records.VERSION, 0, file_size, section_count, bytes(32))
+    whose = bytes(records.BASE.size) if base is None else records.BASE.pack(*base)
+    fields = (records.MAGIC, records.VERSION, records.ADAPTER_ALONE * alone, file_size, section_count, whose)
     header = records.HEADER.pack(*fields, 0)[:-4]
     file.truncate(file_size)
     file.seek(0)

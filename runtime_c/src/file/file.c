@@ -33,7 +33,7 @@ typedef struct bn_header {
     uint32_t version, flags;
     uint64_t file_size;
     uint32_t section_count;
-    uint8_t reserved[32];
+    uint8_t base[sizeof(bn_weights)];
     uint32_t header_crc;
 } bn_header;
 
@@ -120,8 +120,8 @@ static bn_status read_head(const uint8_t *bytes, size_t size, const bn_kernels *
                        header->version, BN_FORMAT_VERSION,
                        header->version < BN_FORMAT_VERSION ? "export or convert the model again"
                                                            : "use a newer bitnet-edge");
-    if (header->flags != 0)
-        return bn_fail(detail, BN_ERR_VERSION, "header flags are 0x%" PRIx32 ", expected 0",
+    if (header->flags & ~(uint32_t)BN_ADAPTER_ALONE)
+        return bn_fail(detail, BN_ERR_VERSION, "header flags are 0x%" PRIx32 ", expected 0 or 1",
                        header->flags);
     if (header->file_size != size)
         return bn_fail(detail, header->file_size > size ? BN_ERR_TRUNCATED : BN_ERR_TRAILING,
@@ -146,7 +146,8 @@ static bn_status read_head(const uint8_t *bytes, size_t size, const bn_kernels *
         return bn_fail(detail, BN_ERR_CHECKSUM,
                        "header and section table have checksum %08" PRIx32 ", expected %08" PRIx32,
                        crc, header->header_crc);
-    if (!bn_all_zero(header->reserved, sizeof header->reserved))
+    const size_t used = header->flags ? offsetof(bn_weights, zero) : 0;
+    if (!bn_all_zero(header->base + used, sizeof header->base - used))
         return bn_fail(detail, BN_ERR_VERSION, "reserved bytes of the header are not zero");
     return BN_OK;
 }
@@ -212,8 +213,12 @@ static bn_status read_sections(bn_file *file, const bn_opening *opening, char *d
             file->section[s.kind] = file->bytes + offset;
             file->section_size[s.kind] = (size_t)s.size;
         }
+        if (s.kind == BN_SECTION_STACKS)
+            file->weights.stacks_crc = s.crc;
+        if (s.kind == BN_SECTION_TENSORS)
+            file->weights.tensors_crc = s.crc;
         if (s.kind == BN_SECTION_DATA)
-            file->data_crc = s.crc;
+            file->weights.data_crc = s.crc, file->weights.data_size = s.size;
         end = offset + s.size;
         previous_kind = s.kind;
     }
@@ -269,6 +274,23 @@ static bn_status check_section_sums(const bn_file *file, const bn_opening *openi
     return BN_OK;
 }
 
+/* An adapter alone has neither a tokenizer nor a template, and something of an adapter. */
+static bn_status check_alone(const bn_file *file, char *detail) {
+    uint32_t adapters = 0;
+    if (!file->adapter_alone)
+        return BN_OK;
+    for (uint32_t kind = BN_SECTION_TOKENIZER; kind <= BN_SECTION_TEMPLATE; kind++)
+        if (file->section[kind])
+            return bn_fail(detail, BN_ERR_SECTION, "an adapter alone has a section %s",
+                           section_name(kind));
+    for (size_t i = 0; i < file->n_stacks; i++)
+        adapters |= file->stacks[i].adapters;
+    return adapters ? BN_OK
+                    : bn_fail(detail, BN_ERR_CONFIG,
+                              "an adapter alone has adapters = 0 in each stack, expected a rank "
+                              "and roles in one");
+}
+
 static bn_status parse(bn_file *file, const bn_kernels *kernels, char *detail) {
     bn_opening opening;
     bn_status status = read_head(file->bytes, file->size, kernels, &opening, detail);
@@ -279,6 +301,10 @@ static bn_status parse(bn_file *file, const bn_kernels *kernels, char *detail) {
     if (status == BN_OK)
         status = check_section_sums(file, &opening, kernels, detail);
     file->header_crc = opening.header.header_crc;
+    file->adapter_alone = opening.header.flags != 0;
+    memcpy(&file->base, opening.header.base, sizeof file->base);
+    if (status == BN_OK)
+        status = check_alone(file, detail);
     if (status == BN_OK)
         status = bn_check_stacks(file, detail);
     return status == BN_OK ? bn_check_tensors(file, detail) : status;

@@ -8,6 +8,7 @@
 
 #include "bitnet_runtime.h"
 #include "kernels/kernels.h"
+#include "linear/adapter.h"
 #include "linear/tensor.h"
 #include "system/status.h"
 #include "system/threads.h"
@@ -46,6 +47,7 @@ enum { BN_POOL_ATTENTION = 4 }; /* the others are in bitnet_runtime.h */
 enum { BN_FFN_GATED = 0, BN_FFN_PLAIN = 1 };
 enum { BN_ACT_RELU2, BN_ACT_SILU, BN_ACT_GELU, BN_ACT_RELU, BN_ACT_GELU_ERF };
 enum { BN_ADAPTER_RANK = 0xFFFF, BN_ADAPTER_ROLES = 16 }; /* mask and first bit of `adapters` */
+enum { BN_ADAPTER_ALONE = 1 };                            /* flag of the header */
 
 /* One record of STACKS, word for word (FORMAT.md §2). */
 typedef struct bn_config {
@@ -74,6 +76,12 @@ typedef struct bn_record {
     uint64_t offset, size, scale_offset, scale_size, reserved64;
 } bn_record;
 
+/* Which weights a file has (FORMAT.md §2, an adapter alone). */
+typedef struct bn_weights {
+    uint64_t data_size;
+    uint32_t data_crc, stacks_crc, tensors_crc, zero[3];
+} bn_weights;
+
 typedef struct bn_file {
     const uint8_t *bytes;
     size_t size;
@@ -85,7 +93,9 @@ typedef struct bn_file {
     const uint8_t *data; /* the DATA section */
     size_t data_size;
     uint32_t header_crc;       /* of the header and the table, which has those of all sections */
-    uint32_t data_crc;         /* as stored; bn_file_verify compares */
+    bn_weights weights;        /* as stored; bn_file_verify compares the checksum of DATA */
+    int adapter_alone;         /* 1: of an adapter, */
+    bn_weights base;           /* and whose */
     const uint8_t *section[8]; /* by kind; NULL when absent */
     size_t section_size[8];
 } bn_file;
@@ -115,6 +125,11 @@ bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool
  * expert BN_NO_EXPERT for most. */
 bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
                          uint32_t expert);
+
+/* Linears of all layers, which have numbers from 1 on; and what the file has for them of adapters:
+ * linears[number], of one more than there are, all {0} before. */
+uint32_t bn_file_linears(const bn_config *config);
+void bn_file_low_rank(const bn_file *file, uint32_t stack, bn_low_rank *linears);
 
 /* --- The parts of the reader, in the order bn_file_parse calls them --- */
 

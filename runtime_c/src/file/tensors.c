@@ -95,14 +95,15 @@ static bn_status take_part(bn_walk *w, bn_record want, uint8_t part, uint32_t ro
 static bn_status take_parts(bn_walk *w, const bn_call *call, bn_record want) {
     const uint32_t outputs = call->form == BN_VECTOR ? call->cols : call->rows;
     bn_status status = BN_OK;
-    if (call->weight)
+    const int alone = w->file->adapter_alone;
+    if (call->weight && !alone)
         status = take_part(w, want, BN_WEIGHT, call->rows, call->cols, call->form);
-    if (call->bias && !status)
+    if (call->bias && !alone && !status)
         status = take_part(w, want, BN_BIAS, 1, outputs, BN_VECTOR);
     if (call->rank > 0 && !status)
-        status = take_part(w, want, BN_ADAPTER_IN, call->rank, call->cols, BN_DENSE);
+        status = take_part(w, want, BN_ADAPTER_IN, call->rank, call->cols, BN_LOW_RANK);
     if (call->rank > 0 && !status)
-        status = take_part(w, want, BN_ADAPTER_OUT, call->rows, call->rank, BN_DENSE);
+        status = take_part(w, want, BN_ADAPTER_OUT, call->rank, call->rows, BN_LOW_RANK);
     return status;
 }
 
@@ -131,7 +132,7 @@ static bn_status take_stack(bn_walk *w, uint32_t stack) {
             const bn_call call = bn_call_for(&config, role);
             bn_record record = want;
             record.role = (uint16_t)role;
-            if (call.weight || call.bias)
+            if (call.rank > 0 || (!w->file->adapter_alone && (call.weight || call.bias)))
                 status = take_role(w, &call, record);
         }
     }
@@ -183,6 +184,33 @@ static int find(const bn_file *file, const bn_record *key, bn_record *record) {
     return 0;
 }
 
+/* Linears of layers, counted in the order of their roles; 0 for all else. */
+static uint32_t number_of(const bn_config *c, const bn_record *key) {
+    static const uint8_t place[BN_LAYER_ROLES] = {[BN_Q] = 1,    [BN_K] = 2,  [BN_V] = 3,
+                                                  [BN_O] = 4,    [BN_GATE] = 5, [BN_UP] = 6,
+                                                  [BN_DOWN] = 7};
+    if (key->layer == BN_NO_LAYER || key->role >= BN_LAYER_ROLES || !place[key->role])
+        return 0;
+    const uint32_t networks = c->n_experts > 0 ? c->n_experts : 1;
+    const uint32_t expert = key->expert == BN_NO_EXPERT ? 0 : key->expert;
+    return key->layer * (4 + 3 * networks) + 3 * expert + place[key->role];
+}
+
+uint32_t bn_file_linears(const bn_config *c) {
+    return c->n_layers * (4 + 3 * (c->n_experts > 0 ? c->n_experts : 1));
+}
+
+void bn_file_low_rank(const bn_file *file, uint32_t stack, bn_low_rank *linears) {
+    for (size_t i = 0; i < file->n_tensors; i++) {
+        const bn_record *r = &file->tensors[i];
+        const void *data = file->data + r->offset;
+        if (r->stack != stack || r->part < BN_ADAPTER_IN)
+            continue;
+        bn_low_rank *linear = &linears[number_of(&file->stacks[stack], r)];
+        *(r->part == BN_ADAPTER_IN ? &linear->in : &linear->out) = data;
+    }
+}
+
 bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, uint32_t role,
                          uint32_t expert) {
     bn_record key = {.stack = (uint16_t)stack,
@@ -197,7 +225,8 @@ bn_tensor bn_file_tensor(const bn_file *file, uint32_t stack, uint32_t layer, ui
                              .rows = r.rows,
                              .cols = r.cols,
                              .encoding = bn_encoding_of(r.encoding),
-                             .scale_scope = r.scale_scope};
+                             .scale_scope = r.scale_scope,
+                             .number = number_of(&file->stacks[stack], &key)};
         const void *scales = file->data + r.scale_offset;
         if (r.scale_scope == BN_SCALE_GROUP)
             tensor.group_scales = scales;

@@ -177,10 +177,10 @@ bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool
         if (first == NULL && part->broken != NULL)
             first = part;
     }
-    if (crc != file->data_crc)
+    if (crc != file->weights.data_crc)
         return bn_fail(detail, BN_ERR_CHECKSUM,
                        "section DATA has checksum %08" PRIx32 ", expected %08" PRIx32, crc,
-                       file->data_crc);
+                       file->weights.data_crc);
     if (first != NULL) {
         const bn_record r = file->tensors[first->tensor];
         char name[BN_NAME_SIZE];

@@ -87,6 +87,21 @@ static inline size_t bn_lookup_bytes(size_t rows) {
     return BN_LOOKUP_TABLES + (rows + 1) * 192;
 }
 
+/* Some rows of a matrix, weighted and added up, onto y: s = +0; s = fma(w[r * w_stride + i],
+ * x[t * x_stride + r], s) for r in order; y[t * y_stride + i] += s * weight, rounded twice. w: IEEE
+ * half, widened exactly. All sizes >= 1, no alignment. */
+typedef struct bn_add_rows {
+    float *y;           /* [tokens][y_stride], y_stride >= n */
+    size_t y_stride;    /* in floats */
+    const uint16_t *w;  /* [rank][w_stride], w_stride >= n */
+    size_t w_stride;    /* in halves */
+    size_t rank;        /* rows */
+    const float *x;     /* [tokens][x_stride], x_stride >= rank */
+    size_t x_stride;    /* in floats */
+    float weight;
+    size_t n, tokens;
+} bn_add_rows;
+
 typedef struct bn_product_kernels {
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
      * counts as such or gives some other finite value: never a fault. */
@@ -116,6 +131,8 @@ typedef struct bn_product_kernels {
                        const float *x, size_t x_stride, size_t tokens);
     void (*f16_matmul)(float *y, size_t y_stride, const uint16_t *w, size_t rows, size_t cols,
                        const float *x, size_t x_stride, size_t tokens);
+
+    void (*f16_add_rows)(const bn_add_rows *a);
 
     /* The tier's int8 dot-product instruction on registers alone, enough independent
      * chains to saturate it. Returns the multiply-adds done; *sink keeps it alive. */

@@ -84,7 +84,8 @@ enum {
     VECTOR = 1 << BN_VECTOR,
     LINEAR = 1 << BN_LINEAR,
     TABLE = 1 << BN_TABLE,
-    DENSE = 1 << BN_DENSE
+    DENSE = 1 << BN_DENSE,
+    LOW_RANK = 1 << BN_LOW_RANK
 };
 
 static const bn_encoding encodings[] = {
@@ -100,7 +101,7 @@ static const bn_encoding encodings[] = {
     [BN_F16] =
         {
             .name = "F16",
-            .forms = LINEAR | TABLE | DENSE,
+            .forms = LINEAR | TABLE | DENSE | LOW_RANK,
             .scopes = NONE,
             .parts = {{f16_size, {bn_has_not_finite_f16, BN_ERR_SCALE, "a value is not finite"}}},
             .multiply = bn_multiply_f16,

@@ -28,8 +28,8 @@ enum {
 enum { BN_SCALE_NONE = 0, BN_SCALE_TENSOR = 1, BN_SCALE_ROW = 2, BN_SCALE_GROUP = 3 };
 
 /* What a tensor is: norms, biases and tables of frequencies; the projections of a layer; embedding
- * and head; router and positions. */
-typedef enum bn_form { BN_VECTOR, BN_LINEAR, BN_TABLE, BN_DENSE } bn_form;
+ * and head; router and positions; parts of an adapter. */
+typedef enum bn_form { BN_VECTOR, BN_LINEAR, BN_TABLE, BN_DENSE, BN_LOW_RANK } bn_form;
 
 struct bn_input; /* operands.h */
 struct bn_product;

@@ -5,6 +5,7 @@
  */
 #include "linear.h"
 
+#include "adapter.h"
 #include "lookup.h"
 
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
@@ -49,9 +50,11 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
     }
     if (items > 0)
         bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &(job){o, groups, n_groups});
+    bn_adapt(o, groups, n_groups, BN_TOGETHER); /* lines may look at these (bn_product.where) */
     for (bn_group *g = groups; g < groups + n_groups; g++)
         for (const bn_product *p = g->products + g->together; p < g->products + g->n; p++)
             p->w->encoding->multiply_lines(&(bn_input){o, g->first, g->rows}, p);
+    bn_adapt(o, groups, n_groups, BN_APART);
 }
 
 void bn_linear(const bn_operands *o, size_t first, size_t rows, const bn_product *products,

@@ -65,6 +65,7 @@ typedef struct bn_tensor {
     uint32_t rows, cols;    /* N outputs, K inputs */
     const bn_encoding *encoding; /* NULL without data */
     uint8_t scale_scope;
+    uint32_t number; /* of a linear of a layer, from 1 on in each stack: its place in adapters */
 } bn_tensor;
 
 static inline size_t bn_panels(const bn_tensor *t) {

@@ -25,6 +25,7 @@ bn_row *bn_batch_add(bn_batch *b, bn_session *s, int32_t token, bn_want want) {
     const bn_row *before = b->n > 0 && row[-1].session == s ? row - 1 : NULL;
     *row = (bn_row){.session = s,
                     .cache = &s->cache,
+                    .adapter = s->adapter ? &s->model->added[s->adapter - 1].adapter : NULL,
                     .position = before ? before->position + 1 : s->position,
                     .token = token,
                     .want = want};

@@ -32,7 +32,9 @@ typedef struct record {
     int32_t ready;            /* 1: hidden is there */
     uint32_t zero;
     uint64_t seed;
-    uint64_t reserved[3];
+    uint64_t adapter_size; /* of the file of its adapter, and checksums of that; 0: it has none */
+    uint32_t adapter_header, adapter_data;
+    uint64_t reserved;
 } record;
 
 enum { VERSION = 1, COVERED = 16 }; /* where the bytes begin that crc covers */
@@ -63,7 +65,7 @@ static record record_of(const bn_session *s, uint64_t note_size) {
                 .note_size = note_size,
                 .model_size = file->size,
                 .model_header = file->header_crc,
-                .model_data = file->data_crc,
+                .model_data = file->weights.data_crc,
                 .n_ctx = s->n_ctx,
                 .kv_type = s->cache.type,
                 .batch = s->batch,
@@ -72,6 +74,12 @@ static record record_of(const bn_session *s, uint64_t note_size) {
                 .prefix = (uint32_t)s->cache.prefix,
                 .ready = s->ready != BN_READY_NOTHING,
                 .seed = s->seed};
+    if (s->adapter) {
+        const bn_file *adapter = &s->model->added[s->adapter - 1].file;
+        r.adapter_size = adapter->size;
+        r.adapter_header = adapter->header_crc;
+        r.adapter_data = adapter->weights.data_crc;
+    }
     memcpy(r.magic, magic, sizeof magic);
     r.size = size_of(s, &r);
     return r;
@@ -132,12 +140,30 @@ static bn_status check_bytes(const bn_model *m, const uint8_t *bytes, uint64_t s
         return bn_fail(detail, BN_ERR_CHECKSUM,
                        "the checksum is %08" PRIx32 ", expected %08" PRIx32, crc, r->crc);
     if (r->model_size != m->file.size || r->model_header != m->file.header_crc ||
-        r->model_data != m->file.data_crc)
+        r->model_data != m->file.weights.data_crc)
         return bn_fail(detail, BN_ERR_MODEL,
                        "the session is of a model of %" PRIu64 " bytes with checksum %08" PRIx32
                        ", this one has %zu and %08" PRIx32,
                        r->model_size, r->model_header, m->file.size, m->file.header_crc);
     return BN_OK;
+}
+
+/* Which adapter of the model the session has. */
+static bn_status find_adapter(const bn_model *m, const record *r, int32_t *adapter, char *detail) {
+    *adapter = 0;
+    if (r->adapter_size == 0 && r->adapter_header == 0 && r->adapter_data == 0)
+        return BN_OK;
+    for (int32_t i = 0; i < m->n_added; i++) {
+        const bn_file *f = &m->added[i].file;
+        if (f->size == r->adapter_size && f->header_crc == r->adapter_header &&
+            f->weights.data_crc == r->adapter_data)
+            *adapter = i + 1;
+    }
+    return *adapter ? BN_OK
+                    : bn_fail(detail, BN_ERR_MODEL,
+                              "the session has an adapter of %" PRIu64 " bytes with checksum %08" PRIx32
+                              ", which is not among the %" PRId32 " that the model was loaded with",
+                              r->adapter_size, r->adapter_header, m->n_added);
 }
 
 /* Whether numbers that the checksum vouches for can be those of a session; it is the new one. */
@@ -149,7 +175,7 @@ static bn_status check_numbers(const bn_session *s, const record *r, char *detai
                       r->written <= (uint32_t)r->n_ctx && (position > 0 || r->written == 0) &&
                       r->prefix <= (together ? position : 0) && (r->ready == 0 || r->ready == 1) &&
                       !(r->ready && (position == 0 || !c->has_head)) && r->batch == s->batch &&
-                      r->zero == 0 && !r->reserved[0] && !r->reserved[1] && !r->reserved[2];
+                      r->zero == 0 && r->reserved == 0;
     if (!valid)
         return bn_fail(detail, BN_ERR_CONFIG,
                        "position %" PRId32 " of %" PRId32 ", written %" PRIu32 ", prefix %" PRIu32
@@ -210,7 +236,9 @@ bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size, bn_
     bn_status status = check_bytes(model, bytes, size, &r, detail);
     if (status)
         return status;
-    const bn_session_options options = {.n_ctx = r.n_ctx, .kv_type = r.kv_type, .batch = r.batch};
+    bn_session_options options = {.n_ctx = r.n_ctx, .kv_type = r.kv_type, .batch = r.batch};
+    if ((status = find_adapter(model, &r, &options.adapter, detail)))
+        return status;
     status = r.n_ctx < 1 || r.batch < 1 ? BN_ERR_ARGUMENT : bn_session_new(model, &options, &s);
     if (status)
         return bn_fail(detail, status == BN_ERR_ARGUMENT ? BN_ERR_CONFIG : status,

@@ -46,9 +46,11 @@ static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *
     if (model && !bn_reads(model))
         return BN_ERR_INPUT;
     if (!model || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->stack.config.max_context ||
-        o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < 0 || o->kv_type >= BN_KV_TYPES)
+        o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < 0 || o->kv_type >= BN_KV_TYPES ||
+        o->adapter < 0 || o->adapter > model->n_added)
         return BN_ERR_ARGUMENT;
     *s = (bn_session){.model = model, .stack = &model->stack, .cache.type = o->kv_type};
+    s->adapter = o->adapter;
     s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)s->stack->config.max_context;
     s->batch = o->batch ? o->batch : DEFAULT_BATCH;
     s->batch = s->batch < s->n_ctx ? s->batch : s->n_ctx;
@@ -133,7 +135,8 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     if (!session || !copy)
         return BN_ERR_ARGUMENT;
     const bn_session_options o = {
-        .n_ctx = session->n_ctx, .kv_type = session->cache.type, .batch = session->batch};
+        .n_ctx = session->n_ctx, .kv_type = session->cache.type, .batch = session->batch,
+        .adapter = session->adapter};
     bn_session *s;
     const bn_status status = bn_session_new(session->model, &o, &s);
     if (status)
@@ -178,6 +181,10 @@ int32_t bn_session_position(const bn_session *s) {
 
 int32_t bn_session_kv_type(const bn_session *s) {
     return s ? s->cache.type : 0;
+}
+
+int32_t bn_session_adapter(const bn_session *s) {
+    return s ? s->adapter : 0;
 }
 
 int32_t bn_session_context(const bn_session *s) {

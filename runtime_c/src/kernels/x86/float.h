@@ -91,6 +91,57 @@ static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows
                  tokens);
 }
 
+/* Registers of outputs of add_rows that run along the ranks together, to hide the latency. */
+enum { ADDED = 4 };
+
+/* y[0..ADDED registers) of one token. */
+INLINE void add_rows_of(const bn_add_rows *a, float *y, const uint16_t *w, size_t w_stride,
+                        const float *x, const int registers) {
+    vec s[ADDED];
+    UNROLL
+    for (int j = 0; j < registers; j++)
+        s[j] = vec_zero();
+    for (size_t r = 0; r < a->rank; r++) {
+        const vec xr = vec_set(x[r]);
+        UNROLL
+        for (int j = 0; j < registers; j++)
+            s[j] = vec_fma(vec_widen(w + r * w_stride + j * LANES), xr, s[j]);
+    }
+    UNROLL
+    for (int j = 0; j < registers; j++)
+        vec_store(y + j * LANES,
+                  vec_add(vec_load(y + j * LANES), vec_mul(s[j], vec_set(a->weight))));
+}
+
+/* The same of fewer outputs than a register has. */
+static void add_rows_end(const bn_add_rows *a, float *y, const uint16_t *w, const float *x,
+                         size_t n) {
+    float y_end[LANES] = {0};
+    vec s = vec_zero();
+    for (size_t r = 0; r < a->rank; r++) {
+        uint16_t w_end[LANES] = {0};
+        memcpy(w_end, w + r * a->w_stride, n * sizeof *w);
+        s = vec_fma(vec_widen(w_end), vec_set(x[r]), s);
+    }
+    memcpy(y_end, y, n * sizeof *y);
+    vec_store(y_end, vec_add(vec_load(y_end), vec_mul(s, vec_set(a->weight))));
+    memcpy(y, y_end, n * sizeof *y);
+}
+
+static void f16_add_rows(const bn_add_rows *a) {
+    for (size_t t = 0; t < a->tokens; t++) {
+        float *y = a->y + t * a->y_stride;
+        const float *x = a->x + t * a->x_stride;
+        size_t i = 0;
+        for (; i + ADDED * LANES <= a->n; i += ADDED * LANES)
+            add_rows_of(a, y + i, a->w + i, a->w_stride, x, ADDED);
+        for (; i + LANES <= a->n; i += LANES)
+            add_rows_of(a, y + i, a->w + i, a->w_stride, x, 1);
+        if (i < a->n)
+            add_rows_end(a, y + i, a->w + i, x, a->n - i);
+    }
+}
+
 /* --- element by element --- */
 
 typedef vec map_fn(vec a, vec b, vec c);

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * adapter.h: what adapters add to products, for some rows and not for others:
+ *
+ *     y += outᵀ · (in · h)        h: the input before it is quantized
+ *
+ * Each row has the adapter of its text, or none, so texts with different ones share a pass. in · h
+ * has the order of sums of f16_matmul, outᵀ · t that of f16_add_rows (kernels/products.h): nothing
+ * depends on which rows come together, nor on how they are cut among threads.
+ */
+#ifndef BITNET_ADAPTER_H
+#define BITNET_ADAPTER_H
+
+#include "operands.h"
+
+/* Of one linear. */
+typedef struct bn_low_rank {
+    const uint16_t *in, *out; /* F16 [rank][inputs], [rank][outputs]; NULL: it has none */
+} bn_low_rank;
+
+typedef struct bn_adapter {
+    uint32_t rank;
+    bn_low_rank *linears; /* by bn_tensor.number */
+} bn_adapter;
+
+/* Add to the products of each group that are done together, or to those that are not, what the
+ * model's own adapter says, and then those of the rows. */
+typedef enum bn_which { BN_TOGETHER, BN_APART } bn_which;
+void bn_adapt(const bn_operands *o, const bn_group *groups, size_t n_groups, bn_which which);
+
+#endif
