@@ -19,7 +19,7 @@ import pytest
 from bitnet.config import ModelConfig
 from bitnet_export import random_model
 from bitnet_runtime import Model, ModelFileError, UnsupportedModelError
-from packed_files import SMALL, hostile_files, packed_bytes
+from packed_files import SEEING, SMALL, hostile_files, packed_bytes
 
 PROBE = """
 import json, os, resource, sys, time
@@ -98,7 +98,7 @@ def test_what_refusing_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("changes", "name"),
     [
         ({"input": "draft"}, "input = draft"),
-        ({"adapter_rank": 2, "adapters": ["q", "down"]}, "adapters"),
+        (SEEING.stacks[1].to_dict() | {"adapter_rank": 2, "adapters": ["q"]}, "adapters of images"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -192,11 +192,16 @@ def test_words_of_images_are_where_the_format_says() -> None:
 
 
 def values_of(spec: Spec) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.random.default_rng(list(spec.key)).normal(size=(spec.rows, spec.cols)).astype(np.float32)
+    values = np.random.default_rng(list(spec.key)).normal(size=(spec.rows, spec.cols))
+    return values.astype(np.float16 if spec.form == "low_rank" else np.float32).astype(np.float32)
+
+
+def encoded(spec: Spec) -> Encoded:
+    return (Encoded.f16 if spec.form == "low_rank" else Encoded.f32)(values_of(spec))
 
 
 def write_values(path: Path, config: ModelConfig, **options: Any) -> None:
-    write_packed(path, [config], lambda spec: Encoded.f32(values_of(spec)), **options)
+    write_packed(path, [config], encoded, **options)
 
 
 def test_every_number_comes_back(tmp_path: Path) -> None:

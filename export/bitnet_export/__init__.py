@@ -8,7 +8,7 @@ from .checkpoint.findings import Report
 from .checkpoint.pack import export_checkpoint
 from .checkpoint.repack import Repacked, repack
 from .checkpoint.verify import VerificationError, verify
-from .packed.random_model import random_model
+from .packed.random_model import random_adapter, random_model
 from .packed.reader import PackedFile, PackedFormatError
 from .packed.records import Key, Record, expected_tensors
 from .packed.writer import Encoded, write_packed
@@ -24,6 +24,7 @@ __all__ = [
     "VerificationError",
     "expected_tensors",
     "export_checkpoint",
+    "random_adapter",
     "random_model",
     "repack",
     "verify",

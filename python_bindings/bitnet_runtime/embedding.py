@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 MOST_TOKENS, MOST_TEXTS = 256, 64  # of texts that are computed together
 
 
-def embed(model: ModelFacts, texts: Sequence[list[int]], pooling: str | None) -> NDArray[np.float32]:
+def embed(
+    model: ModelFacts, texts: Sequence[list[int]], pooling: str | None, adapter: str | None = None
+) -> NDArray[np.float32]:
     """`Model.embed` of token ids."""
     import numpy as np
 
@@ -32,7 +34,7 @@ def embed(model: ModelFacts, texts: Sequence[list[int]], pooling: str | None) ->
             while len(sessions) < len(group):  # only the first ever holds a long text
                 room = min(MOST_TOKENS, model.n_ctx)
                 room = room if sessions else max(room, *map(len, texts))
-                sessions.append(stack.enter_context(Session._new(model, room)))
+                sessions.append(stack.enter_context(Session._new(model, room, adapter=adapter)))
             for session in sessions:
                 session.reset()
             if len(group) == 1:  # in pieces, if that can be, so that Ctrl-C is obeyed

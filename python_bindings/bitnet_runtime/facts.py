@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import Sampling, model_defaults, whole
 from bitnet_runtime.errors import (
-    ClosedError,
     InvalidParameterError,
     ModelFormatError,
     TemplateError,
@@ -22,8 +21,9 @@ from bitnet_runtime.errors import (
     shown,
 )
 from bitnet_runtime.formats import held_to
-from bitnet_runtime.handles import Handle, Unique
+from bitnet_runtime.handles import Handle
 from bitnet_runtime.image_info import ImageInfo, read_image_info
+from bitnet_runtime.model_adapters import ModelAdapters
 from bitnet_runtime.once import once
 from bitnet_runtime.text import Detokenizer, Tokenizer
 
@@ -56,11 +56,14 @@ class ModelInfo(NamedTuple):
     threads: int
 
 
-class ModelFacts(Unique):
+class ModelFacts(ModelAdapters):
     """The part of `Model` that computes nothing."""
 
-    def _describe(self, path: Path, handle: Handle, n_ctx: int | None, kv_type: str) -> None:
+    def _describe(
+        self, path: Path, handle: Handle, n_ctx: int | None, kv_type: str, adapters: Mapping[str, Path]
+    ) -> None:
         """Read all that does not change."""
+        self._adapters = dict(adapters)
         self._path, self._kv_type = path, kv_type
         self._handle: Handle | None = handle  # None when closed
         struct = ffi.new("bn_model_info *")
@@ -254,12 +257,6 @@ class ModelFacts(Unique):
 
     # ---- for the rest of the package ----
 
-    @property
-    def _open(self) -> Handle:
-        if self._handle is None:
-            raise ClosedError(f"the model {self.path.name} is closed; load it again")
-        return self._handle
-
     def _pooling_number(self, pooling: str | None) -> int:
         """`bn_pooling` of a name; None: the model's own, which then must exist."""
         name = self.pooling if pooling is None else pooling
@@ -268,10 +265,11 @@ class ModelFacts(Unique):
             raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
         return int(POOLING[name])
 
-    def _session_options(self, n_ctx: int | None = None, kv_type: str | None = None) -> Any:
+    def _session_options(self, n_ctx: int | None = None, kv_type: str | None = None, adapter: str | None = None) -> Any:
         """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number, and type."""
         room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
-        return ffi.new("bn_session_options *", {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type]})
+        fields = {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type], "adapter": self.adapter_number(adapter)}
+        return ffi.new("bn_session_options *", fields)
 
     def _section(self, kind: int) -> bytes:
         """A copy of an opaque section; empty when the file has none."""

@@ -43,9 +43,10 @@ class Stream(Unique):
         pixels: NDArray[np.float32] | None = None,
         guide: Guide | None = None,
         receipt: bool = False,
+        adapter: str | None = None,
     ) -> None:
         """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `model.guide(options)`,
-        made before, as that may take seconds. receipt: the result has one."""
+        made before, as that may take seconds. receipt: the result has one. adapter: of a new session."""
         if receipt and pixels is not None:
             raise InvalidParameterError("a receipt is of tokens alone, and images are given", "receipt")
         if receipt:
@@ -56,12 +57,13 @@ class Stream(Unique):
         self._sampler = Sampler(options, model.vocab_size)
         self._guide = guide or model.guide(options)
         self._answer = Answer(model._detokenizer([token for token in prompt if token != NO_TOKEN]), options.stop)
-        self._session = session or Session._new(model, needed)
+        self._session = session or Session._new(model, needed, adapter=adapter)
         self._owned = session is None
         self._model, self._prompt, self._pixels = model, prompt, pixels
         self._end_tokens = model.end_tokens
         self._seed = secrets.randbits(32) if options.seed is None else options.seed
         self._n_ctx, self._kv_type = self._session.n_ctx, self._session.kv_type
+        self._adapter = model.adapter_digest(self._session.adapter) if receipt else None
         room = self._n_ctx - len(prompt) + 1  # the last token is sampled and not appended
         self._limit = room if options.max_tokens is None else min(options.max_tokens, room)
         self._tokens: list[int] = []
@@ -97,8 +99,9 @@ class Stream(Unique):
     def _make_receipt(self) -> Receipt:
         chosen = len(self._tokens) + (self.ended_by is not None)  # there may be more, behind a stop text
         return Receipt(
-            self._model.digest, self._kv_type, self._n_ctx, list(self._prompt), list(self._tokens), self.ended_by,
-            self._finish, self._seed, sampling_of(self._options), [written(each) for each in self._digests[:chosen]],
+            self._model.digest, self._adapter, self._kv_type, self._n_ctx, list(self._prompt), list(self._tokens),
+            self.ended_by, self._finish, self._seed, sampling_of(self._options),
+            [written(each) for each in self._digests[:chosen]],
         )  # fmt: skip
 
     def close(self) -> None:

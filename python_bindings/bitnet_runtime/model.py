@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from bitnet_runtime import machine
@@ -20,6 +19,7 @@ from bitnet_runtime.ids import is_several, refuse_several
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model_images import cosines, likely, scaled
 from bitnet_runtime.model_text import Message, ModelText
+from bitnet_runtime.paths import Adapters, files_of, of_which, path_of
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Result
 from bitnet_runtime.session import Session
@@ -60,6 +60,7 @@ class Model(ModelAsync, ModelText):
         verify: bool = True,
         mmap: bool = True,
         cache_bytes: int | None = None,
+        adapters: Adapters = (),
     ) -> Self:
         """Open a packed file.
 
@@ -71,13 +72,15 @@ class Model(ModelAsync, ModelText):
         mmap: False reads the file into memory, so that it may change or go away afterwards.
         cache_bytes: most that the caches of all sessions take together; None: no limit. A call that would need
             more raises CacheFullError and does nothing; see `Session.fork` for what texts can share.
+        adapters: files of adapters of this model, of which a text can have one: a list, named as the files are, or a
+            dictionary of names.
 
         A session that does not fit in memory is refused, never made smaller; see `session`.
 
         Raises ModelFileError (ModelNotFoundError: there is none), ModelFormatError,
         ModelTooLargeError or InvalidParameterError.
         """
-        file = _path(path)
+        file = path_of(path)
         count = 0 if threads is None else whole("threads", threads, 1, 256)
         if not isinstance(kv_type, str) or kv_type not in KV_TYPES:
             raise InvalidParameterError(
@@ -89,11 +92,16 @@ class Model(ModelAsync, ModelText):
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         most = 0 if cache_bytes is None else whole("cache_bytes", cache_bytes, 1, 2**63 - 1)
         fields = {"threads": count, "no_mmap": not mmap, "no_verify": not verify, "isa": name, "cache_bytes": most}
+        named = files_of(adapters)
+        paths = [ffi.new("char[]", os.fsencode(path)) for path in named.values()]
+        array = ffi.new("char *[]", paths)
+        fields |= {"adapters": array, "n_adapters": len(paths)}
         out, detail = ffi.new("bn_model **"), ffi.new("char[]", lib.BN_DETAIL_SIZE)
         status = lib.bn_model_open(os.fsencode(file), ffi.new("bn_load_options *", fields), out, detail)
-        check_open(status, ffi.string(detail).decode("utf-8", "replace") if status else "", file)
+        if status:
+            check_open(status, *of_which(ffi.string(detail).decode("utf-8", "replace"), file, [*named.values()]))
         model = cls.__new__(cls)
-        model._describe(file, Handle(out[0]), n_ctx, kv_type)
+        model._describe(file, Handle(out[0]), n_ctx, kv_type, named)
         return model
 
     # ---- text ----
@@ -105,6 +113,7 @@ class Model(ModelAsync, ModelText):
         *,
         images: Image | Sequence[Image] | None = None,
         session: Session | None = None,
+        adapter: str | None = None,
         receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
@@ -115,6 +124,7 @@ class Model(ModelAsync, ModelText):
         prompt: Sequence[Prompt],
         *,
         images: Sequence[Sequence[Image]] | None = None,
+        adapter: str | None = None,
         receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
@@ -127,6 +137,7 @@ class Model(ModelAsync, ModelText):
         *,
         images: Image | Sequence[Image] | Sequence[Sequence[Image]] | None = None,
         session: Session | None = None,
+        adapter: str | None = None,
         receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
@@ -141,6 +152,7 @@ class Model(ModelAsync, ModelText):
         learned it.
         session: with one, what it holds of the prompt's beginning is not computed again. Of a model whose
         `mask` is "prefix" the prompt is the prefix, and computed each time.
+        adapter: the name of one that the model was loaded with; a session keeps its own.
         receipt: the result has one, with which `verify_receipt` of any machine makes the answer again. The first
         takes the time to hash the file of the model.
         options: all of them at once, in place of the model's own.
@@ -148,7 +160,8 @@ class Model(ModelAsync, ModelText):
         if not is_several(prompt, "prompt"):
             one = cast("Image | Sequence[Image] | None", images)
             given = cast("Prompt", prompt)
-            return finish(self.stream(given, images=one, session=session, receipt=receipt, options=options, **sampling))
+            kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
+            return finish(self.stream(given, images=one, **kept, **sampling))
         chosen = resolve(sampling, options, self.defaults)
         if session is not None or sampling.get("draft"):
             raise InvalidParameterError("several prompts take neither a session nor drafts", "session")
@@ -161,7 +174,8 @@ class Model(ModelAsync, ModelText):
             )
         pairs = zip(prompts, each, strict=True)
         ready = [self.ready(prompt, of_it, self.n_ctx) for prompt, of_it in pairs]  # all, before any work
-        return generate_batch(Stream(self, tokens, chosen, pixels=pixels, receipt=receipt) for tokens, pixels in ready)
+        more: dict[str, Any] = {"receipt": receipt, "adapter": adapter}
+        return generate_batch(Stream(self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in ready)
 
     def stream(
         self,
@@ -169,6 +183,7 @@ class Model(ModelAsync, ModelText):
         *,
         images: Image | Sequence[Image] | None = None,
         session: Session | None = None,
+        adapter: str | None = None,
         receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
@@ -176,16 +191,21 @@ class Model(ModelAsync, ModelText):
         """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""
         if session is not None and (not isinstance(session, Session) or session._model is not self):
             raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
+        if session is not None and adapter not in (None, session.adapter):
+            found = f"of {session.adapter!r}" if session.adapter else "without one"
+            raise InvalidParameterError(f"adapter is {shown(adapter)}, and the session is {found}", "adapter")
+        self.adapter_number(adapter)
         refuse_several(prompt, "prompt", "only generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
         ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
-        return Stream(self, ready.tokens, chosen, session, ready.pixels, receipt=receipt)
+        return Stream(self, ready.tokens, chosen, session, ready.pixels, receipt=receipt, adapter=adapter)
 
     def chat(
         self,
         messages: Sequence[Message],
         *,
         session: Session | None = None,
+        adapter: str | None = None,
         receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
@@ -196,22 +216,25 @@ class Model(ModelAsync, ModelText):
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}. They stand where the template has
         the image token, or before all else.
         """
-        return finish(self.stream_chat(messages, session=session, receipt=receipt, options=options, **sampling))
+        kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
+        return finish(self.stream_chat(messages, **kept, **sampling))
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         *,
         session: Session | None = None,
+        adapter: str | None = None,
         receipt: bool = False,
         options: Sampling | None = None,
         **sampling: Unpack[Options],
     ) -> Stream:
         """`chat` as an iterator of pieces."""
         prompt, images = self.apply_template(messages), images_of(messages) or None
-        return self.stream(prompt, images=images, session=session, receipt=receipt, options=options, **sampling)
+        kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
+        return self.stream(prompt, images=images, **kept, **sampling)
 
-    def score(self, text: Prompt) -> list[float]:
+    def score(self, text: Prompt, *, adapter: str | None = None) -> list[float]:
         """Natural log of the probability of each token, given all before it.
 
         One number a token of `tokenize(text)`; the first is NaN, as nothing comes before it. Of a model whose
@@ -223,7 +246,7 @@ class Model(ModelAsync, ModelText):
         tokens = self._tokens(text, "text", self.n_ctx)
         if not tokens:
             return []
-        with self.session(n_ctx=len(tokens)) as session:
+        with self.session(n_ctx=len(tokens), adapter=adapter) as session:
             return session.score(tokens)
 
     def verify_receipt(self, receipt: Receipt | str | bytes | dict[str, Any]) -> Verdict:
@@ -234,7 +257,9 @@ class Model(ModelAsync, ModelText):
         """
         return verify(self, receipt if isinstance(receipt, Receipt) else Receipt.from_json(receipt))
 
-    def embed(self, text: Prompt | Sequence[Prompt], *, pooling: str | None = None) -> NDArray[np.float32]:
+    def embed(
+        self, text: Prompt | Sequence[Prompt], *, pooling: str | None = None, adapter: str | None = None
+    ) -> NDArray[np.float32]:
         """A vector of length 1 for each text, so that their product is the cosine: float32 (n, info.width).
 
         text: one (n = 1) or a list, each a string or token ids. Strings get what the file's tokenizer
@@ -246,7 +271,7 @@ class Model(ModelAsync, ModelText):
         texts = cast("Sequence[Prompt]", text if several else [text])
         names = [f"text {i}, {shown(one)}" if len(texts) > 1 else "" for i, one in enumerate(texts)]
         filled = [self.text_tokens(one, self.n_ctx, name) for one, name in zip(texts, names, strict=True)]
-        return embed(self, filled, pooling)
+        return embed(self, filled, pooling, adapter)
 
     def similarity(
         self, images: Image | Sequence[Image], texts: Prompt | Sequence[Prompt], *, probabilities: bool = False
@@ -262,13 +287,14 @@ class Model(ModelAsync, ModelText):
 
     # ---- sessions ----
 
-    def session(self, n_ctx: int | None = None) -> Session:
-        """A new session for token-level work, with room for `n_ctx` tokens; None: the model's `n_ctx`.
+    def session(self, n_ctx: int | None = None, *, adapter: str | None = None) -> Session:
+        """A new session for token-level work, with room for `n_ctx` tokens; None: the model's `n_ctx`. adapter: the
+        name of that which its text has.
 
         Raises ModelTooLargeError, before any work, if all of it would not fit in memory; the largest
         n_ctx that fits is in the message.
         """
-        return Session._new(self, n_ctx)
+        return Session._new(self, n_ctx, adapter=adapter)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """A session that `Session.save` wrote, with the context and the type of cache that it had.
@@ -320,12 +346,3 @@ class Model(ModelAsync, ModelText):
             f"<Model {self.path.name}: {self.info.ternary_weights:,} ternary weights, "
             f"{self.info.file_bytes / 1e6:.1f} MB, context {self.n_ctx}, {self.isa}, threads {self.threads}>"
         )
-
-
-def _path(path: str | os.PathLike[str]) -> Path:
-    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-        raise InvalidParameterError(f"path is {shown(path)}, expected the name of a packed file", "path")
-    if not os.fspath(path) or "\0" in os.fspath(path):
-        found = "has a zero byte" if os.fspath(path) else "is empty"
-        raise InvalidParameterError(f"path {found}, expected the name of a packed file", "path")
-    return Path(path)

@@ -27,6 +27,7 @@ class Receipt:
     """Of one answer."""
 
     model: str  # SHA-256 of the packed file
+    adapter: str | None  # and of that of the adapter, if the text had one
     kv_type: str
     n_ctx: int  # of the session
     prompt: list[int]

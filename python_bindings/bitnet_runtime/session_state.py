@@ -54,6 +54,14 @@ class SessionState(Unique):
             return str(ffi.string(lib.bn_kv_name(lib.bn_session_kv_type(handle.pointer))).decode())
 
     @property
+    def adapter(self) -> str | None:
+        """The name of the adapter that its text has, if it has one."""
+        with self._lock:
+            handle = self._open
+            number = int(lib.bn_session_adapter(handle.pointer))
+        return self._model.adapters[number - 1] if number else None
+
+    @property
     def note(self) -> bytes:
         """What was given to `save`; b"" for a session that was neither saved nor loaded."""
         return self._note

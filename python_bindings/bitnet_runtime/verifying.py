@@ -41,15 +41,21 @@ def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
     """Raises ReceiptError: it says what cannot be."""
     if receipt.model != model.digest:
         return Verdict(False, None, f"it is of the model {receipt.model:.64}, this one is {model.digest}")
+    digests = {model.adapter_digest(name): name for name in (None, *model.adapters)}
+    if receipt.adapter not in digests:
+        return Verdict(
+            False, None, f"it is of the adapter {receipt.adapter:.64}, which is none of those that the model was "
+            "loaded with",
+        )  # fmt: skip
     try:
-        stream = _stream(model, receipt)
+        stream = _stream(model, receipt, digests[receipt.adapter])
     except InvalidParameterError as error:
         raise ReceiptError(f"the receipt cannot be of this model: {error}") from None
     with stream._session, stream:
         return _compare(stream, receipt)
 
 
-def _stream(model: ModelFacts, receipt: Receipt) -> Stream:
+def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
     if receipt.kv_type not in KV_TYPES:
         raise InvalidParameterError(f"kv_type is {receipt.kv_type!r:.40}", "kv_type")
     model.require_next_token()
@@ -57,7 +63,7 @@ def _stream(model: ModelFacts, receipt: Receipt) -> Stream:
     options = receipt.options()
     if receipt.finish_reason == "cancelled":  # there may be more of it
         vars(options)["max_tokens"] = len(receipt.tokens)
-    session = Session._new(model, receipt.n_ctx, receipt.kv_type)
+    session = Session._new(model, receipt.n_ctx, receipt.kv_type, adapter)
     try:
         if len(prompt) > session.n_ctx:
             raise InvalidParameterError(f"prompt has {len(prompt)} tokens, n_ctx is {session.n_ctx}", "prompt")

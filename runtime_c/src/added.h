@@ -20,8 +20,8 @@ typedef struct bn_added {
 bn_status bn_adapter_read(const bn_file *file, uint32_t stack, bn_adapter *adapter);
 
 /* Open the n adapters of a model's file, into an array that is to be closed. Fails like
- * bn_file_parse and bn_file_verify, which is left out if `no_verify`; and with BN_ERR_MODEL when one
- * belongs to another model. */
+ * bn_file_parse and bn_file_verify, which is left out if `no_verify`; and with BN_ERR_MODEL when
+ * one belongs to another model. */
 bn_status bn_added_open(const bn_file *model, const bn_load_options *options,
                         const bn_kernels *kernels, bn_pool *pool, bn_added **added, int32_t *n,
                         char *detail);

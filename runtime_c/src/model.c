@@ -109,9 +109,10 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
     if ((status = bn_file_parse(mapping.bytes, mapping.size, &m->kernels, &m->file, detail)))
         goto error;
     if (m->file.adapter_alone) {
-        status = bn_fail(detail, BN_ERR_MODEL,
-                         "the file is an adapter, expected the model that it belongs to, with which "
-                         "it can be loaded");
+        status =
+            bn_fail(detail, BN_ERR_MODEL,
+                    "the file is an adapter, expected the model that it belongs to, with which "
+                    "it can be loaded");
         goto error;
     }
     if ((status = open_stacks(m, detail)))

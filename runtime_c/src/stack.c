@@ -17,7 +17,7 @@ static bn_status check_supported(const bn_config *c, char *detail) {
         const char *what;
     } limits[] = {
         {c->input == BN_INPUT_DRAFT, "input = draft"},
-        {images && c->adapters, "adapters of images"},
+        {c->input == BN_INPUT_IMAGES && c->adapters, "adapters of images"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].refused)

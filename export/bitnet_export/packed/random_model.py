@@ -10,11 +10,12 @@ import os
 
 import numpy as np
 
-from bitnet.config import ModelConfig
+from bitnet.config import TERNARY_LINEARS, ModelConfig
 
 from . import encodings, int8_rows, layout, records
 from .encodings import Encoding
 from .layout import Bytes
+from .reader import PackedFile
 from .records import Spec
 from .writer import Encoded, write_packed
 
@@ -50,6 +51,30 @@ def random_model(
 
     metadata = {"provenance": {"source": "random", "seed": seed, "zeros": zeros}}
     write_packed(path, stacks, source, metadata=metadata, tokenizer=tokenizer)
+
+
+def random_adapter(
+    base: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    seed: int = 0,
+    *,
+    rank: int = 16,
+    linears: tuple[str, ...] = TERNARY_LINEARS,
+) -> None:
+    """Write an adapter alone of a packed model, whose weights are as large as those of a trained one."""
+    model = PackedFile.open(base)
+    first, *others = model.configs
+    stacks = [
+        first.replace(adapters=linears, adapter_rank=rank),
+        *(c.replace(adapters=(), adapter_rank=0) for c in others),
+    ]
+
+    def source(spec: Spec) -> Encoded:
+        rng = np.random.Generator(np.random.SFC64([seed, *spec.key]))
+        inwards = records.PARTS[spec.key.part] == "adapter_in"
+        return Encoded.f16(rng.normal(0, 1 / math.sqrt(spec.cols if inwards else 4 * rank), (spec.rows, spec.cols)))
+
+    write_packed(path, stacks, source, metadata={"provenance": {"source": "random", "seed": seed}}, base=model.weights)
 
 
 def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: float, body: Encoding) -> Encoded:

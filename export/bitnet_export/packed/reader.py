@@ -64,8 +64,9 @@ class PackedFile:
         self._front = self._read(0, min(self._content.size, records.HEADER.size + 64 * records.SECTION.size))
         self.version, self.header_crc, self.file_size, count, self.base = self._read_header()
         if adapter is not None and adapter != (self.base is not None):
-            raise PackedFormatError("is a model, expected an adapter" if adapter else
-                                    "is an adapter, expected the model that it belongs to")
+            raise PackedFormatError(
+                "is a model, expected an adapter" if adapter else "is an adapter, expected the model that it belongs to"
+            )
         self.sections = self._read_sections(count)
         for section in self.sections:
             crc = self._checksum(section)

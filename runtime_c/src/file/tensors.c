@@ -186,9 +186,8 @@ static int find(const bn_file *file, const bn_record *key, bn_record *record) {
 
 /* Linears of layers, counted in the order of their roles; 0 for all else. */
 static uint32_t number_of(const bn_config *c, const bn_record *key) {
-    static const uint8_t place[BN_LAYER_ROLES] = {[BN_Q] = 1,    [BN_K] = 2,  [BN_V] = 3,
-                                                  [BN_O] = 4,    [BN_GATE] = 5, [BN_UP] = 6,
-                                                  [BN_DOWN] = 7};
+    static const uint8_t place[BN_LAYER_ROLES] = {
+        [BN_Q] = 1, [BN_K] = 2, [BN_V] = 3, [BN_O] = 4, [BN_GATE] = 5, [BN_UP] = 6, [BN_DOWN] = 7};
     if (key->layer == BN_NO_LAYER || key->role >= BN_LAYER_ROLES || !place[key->role])
         return 0;
     const uint32_t networks = c->n_experts > 0 ? c->n_experts : 1;

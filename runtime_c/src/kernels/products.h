@@ -91,13 +91,13 @@ static inline size_t bn_lookup_bytes(size_t rows) {
  * x[t * x_stride + r], s) for r in order; y[t * y_stride + i] += s * weight, rounded twice. w: IEEE
  * half, widened exactly. All sizes >= 1, no alignment. */
 typedef struct bn_add_rows {
-    float *y;           /* [tokens][y_stride], y_stride >= n */
-    size_t y_stride;    /* in floats */
-    const uint16_t *w;  /* [rank][w_stride], w_stride >= n */
-    size_t w_stride;    /* in halves */
-    size_t rank;        /* rows */
-    const float *x;     /* [tokens][x_stride], x_stride >= rank */
-    size_t x_stride;    /* in floats */
+    float *y;          /* [tokens][y_stride], y_stride >= n */
+    size_t y_stride;   /* in floats */
+    const uint16_t *w; /* [rank][w_stride], w_stride >= n */
+    size_t w_stride;   /* in halves */
+    size_t rank;       /* rows */
+    const float *x;    /* [tokens][x_stride], x_stride >= rank */
+    size_t x_stride;   /* in floats */
     float weight;
     size_t n, tokens;
 } bn_add_rows;

@@ -75,11 +75,10 @@ static void lower(const job *j, const place *at, size_t row, size_t n, const bn_
     const size_t rank = at->at * RANKS;
     if (rank >= a->rank)
         return;
-    o->kernels->products.f16_matmul(low_of(j, at->group, row, at->product) + rank,
-                                    BN_GROUP_PRODUCTS * o->most_rank,
-                                    a->linears[w->number].in + rank * w->cols,
-                                    a->rank - rank < RANKS ? a->rank - rank : RANKS, w->cols,
-                                    o->h + (at->group->first + row) * o->wide, o->wide, n);
+    o->kernels->products.f16_matmul(
+        low_of(j, at->group, row, at->product) + rank, BN_GROUP_PRODUCTS * o->most_rank,
+        a->linears[w->number].in + rank * w->cols, a->rank - rank < RANKS ? a->rank - rank : RANKS,
+        w->cols, o->h + (at->group->first + row) * o->wide, o->wide, n);
 }
 
 /* y[row] += outᵀ · t[row] for some outputs of these rows. */

@@ -15,7 +15,7 @@
 struct bn_adapter; /* adapter.h */
 
 enum { BN_GROUP_PRODUCTS = 3 }; /* most of a group */
-enum { BN_CHUNK_ROWS = 128 };   /* output rows a thread computes at a time: the sums stay in cache */
+enum { BN_CHUNK_ROWS = 128 }; /* output rows a thread computes at a time: the sums stay in cache */
 
 /* Inputs of linears for B rows, and scratch to multiply them with. */
 typedef struct bn_operands {
@@ -33,13 +33,13 @@ typedef struct bn_operands {
     size_t acc_stride;
     uint8_t *lookup; /* [threads][lookup_stride] scratch of ternary_lookup, or NULL */
     size_t lookup_stride;
-    size_t lookup_rows; /* most of a block, in whole panels */
-    uint64_t *skipped;  /* [threads] bytes of lines that were left out */
+    size_t lookup_rows;                 /* most of a block, in whole panels */
+    uint64_t *skipped;                  /* [threads] bytes of lines that were left out */
     const struct bn_adapter **adapters; /* [B] of each row, or NULL */
     int32_t some_adapted;               /* one is not NULL */
     const struct bn_adapter *own;       /* the model's, of all rows, or NULL */
     size_t most_rank;                   /* of an adapter; 0: there is none */
-    float *low; /* [B][BN_GROUP_PRODUCTS][most_rank] scratch of adapters */
+    float *low;                         /* [B][BN_GROUP_PRODUCTS][most_rank] scratch of adapters */
 } bn_operands;
 
 /* Rows [first, first + rows) of them. */

@@ -159,11 +159,12 @@ static bn_status find_adapter(const bn_model *m, const record *r, int32_t *adapt
             f->weights.data_crc == r->adapter_data)
             *adapter = i + 1;
     }
-    return *adapter ? BN_OK
-                    : bn_fail(detail, BN_ERR_MODEL,
-                              "the session has an adapter of %" PRIu64 " bytes with checksum %08" PRIx32
-                              ", which is not among the %" PRId32 " that the model was loaded with",
-                              r->adapter_size, r->adapter_header, m->n_added);
+    return *adapter
+               ? BN_OK
+               : bn_fail(detail, BN_ERR_MODEL,
+                         "the session has an adapter of %" PRIu64 " bytes with checksum %08" PRIx32
+                         ", which is not among the %" PRId32 " that the model was loaded with",
+                         r->adapter_size, r->adapter_header, m->n_added);
 }
 
 /* Whether numbers that the checksum vouches for can be those of a session; it is the new one. */

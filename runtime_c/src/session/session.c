@@ -134,9 +134,10 @@ void bn_session_free(bn_session *s) {
 bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     if (!session || !copy)
         return BN_ERR_ARGUMENT;
-    const bn_session_options o = {
-        .n_ctx = session->n_ctx, .kv_type = session->cache.type, .batch = session->batch,
-        .adapter = session->adapter};
+    const bn_session_options o = {.n_ctx = session->n_ctx,
+                                  .kv_type = session->cache.type,
+                                  .batch = session->batch,
+                                  .adapter = session->adapter};
     bn_session *s;
     const bn_status status = bn_session_new(session->model, &o, &s);
     if (status)

@@ -20,7 +20,7 @@ struct bn_session {
     const bn_stack *stack;
     bn_cache cache;
     bn_arena **blocks; /* its table */
-    int32_t adapter; /* its number, 0: none */
+    int32_t adapter;   /* its number, 0: none */
     int32_t n_ctx, position;
     int32_t batch;     /* tokens of a prompt that make a turn */
     int32_t *tokens;   /* [C] */

@@ -1,0 +1,49 @@
+"""The part of `Model` that knows its adapters."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.errors import ClosedError, InvalidParameterError, check, shown
+from bitnet_runtime.handles import Handle, Unique
+
+
+class ModelAdapters(Unique):
+    """What is open, and the adapters that came with it."""
+
+    _path: Path
+    _handle: Handle | None  # None when closed
+    _adapters: dict[str, Path]
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of those that it was loaded with, of which a text can have one."""
+        return tuple(self._adapters)
+
+    def adapter_number(self, name: str | None) -> int:
+        """Which of them, as the C library counts; 0 for None. Raises InvalidParameterError: there is no such."""
+        if name is None:
+            return 0
+        if not isinstance(name, str) or name not in self._adapters:
+            known = f"expected one of {', '.join(self._adapters)}" if self._adapters else "this model has none"
+            raise InvalidParameterError(
+                f"adapter is {shown(name)}, {known}; Model.load(path, adapters=[…]) loads them", "adapter"
+            )
+        return 1 + [*self._adapters].index(name)
+
+    def adapter_digest(self, name: str | None) -> str | None:
+        """SHA-256 of the file of an adapter, as it was opened; None for None."""
+        if name is None:
+            return None
+        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
+        handle = self._open
+        check(lib.bn_model_get_adapter(handle.pointer, self.adapter_number(name), data, size))
+        return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
+
+    @property
+    def _open(self) -> Handle:
+        if self._handle is None:
+            raise ClosedError(f"the model {self._path.name} is closed; load it again")
+        return self._handle
