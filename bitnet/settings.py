@@ -80,7 +80,7 @@ class Settings:
         "none",
         "what happens to images each time: crop to four fifths of the area or more; crop-flip: mirror half, too",
     )
-    vision: str = option("", "a run, or a checkpoint, whose stack of images the model begins with")
+    vision: str = option("", "a run, a checkpoint or a Hugging Face folder whose stack of images the model begins with")
     freeze_vision: bool = option(False, "leave that stack as it is and learn its projector alone")
 
     steps: int = option(1000, "optimizer steps; a finished run goes on with more of them and --resume")

@@ -169,3 +169,13 @@ def result(model: nn.Module, name: str, normalized: torch.Tensor, tokens: torch.
         out = model(input_ids=tokens)
         found = {"texts": out.text_embeds if "projected" in name else out.pooler_output}
     return {what: normalize(x, dim=-1) if what in ("images", "texts") else x for what, x in found.items()}
+
+
+@torch.inference_mode()
+def states(model: nn.Module, name: str, normalized: torch.Tensor) -> torch.Tensor:
+    """Of images, of all their patches behind the last norm: what a decoder is shown before a projector changes it."""
+    if name.startswith("paligemma"):
+        model = model.model.vision_tower
+    backbone = getattr(model, "vision_model", model) if "vit" not in name else getattr(model, "vit", model)
+    out: torch.Tensor = backbone(normalized).last_hidden_state
+    return backbone.post_layernorm(out) if name.startswith("clip") else out

@@ -186,8 +186,8 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
         read_start(str(tmp_path / "nowhere"))
     model = full_precision("llama")
     model.save_pretrained(tmp_path / "silent")
-    with pytest.raises(SourceError, match="has no tokenizer"):
-        read_start(str(tmp_path / "silent"))
+    with pytest.raises(source_model.SourceModelError, match="it has no tokenizer"):
+        read_start(str(tmp_path / "silent")).defaults()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
     with pytest.raises(SourceError, match=r"layers.1.up.weight holds NaN or infinity"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,7 @@ from bitnet.settings import of_source
 from bitnet.train import source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.convert.masters import read_start
-from bitnet_export.foreign.source import SourceError
-from picture_data import captions, questions
+from picture_data import DECODER, captions, questions
 from training import bitnet, losses
 
 torch.set_num_threads(1)
@@ -27,12 +27,23 @@ FAST = ("--threads", "1", "--steps", "6", "--batch", "4", "--save-every", "3", "
 KINDS = ["siglip, bytes", "paligemma 2, bytes"]
 
 
+CROPPED = {
+    "size": {"shortest_edge": hf_vision.SIZE}, "do_center_crop": True, "crop_size": hf_vision.SIZE, "resample": 2,
+    "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+}  # fmt: skip
+
+
 def save(name: str, folder: Path) -> torch.nn.Module:
     theirs = hf_vision.save(name, folder)
+    bytes_beside(folder)
+    return theirs
+
+
+def bytes_beside(folder: Path) -> None:
+    """A tokenizer of bytes."""
     words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
     words.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(f'{{"eos_token": "{tokenizer.END}", "pad_token": "{tokenizer.END}"}}')
-    return theirs
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -77,7 +88,51 @@ def test_it_becomes_ternary(name: str, tmp_path: Path) -> None:
     assert any(key.startswith("vision.layers.0.") for key in moved) and "vision.patch.weight" in moved
 
 
-def test_what_sees_alone_has_nothing_to_learn(tmp_path: Path) -> None:
+def test_what_sees_alone_has_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hf_vision.save("siglip, vision", tmp_path / "model")
-    with pytest.raises(SourceError, match="sees images and reads no text"):
-        read_start(str(tmp_path / "model"))
+    data = captions(tmp_path / "data", 10)
+    assert bitnet("finetune", tmp_path / "model", "--data", data, "--out", tmp_path / "run") == 1
+    said = "it sees images and reads no text, so there is nothing to learn with it alone; give it to a run with --v"
+    assert said in capsys.readouterr().err
+
+
+# ---- the stack that sees, of a folder ----
+
+SEES = ["siglip", "siglip, vision", "clip", "clip, vision, projected", "vit, classes", "paligemma"]
+
+
+@pytest.mark.parametrize("name", SEES)
+def test_a_decoder_begins_with_a_published_tower(name: str, tmp_path: Path) -> None:
+    """`--vision FOLDER`: it sees what transformers sees with it, before the first step; then it becomes ternary."""
+    theirs = hf_vision.save(name, tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(CROPPED))
+    data, out = questions(tmp_path / "data", 40), tmp_path / "run"
+    decoder = [
+        *DECODER[:-2],
+        "--vision",
+        tmp_path / "model",
+        "--context",
+        "48",
+        "--set",
+        "max_context=64",
+        *FAST,
+        "--keep",
+        "9",
+    ]
+    assert bitnet("train", *decoder, "--data", data, "--out", out) == 0
+    begun, learnt = (Checkpoint.open(out / f"step-00000{step}") for step in (0, 6))
+    assert learnt.config.vision and learnt.config.vision.ternary == TERNARY_LINEARS
+    assert learnt.config.vision.pooling == "none" and learnt.config.vision.class_token == ("cl" in name)
+    assert learnt.generation["pictures"] == {"resize": "crop", "filter": "bilinear"}
+    assert begun.state["quantized"] < 0.2 and learnt.state["quantized"] == 1.0  # of step 1, and of the last
+    pixels = 2 * hf_vision.pixels_of(3, name) - 1
+    with torch.inference_mode(), begun.model.partly_quantized(0.0):
+        assert begun.model.vision
+        found = begun.model.vision.hidden(pixels)
+        expected = hf_vision.states(theirs, name, pixels)
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())  # fp32, sums in another order
+    with torch.inference_mode():
+        assert not torch.allclose(begun.model.vision.hidden(pixels), expected, rtol=0.01)  # it is to be quantized
+    codes = quant.ternary_codes(learnt.model.state_dict()["vision.layers.1.up.weight"])[0]
+    assert set(codes.unique().tolist()) == {-1, 0, 1}
+    assert bitnet("export", out, tmp_path / "m.bitnet") == 0  # which verifies it

@@ -22,6 +22,7 @@ from bitnet.presets import PRESETS
 from bitnet.settings import Settings
 from bitnet.train import optimizers
 from bitnet.train.resolve import Given, resolve
+from bitnet.train.source_model import Start
 from vision_models import CAUSAL, CLIP, FAMILIES, PALIGEMMA, TOWERS, VISION, loss_of, pixels, prompt, seeded
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
@@ -74,6 +75,25 @@ def test_options_of_the_stack_that_sees(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"keeps its model, which has vision.n_layers = 2;"):
         resolve(Given(options={}, model=["vision.n_layers=3"]), saved)
     assert resolve(Given(options={}, model=["vision.n_layers=2"]), saved)[1] == TOWERS
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "tower", "ternary", "warmup"),
+    [({}, [], (), True, 0.5), ({"quantize_warmup": 0.3}, [], (), True, 0.3),
+     ({"freeze_vision": True}, [], (), False, 0), ({}, ["ternary=[]"], (), False, 0),
+     ({}, ["vision.ternary=['q']"], (), True, 0.5), ({}, [], ("q",), True, 0)],
+)  # fmt: skip
+def test_a_stack_in_full_precision_becomes_ternary_where_the_rest_is(
+    options: dict[str, Any], model: list[str], tower: tuple[str, ...], ternary: bool, warmup: float
+) -> None:
+    """And slowly, though the preset of a decoder is ternary from the first step."""
+    start = Start("a tower", VISION.replace(ternary=tower), {}, None)
+    given = Given(options={"preset": "paligemma-tiny", "vision": "tower", **options}, model=model)
+    settings, config = resolve(given, tower=start)
+    assert config.vision and bool(config.vision.ternary) == ternary and settings.quantize_warmup == warmup
+    assert config.vision.pooling == "none" and config.vision.out_dim == config.dim
+    with pytest.raises(ValueError, match=r"--vision tower has no stack of images; name a model that looks at images"):
+        resolve(given, tower=Start("a text", TOWERS.stacks[0], {}, None))
 
 
 @pytest.mark.parametrize(

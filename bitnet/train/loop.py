@@ -243,7 +243,7 @@ def passes(
 ) -> dict[str, Tensor]:
     """Forward and backward pass. Returns the terms of the loss, nats per token that counts."""
     # With --recompute the backward pass quantizes, too.
-    with run.model.partly_quantized(amount, vision=not run.settings.vision):  # a trained stack is quantized already
+    with run.model.partly_quantized(amount, vision=run.state["phased"]):  # else it is quantized already
         with autocast(run):
             terms = {name: term / counted for name, term in loss_terms(run, *batch).items()}
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
@@ -254,7 +254,7 @@ def passes(
 def look(run: Run, probe: telemetry.Probe, batch: Sequence[Tensor], amount: float) -> None:
     """Let `probe` see a batch in a forward pass of its own, so that the one that learns runs compiled, or replayed."""
     inputs, _, *told = batch
-    quantized = run.model.partly_quantized(amount, vision=not run.settings.vision)
+    quantized = run.model.partly_quantized(amount, vision=run.state["phased"])
     with torch.no_grad(), compiler.eagerly(), run.model.evaluating(), probe.looking(), quantized, autocast(run):
         run.model(inputs, *told)
 

@@ -57,7 +57,7 @@ def prepare(
         raise TrainingError(
             f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
         )
-    words, template, generation, batches, held_out = read_data(settings, config, newest, before, start)
+    words, template, generation, batches, held_out = read_data(settings, config, newest, before, start, tower)
     if newest and before["data"] != batches.tokens.digest:
         raise TrainingError(
             f"{newest.folder} was trained on other text, or with another --validation; start another run with --out"
@@ -77,6 +77,8 @@ def prepare(
     optimizer = optimizers.build(model, settings)
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
+    phased = tower.sees_in_floats if tower else not settings.vision
+    state |= {"phased": phased}  # whether λ is that of the stack of images, too; else it is quantized already
     state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
     state |= (
         horizon.BEGINNING | {"best": dict(validation.BEST)} | {"parameters": sum(p.numel() for p in model.parameters())}

@@ -19,13 +19,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bitnet.config import BOOLEANS, ModelConfig
+from bitnet.config import BOOLEANS, TERNARY_LINEARS, ModelConfig
 from bitnet.data import hub
 from bitnet.presets import PRESETS
 from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
 from bitnet.train import thinker
+
+if TYPE_CHECKING:
+    from bitnet.train.source_model import Start
 
 PATHS = ("data", "chat", "tokenizer", "source", "teacher", "vision", "tensorboard")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
@@ -61,14 +64,21 @@ def run_folder(given: Given) -> Path:
     return Settings.from_dict({name: train[name] for name in ("out", "preset") if name in train} | source).run_folder
 
 
+def named(given: Given, name: str) -> str:
+    """The path that an option has, by flag or by file; "": none."""
+    return str(_given(given)[0].get(name, ""))
+
+
 def resolve(
     given: Given,
     saved: dict[str, Any] | None = None,
     base: tuple[dict[str, Any], ModelConfig] | None = None,
+    tower: Start | None = None,
 ) -> tuple[Settings, ModelConfig]:
     """Settings and model of a run from what a person says of it.
 
     saved: the state of a run to resume, instead of a preset. base: defaults and model of a source, instead of one.
+    tower: the model that --vision names.
     """
     train, overrides = _given(given)
     if saved is not None:
@@ -78,30 +88,45 @@ def resolve(
         for name in ("preset", "tokenizer"):
             if name in train:
                 raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
-        settings = _checked(Settings.from_dict(_over(base[0], train)))
-        return settings, with_sight(base[1], overrides, settings)
+        return _together(*base, train, overrides, tower)
     preset = train.get("preset", "tiny")
     if preset not in PRESETS:
         raise ValueError(
             f"unknown preset {preset!r}, expected {', '.join(PRESET_SETTINGS)}" + did_you_mean(preset, [*PRESETS])
         )
-    settings = _checked(Settings.from_dict(_over(PRESET_SETTINGS.get(preset, {}), train)))
-    return settings, with_sight(PRESETS[preset], overrides, settings)
+    return _together(PRESET_SETTINGS.get(preset, {}), PRESETS[preset], train, overrides, tower)
 
 
-def with_sight(base: ModelConfig, overrides: dict[str, Any], settings: Settings) -> ModelConfig:
+def _together(
+    defaults: dict[str, Any], base: ModelConfig, train: dict[str, Any], overrides: dict[str, Any], tower: Start | None
+) -> tuple[Settings, ModelConfig]:
+    """A stack of images in full precision becomes ternary where the rest is, unless it is to stay as it is; and slowly,
+    though the rest need not."""
+    becomes = tower and tower.sees_in_floats and overrides.get("ternary", base.ternary)
+    becomes = becomes and not train.get("freeze_vision")
+    if becomes and not defaults.get("quantize_warmup", Settings().quantize_warmup):
+        defaults = defaults | {"quantize_warmup": 0.5}
+    settings = _checked(Settings.from_dict(_over(defaults, train)))
+    stack = _stack_of(tower, settings) | ({"ternary": list(TERNARY_LINEARS)} if becomes else {}) if tower else None
+    return settings, with_sight(base, overrides, settings, stack)
+
+
+def with_sight(
+    base: ModelConfig, overrides: dict[str, Any], settings: Settings, tower: dict[str, Any] | None
+) -> ModelConfig:
     """`base` with the options given. Of a model that sees, what follows by itself need not be said: its stack is that
-    of --vision, and to a decoder it gives vectors of its width, in place of a token that the tokenizer will name."""
+    of --vision, `tower`, and to a decoder it gives vectors of its width, in place of a token that the tokenizer will
+    name."""
     own, seeing = dict(overrides), dict(overrides.get(VISION, {}))
-    if not (seeing or base.vision or settings.vision):
+    if not (seeing or base.vision or tower):
         return base.replace(**own)
     answers = own.get("has_head", base.has_head)
-    if base.vision is None or settings.vision:
-        stack = _tower(settings.vision) if settings.vision else STACK
+    if base.vision is None or tower:
+        stack = tower or STACK
         if answers:
             stack = stack | {"pooling": "none", "out_dim": own.get("dim", base.dim), "projector_bias": True}
         for name in ("image_size", "patch_size", "channels"):
-            if settings.vision and seeing.get(name, stack[name]) != stack[name]:
+            if tower and seeing.get(name, stack[name]) != stack[name]:
                 raise ValueError(
                     f"vision.{name} is {stack[name]} in {settings.vision}, {seeing[name]} in this run; leave "
                     f"--set vision.{name} out, or train without --vision"
@@ -115,15 +140,11 @@ def with_sight(base: ModelConfig, overrides: dict[str, Any], settings: Settings)
     return base.replace(**own | ({VISION: seeing} if seeing else {}))
 
 
-def _tower(path: str) -> dict[str, Any]:
-    """The options of the stack of images that a checkpoint has, or is. Raises ValueError: it has none."""
-    from bitnet.train.checkpoint import Checkpoint
-
-    config = Checkpoint.open(path).config
-    found = config if config.input == "images" else config.vision
-    if found is None:
-        raise ValueError(f"--vision {path} has no stack of images; name a run that learnt from images")
-    return found.to_dict()
+def _stack_of(tower: Start, settings: Settings) -> dict[str, Any]:
+    """The options of the stack of images that a model has, or is. Raises ValueError: it has none."""
+    if tower.sight is None:
+        raise ValueError(f"--vision {settings.vision} has no stack of images; name a model that looks at images")
+    return tower.sight.to_dict() | {"name": VISION}
 
 
 def _checked(settings: Settings) -> Settings:

@@ -125,7 +125,7 @@ class Run:
             return
         amount = 0.0 if self.settings.quantize_warmup else 1.0
         context, limit = self.batches.context, self.settings.eval_tokens
-        with compiler.eagerly(), self.model.partly_quantized(amount, not self.settings.vision):
+        with compiler.eagerly(), self.model.partly_quantized(amount, vision=self.state["phased"]):
             result = objectives.evaluate(self.model, self.held_out, self.settings, context, limit)
         say(f"before the first step{', in full precision' if amount < 1 else ''}: validation {result}")
         log.write(self.now() | {"start": dataclasses.asdict(result)})

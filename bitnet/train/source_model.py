@@ -35,14 +35,38 @@ class Start:
     what: str  # one line
     config: ModelConfig
     weights: Mapping[str, Tensor]  # fp32 by parameter name
-    words: Tokenizer
+    tokenizer: Tokenizer | None  # None: it has none, which matters as soon as it is to read text
     template: str | None = None
     generation: dict[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # a line each
 
     def defaults(self) -> tuple[dict[str, Any], ModelConfig]:
-        """Settings and model of a run, before the user's own."""
+        """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text."""
+        assert self.words
         return of_source(self.config)
+
+    @property
+    def words(self) -> Tokenizer:
+        if self.tokenizer is None and self.config.input == "tokens":
+            raise SourceModelError(
+                f"{self.what}: it has no tokenizer.json and no tokenizer.model; copy that of the model there"
+            )
+        if self.tokenizer is None:
+            raise SourceModelError(
+                f"{self.what}: it sees images and reads no text, so there is nothing to learn with it alone; give it "
+                "to a run with --vision, or as --teacher with --distill-features"
+            )
+        return self.tokenizer
+
+    @property
+    def sight(self) -> ModelConfig | None:
+        """The stack that looks at images."""
+        return self.config if self.config.input == "images" else self.config.vision
+
+    @property
+    def sees_in_floats(self) -> bool:
+        """Whether that stack is a full-precision one."""
+        return self.sight is not None and not self.sight.ternary
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -63,7 +87,7 @@ def read_checkpoint(path: str | Path) -> Start:
         what=f"checkpoint {checkpoint.folder}",
         config=checkpoint.config,
         weights=checkpoint.model.state_dict(),
-        words=checkpoint.words,
+        tokenizer=checkpoint.words,
         template=checkpoint.template,
         generation=checkpoint.generation,
     )

@@ -23,7 +23,7 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.loop import Outcome
 from bitnet.train.prepare import prepare
 from bitnet.train.progress import say
-from bitnet.train.resolve import Given, resolve, run_folder
+from bitnet.train.resolve import Given, named, resolve, run_folder
 from bitnet.train.run import Run
 
 WRITTEN = (
@@ -33,11 +33,11 @@ WRITTEN = (
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
 Read = Callable[[str], source_model.Start]
-"""Opens a source, a model to begin with."""
+"""Opens a source, a model to begin with or to learn from."""
 
 
-def train(given: Given, read: Read | None = None, resume: bool = False, branch: str = "") -> Outcome:
-    """A run from its beginning, or from its newest checkpoint; with `read` it begins with a source.
+def train(given: Given, read: Read = source_model.read_checkpoint, resume: bool = False, branch: str = "") -> Outcome:
+    """A run from its beginning, or from its newest checkpoint; it begins with a source, where one is given.
 
     branch: a checkpoint of another run from which this one goes on, or that run.
     """
@@ -56,15 +56,14 @@ def train(given: Given, read: Read | None = None, resume: bool = False, branch: 
         raise TrainingError(f"memory ran out; lower --batch or --context, or take a smaller model ({said})") from error
 
 
-def _begin(given: Given, read: Read | None) -> Outcome:
-    start = read(given.options["source"]) if read else None
-    settings, config = resolve(given, base=start.defaults() if start else None)
+def _begin(given: Given, read: Read) -> Outcome:
+    start, tower = (read(path) if (path := named(given, name)) else None for name in ("source", "vision"))
+    settings, config = resolve(given, base=start.defaults() if start else None, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
     with _claimed(folder) as claim:
         _check_unused(folder)
-        teacher = read(settings.teacher) if read and settings.teacher else start
-        tower = source_model.read_checkpoint(settings.vision) if settings.vision else None
+        teacher = read(settings.teacher) if settings.teacher else start
         run = prepare(settings, config, None, start, teacher, tower)
         claim.begun = True
         return loop.carry_out(run)
@@ -82,7 +81,7 @@ def _check_free(folder: Path, config: str | None) -> None:
         )
 
 
-def _resume(given: Given, read: Read | None) -> Outcome:
+def _resume(given: Given, read: Read) -> Outcome:
     folder = run_folder(given)
     if not checkpoint.all_of(folder) and not list(folder.glob(f".step-*{saving.REPLACED}")):
         found = "has no step-* folder in it" if folder.is_dir() else "does not exist"
@@ -102,7 +101,7 @@ def _resume(given: Given, read: Read | None) -> Outcome:
         return loop.carry_out(run)
 
 
-def _branch(given: Given, source: str, read: Read | None) -> Outcome:
+def _branch(given: Given, source: str, read: Read) -> Outcome:
     """A run that begins where a checkpoint of another one is."""
     folder = run_folder(given)
     _check_free(folder, given.config)
@@ -119,10 +118,10 @@ def _branch(given: Given, source: str, read: Read | None) -> Outcome:
         return loop.carry_out(run)
 
 
-def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read | None) -> Run:
+def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read) -> Run:
     settings, config = resolve(given, newest.state_of_run)
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
-    teacher = read(settings.teacher or settings.source) if read and settings.distilled else None
+    teacher = read(settings.teacher or settings.source) if settings.distilled else None
     return prepare(settings, config, newest, teacher=teacher)
 
 

@@ -23,6 +23,7 @@ def read_data(
     newest: Checkpoint | None,
     before: dict[str, Any],
     start: source_model.Start | None,
+    tower: source_model.Start | None = None,
 ) -> tuple[Tokenizer, str | None, dict[str, Any], objectives.Batches, objectives.HeldOut]:
     """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
     template, generation = (start.template, start.generation) if start else (None, {})
@@ -30,6 +31,9 @@ def read_data(
         template, generation = newest.template, newest.generation
     elif not start and Path(settings.tokenizer).is_file():
         generation = tokenizer.ends_beside(settings.tokenizer)
+    if tower:  # how a picture becomes what it sees goes with it
+        generation = {name: value for name, value in generation.items() if name != "pictures"}
+        generation |= {name: value for name, value in tower.generation.items() if name == "pictures"}
     context = settings.context or config.max_context
 
     def choose(texts: Iterable[str]) -> Tokenizer:

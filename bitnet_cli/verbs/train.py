@@ -22,5 +22,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     before_torch()
     from bitnet.train.start import train
+    from bitnet_export.convert.masters import read_start
 
-    return conclude(train(given(args), resume=args.resume, branch=args.branch), args.json)
+    return conclude(train(given(args), read_start, args.resume, args.branch), args.json)

@@ -40,13 +40,6 @@ def read_start(path: str) -> source_model.Start:
     with open_folder(Path(path), floats=True) as source:
         if problems := not_yet(source.config):
             raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
-        if source.config.input == "images":
-            raise SourceError(
-                f"{path} sees images and reads no text, so there is nothing to learn with it alone; begin with a model "
-                "of both, such as SigLIP or PaliGemma"
-            )
-        if source.tokenizer is None:
-            raise SourceError(f"{path} has no tokenizer.json and no tokenizer.model; copy that of the model there")
         stacks = source.config.stacks
         specs = [
             spec
@@ -54,11 +47,13 @@ def read_start(path: str) -> source_model.Start:
             for spec in records.expected_tensors(config, stack)
             if not records.ROLES[spec.key.role].startswith("rope_")
         ]
+        said = source.tokenizer
+        words = None if said is None else tokenizer.parse(said.decode(), f"the tokenizer of {path}")
         return source_model.Start(
-            what=source.what,
+            what=f"{path}, {source.what}",
             config=source.config,
             weights={spec.key.parameter(stacks): _tensor(source, spec) for spec in specs},
-            words=tokenizer.parse(source.tokenizer.decode(), f"the tokenizer of {path}"),
+            tokenizer=words,
             template=None if source.template is None else source.template.decode(),
             generation=dict(source.generation),
             assumptions=source.assumptions,
