@@ -8,7 +8,8 @@
 #include "adapter.h"
 #include "lookup.h"
 
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL };
+/* Panels that kernels multiply together with several rows: threads take no fewer. */
+enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, TOGETHER = 4 };
 
 typedef struct job {
     const bn_operands *o;
@@ -16,20 +17,30 @@ typedef struct job {
     size_t n_groups;
 } job;
 
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* Panels of an item. One row is no slower with one. */
+static size_t unit_of(const bn_group *g) {
+    return g->rows - g->done > 1 ? TOGETHER : 1;
+}
+
 static void run_panels(void *context, int32_t thread, size_t item, size_t last) {
     const job *j = context;
     int32_t *acc = j->o->acc + (size_t)thread * j->o->acc_stride;
     while (item < last) {
         const bn_group *g = bn_group_of(j->groups, j->n_groups, item);
         const bn_input in = {j->o, g->first + g->done, g->rows - g->done};
-        const size_t left = last - g->before, end = left < g->panels ? left : g->panels;
-        size_t first = item - g->before, panel, n;
-        while (first < end) {
+        const size_t unit = unit_of(g), stop = smaller((last - g->before) * unit, g->panels);
+        size_t first = (item - g->before) * unit, panel, n;
+        while (first < stop) {
+            const size_t end = smaller(first + CHUNK_PANELS, stop);
             bn_product p = *bn_next_part(g->products, &first, end, &panel, &n);
             p.y += g->done * p.y_stride;
             p.w->encoding->multiply(&in, &p, panel, n, acc);
         }
-        item = g->before + end;
+        item = g->before + (stop + unit - 1) / unit;
     }
 }
 
@@ -46,7 +57,7 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
     bn_linear_lookup(o, groups, n_groups);
     for (bn_group *g = groups; g < groups + n_groups; g++) {
         g->before = items;
-        items += g->rows > g->done ? g->panels : 0;
+        items += g->rows > g->done ? (g->panels + unit_of(g) - 1) / unit_of(g) : 0;
     }
     if (items > 0)
         bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &(job){o, groups, n_groups});
