@@ -13,64 +13,93 @@
 #define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
 #define EACH_QUERY(X) EACH_FOUR(X, 0) EACH_FOUR(X, 1) EACH_FOUR(X, 2) EACH_FOUR(X, 3)
 
-/* For Q queries and the keys in one register: the four sums j, j+8, j+4, j+12 of the float rule
+/* X for each chain of a query and a register of keys. */
+#define EACH_CHAIN(X, i, r) X(i, r, 0) X(i, r, 1) X(i, r, 2) X(i, r, 3)
+#define EACH_KEYS(X, i) EACH_CHAIN(X, i, 0) EACH_CHAIN(X, i, 1)
+#define EACH_SCORE(X) EACH_KEYS(X, 0) EACH_KEYS(X, 1) EACH_KEYS(X, 2) EACH_KEYS(X, 3)
+
+typedef struct qk_block {
+    const float *q;    /* [Q][head_dim] */
+    const uint8_t *k;  /* of the keys in the first register */
+    size_t size, next; /* bytes of a number; from one register of keys to the next */
+    size_t head_dim;
+    int fetch; /* its lines farther on are not on their way yet */
+} qk_block;
+
+/* For Q queries and the keys in R registers: C of the sums j, j+8, j+4, j+12 of the float rule,
  * and the part of its tree above them, (s[j] + s[j+8]) + (s[j+4] + s[j+12]). */
-INLINE void qk_lanes(vec *total, const float *q, const uint8_t *k, size_t size, size_t keys,
-                     size_t head_dim, size_t j, int fetch, load_fn *load, const int Q) {
-    vec sum[4][4];
-#define CLEAR(i, c) sum[i][c] = vec_zero();
-    EACH_QUERY(CLEAR)
+INLINE void qk_lanes(vec total[4][2], const qk_block *b, size_t j, load_fn *load, const int Q,
+                     const int R, const int C) {
+    const size_t E = b->head_dim, size = b->size;
+    vec sum[4][2][4];
+#define CLEAR(i, r, c) sum[i][r][c] = vec_zero();
+    EACH_SCORE(CLEAR)
 #undef CLEAR
 
     size_t d = j;
 #define LANE(c) ((c & 1) * 8 + (c & 2) * 2)
-#define LOAD(i, c) const vec key##c = load(k, (d + LANE(c)) * BN_LANES + keys);
-#define TERM(i, c)                                                                                 \
-    if (i < Q)                                                                                     \
-        sum[i][c] = vec_fma(key##c, vec_set(q[i * head_dim + d + LANE(c)]), sum[i][c]);
-    for (; d - j + BN_LANES <= head_dim; d += BN_LANES) {
-        for (size_t line = 0; fetch && line < size; line++) /* a quarter of these dimensions */
-            prefetch_cache(k + (d - j + 4 * j) * BN_LANES * size + line * 64);
-        EACH_FOUR(LOAD, 0)
-        EACH_QUERY(TERM)
+#define LOAD(i, r, c)                                                                              \
+    if (r < R && c < C)                                                                            \
+        key[r][c] = load(b->k + r * b->next, (d + LANE(c)) * BN_LANES);
+#define TERM(i, r, c)                                                                              \
+    if (i < Q && r < R && c < C)                                                                   \
+        sum[i][r][c] = vec_fma(key[r][c], vec_set(b->q[i * E + d + LANE(c)]), sum[i][r][c]);
+    for (; d - j + BN_LANES <= E; d += BN_LANES) {
+        vec key[2][4];
+        for (size_t line = 0; b->fetch && line < size * (size_t)C / 4; line++) /* of these */
+            prefetch_cache(b->k + (d - j + (size_t)C * j) * BN_LANES * size + line * 64);
+        EACH_KEYS(LOAD, 0)
+        EACH_SCORE(TERM)
     }
-    if (d - j < head_dim) { /* what is missing from the last round counts as 0·0 */
+    if (d - j < E) { /* what is missing from the last round counts as 0·0 */
 #undef LOAD
 #undef TERM
-#define TERM(i, c)                                                                                 \
-    if (i < Q)                                                                                     \
-        sum[i][c] = d + LANE(c) < head_dim                                                         \
-                        ? vec_fma(load(k, (d + LANE(c)) * BN_LANES + keys),                        \
-                                  vec_set(q[i * head_dim + d + LANE(c)]), sum[i][c])               \
-                        : vec_add(sum[i][c], vec_zero());
-        EACH_QUERY(TERM)
+#define TERM(i, r, c)                                                                              \
+    if (i < Q && r < R && c < C)                                                                   \
+        sum[i][r][c] = d + LANE(c) < E                                                             \
+                           ? vec_fma(load(b->k + r * b->next, (d + LANE(c)) * BN_LANES),           \
+                                     vec_set(b->q[i * E + d + LANE(c)]), sum[i][r][c])             \
+                           : vec_add(sum[i][r][c], vec_zero());
+        EACH_SCORE(TERM)
 #undef TERM
     }
     for (int i = 0; i < Q; i++)
-        total[i] = vec_add(vec_add(sum[i][0], sum[i][1]), vec_add(sum[i][2], sum[i][3]));
+        for (int r = 0; r < R; r++) {
+            const vec *s = sum[i][r];
+            total[i][r] = vec_add(s[0], s[1]);
+            if (C == 4)
+                total[i][r] = vec_add(total[i][r], vec_add(s[2], s[3]));
+        }
+}
+#undef LANE
+
+/* Scores with the keys in R registers: next scores apart. C: of Q queries, as many as there are
+ * registers for. */
+INLINE void qk_queries(float *scores, size_t score_stride, const qk_block *b, load_fn *load,
+                       const int Q, const int R, const int C) {
+    vec t[8][4][2];
+    for (size_t j = 0; j < (size_t)(16 / C); j++)
+        qk_lanes(t[j], b, j, load, Q, R, C);
+    for (int i = 0; i < Q; i++)
+        for (int r = 0; r < R; r++) {
+            vec s[4];
+            for (int j = 0; j < 4; j++)
+                s[j] = C == 4 ? t[j][i][r] : vec_add(t[j][i][r], t[j + 4][i][r]);
+            vec_store(scores + (size_t)i * score_stride + r * LANES,
+                      vec_add(vec_add(s[0], s[2]), vec_add(s[1], s[3])));
+        }
 }
 
-/* One tile. fetch: its lines farther on are not on their way yet. */
-INLINE void qk_queries(float *scores, size_t score_stride, const float *q, const uint8_t *k,
-                       size_t size, size_t head_dim, int fetch, load_fn *load, const int Q) {
-    for (size_t keys = 0; keys < BN_LANES; keys += LANES) {
-        vec b[4][QUERIES];
-        for (size_t j = 0; j < 4; j++)
-            qk_lanes(b[j], q, k, size, keys, head_dim, j, fetch, load, Q);
-        for (int i = 0; i < Q; i++)
-            vec_store(scores + (size_t)i * score_stride + keys,
-                      vec_add(vec_add(b[0][i], b[2][i]), vec_add(b[1][i], b[3][i])));
-    }
-}
-
-/* out[i][0..4 registers or 1] += p[i][t] * v[t], t = 0, 1, ... */
-INLINE void pv_block(float *out, size_t out_stride, const float *p, size_t p_stride,
-                     const uint8_t *v, size_t size, size_t head_dim, size_t keys, int fetch,
-                     load_fn *load, const int Q, const int V) {
+/* out[i][V registers] += p[i][t] * v[t], t = 0, 1, ... The last register begins at `last`, as far
+ * as that is in the one before it: what both have is added up in both. */
+INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
+                     size_t head_dim, size_t keys, size_t last, int fetch, load_fn *load,
+                     const int Q, const int V) {
     vec sum[4][4];
+#define AT(c) (c + 1 < V ? c * LANES : last)
 #define LOAD(i, c)                                                                                 \
     if (i < Q && c < V)                                                                            \
-        sum[i][c] = vec_load(out + i * out_stride + c * LANES);
+        sum[i][c] = vec_load(out + i * head_dim + AT(c));
     EACH_QUERY(LOAD)
 #undef LOAD
     for (size_t t = 0; t < keys; t++, v += head_dim * size) {
@@ -79,7 +108,7 @@ INLINE void pv_block(float *out, size_t out_stride, const float *p, size_t p_str
             prefetch_cache(v + line);
 #define LOAD(i, c)                                                                                 \
     if (c < V)                                                                                     \
-        value[c] = load(v, c * LANES);
+        value[c] = load(v, AT(c));
 #define TERM(i, c)                                                                                 \
     if (i < Q && c < V)                                                                            \
         sum[i][c] = vec_fma(vec_set(p[i * p_stride + t]), value[c], sum[i][c]);
@@ -90,19 +119,10 @@ INLINE void pv_block(float *out, size_t out_stride, const float *p, size_t p_str
     }
 #define STORE(i, c)                                                                                \
     if (i < Q && c < V)                                                                            \
-        vec_store(out + i * out_stride + c * LANES, sum[i][c]);
+        vec_store(out + i * head_dim + AT(c), sum[i][c]);
     EACH_QUERY(STORE)
 #undef STORE
-}
-
-/* The last register of a row reaches back into the one before it: what both have gets the same sum
- * twice, from what was there before either. */
-INLINE void pv_last(float (*last)[LANES], float *out, const float *p, size_t p_stride,
-                    const uint8_t *v, size_t size, size_t head_dim, size_t keys, load_fn *load,
-                    const int Q) {
-    for (int i = 0; i < Q; i++)
-        memcpy(last[i], out + (size_t)i * head_dim, sizeof last[i]);
-    pv_block(last[0], LANES, p, p_stride, v, size, head_dim, keys, 0, load, Q, 1);
+#undef AT
 }
 
 /* The n < LANES elements of one query that has no more, padded on their way to the registers. */
@@ -119,25 +139,29 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
     memcpy(out, end, n * sizeof *out);
 }
 
+/* Blocks of 1 to 4 registers, as even as can be. */
 INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
                     size_t head_dim, size_t keys, int fetch, load_fn *load, const int Q) {
-    const size_t end = head_dim - LANES; /* the last register, if there is one */
-    const int ragged = head_dim > LANES && head_dim % LANES != 0;
-    float last[4][LANES] = {{0}};
-    size_t d = 0;
-    if (ragged)
-        pv_last(last, out + end, p, p_stride, v + end * size, size, head_dim, keys, load, Q);
-    for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
-        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, fetch, load, Q,
-                 4);
-    for (; d + LANES <= head_dim; d += LANES)
-        pv_block(out + d, head_dim, p, p_stride, v + d * size, size, head_dim, keys, fetch, load, Q,
-                 1);
-    for (int i = 0; i < Q && ragged; i++)
-        memcpy(out + (size_t)i * head_dim + end, last[i], sizeof last[i]);
+    const size_t n = (head_dim + LANES - 1) / LANES, blocks = (n + 3) / 4;
     for (int i = 0; i < Q && head_dim < LANES; i++)
         pv_tail(out + (size_t)i * head_dim, head_dim, p + (size_t)i * p_stride, v, size, head_dim,
                 keys, load);
+    for (size_t b = 0; b < blocks && head_dim >= LANES; b++) {
+        const size_t first = n * b / blocks, end = n * (b + 1) / blocks, d = first * LANES;
+        const size_t last = (end < n ? end * LANES : head_dim) - LANES - d;
+#define BLOCK(V)                                                                                   \
+    case V:                                                                                        \
+        pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, fetch, load, Q,   \
+                 V);                                                                               \
+        break
+        switch (end - first) {
+            BLOCK(1);
+            BLOCK(2);
+            BLOCK(3);
+            BLOCK(4);
+        }
+#undef BLOCK
+    }
 }
 
 /* The largest of 4, 2, 1 queries that n holds. */
@@ -145,31 +169,40 @@ INLINE size_t query_block(size_t n) {
     return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
-/* A tile of keys, or some values, stay in the first cache for all queries. */
-INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
-    const bn_qk a = *all; /* in registers: no store can change it */
-    const size_t E = a.head_dim, stride = a.score_stride;
-    for (size_t t = 0; t < a.tiles; t++) {
-        const uint8_t *k = (const uint8_t *)a.k + t * E * BN_LANES * size;
-        for (size_t i = 0, block; i < a.n_q; i += block) {
-            float *s = a.scores + i * stride + t * BN_LANES;
-            const float *q = a.q + i * E;
-            switch (block = query_block(a.n_q - i)) {
-            case 4:
-                qk_queries(s, stride, q, k, size, E, i == 0, load, QUERIES);
-                break;
-            case 2:
-                qk_queries(s, stride, q, k, size, E, i == 0, load, 2);
-                break;
-            default:
-                qk_queries(s, stride, q, k, size, E, i == 0, load, 1);
-            }
+/* Two registers of keys, or one, with all queries: they stay in the first cache. */
+INLINE void qk_keys(const bn_qk *a, size_t key, qk_block b, load_fn *load, const int R) {
+    for (size_t i = 0, n; i < a->n_q; i += n) {
+        float *s = a->scores + i * a->score_stride + key;
+        b.q = a->q + i * b.head_dim;
+        b.fetch = i == 0;
+        switch (n = query_block(a->n_q - i)) {
+        case 4:
+            qk_queries(s, a->score_stride, &b, load, QUERIES, R, 2);
+            break;
+        case 2:
+            qk_queries(s, a->score_stride, &b, load, 2, R, QUERIES == 2 ? 2 : 4);
+            break;
+        default:
+            qk_queries(s, a->score_stride, &b, load, 1, R, 4);
         }
     }
 }
 
+INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
+    enum { TILES = 2 / PARTS }; /* of two registers */
+    const bn_qk a = *all;       /* in registers: no store can change it */
+    const size_t tile = a.head_dim * BN_LANES * size, keys = a.tiles * BN_LANES;
+    qk_block b = {
+        .k = a.k, .size = size, .next = TILES == 1 ? LANES * size : tile, .head_dim = a.head_dim};
+    size_t key = 0;
+    for (; key + 2 * LANES <= keys; key += 2 * LANES, b.k += TILES * tile)
+        qk_keys(&a, key, b, load, 2);
+    if (key < keys)
+        qk_keys(&a, key, b, load, 1);
+}
+
 INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
-    enum { KEYS = 32 };
+    enum { KEYS = 64 };
     const bn_pv a = *all;
     const size_t E = a.head_dim, stride = a.p_stride;
     for (size_t t = 0; t < a.keys; t += KEYS) {

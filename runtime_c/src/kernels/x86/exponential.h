@@ -8,7 +8,7 @@
 
 #include "float.h"
 
-enum { STEP = LANES / 2 };
+enum { STEP = LANES / 2, STEP_LANES = STEP * LANES };
 
 /* bn_exp of every lane of `count` registers; see vectors.h. */
 INLINE void exp_all(vec *x, int count) {
@@ -40,29 +40,32 @@ INLINE void exp_all(vec *x, int count) {
 
 typedef void activation_fn(vec *g, int count);
 
-/* h[i] = f(g[i]) * u[i] */
+/* Of n numbers, how many from the j-th register of a step on. */
+INLINE size_t left_from(size_t n, int j) {
+    const size_t before = (size_t)j * LANES;
+    return n > before ? n - before : 0;
+}
+
+/* h[i] = f(g[i]) * u[i], n <= STEP_LANES: fewer take as long. */
+INLINE void gate_step(float *h, const float *g, const float *u, size_t n, activation_fn *f) {
+    vec x[STEP];
+    UNROLL
+    for (int j = 0; j < STEP; j++)
+        x[j] = vec_load_first(g + j * LANES, left_from(n, j));
+    f(x, STEP);
+    UNROLL
+    for (int j = 0; j < STEP; j++) {
+        const size_t left = left_from(n, j);
+        vec_store_first(h + j * LANES, vec_mul(x[j], vec_load_first(u + j * LANES, left)), left);
+    }
+}
+
 INLINE void gate(float *h, const float *g, const float *u, size_t n, activation_fn *f) {
     size_t i = 0;
-    for (; i + STEP * LANES <= n; i += STEP * LANES) {
-        vec x[STEP];
-        UNROLL
-        for (int j = 0; j < STEP; j++)
-            x[j] = vec_load(g + i + j * LANES);
-        f(x, STEP);
-        UNROLL
-        for (int j = 0; j < STEP; j++)
-            vec_store(h + i + j * LANES, vec_mul(x[j], vec_load(u + i + j * LANES)));
-    }
-    for (; i < n; i += LANES) {
-        const size_t here = n - i < LANES ? n - i : LANES;
-        float end[2][LANES] = {{0}};
-        memcpy(end[0], g + i, here * sizeof *g);
-        memcpy(end[1], u + i, here * sizeof *u);
-        vec x = vec_load(end[0]);
-        f(&x, 1);
-        vec_store(end[0], vec_mul(x, vec_load(end[1])));
-        memcpy(h + i, end[0], here * sizeof *h);
-    }
+    for (; i + STEP_LANES <= n; i += STEP_LANES)
+        gate_step(h + i, g + i, u + i, STEP_LANES, f);
+    if (i < n)
+        gate_step(h + i, g + i, u + i, n - i, f);
 }
 
 /* g / (1 + exp(z)) */
@@ -144,39 +147,31 @@ static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
     gate(h, g, u, n, gelu_erf);
 }
 
+/* x[i] = exp(x[i] - shift), n <= STEP_LANES, which are added to sums. */
+INLINE void exp_step(vec *sum, float *x, size_t n, vec shift) {
+    vec e[STEP];
+    UNROLL
+    for (int j = 0; j < STEP; j++)
+        e[j] = vec_sub(vec_load_first(x + j * LANES, left_from(n, j)), shift);
+    exp_all(e, STEP);
+    UNROLL
+    for (int j = 0; j < STEP; j++) {
+        const size_t left = left_from(n, j);
+        vec_store_first(x + j * LANES, e[j], left);
+        sum[j % PARTS] = vec_add(sum[j % PARTS], vec_first(e[j], left));
+    }
+}
+
 static float exp_sum(float *x, size_t n, float shift) {
     const vec shifts = vec_set(shift);
     vec sum[PARTS];
+    size_t i = 0;
     for (int p = 0; p < PARTS; p++)
         sum[p] = vec_zero();
-    size_t i = 0;
-    for (; i + STEP * LANES <= n; i += STEP * LANES) {
-        vec e[STEP];
-        UNROLL
-        for (int j = 0; j < STEP; j++)
-            e[j] = vec_sub(vec_load(x + i + j * LANES), shifts);
-        exp_all(e, STEP);
-        UNROLL
-        for (int j = 0; j < STEP; j++) {
-            vec_store(x + i + j * LANES, e[j]);
-            sum[j % PARTS] = vec_add(sum[j % PARTS], e[j]);
-        }
-    }
-    for (; i < n; i += BN_LANES) {
-        const size_t here = n - i < BN_LANES ? n - i : BN_LANES;
-        float end[BN_LANES] = {0};
-        vec e[PARTS];
-        memcpy(end, x + i, here * sizeof *x);
-        for (int p = 0; p < PARTS; p++)
-            e[p] = vec_sub(vec_load(end + p * LANES), shifts);
-        exp_all(e, PARTS);
-        for (int p = 0; p < PARTS; p++)
-            vec_store(end + p * LANES, e[p]);
-        memcpy(x + i, end, here * sizeof *x);
-        memset(end + here, 0, (BN_LANES - here) * sizeof *end);
-        for (int p = 0; p < PARTS; p++)
-            sum[p] = vec_add(sum[p], vec_load(end + p * LANES));
-    }
+    for (; i + STEP_LANES <= n; i += STEP_LANES)
+        exp_step(sum, x + i, STEP_LANES, shifts);
+    if (i < n)
+        exp_step(sum, x + i, n - i, shifts);
     return vec_tree(sum);
 }
 

@@ -105,6 +105,28 @@ INLINE vec vec_load(const float *p) {
 INLINE void vec_store(float *p, vec a) {
     _mm256_storeu_ps(p, a);
 }
+/* of n lanes, if there are not more, and 0 behind them */
+INLINE vec vec_first(vec a, size_t n) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i most = _mm256_set1_epi32(n < LANES ? (int32_t)n : LANES);
+    return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(most, lane)));
+}
+INLINE vec vec_load_first(const float *p, size_t n) {
+    float lanes[LANES] = {0};
+    if (n >= LANES)
+        return vec_load(p);
+    memcpy(lanes, p, n * sizeof *p);
+    return vec_load(lanes);
+}
+INLINE void vec_store_first(float *p, vec a, size_t n) {
+    float lanes[LANES];
+    if (n >= LANES) {
+        vec_store(p, a);
+        return;
+    }
+    vec_store(lanes, a);
+    memcpy(p, lanes, n * sizeof *p);
+}
 INLINE vec vec_widen(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }

@@ -104,6 +104,19 @@ INLINE vec vec_load(const float *p) {
 INLINE void vec_store(float *p, vec a) {
     _mm512_storeu_ps(p, a);
 }
+/* of n lanes, if there are not more, and 0 behind them */
+INLINE __mmask16 first_lanes(size_t n) {
+    return (__mmask16)(n < LANES ? (1u << n) - 1 : 0xffff);
+}
+INLINE vec vec_load_first(const float *p, size_t n) {
+    return _mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+INLINE void vec_store_first(float *p, vec a, size_t n) {
+    _mm512_mask_storeu_ps(p, first_lanes(n), a);
+}
+INLINE vec vec_first(vec a, size_t n) {
+    return _mm512_maskz_mov_ps(first_lanes(n), a);
+}
 INLINE vec vec_widen(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
@@ -145,8 +158,7 @@ INLINE sums vec_to_int(vec a) {
 }
 /* a * 2^n, n integral */
 INLINE vec vec_add_exponent(vec a, vec n) {
-    const __m512i shift = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), shift));
+    return _mm512_scalef_ps(a, n);
 }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wsign-conversion" /* in GCC's macros of these, without -O */
