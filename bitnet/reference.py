@@ -18,7 +18,7 @@ from typing import Any
 from bitnet import config, settings
 from bitnet.config import NOT_YET, ModelConfig
 from bitnet.presets import PRESETS
-from bitnet.settings import CONVERSION, PRESET_SETTINGS, Settings, default_of
+from bitnet.settings import CONTEXT, CONVERSION, FINETUNE_SETTINGS, PRESET_SETTINGS, Settings
 from bitnet.sizes import SIZES
 
 HEAD = """# Presets and options
@@ -55,6 +55,32 @@ see [train.md](train.md).
 def page() -> str:
     """All of docs/options.md."""
     return "\n".join([HEAD, *_presets(), *_training(), *_model()])
+
+
+def default_of(name: str, finetune: bool = False) -> str:
+    """The default of an option as --help prints it, "" where its sentence says what none means."""
+    plain = getattr(Settings(), name)
+    if finetune:
+        depends = {"quantize_warmup": "0.5, from a ternary source 0", "context": f"the source's, at most {CONTEXT}"}
+        return depends.get(name) or _shown(FINETUNE_SETTINGS.get(name, plain))
+    values: dict[str, list[str]] = {}
+    for preset, changes in PRESET_SETTINGS.items():
+        if preset not in SIZES:
+            values.setdefault(_shown(changes.get(name, plain)), []).append(preset)
+    of_sizes = {_shown(PRESET_SETTINGS[preset].get(name, plain)) for preset in SIZES}
+    if name != "steps":  # they have another budget
+        values.setdefault("by size" if len(of_sizes) > 1 else of_sizes.pop(), []).append("1m to 1b")
+    if len(values) == 1:
+        return _shown(plain)
+    return "; ".join(f"{', '.join(presets)}: {value}" for value, presets in values.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value in ("", []) else str(value)
 
 
 def _presets() -> list[str]:

@@ -60,6 +60,10 @@ class Settings:
         ".csv or folders of images and texts",
     )
     column: str = option("text", "where the text of a line, or of a row of a table, stands")
+    mixture: str = option(
+        "", "instead of --data: a TOML file of sources, their shares and stages; docs/data.md describes it"
+    )
+    documents: bool = option(False, "attention stays within a document; for the next token, without prefixes")
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     tokenizer: str = option(
@@ -167,8 +171,9 @@ class Settings:
                     f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, "
                     "tokens"
                 )
-        if self.chat and self.data:
-            raise ValueError("both --data and --chat are given; a run learns from text or from conversations")
+        given = [flag_of(name) for name in ("data", "mixture", "chat") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
         if self.freeze_vision and not self.vision:
             raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
         if self.distill + self.distill_relations > 1:
@@ -258,32 +263,6 @@ def did_you_mean(name: str, names: list[str]) -> str:
     bare = {each.lstrip("-"): each for each in names}
     near = difflib.get_close_matches(name.lstrip("-"), bare, 1)
     return f", did you mean {bare[near[0]]!r}?" if near else ""
-
-
-def default_of(name: str, finetune: bool = False) -> str:
-    """The default of an option as --help prints it, "" where its sentence says what none means."""
-    plain = getattr(Settings(), name)
-    if finetune:
-        depends = {"quantize_warmup": "0.5, from a ternary source 0", "context": f"the source's, at most {CONTEXT}"}
-        return depends.get(name) or _shown(FINETUNE_SETTINGS.get(name, plain))
-    values: dict[str, list[str]] = {}
-    for preset, changes in PRESET_SETTINGS.items():
-        if preset not in SIZES:
-            values.setdefault(_shown(changes.get(name, plain)), []).append(preset)
-    of_sizes = {_shown(PRESET_SETTINGS[preset].get(name, plain)) for preset in SIZES}
-    if name != "steps":  # they have another budget
-        values.setdefault("by size" if len(of_sizes) > 1 else of_sizes.pop(), []).append("1m to 1b")
-    if len(values) == 1:
-        return _shown(plain)
-    return "; ".join(f"{', '.join(presets)}: {value}" for value, presets in values.items())
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "" if value in ("", []) else str(value)
 
 
 def flag_of(name: str) -> str:

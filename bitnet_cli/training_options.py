@@ -8,7 +8,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from bitnet.settings import CHOICES, Settings, default_of, flag_of
+from bitnet.reference import default_of
+from bitnet.settings import CHOICES, Settings, flag_of
 from bitnet_runtime.terminal import show
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import pytest
 import bitnet_cli
 from bitnet.data import corpus, files, hub
 from bitnet.data.corpus import DataError
-from bitnet.train.resolve import absolute
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -160,8 +159,8 @@ def test_datasets_on_disk_and_as_streams(dataset: Path) -> None:
 
 def test_a_source_is_kept_with_its_kind(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(dataset.parent)
-    assert absolute("hf-stream:a set:train") == f"hf-stream:{dataset}:train"
-    assert absolute("hf:of/others") == "hf:of/others" and absolute("a set") == str(dataset)
+    assert corpus.absolute("hf-stream:a set:train") == f"hf-stream:{dataset}:train"
+    assert corpus.absolute("hf:of/others") == "hf:of/others" and corpus.absolute("a set") == str(dataset)
 
 
 def test_commands_take_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bitnet import settings
-from bitnet.data import tokenizer
+from bitnet.data import corpus, tokenizer
 from bitnet.presets import PRESETS
 from bitnet.train import checkpoint, prepare, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
@@ -165,7 +165,7 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("a b", f"{tmp_path}/a b"), ("*.txt", f"{tmp_path}/*.txt"), ("hf:a b:train", f"hf:{tmp_path}/a b:train"),
         ("hf:roneneldan/TinyStories", "hf:roneneldan/TinyStories"), ("none.txt", "none.txt"), ("bpe", "bpe"), ("", ""),
     ):  # fmt: skip
-        assert resolve.absolute(path) == expected
+        assert corpus.absolute(path) == expected
 
 
 def test_checkpoints_by_time(sentences: str, tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ class Tokens:
     def bytes_per_token(self) -> float:
         return self.n_bytes / len(self.ids)
 
+    @property
+    def first(self) -> int:
+        """The token before every document."""
+        return int(self.ids[0])
+
     def windows(self, context: int) -> int:
         """How many windows of `context` inputs, each with its next token, fit without overlap."""
         return (len(self.ids) - 1) // context

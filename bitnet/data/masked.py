@@ -61,6 +61,16 @@ class Prefixing:
         return int(torch.randint(1, max(n_tokens, 2), (), generator=random))
 
 
+@dataclass(frozen=True)
+class Apart:
+    """Inputs, next tokens, and documents: a new one begins with each token `first`."""
+
+    first: int
+
+    def __call__(self, inputs_BT: Tensor, next_BT: Tensor, _: Sequence[int]) -> tuple[Tensor, ...]:
+        return inputs_BT, next_BT, (inputs_BT == self.first).cumsum(1)
+
+
 class ViewedBatches(Batches):
     """Sequence n as `Batches` cuts it, in another view."""
 

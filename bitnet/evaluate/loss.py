@@ -7,9 +7,9 @@ tokens. torch is imported for a checkpoint alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,24 @@ class Result:
 
     def __str__(self) -> str:
         return f"{self.nats_per_token:.4f} nats/token, {self.bits_per_byte:.4f} bits/byte"
+
+
+@dataclass(frozen=True)
+class BySource(Result):
+    """Of a mixture: the mean by the weights of its sources."""
+
+    sources: dict[str, float]  # nats per token of each
+
+    @classmethod
+    def mean(cls, nats: dict[str, float], n_bytes: Mapping[str, float], weights: Mapping[str, float], n: int) -> Self:
+        """nats, n_bytes: of a token, by source. n: tokens that were predicted."""
+        total, each = (sum(weights[name] * of[name] for name in nats) for of in (nats, n_bytes))
+        whole = Result.of(total, 1, each)
+        return cls(total, whole.bits_per_byte, whole.perplexity, n, nats)
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{name} {nats:.4f}" for name, nats in self.sources.items())
+        return f"{super().__str__()} ({each})"
 
 
 @dataclass(frozen=True)

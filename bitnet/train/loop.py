@@ -19,7 +19,18 @@ from torch import Tensor
 from bitnet import process
 from bitnet.data import dataset
 from bitnet.model import compiler, parallel
-from bitnet.train import checkpoint, distill, objectives, replay, runlog, saving, schedule, telemetry, validation
+from bitnet.train import (
+    checkpoint,
+    distill,
+    mixtures,
+    objectives,
+    replay,
+    runlog,
+    saving,
+    schedule,
+    telemetry,
+    validation,
+)
 from bitnet.train.errors import TrainingError
 from bitnet.train.pipeline import Ahead, Made, work_of
 from bitnet.train.profiling import profiled
@@ -93,6 +104,7 @@ def loop(run: Run, log: runlog.Log) -> int:
                 settle(run, log, started)
                 if saved_step != state["step"]:
                     run.save()
+            mixtures.advance(run)
             before = run.progress
             step(run, log, started)
             step_is_over()

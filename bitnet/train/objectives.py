@@ -7,6 +7,7 @@ A sequence of a batch is inputs, targets, and what else the model is told (`Tran
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -15,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, dataset, masked, pairs, picture_rows, tokenizer
+from bitnet.data import conversations, dataset, masked, mixed, mixture, pairs, picture_rows, tokenizer
 from bitnet.data.picture_rows import Answers, Captions, Rows
 from bitnet.evaluate import answers, contrast, loss
 from bitnet.model.transformer import Transformer
 from bitnet.settings import PRESET_SETTINGS, Settings
 from bitnet.train.errors import TrainingError
 
-Kept = dataset.Tokens | pairs.Pairs | Captions | Answers
-Batches = dataset.Batches | conversations.Batches | pairs.Batches | picture_rows.Batches
+Kept = dataset.Tokens | mixture.Sources | pairs.Pairs | Captions | Answers
+Batches = dataset.Batches | mixed.Mixed | conversations.Batches | pairs.Batches | picture_rows.Batches
 HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues
 Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered
 
@@ -72,6 +73,10 @@ def check(settings: Settings, config: ModelConfig) -> None:
          "leave it out"),
         (bool(settings.chat) and sees, "--chat is for models without vision", "give records of images with --data"),
         (bool(settings.chat) and objective != "next", "--chat is for the next token", "give --data"),
+        (bool(settings.mixture) and (objective != "next" or sees), "--mixture is of text, for the next token",
+         "give --data"),
+        (settings.documents and (not plain or sees or bool(settings.chat)), "--documents is of text, for the next "
+         "token of a causal model", "leave it out"),
         (settings.distilled and not plain, f"mask is {config.mask}, and only causal models of the next token can be "
          "distilled", "leave --distill and --distill-relations out"),
     ]  # fmt: skip
@@ -96,7 +101,9 @@ def batches(settings: Settings, config: ModelConfig, words: Tokenizer, tokens: K
         return picture_rows.Batches(tokens, settings.batch, context, settings.seed, settings.augment)
     if isinstance(tokens, pairs.Pairs):
         return pairs.Batches(tokens, settings.batch, context, settings.seed)
-    view = view_of(settings, config, words, settings.seed)
+    view = view_of(settings, config, words, tokens, settings.seed)
+    if isinstance(tokens, mixture.Sources):
+        return mixed.Mixed(tokens, settings.batch, context, settings.seed, view)
     if view:
         return masked.ViewedBatches(tokens, settings.batch, context, settings.seed, view)
     return dataset.Batches(tokens, settings.batch, context, settings.seed)
@@ -112,7 +119,9 @@ def held_out(
     if isinstance(tokens, Answers):
         tokens.count(context)
         return tokens
-    view = view_of(settings, config, words, HELD_OUT_SEED)
+    view = view_of(settings, config, words, tokens, HELD_OUT_SEED)
+    if isinstance(tokens, mixture.Sources):
+        return dataclasses.replace(tokens, view=view)
     return masked.ViewedTokens(tokens, view) if view else tokens
 
 
@@ -122,14 +131,19 @@ def record(tokens: HeldOut, held_out: HeldOut) -> dict[str, Any]:
     if isinstance(tokens, Rows):
         return {"pictures": {side: each.pictures.to_dict() for side, each in sides.items() if isinstance(each, Rows)}}
     texts = {side: text.to_dict() for side, each in sides.items() if (text := _text_of(each))}
-    return ({"texts": texts} if texts else {}) | ({"pairs": tokens.given} if isinstance(tokens, pairs.Pairs) else {})
+    more = {"mixture": tokens.mixture.to_dict()} if isinstance(tokens, mixture.Sources) else {}
+    return (
+        ({"texts": texts} if texts else {})
+        | more
+        | ({"pairs": tokens.given} if isinstance(tokens, pairs.Pairs) else {})
+    )
 
 
-def _text_of(tokens: HeldOut) -> dataset.Tokens | None:
+def _text_of(tokens: HeldOut) -> dataset.Tokens | mixture.Sources | None:
     """The token ids on disk beneath a view of them."""
     if isinstance(tokens, masked.ViewedTokens | pairs.Pairs):
         return tokens.text
-    return tokens if isinstance(tokens, dataset.Tokens) else None
+    return tokens if isinstance(tokens, dataset.Tokens | mixture.Sources) else None
 
 
 def tokens_each(tokens: HeldOut, context: int) -> int:
@@ -137,10 +151,15 @@ def tokens_each(tokens: HeldOut, context: int) -> int:
     return tokens.tokens_each(context) if isinstance(tokens, pairs.Pairs | Captions) else context
 
 
-def view_of(settings: Settings, config: ModelConfig, words: Tokenizer, seed: int) -> masked.View | None:
+def view_of(
+    settings: Settings, config: ModelConfig, words: Tokenizer, tokens: dataset.Tokens | mixture.Sources, seed: int
+) -> masked.View | None:
+    """What is to be seen of text besides the text: nothing, hidden tokens, prefixes, or documents."""
     if settings.objective == "mlm":
         mask = tokenizer.mask_token(words)
         return masked.Masking(mask, mask if mask == words.get_vocab_size() - 1 else words.get_vocab_size(), seed)
+    if settings.documents:
+        return masked.Apart(tokens.first)
     return masked.Prefixing(seed) if config.mask == "prefix" else None
 
 
@@ -166,4 +185,10 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
         return contrast.evaluate(model, text, context, *comparison(settings, model), settings.batch, limit)
     if isinstance(text, Answers):
         return answers.evaluate(model, text, context, settings.batch, limit)
+    if isinstance(text, mixture.Sources):
+        each = limit and max(1, limit // len(text.parts))
+        found = {name: loss.evaluate(model, seen, context, settings.batch, each) for name, seen in text.seen.items()}
+        nats = {name: result.nats_per_token for name, result in found.items()}
+        n_bytes = {name: part.bytes_per_token for name, part in text.parts.items()}
+        return loss.BySource.mean(nats, n_bytes, text.weights, sum(result.tokens for result in found.values()))
     return loss.evaluate(model, text, context, settings.batch, limit)

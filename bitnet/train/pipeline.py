@@ -70,6 +70,10 @@ class Ahead:
             self._begin(self._waiting[-1][0] + 1)
         return self._waiting.popleft()[1].result()
 
+    def drop(self) -> None:
+        """Forget what lies ready: the batches have changed."""
+        self._waiting.clear()
+
     def _begin(self, step: int) -> None:
         self._waiting.append((step, self._pool.submit(self._make, step)))
 

@@ -14,11 +14,12 @@ from torch import nn
 
 from bitnet.config import ModelConfig, not_yet
 from bitnet.data import tokenizer
+from bitnet.data.mixed import Mixed
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import distill, horizon, memory, objectives, optimizers, source_model, validation
+from bitnet.train import distill, horizon, memory, mixtures, objectives, optimizers, source_model, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
@@ -79,6 +80,7 @@ def prepare(
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     phased = tower.sees_in_floats if tower else not settings.vision
     state |= {"phased": phased}  # whether λ is that of the stack of images, too; else it is quantized already
+    state |= {"course": []}  # of a mixture: the steps at which its weights changed, and to what
     state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
     state |= (
         horizon.BEGINNING | {"best": dict(validation.BEST)} | {"parameters": sum(p.numel() for p in model.parameters())}
@@ -98,7 +100,9 @@ def prepare(
         f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
-    if (times := end.tokens / n_tokens) > MANY:
+    if isinstance(batches, Mixed):
+        say(mixtures.sizes(batches.tokens, end.tokens))
+    elif (times := end.tokens / n_tokens) > MANY:
         say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or train for less")
     if line:
         say(line)

@@ -13,8 +13,6 @@ settings in place of a preset. docs/options.md lists all options.
 from __future__ import annotations
 
 import dataclasses
-import glob
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.config import BOOLEANS, TERNARY_LINEARS, ModelConfig
-from bitnet.data import hub
+from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
 from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
 from bitnet.train import thinker
@@ -30,7 +28,7 @@ from bitnet.train import thinker
 if TYPE_CHECKING:
     from bitnet.train.source_model import Start
 
-PATHS = ("data", "chat", "tokenizer", "source", "teacher", "vision", "tensorboard")
+PATHS = ("data", "mixture", "chat", "tokenizer", "source", "teacher", "vision", "tensorboard")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
 
 VISION = "vision"
@@ -236,17 +234,6 @@ def _flat(model: ModelConfig) -> dict[str, Any]:
     own = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != VISION}
     seeing = model.vision and _flat(model.vision)
     return own | {f"{VISION}.{name}": value for name, value in (seeing or {}).items()}
-
-
-def absolute(path: str, made: bool = False) -> str:
-    """The absolute path of what a file, folder or glob names, or of what will be made.
-
-    What names nothing stays, to be shown as it was given.
-    """
-    kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
-    if name and (made or os.path.exists(name) or (not kind and next(glob.iglob(name, recursive=True), None))):
-        name = os.path.abspath(name)
-    return kind + ":".join([name, *more])
 
 
 def _read(path: str) -> dict[str, Any]:

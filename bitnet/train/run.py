@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from bitnet.bitlinear import BitLinear
+from bitnet.data.mixed import Mixed
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.quant import ternary_codes
@@ -59,7 +60,10 @@ class Run:
     @property
     def passes(self) -> float:
         """How often the data was seen."""
-        return float(self.state["tokens"] / (self.horizon.each / self.sequences) / self.batches.per_epoch)
+        sequences = self.state["tokens"] / (self.horizon.each / self.sequences)
+        if isinstance(self.batches, Mixed):
+            return self.batches.passes(int(sequences))
+        return float(sequences / self.batches.per_epoch)
 
     @property
     def said(self) -> str:

@@ -12,7 +12,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import conversations, corpus, dataset, pairs, pictures, tokenized, tokenizer
 from bitnet.model import parallel
 from bitnet.settings import Settings
-from bitnet.train import objectives, sights, source_model
+from bitnet.train import mixtures, objectives, sights, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.progress import say
 
@@ -59,14 +59,16 @@ def read_data(
         if settings.objective == "next":
             template = template or sights.template(words, generation)
         return words, template, generation, rows, objectives.held_out(settings, config, words, held_out, context)
-    words, sides = parallel.from_first(lambda: read_text(settings, before, generation, choose))
+    read = mixtures.read if settings.mixture else read_text
+    words, sides = parallel.from_first(lambda: read(settings, before, generation, choose))
     words.encode_special_tokens = True
     batches = objectives.batches(settings, config, words, sides[0], context)  # the other processes map the files
-    if isinstance(sides[1], dataset.Tokens) and not sides[1].windows(context):  # said before the first step, not after
-        raise corpus.DataError(
-            f"the validation text has {sides[1].n_tokens:,} tokens, one window needs {context + 1:,}; add data, raise "
-            "--validation, or lower --context"
-        )
+    for name, side in mixtures.parts_of(sides[1]).items():
+        if not side.windows(context):  # said before the first step, not after
+            raise corpus.DataError(
+                f"the validation text{name} has {side.n_tokens:,} tokens, one window needs {context + 1:,}; add data, "
+                "raise --validation, or lower --context"
+            )
     return words, template, generation, batches, objectives.held_out(settings, config, words, sides[1], context)
 
 
@@ -90,7 +92,7 @@ def read_text(
             words = choose([])
             return words, _in_pairs(contrastive, words, generation, before.get("pairs", False), kept[0], kept[1])
     if shared := tokenized.named(settings.data):
-        known = choose([]) if before else None
+        known = choose([]) if before or settings.source else None
         words, (train, held_out) = _shared(shared, known, generation, settings, "train", "validation")
         if not before:
             say(f"{shared}: its tokenizer, of {words.get_vocab_size():,} tokens, and its validation text are taken")
@@ -142,6 +144,9 @@ def of_checkpoint(
         return objectives.held_out(settings, config, words, rows, context)
     first, contrastive = tokenizer.separator(words, checkpoint.generation), settings.objective == "contrastive"
     kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
+    if not data and settings.mixture:
+        sources = mixtures.of_checkpoint(checkpoint, settings, scratch)
+        return objectives.held_out(settings, config, words, sources, context)
     given = bool(state.get("pairs"))
     if kept is None and (shared := tokenized.named(data or settings.data)):
         (kept,) = _shared(shared, words, checkpoint.generation, settings, "validation")[1]

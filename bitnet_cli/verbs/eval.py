@@ -229,7 +229,9 @@ def line(figures: dict[str, Any]) -> str:
             f"({figures['tokens']:,} hidden tokens, context {figures['context']:,})"
         )
     where = "".join(f", {name} {figures[name]:,}" for name in ("context", "stride") if name in figures)
+    each = ", ".join(f"{name} {nats:.4f}" for name, nats in figures.get("sources", {}).items())
     return (
-        f"{figures['nats_per_token']:.4f} nats/token  {figures['bits_per_byte']:.4f} bits/byte  "
-        f"perplexity {figures['perplexity']:.2f}  ({figures['tokens']:,} tokens{where})"
+        f"{figures['nats_per_token']:.4f} nats/token{f' ({each})' if each else ''}  "
+        f"{figures['bits_per_byte']:.4f} bits/byte  perplexity {figures['perplexity']:.2f}  "
+        f"({figures['tokens']:,} tokens{where})"
     )

@@ -55,7 +55,7 @@ def mask_token_of(checkpoint: Checkpoint) -> int:
 
 def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[list[int], str]:
     """At least `n` tokens, if there are so many, of what the run held out; why there are none."""
-    from bitnet.data import conversations, corpus, dataset, files, pictures
+    from bitnet.data import conversations, corpus, dataset, files, mixture, pictures
 
     state, words = checkpoint.state_if_any, checkpoint.words
     if not (settings := state.get("settings")):
@@ -65,6 +65,11 @@ def _validation_ids(checkpoint: Checkpoint, start: list[int], n: int) -> tuple[l
     try:
         if kept := dataset.recorded(state, "validation", checkpoint.folder.resolve().parent):
             return kept.ids[:n].tolist(), ""
+        if sources := mixture.recorded(state, "validation", checkpoint.folder.resolve().parent):
+            each = -(-n // len(sources.parts))
+            return [token for part in sources.parts.values() for token in part.ids[:each].tolist()], ""
+        if settings.get("mixture"):
+            return [], "its token ids are gone"
         if checkpoint.config.vision:
             seen = pictures.recorded(state, "validation", checkpoint.folder.resolve().parent)
             return (seen.text.ids[:n].tolist() if seen else []), ""

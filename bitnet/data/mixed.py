@@ -1,0 +1,100 @@
+"""Batches of a mixture: which source each sequence comes from, and which of that source's sequences it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bitnet.data.corpus import DataError
+from bitnet.data.dataset import Batches, Tokens
+from bitnet.data.mixture import UNITS, Sources, Weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bitnet.data.masked import View
+
+
+def counts(units: Sequence[int], n: int) -> list[int]:
+    """How many of the first n sequences come from each source: as nearly as can be what their weights say.
+
+    The next one always comes from the source with the largest weight / (2 × its count + 1): Sainte-Laguë.
+    """
+    total, k = sum(units), len(units)
+    reached = max(0, n - k)  # all up to a common quotient; few are left
+    found = [(2 * reached * unit + total) // (2 * total) for unit in units]
+    while sum(found) < n:
+        found[_next(units, found)] += 1
+    return found
+
+
+def _next(units: Sequence[int], found: Sequence[int]) -> int:
+    best = -1
+    for i, unit in enumerate(units):
+        if unit and (best < 0 or unit * (2 * found[best] + 1) > units[best] * (2 * found[i] + 1)):
+            best = i
+    return best
+
+
+class Mixed:
+    """Sequence n of a mixture. `course`: from which sequence on there were which weights; may grow at its end."""
+
+    def __init__(self, tokens: Sources, batch: int, context: int, seed: int, view: View | None = None) -> None:
+        self.tokens, self.batch, self.context, self.view = tokens, batch, context, view
+        self._names = list(tokens.parts)
+        self._each = [_batches(name, part, context, seed) for name, part in tokens.parts.items()]
+        self.course: tuple[tuple[int, Weights], ...] = ((0, tokens.mixture.weights_at(0, 0)),)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        """Batch i."""
+        return self.sequences(i * self.batch, (i + 1) * self.batch)
+
+    @property
+    def per_epoch(self) -> float:
+        """Sequences after which, with the newest weights, one of the sources has been seen whole."""
+        weights = self.course[-1][1]
+        shares = zip(self._names, self._each, strict=True)
+        return min(each.per_epoch / weights[name] for name, each in shares if weights[name])
+
+    def passes(self, n: int) -> float:
+        """How often that source was seen in the first n sequences which was seen most."""
+        _, _, found = self._before(n)
+        return max(count / each.per_epoch for count, each in zip(found, self._each, strict=True))
+
+    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """Inputs and targets of the sequences from `first` to before `last`, and what else a model is told."""
+        import torch
+
+        inputs_NT, targets_NT = (torch.empty(last - first, self.context, dtype=torch.int64) for _ in range(2))
+        places: list[list[int]] = [[] for _ in self._each]
+        _, _, begun = self._before(first)
+        for place, number in enumerate(range(first, last)):
+            places[self._source(number)].append(place)
+        for each, at, begin in zip(self._each, places, begun, strict=True):
+            if at:
+                inputs_NT[at], targets_NT[at] = each.sequences(begin, begin + len(at))
+        return self.view(inputs_NT, targets_NT, range(first, last)) if self.view else (inputs_NT, targets_NT)
+
+    def _source(self, n: int) -> int:
+        """The one that sequence n comes from."""
+        units, inside, _ = self._before(n)
+        return _next(units, counts(units, inside))
+
+    def _before(self, n: int) -> tuple[list[int], int, list[int]]:
+        """The weights at sequence n, how many have them before it, and how many of all come from each source."""
+        total, units, begin = [0] * len(self._names), [0] * len(self._names), 0
+        ends = [*(begin for begin, _ in self.course[1:]), n]
+        for (begin, weights), end in zip(self.course, ends, strict=True):
+            units = [round(weights[name] * UNITS) for name in self._names]
+            inside = counts(units, min(end, n) - begin)
+            total = [a + b for a, b in zip(total, inside, strict=True)]
+            if end > n:
+                break
+        return units, n - begin, total
+
+
+def _batches(name: str, part: Tokens, context: int, seed: int) -> Batches:
+    try:
+        return Batches(part, 1, context, seed)
+    except DataError as error:
+        raise DataError(f"source {name}: {error}") from None

@@ -1,0 +1,131 @@
+"""How a run reads the sources of a mixture, and how their weights change along it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bitnet.data import corpus, dataset, mixture, tokenized, tokenizer
+from bitnet.data.dataset import Tokens
+from bitnet.data.mixed import Mixed
+from bitnet.data.mixture import Mixture, Source, Sources
+from bitnet.settings import Settings
+from bitnet.train.checkpoint import Checkpoint
+from bitnet.train.errors import TrainingError
+from bitnet.train.progress import say
+from bitnet.train.run import Run
+
+SIDES = "train", "validation"
+
+
+def read(
+    settings: Settings,
+    before: dict[str, Any],
+    generation: dict[str, Any],
+    choose: Callable[[Iterable[str]], Tokenizer],
+) -> tuple[Tokenizer, tuple[Sources, Sources]]:
+    """Tokenizer, and the token ids of all sources: shared ones, those that the run has, or of the text read anew."""
+    found = _mixture(settings, before)
+    shared = {name: where for name, source in found.sources.items() if (where := tokenized.named(source.data))}
+    parts = {name: tokenized.read(where, *SIDES)[1] for name, where in shared.items()}
+    texts = {}
+    for name, source in found.sources.items():
+        kept = [_recorded(settings, before, name, side) for side in SIDES]
+        if name not in parts and kept[0] and kept[1]:
+            parts[name] = [kept[0], kept[1]]
+        elif name not in parts:
+            say(f"{settings.run_folder}: reading source {name} and making token ids of it")
+            texts[name] = _split(source, settings, say)
+    if shared and not (before or settings.source or Path(settings.tokenizer).is_file()):
+        words = tokenized.tokenizer_of(next(iter(shared.values())))
+    else:
+        words = choose(chain.from_iterable(train for train, _ in texts.values()))
+    first = tokenizer.separator(words, generation)
+    for where in shared.values():
+        tokenized.check_of(where, words, first)
+    for name, of_sides in texts.items():
+        pairs = zip(of_sides, SIDES, strict=True)
+        parts[name] = [dataset.tokenize(text, words, settings.run_folder, side, first) for text, side in pairs]
+    train, held_out = ({name: parts[name][side] for name in found.sources} for side in range(2))
+    return words, (Sources(found, train), Sources(found, held_out))
+
+
+def of_checkpoint(checkpoint: Checkpoint, settings: Settings, scratch: Path) -> Sources:
+    """What the run of a checkpoint held out of each source. scratch: a folder for token ids."""
+    folder, words = checkpoint.folder.resolve().parent, checkpoint.words
+    kept = mixture.recorded(checkpoint.state, "validation", folder)
+    if kept:
+        return kept
+    found, first = Mixture.of(checkpoint.state["mixture"]), tokenizer.separator(words, checkpoint.generation)
+    parts = {}
+    for name, source in found.sources.items():
+        if where := tokenized.named(source.data):
+            tokenized.check_of(where, words, first)
+            parts[name] = tokenized.read(where, "validation")[1][0]
+        else:
+            text = _split(source, settings, lambda _: None)[1]
+            parts[name] = dataset.tokenize(text, words, scratch, "text", first)
+    return Sources(found, parts)
+
+
+def _mixture(settings: Settings, before: dict[str, Any]) -> Mixture:
+    """What the file says; of a run that goes on what it recorded, where the file is gone."""
+    file = Path(settings.mixture)
+    kept = Mixture.of(before["mixture"]) if "mixture" in before else None
+    if kept and not file.is_file():
+        return kept
+    found = Mixture.read(file)
+    if kept and found.sources != kept.sources:
+        raise TrainingError(f"{file} has other sources than the run, which keeps them; start another run with --out")
+    return found
+
+
+def _recorded(settings: Settings, before: dict[str, Any], name: str, side: str) -> Tokens | None:
+    if not before or before["settings"]["validation"] != settings.validation:
+        return None
+    return mixture.recorded_part(before, name, side, settings.run_folder)
+
+
+def _split(source: Source, settings: Settings, say: Callable[[str], object]) -> tuple[corpus.Texts, corpus.Texts]:
+    texts = corpus.Documents(source.data, source.column)
+    sides = corpus.split(texts, settings.validation, say)
+    if texts.left_out:
+        say(texts.left_out)
+    return sides
+
+
+def parts_of(side: object) -> dict[str, Tokens]:
+    """The token ids of held-out text, by what an error calls each."""
+    if isinstance(side, Sources):
+        return {f" of source {name}": part for name, part in side.parts.items()}
+    return {"": side} if isinstance(side, Tokens) else {}
+
+
+def sizes(tokens: Sources, planned: int) -> str:
+    """What to say of the sources of a run. planned: tokens of the whole run; 0: seconds count."""
+    times = tokens.times(planned)
+    seen = {name: f", seen {times[name]:.3g} times" if planned else "" for name in tokens.parts}
+    return "sources: " + "; ".join(
+        f"{name} {part.n_tokens:,} tokens{seen[name]}" for name, part in tokens.parts.items()
+    )
+
+
+def advance(run: Run) -> None:
+    """Give the next step the weights that belong to its place in the run."""
+    if not isinstance(run.batches, Mixed):
+        return
+    course, place = run.state["course"], run.place
+    weights = run.batches.tokens.mixture.weights_at(place.whole, place.tokens)
+    if not course or course[-1]["weights"] != weights:
+        run.state["course"] = course = [*course, {"step": run.state["step"], "weights": weights}]
+        shares = ", ".join(f"{name} {weight:.1%}" for name, weight in weights.items())
+        say(f"from step {run.state['step']:,} on the sequences are of {shares}")
+    wanted = tuple((each["step"] * run.sequences, each["weights"]) for each in course)
+    if run.batches.course != wanted:
+        run.batches.course = wanted
+        assert run.ahead is not None
+        run.ahead.drop()

@@ -1,0 +1,266 @@
+"""Runs on several sources: each has its share, in every stage, and a run that goes on sees what it would have seen."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from bitnet.data import masked
+from bitnet.data.corpus import DataError
+from bitnet.data.dataset import Tokens
+from bitnet.data.mixed import Mixed, counts
+from bitnet.data.mixture import Mixture, Source, Sources, Stage, recorded
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.checkpoint.real_text import real_tokens
+from training import TINY, bitnet, bits, killed_before, losses
+
+torch.set_num_threads(1)
+
+FILE = """
+[sources.animals]
+data = ["animals"]
+[sources.numbers]
+data = ["numbers.jsonl"]
+column = "content"
+
+[[stages]]
+until = 0.6
+weights = { animals = 3, numbers = 1 }
+[[stages]]
+weights = { numbers = 1 }
+"""
+NUMBERS = "[[stages]]\nweights = { numbers = 1 }"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources, and a file that names them."""
+    folder, rng = tmp_path_factory.mktemp("mixture"), random.Random(0)
+    (folder / "animals").mkdir()
+    for i in range(40):
+        words = rng.choices(["the", "cat", "dog", "sees", "a", "and", "runs"], k=300)
+        (folder / "animals" / f"{i}.txt").write_text(" ".join(words))
+    lines = [json.dumps({"content": " ".join(str(rng.randrange(100)) for _ in range(200))}) for _ in range(120)]
+    (folder / "numbers.jsonl").write_text("\n".join(lines))
+    (folder / "mix.toml").write_text(FILE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    assert bitnet("train", *TINY, "--mixture", folder / "mix.toml", "--out", run) == 0
+    return run
+
+
+# ---- shares ----
+
+
+@examples(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6).filter(any), st.integers(0, 400))
+def test_counts_are_those_of_dealing_one_after_another(units: list[int], n: int) -> None:
+    found = [0] * len(units)
+    for _ in range(n):
+        quotients = [unit / (2 * count + 1) for unit, count in zip(units, found, strict=True)]
+        found[quotients.index(max(quotients))] += 1
+    assert counts(units, n) == found
+
+
+def test_counts_far_ahead_keep_the_shares() -> None:
+    found = counts([700_000, 299_999, 1], 10**13)
+    assert sum(found) == 10**13
+    assert all(abs(a - b) <= 1 for a, b in zip(found, [7 * 10**12, 2_999_990_000_000, 10_000_000], strict=True))
+
+
+def sources(**sizes: int) -> Sources:
+    """Sources of which each token says where it is from and where it stands: 100,000 × source + place."""
+    parts = {
+        name: Tokens(np.arange(size, dtype=np.uint32) + np.uint32(100_000 * i), size, name)
+        for i, (name, size) in enumerate(sizes.items())
+    }
+    weights = dict.fromkeys(sizes, 1 / len(sizes))
+    return Sources(Mixture({name: Source(["x"]) for name in sizes}, [Stage(weights)]), parts)
+
+
+def test_every_source_is_read_in_its_own_order_however_the_weights_change() -> None:
+    mixed = Mixed(sources(a=500, b=2000, c=90), 8, 4, seed=3)
+    weights = [{"a": 0.5, "b": 0.25, "c": 0.25}, {"a": 0.0, "b": 0.9, "c": 0.1}, {"a": 1.0, "b": 0.0, "c": 0.0}]
+    mixed.course = ((0, weights[0]), (100, weights[1]), (133, weights[2]))
+    inputs, targets = mixed.sequences(0, 200)
+    assert torch.equal(inputs + 1, targets)
+    of = inputs[:, 0] // 100_000
+    for i, each in enumerate(mixed._each):
+        mine = inputs[of == i]
+        assert torch.equal(mine, each.sequences(0, len(mine))[0])
+    shares = [(torch.bincount(of[a:b], minlength=3)).tolist() for a, b in ((0, 100), (100, 133), (133, 200))]
+    assert shares == [[50, 25, 25], [0, 30, 3], [67, 0, 0]]
+    for cuts in ([0, 1, 99, 101, 140, 200], [0, 133, 200]):
+        parts = [mixed.sequences(a, b)[0] for a, b in itertools.pairwise(cuts)]
+        assert torch.equal(torch.cat(parts), inputs)
+    assert mixed.passes(200) == max(117 / 123, 55 / 498, 28 / 21)
+    with pytest.raises(DataError, match=r"source c: the training text has 4 tokens, one batch of 1 × 4 needs 9"):
+        Mixed(sources(a=500, c=4), 8, 4, seed=3)
+
+
+def test_how_often_a_source_is_seen() -> None:
+    found = sources(a=1000, b=4000)
+    stages = [Stage({"a": 1.0, "b": 0.0}, 0.25), Stage({"a": 0.5, "b": 0.5}, 6000), Stage({"a": 0.0, "b": 1.0})]
+    found = Sources(Mixture(found.mixture.sources, stages), found.parts)
+    assert found.times(8000) == {"a": 2 + 2, "b": 0.5 + 0.5}
+    assert found.times(4000) == {"a": 1 + 1.5, "b": 0.375}  # it ends in the second stage
+
+
+# ---- the file ----
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("[sources.animals]", "[sources.animals", "is not TOML"),
+        ('data = ["animals"]', "", r"sources\.animals has no data"),
+        ('data = ["animals"]', "data = []", r"data of sources\.animals is \[\]"),
+        ('column = "content"', "columns = 3", "has columns = 3, expected column, data"),
+        ("until = 0.6\n", "", "stage 1 has no until"),
+        ("until = 0.6", "until = 1.5", r"until is 1\.5, 1, expected rising shares"),
+        ("until = 0.6", "until = true", "stage 1 has until = True"),
+        ("animals = 3", "animals = -1", "the weight of animals in stage 1 is -1"),
+        ("animals = 3", "animal = 3", "weights of stage 1 have 'animal', expected names of sources: animals, numbers"),
+        ("animals = 3", "animals = 0", "source animals has a weight in no stage"),
+        ("{ numbers = 1 }", "{ numbers = 0.0 }", "the weights of stage 2 are all 0"),
+        (NUMBERS, NUMBERS + "\nuntil = 1", "stage 2 has until = 1, expected weights"),
+        ('"animals"]', '"beasts"]', "no file, folder or glob matches 'beasts'"),
+    ],
+)
+def test_a_file_that_is_no_mixture(
+    before: str, after: str, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "x")
+    assert before in FILE
+    (tmp_path / "x" / "mix.toml").write_text(FILE.replace(before, after))
+    assert bitnet("train", *TINY, "--mixture", tmp_path / "x" / "mix.toml", "--out", tmp_path / "run") == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+# ---- runs ----
+
+
+def test_a_run_says_what_it_learns_from(whole: Path) -> None:
+    state = Checkpoint.open(whole).state
+    assert state["course"] == [
+        {"step": 0, "weights": {"animals": 0.75, "numbers": 0.25}},
+        {"step": 12, "weights": {"animals": 0.0, "numbers": 1.0}},
+    ]
+    last = losses(whole)[-1]["validation"]
+    assert last["nats_per_token"] == last["sources"]["numbers"] != last["sources"]["animals"]
+
+
+@pytest.mark.parametrize("step", [3, 11, 12, 17])
+def test_a_run_that_was_killed_ends_in_the_same_bits(step: int, folder: Path, whole: Path, tmp_path: Path) -> None:
+    """Before the second stage, at it and after it; the text and the file may be gone by then."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    words = ["train", *TINY, "--save-every", "4", "--mixture", copy / "mix.toml", "--out", tmp_path / "run"]
+    killed_before(step, *words)
+    shutil.rmtree(copy)
+    assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0
+    assert bits(tmp_path / "run" / "step-000020") == bits(whole / "step-000020")
+    assert losses(tmp_path / "run") == losses(whole)
+
+
+def test_evaluation_and_export_find_what_was_held_out(
+    whole: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    figures: list[dict[str, Any]] = []
+    said: list[str] = []
+    for _ in range(2):  # with its token ids, and with the text read anew
+        assert bitnet("eval", tmp_path / "run", "--json") == 0
+        figures.append(json.loads(capsys.readouterr().out))
+        said.append(real_tokens(Checkpoint.open(tmp_path / "run"), 200)[1])
+        for file in (tmp_path / "run").glob("validation-*.bin"):
+            file.unlink()
+    assert figures[0] == figures[1]
+    assert said[0] == "validation text" and said[1].startswith("the standard library's source (the validation text")
+    assert figures[0]["sources"] == losses(whole)[-1]["validation"]["sources"]
+    assert bitnet("eval", tmp_path / "run") == 0
+    assert f"animals {figures[0]['sources']['animals']:.4f}, numbers 2." in capsys.readouterr().out
+
+
+def test_what_comes_may_change_and_the_sources_not(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "x")
+    file, run = tmp_path / "x" / "mix.toml", tmp_path / "run"
+    killed_before(15, "train", *TINY, "--save-every", "14", "--mixture", file, "--out", run)
+    file.write_text(FILE.replace("[[stages]]\nweights = { numbers", "[[stages]]\nweights = { animals = 1, numbers"))
+    assert bitnet("train", "--resume", "--out", run) == 0
+    assert [each["step"] for each in Checkpoint.open(run).state["course"]] == [0, 12, 14]
+    file.write_text(FILE.replace('["animals"]', '["animals", "numbers.jsonl"]'))
+    assert bitnet("train", "--resume", "--out", run, "--steps", "22") == 1
+    assert "has other sources than the run, which keeps them" in capsys.readouterr().err
+
+
+def test_sources_may_be_folders_of_token_ids(
+    folder: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the tokenizer of the first, in which text of others is encoded."""
+    words = json.dumps(str(next(whole.glob("step-000020")) / "tokenizer.json"))
+    tokens = ["tokenize", tmp_path / "animals", "--data", folder / "animals", "--tokenizer", json.loads(words)]
+    assert bitnet(*tokens) == 0
+    shutil.copy(folder / "numbers.jsonl", tmp_path)
+    (tmp_path / "mix.toml").write_text(FILE)
+    assert bitnet("train", *TINY, "--mixture", tmp_path / "mix.toml", "--out", tmp_path / "run") == 0
+    assert bits(tmp_path / "run" / "step-000020") == bits(whole / "step-000020")
+    killed_before(21, "train", "--resume", "--out", tmp_path / "run", "--steps", "23")
+    assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0
+    both = ["--mixture", tmp_path / "mix.toml", "--tokenizer", "byte", "--out", tmp_path / "other"]
+    capsys.readouterr()
+    assert bitnet("train", *TINY, *both, "--objective", "mlm", "--set", "mask=bidirectional") == 1
+    assert "--mixture is of text, for the next token" in capsys.readouterr().err
+    assert bitnet("train", *TINY, *both, "--data", "x") == 1
+    assert "both --data and --mixture are given" in capsys.readouterr().err
+
+
+def test_attention_may_stay_within_documents(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What stands before a document does not change what is predicted in it."""
+    words = [*TINY, "--mixture", folder / "mix.toml", "--steps", "2", "--documents"]
+    assert bitnet("train", *words, "--out", tmp_path / "run") == 0
+    checkpoint = Checkpoint.open(tmp_path / "run")
+    held_out = recorded(checkpoint.state, "validation", tmp_path / "run")
+    assert held_out
+    separate = replace(held_out, view=masked.Apart(held_out.first)).seen["animals"]
+    inputs, _, documents = separate.window([0], 32)
+    inputs[0, 12] = held_out.first
+    documents = masked.Apart(held_out.first)(inputs, inputs, [0])[2]
+    assert documents.unique().numel() == 2
+    other = inputs.clone()
+    other[0, 1:12] = other[0, 1:12].flip(0)
+    with torch.no_grad():
+        for told, same in (((documents,), True), ((), False)):
+            a, b = (checkpoint.model(ids, *told) for ids in (inputs, other))
+            assert torch.equal(a[:, 12:], b[:, 12:]) == same
+    assert bitnet("eval", tmp_path / "run", "--json") == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["sources"] == losses(tmp_path / "run")[-1]["validation"]["sources"]
+    for more in (("--set", "mask=prefix"), ("--set", "mask=bidirectional", "--objective", "mlm")):
+        assert bitnet("train", *TINY, "--data", folder, "--documents", *more, "--out", tmp_path / "x") == 1
+        assert "--documents is of text, for the next token of a causal model" in capsys.readouterr().err
+
+
+def test_prefix_models_learn_from_mixtures_too(folder: Path, tmp_path: Path) -> None:
+    words = [*TINY, "--mixture", folder / "mix.toml", "--steps", "2", "--set", "mask=prefix"]
+    assert bitnet("train", *words, "--out", tmp_path / "run") == 0
