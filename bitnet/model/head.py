@@ -56,9 +56,9 @@ def portion(
     z_NV = _logits(x_ND, w_VD, integers, bias_V, softcap)
     counts_N1 = (targets_N >= 0)[:, None]
     at_N1 = targets_N.clamp(min=0)[:, None]
-    log_p_NV = z_NV.log_softmax(-1)
-    loss = -(log_p_NV.gather(1, at_N1) * counts_N1).sum()
-    grad_NV = log_p_NV.exp_()
+    grad_NV = z_NV.softmax(-1)
+    total_N1 = z_NV.amax(-1, keepdim=True) - grad_NV.amax(-1, keepdim=True).log()  # log Σ exp(z)
+    loss = ((total_N1 - z_NV.gather(1, at_N1)) * counts_N1).sum()
     grad_NV.scatter_add_(1, at_N1, torch.full_like(at_N1, -1, dtype=grad_NV.dtype)).mul_(counts_N1)
     if softcap:
         grad_NV.mul_(1 - (z_NV / softcap).square())

@@ -32,12 +32,11 @@ class _Normalized(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, r = ctx.saved_tensors
-        x_hat = x * r
-        product = grad * x_hat
+        product = grad * x
         with torch.autocast(x.device.type, enabled=False):  # compiled, the backward pass is traced under autocast
-            mean = (product @ weight).unsqueeze(-1).div_(weight.numel())
-        grad_x = (grad * weight).sub_(x_hat.mul_(mean)).mul_(r)
-        return grad_x, product.flatten(0, -2).sum(0), None
+            mean = (product @ weight).unsqueeze(-1) * (r.square() / weight.numel())  # of g·w·x̂, times r
+            grad_w = (r.flatten()[None] @ product.flatten(0, -2))[0]
+        return (grad * weight).sub_(x * mean).mul_(r), grad_w, None
 
 
 class _Rotated(torch.autograd.Function):
@@ -75,7 +74,7 @@ class _SquaredReluGate(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         positive = F.relu(gate)
         once = grad * positive
-        return (once * up).mul_(2), positive.mul_(once)
+        return torch.addcmul(torch.zeros_like(once[..., :1]), once, up, value=2), positive.mul_(once)
 
 
 _normalized: Callable[[Tensor, Tensor, float], Tensor] = _Normalized.apply

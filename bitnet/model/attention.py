@@ -1,0 +1,71 @@
+"""Attention whose four or five products take bf16 operands, on a CPU that multiplies these.
+
+torch's own attention on CPUs keeps nothing of size T·T, for which it computes weights twice and multiplies in
+fp32. Texts of training are short: here the weights are kept in bf16, and a step's attention takes a third of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LONGEST = 1024
+"""Tokens up to which T·T weights of each head are no larger than what else a layer keeps."""
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(q·kᵀ·scale + bias)·v; heads that share keys are multiplied as one matrix of more rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, bias: Tensor, scale: float, dtype: torch.dtype
+    ) -> Tensor:
+        b, h, t, e = q_BHTE.shape
+        g = k_BGTE.shape[1]
+        q = q_BHTE.to(dtype).reshape(b * g, -1, e)
+        k, v = (x.to(dtype).reshape(b * g, t, e) for x in (k_BGTE, v_BGTE))
+        scores_BHTT = torch.add(bias, (q @ k.mT).view(b, h, t, t), alpha=scale)
+        p = scores_BHTT.softmax(-1).to(dtype).view(b * g, -1, t)
+        ctx.save_for_backward(q, k, v, p)
+        ctx.scale, ctx.shapes, ctx.dtypes = scale, (q_BHTE.shape, k_BGTE.shape), (q_BHTE.dtype, v_BGTE.dtype)
+        return (p @ v).to(q_BHTE.dtype).view(b, h, t, e)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, p = ctx.saved_tensors
+        (of_q, of_k), (dtype, v_dtype) = ctx.shapes, ctx.dtypes
+        g = grad.to(p.dtype).reshape(q.shape)
+        grad_v = (p.mT @ g).to(v_dtype).view(of_k)
+        grad_s = torch._softmax_backward_data(g @ v.mT, p, -1, p.dtype)
+        grad_q = (grad_s @ k).to(dtype).mul_(ctx.scale).view(of_q)
+        grad_k = (grad_s.mT @ q).to(dtype).mul_(ctx.scale).view(of_k)
+        return grad_q, grad_k, grad_v, None, None, None
+
+
+_attention: Callable[..., Tensor] = _Attention.apply
+
+
+def attention_in_bf16(x_BTD: Tensor) -> bool:
+    """Whether to use it: under autocast, in training. What is evaluated is computed in fp32, as the engine does."""
+    return (
+        x_BTD.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and x_BTD.shape[1] <= LONGEST
+    )
+
+
+def bf16_attention(
+    q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """What torch's scaled_dot_product_attention gives. mask: true where a token sees another."""
+    t = q_BHTE.shape[2]
+    if mask is not None:
+        bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    else:
+        bias = torch.full((t, t), -torch.inf).triu_(1) if causal else torch.zeros(t, t)
+    return _attention(q_BHTE, k_BGTE, v_BGTE, bias, scale, torch.bfloat16)
