@@ -21,7 +21,7 @@ def heads(n: int, generator: torch.Generator) -> Tensor:
 
 
 @pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(4, 4), (4, 2), (6, 1)])
-@pytest.mark.parametrize("seen", ["causal", "all", "documents", "window"])
+@pytest.mark.parametrize("seen", ["causal", "all", "documents", "window", "more keys"])
 def test_as_torch(n_heads: int, n_kv_heads: int, seen: str) -> None:
     """bf16 has 8 bits: operands, weights and their gradients are each rounded to 2⁻⁹ of themselves, and errors of a
     sum of 19 partly cancel: 1 % of the largest leaves room."""
@@ -32,6 +32,9 @@ def test_as_torch(n_heads: int, n_kv_heads: int, seen: str) -> None:
         mask = masks.visible("causal", 19, 0, DOCUMENTS, None, q)
     elif seen == "window":
         mask = masks.visible("causal", 19, 4, None, None, q)
+    elif seen == "more keys":
+        k, v = (torch.cat([x, x.flip(2)], 2).detach().requires_grad_() for x in (k, v))
+        mask = torch.rand(19, 38, generator=generator) < 0.5
     causal, grad = seen == "causal", torch.randn(3, n_heads, 19, 8, generator=generator)
     found = bf16_attention(q, k, v, mask, causal, 0.4)
     expected = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal=causal, scale=0.4, enable_gqa=True)

@@ -24,11 +24,11 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, bias: Tensor, scale: float, dtype: torch.dtype
     ) -> Tensor:
         b, h, t, e = q_BHTE.shape
-        g = k_BGTE.shape[1]
+        g, n_keys = k_BGTE.shape[1:3]
         q = q_BHTE.to(dtype).reshape(b * g, -1, e)
-        k, v = (x.to(dtype).reshape(b * g, t, e) for x in (k_BGTE, v_BGTE))
-        scores_BHTT = torch.add(bias, (q @ k.mT).view(b, h, t, t), alpha=scale)
-        p = scores_BHTT.softmax(-1).to(dtype).view(b * g, -1, t)
+        k, v = (x.to(dtype).reshape(b * g, n_keys, e) for x in (k_BGTE, v_BGTE))
+        scores_BHTT = torch.add(bias, (q @ k.mT).view(b, h, t, n_keys), alpha=scale)
+        p = scores_BHTT.softmax(-1).to(dtype).view(b * g, -1, n_keys)
         ctx.save_for_backward(q, k, v, p)
         ctx.scale, ctx.shapes, ctx.dtypes = scale, (q_BHTE.shape, k_BGTE.shape), (q_BHTE.dtype, v_BGTE.dtype)
         return (p @ v).to(q_BHTE.dtype).view(b, h, t, e)
@@ -62,7 +62,8 @@ def attention_in_bf16(x_BTD: Tensor) -> bool:
 def bf16_attention(
     q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """What torch's scaled_dot_product_attention gives. mask: true where a token sees another."""
+    """What torch's scaled_dot_product_attention gives. mask: true where a token sees another; with it there may be
+    more keys than queries."""
     t = q_BHTE.shape[2]
     if mask is not None:
         bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
