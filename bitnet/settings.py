@@ -39,7 +39,10 @@ def option(default: Any, text: str) -> Any:
     return field(**factory, metadata={"help": text})
 
 
-CONVERSION = ("source", "distill", "distill_temperature", "distill_relations", "distill_layer", "teacher")
+CONVERSION: tuple[str, ...] = (
+    "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "teacher", "draft_only",
+    "self_written",
+)  # fmt: skip
 """Options of `bitnet finetune` alone."""
 
 
@@ -66,6 +69,14 @@ class Settings:
     documents: bool = option(False, "attention stays within a document; for the next token, without prefixes")
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
+    draft: bool = option(
+        False,
+        "a layer that guesses the next tokens learns beside the model, which does not notice it; see docs/drafts.md",
+    )
+    draft_only: bool = option(False, "the draft learns alone, the model stays as it is")
+    self_written: int = option(
+        0, "with --draft-only, tokens that the model writes itself: the draft learns from them and as many of --data"
+    )
     tokenizer: str = option(
         "bpe", "bpe, llama-bpe (which llama.cpp has too), byte or char, or the path of a tokenizer.json"
     )
@@ -158,7 +169,7 @@ class Settings:
             "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
             "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
             "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
-            "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000),
+            "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
@@ -181,6 +192,14 @@ class Settings:
                 f"distill {self.distill:g} and distill_relations {self.distill_relations:g} are shares of one loss, "
                 "expected at most 1 together"
             )
+        if self.draft_only and not self.draft:
+            raise ValueError("--draft-only and --no-draft are both given, expected one of them")
+        if self.draft and self.distilled:
+            raise ValueError(
+                "a draft cannot learn while its model is distilled; add --no-draft, and --draft-only after"
+            )
+        if self.self_written and (self.chat or not self.draft_only):
+            raise ValueError("self_written is of a draft that learns alone from text; add --draft-only and --data")
         if self.teacher and not self.distilled:
             raise ValueError("teacher is given and nothing to learn from it; add --distill or --distill-relations")
         for f in dataclasses.fields(self):
@@ -243,15 +262,18 @@ FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_d
 CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
 
 
-def of_source(config: ModelConfig) -> tuple[dict[str, Any], ModelConfig]:
+def of_source(config: ModelConfig, draft_only: bool = False) -> tuple[dict[str, Any], ModelConfig]:
     """Settings and model of `bitnet finetune` from a source with this configuration, before the user's own.
 
-    A full-precision model becomes ternary, slowly; one that is ternary already goes on so.
+    A full-precision model becomes ternary, slowly; one that is ternary already goes on so. draft_only: it stays.
     """
-    convert = not config.ternary
-    settings = FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
+    settings: dict[str, Any] = {"draft": bool(config.draft)}
     if config.max_context > CONTEXT:
         settings["context"] = CONTEXT
+    if draft_only:
+        return settings | {"draft": True, "quantize_warmup": 0.5}, config
+    convert = not config.ternary
+    settings |= FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
     config = config.replace(head_format=config.head_format if config.head_format != "f32" else "int8")
     if config.vision and not config.vision.ternary:
         config = config.replace(vision={"ternary": TERNARY_LINEARS})

@@ -15,7 +15,8 @@ import bitnet_cli
 from bitnet import reference
 from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
-from bitnet.settings import Settings, default_of, of_source
+from bitnet.reference import default_of
+from bitnet.settings import Settings, of_source
 from bitnet.train.resolve import Given, resolve
 
 SMALL = {

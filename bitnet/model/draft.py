@@ -135,11 +135,13 @@ def unrolled(
 
 
 def accepted(steps: Steps) -> tuple[Tensor, Tensor]:
-    """How many chains had their first 1, 2, ... guesses all right (S,), and how many chains there were (S,)."""
-    right, counts = steps.right, steps.counts
-    every, n = [], []
-    for step in range(len(right)):  # a chain that ends at entry j made its guess m at entry j - step + m
-        whole = torch.stack([right[m, :, m : right.shape[2] - step + m] for m in range(step + 1)]).all(0)
-        every.append((whole & counts[step, :, step:]).sum())
-        n.append(counts[step].sum())
-    return torch.stack(every), torch.stack(n)
+    """How many chains had their first 1, 2, ... guesses all right (S,), and of how many these all count (S,)."""
+
+    def of_chains(flags_SBE: Tensor, step: int) -> Tensor:
+        """Whether guess m of a chain, at the m-th entry from its first, has the flag, for every m up to `step`."""
+        n = flags_SBE.shape[2] - step
+        return torch.stack([flags_SBE[m, :, m : m + n] for m in range(step + 1)]).all(0)
+
+    count = [of_chains(steps.counts, step) for step in range(len(steps.counts))]
+    right = [of_chains(steps.right, step) & counted for step, counted in enumerate(count)]
+    return torch.stack([each.sum() for each in right]), torch.stack([each.sum() for each in count])

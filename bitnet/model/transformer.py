@@ -49,6 +49,7 @@ class Transformer(nn.Module):
 
     amount: float | Tensor = 1.0
     drafted: Steps | None = None  # of the last pass with targets
+    draft_only = False  # whether nothing else learns: such a pass then gives its loss
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -117,13 +118,14 @@ class Transformer(nn.Module):
     def partly_quantized(self, amount: float | Tensor, vision: bool = True) -> Iterator[None]:
         """Inside, every quantizer Q computes v + amount·(Q(v) − v): 0 is the float model, 1 the quantized one.
 
-        vision: those of the stack of images, too.
+        vision: those of the stack of images, too. With `draft_only` those of the draft alone.
         With `recompute` the backward pass has to be inside, too.
         """
         if not isinstance(amount, Tensor):  # filled there: a copy would have a GPU wait
             amount = 1.0 if amount == 1 else torch.full((), amount, device=self.device)
         whole = set() if vision or not self.vision else set(self.vision.modules())
-        parts = [part for part in self.modules() if isinstance(part, Transformer | BitLinear) and part not in whole]
+        learning = self.draft if self.draft and self.draft_only else self
+        parts = [part for part in learning.modules() if isinstance(part, Transformer | BitLinear) and part not in whole]
         try:
             for part in parts:
                 part.amount = amount
@@ -252,8 +254,7 @@ class Transformer(nn.Module):
         """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
 
         targets: the tokens to be said, negative where none counts; then Σ cross-entropy in nats in place of logits,
-        which are never in memory together. In training the draft is computed, too; of a model that learns nothing
-        else, its loss is returned.
+        which are never in memory together. In training the draft is computed, too (`drafted`).
         images: those that the texts show in the places of `image_token`; of two towers any, (n, C, S, S), whose
         vectors then follow those of the texts.
         """
@@ -266,9 +267,9 @@ class Transformer(nn.Module):
         hidden_BTD, head = self.hidden(tokens_BT, documents_BT, prefix_B, images), self.own_head
         if targets_BT is None:
             return head.logits(hidden_BTD)
-        if self.draft is not None and self.training:
+        if self.draft is not None and self.training and torch.is_grad_enabled():
             self.drafted = self.unrolled(hidden_BTD, tokens_BT, targets_BT, documents_BT)
-            if not hidden_BTD.requires_grad:
+            if self.draft_only:
                 return self.drafted.loss
         x_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         return summed_cross_entropy(config, x_ND, head.weight, head.bias, targets_N, self.amount, self.portion)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bitnet import process
 from bitnet.data import dataset
-from bitnet.model import compiler, parallel
+from bitnet.model import compiler, draft, parallel
 from bitnet.train import (
     checkpoint,
     distill,
@@ -32,6 +32,7 @@ from bitnet.train import (
     validation,
 )
 from bitnet.train.errors import TrainingError
+from bitnet.train.optimizers import learnt
 from bitnet.train.pipeline import Ahead, Made, work_of
 from bitnet.train.profiling import profiled
 from bitnet.train.progress import Progress, say
@@ -160,6 +161,9 @@ def step(run: Run, log: runlog.Log, started: float) -> None:
     (state["seconds"],) = parallel.largest([time.monotonic() - started])
     made.at = run.now()
     made.layers = run.probe.records() if run.probe else {}
+    if run.probe and (drafted := run.model.drafted):
+        right, chains = draft.accepted(drafted)
+        made.layers |= {"accepted": [float(f"{share:.5g}") for share in (right / chains.clamp(min=1)).tolist()]}
     run.unread = made
     if waits(run):
         settle(run, log)
@@ -220,6 +224,7 @@ def update(run: Run) -> Made:
     amount = schedule.quantization(settings, place)
     weights = distill.weights(settings, run.state["sizes"])
     weights |= {"balance": settings.balance_loss} if model.config.n_experts else {}
+    weights = {"draft": 1.0} if settings.draft_only else weights | ({"draft": 0.0} if model.draft else {})
     values: list[Tensor] = []
     for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
         if run.probe and settings.compile and i == 1:
@@ -234,7 +239,8 @@ def update(run: Run) -> Made:
             with seen, parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
                 terms = passes(run, on_device, counted, amount, weights)
         values.append(torch.stack([terms[name] for name in weights]))
-    norm = parallel.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf))
+    clipped = [torch.nn.utils.clip_grad_norm_(part, settings.clip or math.inf) for part in learnt(model) if part]
+    norm = parallel.whole(clipped[0])
     amounts = {"quantized": amount} if settings.quantize_warmup else {}
     made = Made(weights, torch.cat([*values, norm[None]]), schedule.learning_rate(settings, place), amounts)
     if waits(run) and bad_step(run, *made.read[:2]):
@@ -258,7 +264,8 @@ def passes(
     with run.model.partly_quantized(amount, vision=run.state["phased"]):  # else it is quantized already
         with autocast(run):
             terms = {name: term / counted for name, term in loss_terms(run, *batch).items()}
-        loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+        learns = {**weights, "draft": 1.0}  # beside the loss: it moves nothing but itself
+        loss = torch.stack([learns[name] * term for name, term in terms.items()]).sum()
         (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
     return {name: term.detach() for name, term in terms.items()}
 
@@ -277,7 +284,9 @@ def autocast(run: Run) -> torch.autocast:
 
 def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:
     """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
-    their balance. told: what the model is told of the inputs: documents, prefixes, images."""
+    their balance, of a draft its loss. told: what the model is told of the inputs: documents, prefixes, images."""
+    if run.settings.draft_only:
+        return {"draft": run.forward(inputs, *told, targets_BT=targets)}
     if run.model.config.has_head and not run.distillation:
         terms = {"cross_entropy": run.forward(inputs, *told, targets_BT=targets)}
     else:
@@ -287,4 +296,6 @@ def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict
         terms |= run.distillation.terms(output.flatten(0, 1), targets, inputs, *told)
     if run.model.config.n_experts:
         terms["balance"] = (targets != dataset.IGNORED).sum() * run.model.balance
+    if run.model.drafted:
+        terms["draft"] = run.model.drafted.loss
     return terms

@@ -18,7 +18,9 @@ from bitnet.train.errors import TrainingError
 def check(config: ModelConfig, settings: Settings) -> None:
     """Raises TrainingError, before any work: not even what every step keeps would fit. Activations come on top."""
     with torch.device("meta"):
-        matrices, others = optimizers.of_layers(Transformer(config))
+        model = Transformer(config)
+        (matrices, others), (more, rest) = optimizers.of_layers(model), optimizers.of_draft(model)
+        matrices, others = matrices + more, others + rest
     n, n_others = (sum(p.numel() for p in parameters) for parameters in ([*matrices, *others], others))
     kept = 2 * n if settings.optimizer == "adamw" else n + n_others  # Muon has one number for each weight
     needed, (there, limit) = 4 * (2 * n + kept), available()

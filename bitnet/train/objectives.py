@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from bitnet.config import ModelConfig
 from bitnet.data import conversations, dataset, masked, mixed, mixture, pairs, picture_rows, tokenizer
 from bitnet.data.picture_rows import Answers, Captions, Rows
-from bitnet.evaluate import answers, contrast, loss
+from bitnet.evaluate import acceptance, answers, contrast, loss
 from bitnet.model.transformer import Transformer
 from bitnet.settings import PRESET_SETTINGS, Settings
 from bitnet.train.errors import TrainingError
@@ -26,7 +26,7 @@ from bitnet.train.errors import TrainingError
 Kept = dataset.Tokens | mixture.Sources | pairs.Pairs | Captions | Answers
 Batches = dataset.Batches | mixed.Mixed | conversations.Batches | pairs.Batches | picture_rows.Batches
 HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues
-Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered
+Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted
 
 HELD_OUT_SEED = 0  # of hidden tokens and prefixes in evaluations: the same for every run
 
@@ -77,6 +77,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
          "give --data"),
         (settings.documents and (not plain or sees or bool(settings.chat)), "--documents is of text, for the next "
          "token of a causal model", "leave it out"),
+        (settings.draft and (not plain or sees), "--draft is for causal models of the next token, of text alone",
+         "leave it out"),
         (settings.distilled and not plain, f"mask is {config.mask}, and only causal models of the next token can be "
          "distilled", "leave --distill and --distill-relations out"),
     ]  # fmt: skip
@@ -181,6 +183,8 @@ def comparison(settings: Settings, model: Transformer) -> tuple[contrast.Compare
 
 def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int, limit: int = 0) -> Result:
     """On held-out text; limit: tokens, 0 for all."""
+    if settings.draft_only:
+        return drafts(model, text, context, limit)
     if isinstance(text, pairs.Pairs | Captions):
         return contrast.evaluate(model, text, context, *comparison(settings, model), settings.batch, limit)
     if isinstance(text, Answers):
@@ -192,3 +196,10 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
         n_bytes = {name: part.bytes_per_token for name, part in text.parts.items()}
         return loss.BySource.mean(nats, n_bytes, text.weights, sum(result.tokens for result in found.values()))
     return loss.evaluate(model, text, context, settings.batch, limit)
+
+
+def drafts(model: Transformer, text: HeldOut, context: int, limit: int = 0) -> acceptance.Accepted:
+    """How many guesses of the draft are right, behind held-out text."""
+    text = next(iter(text.seen.values())) if isinstance(text, mixture.Sources) else text
+    assert isinstance(text, dataset.Tokens | masked.ViewedTokens | conversations.Dialogues)
+    return acceptance.evaluate(model, text, context, acceptance.ROWS if limit else 4 * acceptance.ROWS)

@@ -32,11 +32,15 @@ def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
 
     Muon updates by orthogonal matrices, scaled so that learning rate and weight decay of AdamW serve both.
     """
-    matrices, others = of_layers(model)
-    groups: list[dict[str, Any]] = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
-    if settings.optimizer == "adamw":
-        return adamw(groups)
-    return Chained(Muon(groups[:1], precise=not multiplies_bf16(model.device.type)), adamw(groups[1:]))
+    parts: list[torch.optim.Optimizer] = []
+    for matrices, others in (of_layers(model), of_draft(model)):  # apart: Muon multiplies matrices of a shape together
+        groups: list[dict[str, Any]] = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
+        if not matrices and not others:
+            continue
+        if settings.optimizer == "muon":
+            parts.append(Muon(groups[:1], precise=not multiplies_bf16(model.device.type)))
+        parts.append(adamw(groups[1:] if settings.optimizer == "muon" else groups))
+    return parts[0] if len(parts) == 1 else Chained(*parts)
 
 
 def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -64,5 +68,18 @@ def moments(optimizer: torch.optim.Optimizer) -> list[tuple[nn.Parameter, tuple[
 def of_layers(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The matrices of the layers; gains, biases, embeddings, and what else a stack has for itself, as far as learnt."""
     in_layers = {p for stack in model.stacks for p in stack.layers.parameters() if p.dim() == 2}
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = learnt(model)[0]
     return [p for p in parameters if p in in_layers], [p for p in parameters if p not in in_layers]
+
+
+def of_draft(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The same of its draft, whose projection is a matrix like those of its layers."""
+    parameters = learnt(model)[1]
+    return [p for p in parameters if p.dim() == 2], [p for p in parameters if p.dim() != 2]
+
+
+def learnt(model: Transformer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The parameters that learn, of the model and of its draft."""
+    of_draft = set(model.draft.parameters()) if model.draft else set()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [p for p in parameters if p not in of_draft], [p for p in parameters if p in of_draft]

@@ -53,6 +53,8 @@ def prepare(
     if device == "cpu" and not parallel.launched():
         known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
         memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
+    if newest is None:
+        config = config.with_draft() if settings.draft else config.replace(draft=None)
     folder, before = settings.run_folder, newest.state if newest else {}
     if newest and (kept := before["settings"].get("optimizer", "adamw")) != settings.optimizer:
         raise TrainingError(
@@ -76,15 +78,15 @@ def prepare(
         compiler.compile_layers(model)
         say("the layers will be compiled in the first steps, which takes about a minute")
     optimizer = optimizers.build(model, settings)
+    sizes = [sum(p.numel() for p in part.parameters()) if part else 0 for part in (model, model.draft)]
+    sizes[0] -= sizes[1]  # as many tokens are for a parameter with a draft and without
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     phased = tower.sees_in_floats if tower else not settings.vision
     state |= {"phased": phased}  # whether λ is that of the stack of images, too; else it is quantized already
     state |= {"course": []}  # of a mixture: the steps at which its weights changed, and to what
     state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
-    state |= (
-        horizon.BEGINNING | {"best": dict(validation.BEST)} | {"parameters": sum(p.numel() for p in model.parameters())}
-    )
+    state |= horizon.BEGINNING | {"best": dict(validation.BEST)} | {"parameters": sizes[0]}
     if newest is not None:
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)
@@ -97,7 +99,8 @@ def prepare(
     n_tokens = batches.tokens.n_tokens
     say(
         f"{folder}: {state['parameters']:,} parameters, {config.ternary_weights:,} ternary; "
-        f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
+        + (f"{sizes[1]:,} more of a draft; " if sizes[1] else "")
+        + f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
     )
     if isinstance(batches, Mixed):
@@ -124,6 +127,8 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
     objectives.check(settings, config)
     if config.vision and not config.has_head and parallel.launched() and settings.parallel == "fsdp":
         raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
+    if settings.draft and parallel.launched() and settings.parallel == "fsdp":
+        raise TrainingError("--parallel fsdp cannot shard a model with a draft; take ddp, or leave --draft out")
     if settings.balance_loss and not config.n_experts:
         raise TrainingError(
             f"balance_loss is {settings.balance_loss:g}, but this model has no experts to balance; "
@@ -252,7 +257,13 @@ def build_model(
 
 
 def hold(model: Transformer, settings: Settings) -> None:
-    """Let what is not learnt have no gradient: of a frozen stack all but its projector; a bias that softmax ignores."""
+    """Let what is not learnt have no gradient: all but a draft; of a frozen stack all but its projector; a bias that
+    softmax ignores."""
+    model.draft_only = settings.draft_only
+    if settings.draft_only:
+        model.requires_grad_(False)
+        assert model.draft
+        model.draft.requires_grad_(True)
     if settings.freeze_vision and model.vision:
         model.vision.requires_grad_(False)
         if model.vision.projector:

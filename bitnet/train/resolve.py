@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.config import BOOLEANS, TERNARY_LINEARS, ModelConfig
+from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
 from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
@@ -40,7 +40,10 @@ STACK: dict[str, Any] = {
 }  # fmt: skip
 """What a new stack of images is unless `--set vision.NAME=VALUE` says something else."""
 
-KEPT = ("preset", "tokenizer", "source", "objective", "contrastive_loss", "vision", "freeze_vision")
+KEPT = (
+    "preset", "tokenizer", "source", "objective", "contrastive_loss", "vision", "freeze_vision", "draft", "draft_only",
+    "self_written",
+)  # fmt: skip
 """Options that a run keeps: model, vocabulary, first weights and what is learnt follow from them."""
 
 
@@ -65,6 +68,11 @@ def run_folder(given: Given) -> Path:
 def named(given: Given, name: str) -> str:
     """The path that an option has, by flag or by file; "": none."""
     return str(_given(given)[0].get(name, ""))
+
+
+def asks(given: Given, name: str) -> bool:
+    """Whether an option that is yes or no is said, and yes."""
+    return bool(_given(given)[0].get(name))
 
 
 def resolve(
@@ -179,7 +187,9 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _known(model: dict[str, Any]) -> dict[str, Any]:
     """Raises ValueError: an option that no model has."""
-    own = [f.name for f in dataclasses.fields(ModelConfig) if f.name != VISION]
+    if "draft" in model:
+        raise ValueError("draft is a layer that follows from the model; to learn one add --draft")
+    own = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in WITHIN]
     names = [*own, *(f"{VISION}.{name}" for name in own)]
     if unknown := [name for name in model if name not in names]:
         near = did_you_mean(unknown[0], names)
@@ -231,7 +241,7 @@ def _check_resumed(train: dict[str, Any], overrides: dict[str, Any], saved: dict
 
 def _flat(model: ModelConfig) -> dict[str, Any]:
     """Options by the names that `--set` has for them."""
-    own = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != VISION}
+    own = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name not in WITHIN}
     seeing = model.vision and _flat(model.vision)
     return own | {f"{VISION}.{name}": value for name, value in (seeing or {}).items()}
 

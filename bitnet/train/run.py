@@ -140,7 +140,12 @@ class Run:
             say(f"evaluating on all {self.held_out.n_tokens:,} tokens of validation")
         with compiler.eagerly():
             result = objectives.evaluate(self.model, self.held_out, self.settings, self.batches.context, limit)
+            drafts = self.model.draft and not self.settings.draft_only
+            guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, limit)
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
+        if guessed:
+            record |= {"draft": dataclasses.asdict(guessed)}
+            say(f"draft: {guessed}")
         log.write(record if limit else record | {"final": True})
         return result
 

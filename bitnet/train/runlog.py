@@ -14,7 +14,7 @@ from typing import Any
 
 from bitnet_runtime.terminal import escape
 
-LOSSES = ("nats_per_token", "nats_per_pair")
+LOSSES = ("nats_per_token", "nats_per_pair", "nats_per_guess")
 """What an evaluation calls its loss, by what the run learns."""
 
 

@@ -40,10 +40,13 @@ class Start:
     generation: dict[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # a line each
 
-    def defaults(self) -> tuple[dict[str, Any], ModelConfig]:
-        """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text."""
+    def defaults(self, draft_only: bool = False) -> tuple[dict[str, Any], ModelConfig]:
+        """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text.
+
+        draft_only: of a run that learns a draft alone.
+        """
         assert self.words
-        return of_source(self.config)
+        return of_source(self.config, draft_only)
 
     @property
     def words(self) -> Tokenizer:
@@ -106,7 +109,12 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
         if name in wanted and name in weights and len(weights[name]) < len(wanted[name]):
             table = weights[name]
             weights[name] = torch.cat([table, table.mean(0).expand(len(wanted[name]) - len(table), -1)])
-    new = () if start.config.vision else ("vision.", "similarity.")  # a source that sees nothing may learn to
+    new: tuple[str, ...] = (
+        () if start.config.vision else ("vision.", "similarity.")
+    )  # a source that sees nothing may learn to
+    new += () if start.config.draft else ("draft.",)
+    if not config.draft:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("draft.")}
     weights |= {name: wanted[name] for name in wanted if name not in weights and name.startswith((*new, "similarity."))}
     inserted = [name for name in wanted if name not in weights and name.endswith("_norm.weight")]
     weights |= {name: wanted[name] for name in inserted}

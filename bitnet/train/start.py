@@ -23,7 +23,7 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.loop import Outcome
 from bitnet.train.prepare import prepare
 from bitnet.train.progress import say
-from bitnet.train.resolve import Given, named, resolve, run_folder
+from bitnet.train.resolve import Given, asks, named, resolve, run_folder
 from bitnet.train.run import Run
 
 WRITTEN = (
@@ -58,7 +58,8 @@ def train(given: Given, read: Read = source_model.read_checkpoint, resume: bool 
 
 def _begin(given: Given, read: Read) -> Outcome:
     start, tower = (read(path) if (path := named(given, name)) else None for name in ("source", "vision"))
-    settings, config = resolve(given, base=start.defaults() if start else None, tower=tower)
+    base = start.defaults(asks(given, "draft_only")) if start else None
+    settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
     with _claimed(folder) as claim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bitnet.train import objectives, schedule
+from bitnet.train import objectives, runlog, schedule
 from bitnet.train.progress import say
 from bitnet.train.run import Run
 
@@ -28,7 +28,7 @@ def due(run: Run, before: float) -> bool:
 
 def loss_of(result: objectives.Result) -> float:
     found = dataclasses.asdict(result)
-    return float(next(found[name] for name in ("nats_per_token", "nats_per_pair") if name in found))
+    return float(next(found[name] for name in runlog.LOSSES if name in found))
 
 
 def note(run: Run, result: objectives.Result) -> str:

@@ -1,0 +1,120 @@
+"""Drafts in training: beside a run, which does not notice, and afterwards, when the model stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bitnet.train.checkpoint import Checkpoint
+from training import TINY, bits, killed_before, losses
+from training import bitnet as run
+
+torch.set_num_threads(1)
+
+SMALL = [*TINY, "--lr", "0.02"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "a.txt"
+    lines = [
+        f"the {a} cat sees the {b} house and the {a} dog\n"
+        for a in ["red", "blue", "old"]
+        for b in ["big", "small", "new"]
+    ]
+    file.write_text("".join(lines * 40))
+    return file
+
+
+@pytest.fixture(scope="module")
+def joint(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learns a draft, too."""
+    out = tmp_path_factory.mktemp("runs") / "joint"
+    assert run("train", "--data", text, "--out", out, *SMALL, "--draft") == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    assert run("train", "--data", text, "--out", out, *SMALL) == 0
+    return out
+
+
+def weights(folder: Path, *, draft: bool) -> dict[str, torch.Tensor]:
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("draft.") == draft}
+
+
+def test_the_model_is_that_of_a_run_without_a_draft(joint: Path, plain: Path) -> None:
+    ours, theirs = (weights(folder / "step-000020", draft=False) for folder in (joint, plain))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    first, last = (weights(joint / step, draft=True) for step in ("step-000010", "step-000020"))
+    assert first and not any(torch.equal(first[name], last[name]) for name in first if last[name].dim() == 2)
+    for with_draft, without in zip(losses(joint), losses(plain), strict=True):
+        assert with_draft.get("loss") == without.get("loss")
+        assert with_draft.get("gradient_norm") == without.get("gradient_norm")
+        assert with_draft.get("validation") == without.get("validation")
+
+
+def test_the_log_says_what_the_draft_learns(joint: Path) -> None:
+    records = losses(joint)
+    steps = [record["draft"] for record in records if "loss" in record]
+    assert steps[-1] < steps[0] - 0.3
+    checks = [record["draft"] for record in records if "validation" in record]
+    assert all(len(check["accepted"]) == 3 and min(check["accepted"]) >= 0 for check in checks)
+    assert checks[-1]["tokens_per_pass"] == 1 + sum(checks[-1]["accepted"])
+    assert len(next(record["accepted"] for record in records if "accepted" in record)) == 3
+
+
+def test_a_run_goes_on_in_the_same_bits(joint: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    killed_before(13, "train", "--data", text, "--out", out, *SMALL, "--draft")
+    assert run("train", "--resume", "--out", out) == 0
+    assert bits(out / "step-000020") == bits(joint / "step-000020")
+
+
+def test_a_draft_is_learnt_afterwards(plain: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = ("finetune", plain, "--draft-only", "--data", text, "--out", out, "--threads", 1, "--batch", 4)
+    assert run(*command, "--steps", 60, "--lr", 0.02, "--eval-every", 30, "--layers-every", 20) == 0
+    before, after = (weights(folder, draft=False) for folder in (plain / "step-000020", out / "step-000060"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    records = losses(out)
+    found = [record["validation"] for record in records if "validation" in record]
+    assert found[-1]["nats_per_guess"] < records[0]["start"]["nats_per_guess"] - 0.5
+    assert found[-1]["accepted"][0] > 0.5  # of 300 tokens
+    saved = {name.split(".")[0] for name in load_file(out / "step-000060" / "optimizer.safetensors")}
+    assert saved == {"draft"}
+    assert (
+        run("finetune", out, "--no-draft", "--data", text, "--out", tmp_path / "other", "--steps", 1, "--threads", 1)
+        == 0
+    )
+    assert Checkpoint.open(tmp_path / "other").config.draft is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--draft", "--set", "mask=prefix"], "--draft is for causal models of the next token"),
+        (["train", "--set", "draft=3"], "to learn one add --draft"),
+        (["train", "--draft-only"], "unknown option '--draft-only'"),
+        (["finetune", "RUN", "--draft-only", "--no-draft"], "both given"),
+        (["finetune", "RUN", "--self-written", "100"], "add --draft-only"),
+        (["finetune", "RUN", "--draft", "--distill", "0.5"], "a draft cannot learn while its model is distilled"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(
+    words: list[str], said: str, plain: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(plain) if word == "RUN" else word for word in words]
+    more = TINY if words[0] == "train" else ["--steps", "1"]
+    try:
+        code = run(*words, "--data", text, "--out", tmp_path / "x", *more)
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code and said in capsys.readouterr().err
