@@ -35,6 +35,7 @@ from bitnet_runtime.errors import (
     TemplateError,
     ThreadError,
     TokenizerError,
+    ToolCallError,
     UnsupportedModelError,
 )
 from bitnet_runtime.facts import ModelInfo
@@ -44,6 +45,7 @@ from bitnet_runtime.model import Model
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Piece, Result, Timings, Usage
 from bitnet_runtime.session import Session
+from bitnet_runtime.tools import ToolCall
 from bitnet_runtime.verifying import Verdict
 
 __version__ = version()
@@ -79,6 +81,8 @@ __all__ = [
     "ThreadError",
     "Timings",
     "TokenizerError",
+    "ToolCall",
+    "ToolCallError",
     "UnsupportedModelError",
     "Usage",
     "Verdict",

@@ -6,35 +6,54 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
+from bitnet_runtime.calls import CallPart, CallReader
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.text import Detokenizer
+from bitnet_runtime.tools import ToolCall
 
 
 class Answer:
     """Tokens in, text out; ends at a stop text, and shows nothing that may become one."""
 
-    def __init__(self, detokenizer: Detokenizer | None, stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer | None, stop: tuple[str, ...], reader: CallReader | None = None
+    ) -> None:
+        """reader: takes calls of tools out of the text."""
         self._detokenizer = detokenizer
+        self.reader = reader
         self._stop = stop
         self._held = ""
         self.stopped_by = ""  # the stop text that came
 
     @property
     def stopped(self) -> bool:
-        return bool(self.stopped_by)
+        return bool(self.stopped_by) or (self.reader is not None and self.reader.done)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """Tools that it calls."""
+        return self.reader.calls if self.reader else []
+
+    def take(self) -> tuple[CallPart, ...]:
+        """Parts of these since the last time."""
+        return self.reader.take() if self.reader else ()
 
     def push(self, token: int) -> str:
         text = self._detokenizer.push(token) if self._detokenizer else ""
-        return self._until_stop(text) if self._stop else text
+        if self.reader and self._detokenizer and token in self.reader.shown:
+            text += self._detokenizer.flush() + self.reader.shown[token]
+        text = self._until_stop(text) if self._stop else text
+        return self.reader.push(text) if self.reader else text
 
     def flush(self) -> str:
         """What was held back; "" after a stop text."""
         text = self._detokenizer.flush() if self._detokenizer else ""
-        if self.stopped:
-            return ""
-        text = self._until_stop(text) if self._stop else text
-        held, self._held = self._held, ""
-        return text + held
+        if self.stopped_by:
+            text = ""
+        elif self._stop:
+            text = self._until_stop(text) + self._held
+            self._held = ""
+        return self.reader.push(text, final=True) if self.reader else text
 
     def _until_stop(self, text: str) -> str:
         text = self._held + text

@@ -6,12 +6,15 @@ A template is a program by whoever made the file; `rendering.py` runs it, in a p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bitnet_runtime.dialects import dialect
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, shown
 from bitnet_runtime.text import Tokenizer
+from bitnet_runtime.tools import Tools
 from bitnet_runtime.worker import MEMORY, Worker, WorkerError
 
 MAX_BYTES = 256 * 1024  # of a template, as in the format
@@ -27,6 +30,7 @@ class ChatTemplate:
         if len(source.encode("utf-8", "surrogatepass")) > MAX_BYTES:
             raise TemplateError(f"the chat template has {len(source)} characters, expected at most {MAX_BYTES} bytes")
         self.source = source
+        self.dialect = dialect(source)
         # Its own: nobody waits for the template of another model. It ends with this object.
         self._worker = Worker(str(Path(__file__).with_name("rendering.py")), ("jinja2", "markupsafe"))
 
@@ -36,17 +40,19 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         special_tokens: Mapping[str, str],
         *,
+        tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """The tokens of the prompt that asks for the next answer; or of the messages alone, to learn from.
 
+        tools: that the answer may call.
         special_tokens: variables of the template such as eos_token, and the texts of these tokens.
         What the messages say stays plain text, even where it spells a special token, or would once the
         template joined or left out parts of it. A template that itself writes the first character of a
         special token and takes the rest from a message, as in "<|{{ role }}|>", makes that token.
         """
         text = self.render(
-            messages, special_tokens, add_generation_prompt=add_generation_prompt, change=tokenizer.shield
+            messages, special_tokens, tools=tools, add_generation_prompt=add_generation_prompt, change=tokenizer.shield
         )
         return tokenizer.encode(text, add_bos=False, shielded=True)
 
@@ -55,29 +61,35 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         special_tokens: Mapping[str, str],
         *,
+        tools: Tools | None = None,
         add_generation_prompt: bool = True,
         change: Callable[[str], str] = str,
     ) -> str:
-        """The same as text. change: what is done to every text of a message before."""
+        """The same as text. change: what is done to every text of a message or a tool before."""
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidParameterError(f"messages is {messages!r:.100}, expected a list of messages", "messages")
         for message in messages:
-            if not isinstance(message, Mapping) or not _is_message(message):
+            if not isinstance(message, Mapping) or not is_message(message):
                 raise InvalidParameterError(
                     f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
+        history = re.search(r"\btool_calls\b", self.source) is not None
         try:
-            expected = [_as_templates_expect(message) for message in messages]
+            told = self.dialect.messages([_as_templates_expect(message) for message in messages], tools, history)
+            offered = [each.entry() for each in tools.functions] if tools and self.dialect.told else None
+            expected = {"tools": offered, "messages": told}
             size = len(_json(_map_text(expected, str)))
             if size > MAX_MESSAGES:
                 raise ValueError(f"they have {size} bytes as JSON, expected at most {MAX_MESSAGES}")
             given = _json(_map_text(expected, change))
+        except InvalidParameterError:
+            raise
         except (RecursionError, TypeError, ValueError) as error:
             raise InvalidParameterError(f"messages: {error}", "messages") from None
-        more: dict[str, Any] = {"tools": None, "documents": None}  # as apply_chat_template has it
+        more: dict[str, Any] = {"documents": None}  # as apply_chat_template has it
         more |= {"add_generation_prompt": add_generation_prompt, **special_tokens}
         asked = {"source": self.source, "most": MOST_TEXT + 4 * len(given), "variables": more}
-        return self._render(_json(asked)[:-2] + b', "messages": ' + given + b"}}", messages)
+        return self._render(_json(asked)[:-2] + b", " + given[1:] + b"}", messages)
 
     def _render(self, request: bytes, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -95,7 +107,7 @@ class ChatTemplate:
         )
 
 
-def _is_message(message: Mapping[str, Any]) -> bool:
+def is_message(message: Mapping[str, Any]) -> bool:
     """A role and a content: a text, or parts such as {"type": "text", "text": "…"}; or thoughts or calls alone."""
     content = message.get("content")
     if content is None:

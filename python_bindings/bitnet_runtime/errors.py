@@ -91,6 +91,10 @@ class TokenizerError(BitnetError, ValueError):
     """The file has no tokenizer, a broken one, or it refused the text."""
 
 
+class ToolCallError(BitnetError, ValueError):
+    """A model asked for a tool in words that are none."""
+
+
 class TemplateError(BitnetError, ValueError):
     """The chat template is missing, wrong, or asks for more work than a template may."""
 

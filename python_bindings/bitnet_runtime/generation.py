@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet_runtime.calls import CallReader
     from bitnet_runtime.guide import Guide
 
 
@@ -44,9 +45,11 @@ class Stream(Unique):
         guide: Guide | None = None,
         receipt: bool = False,
         adapter: str | None = None,
+        reader: CallReader | None = None,
     ) -> None:
         """prompt: -1 where the vectors of an image stand; pixels: of these images; guide: `model.guide(options)`,
-        made before, as that may take seconds. receipt: the result has one. adapter: of a new session."""
+        made before, as that may take seconds. receipt: the result has one. adapter: of a new session. reader: takes
+        calls out of the text."""
         if receipt and pixels is not None:
             raise InvalidParameterError("a receipt is of tokens alone, and images are given", "receipt")
         if receipt:
@@ -56,7 +59,8 @@ class Stream(Unique):
         needed = None if options.max_tokens is None else min(model.n_ctx, len(prompt) + options.max_tokens)
         self._sampler = Sampler(options, model.vocab_size)
         self._guide = guide or model.guide(options)
-        self._answer = Answer(model._detokenizer([token for token in prompt if token != NO_TOKEN]), options.stop)
+        detokenizer = model._detokenizer([token for token in prompt if token != NO_TOKEN])
+        self._answer = Answer(detokenizer, options.stop, reader)
         self._session = session or Session._new(model, needed, adapter=adapter)
         self._owned = session is None
         self._model, self._prompt, self._pixels = model, prompt, pixels
@@ -94,7 +98,7 @@ class Stream(Unique):
         )
         usage = Usage(n, made, n + made)
         text, receipt = "".join(self._texts), self._make_receipt() if self._receipt else None
-        return Result(text, self._tokens, self._finish, usage, timings, self._seed, receipt)
+        return Result(text, self._tokens, self._finish, usage, timings, self._seed, receipt, self._answer.calls)
 
     def _make_receipt(self) -> Receipt:
         chosen = len(self._tokens) + (self.ended_by is not None)  # there may be more, behind a stop text
@@ -136,7 +140,7 @@ class Stream(Unique):
             try:
                 while not self._done:
                     piece = self._advance()
-                    if piece.text or piece.token is not None:
+                    if piece.text or piece.calls or piece.token is not None:
                         goes_on = not self._closing
                         return piece
             except (CancelledError, ClosedError) as error:
@@ -238,7 +242,7 @@ class Stream(Unique):
         """Make a sampled token part of the answer, or end it."""
         if token in self._end_tokens:
             self._finish, self._done, self.ended_by = "stop", True, token
-            piece = Piece(self._answer.flush(), None)
+            piece = Piece(self._answer.flush(), None, self._answer.take())
         else:
             self._tokens.append(token)
             if self._lookup:
@@ -249,7 +253,7 @@ class Stream(Unique):
                 self._done = True
                 self._finish = "stop" if self._answer.stopped or whole else "length"
                 text += self._answer.flush()
-            piece = Piece(text, token)
+            piece = Piece(text, token, self._answer.take())
         self._texts.append(piece.text)
         return piece
 

@@ -16,9 +16,8 @@ from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
-from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.model_chat import ModelChat
 from bitnet_runtime.model_images import cosines, likely, scaled
-from bitnet_runtime.model_text import Message, ModelText
 from bitnet_runtime.paths import Adapters, files_of, of_which, path_of
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Result
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from bitnet_runtime.images import Image
 
 
-class Model(ModelAsync, ModelText):
+class Model(ModelAsync, ModelChat):
     """A packed model, open. Made by `Model.load`; a context manager.
 
     Safe to share between threads: each call of `generate`, `stream`, `chat` and `score` works in
@@ -189,50 +188,9 @@ class Model(ModelAsync, ModelText):
         **sampling: Unpack[Options],
     ) -> Stream:
         """`generate` as an iterator of pieces. Wrong options are raised here, not on the first piece."""
-        if session is not None and (not isinstance(session, Session) or session._model is not self):
-            raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
-        if session is not None and adapter not in (None, session.adapter):
-            found = f"of {session.adapter!r}" if session.adapter else "without one"
-            raise InvalidParameterError(f"adapter is {shown(adapter)}, and the session is {found}", "adapter")
-        self.adapter_number(adapter)
         refuse_several(prompt, "prompt", "only generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
-        ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
-        return Stream(self, ready.tokens, chosen, session, ready.pixels, receipt=receipt, adapter=adapter)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        session: Session | None = None,
-        adapter: str | None = None,
-        receipt: bool = False,
-        options: Sampling | None = None,
-        **sampling: Unpack[Options],
-    ) -> Result:
-        """Answer a conversation, in the words of the file's chat template. All else as in `generate`.
-
-        Parts of a message may be pictures: {"type": "image", "image": "cat.png"}, or as OpenAI has it
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}. They stand where the template has
-        the image token, or before all else.
-        """
-        kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
-        return finish(self.stream_chat(messages, **kept, **sampling))
-
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        session: Session | None = None,
-        adapter: str | None = None,
-        receipt: bool = False,
-        options: Sampling | None = None,
-        **sampling: Unpack[Options],
-    ) -> Stream:
-        """`chat` as an iterator of pieces."""
-        prompt, images = self.apply_template(messages), images_of(messages) or None
-        kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
-        return self.stream(prompt, images=images, **kept, **sampling)
+        return self._continue(prompt, images, session, adapter, receipt, chosen)
 
     def score(self, text: Prompt, *, adapter: str | None = None) -> list[float]:
         """Natural log of the probability of each token, given all before it.

@@ -16,6 +16,7 @@ from bitnet_runtime.ids import NO_TOKEN, token_ids
 from bitnet_runtime.image_prompts import images_of, placed, without_images
 from bitnet_runtime.model_images import ModelImages
 from bitnet_runtime.once import once
+from bitnet_runtime.tools import Tool, Tools
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,17 +63,18 @@ class ModelText(ModelImages):
         (token,) = token_ids([token], "token", self.vocab_size)
         return self._tokenizer.token_bytes(token)
 
-    def apply_template(self, messages: Sequence[Message]) -> list[int]:
+    def apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] | Tools | None = None) -> list[int]:
         """The tokens of the prompt that `chat` uses. What the messages say never becomes a special token.
 
         The image token stands where vectors of images do.
         """
         images = images_of(messages) if isinstance(messages, Sequence) else []
+        offered = tools if isinstance(tools, Tools) else Tools.of(tools)
         if not images:
-            return self._template.encode(messages, self._tokenizer, self.special_tokens)
+            return self._template.encode(messages, self._tokenizer, self.special_tokens, tools=offered)
         seen = self._require_image_token()
         plain = without_images(messages, self._template.source)
-        tokens = self._template.encode(plain, self._tokenizer, self.special_tokens)
+        tokens = self._template.encode(plain, self._tokenizer, self.special_tokens, tools=offered)
         return placed(tokens, seen.image_token, len(images), seen.n_tokens)
 
     def image_prompt(self, text: str, n_images: int) -> list[int]:
@@ -84,14 +86,23 @@ class ModelText(ModelImages):
             raise InvalidParameterError(f"n_images is {shown(n_images)}, expected a number, 0 or more", "n_images")
         return [seen.image_token] * (n_images * seen.n_tokens) + self.tokenize(text + "\n")
 
-    def render_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The same prompt as text, or without `add_generation_prompt` the messages alone; special tokens written out.
 
         What a message says becomes a special token when the text is parsed with special tokens.
         """
         if isinstance(messages, Sequence) and images_of(messages):
             messages = without_images(messages, self._template.source)
-        return self._template.render(messages, self.special_tokens, add_generation_prompt=add_generation_prompt)
+        offered = tools if isinstance(tools, Tools) else Tools.of(tools)
+        return self._template.render(
+            messages, self.special_tokens, tools=offered, add_generation_prompt=add_generation_prompt
+        )
 
     def ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
         """What is to be continued, of which there is one token at least: what `Stream` takes.

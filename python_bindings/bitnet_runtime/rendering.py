@@ -39,7 +39,8 @@ def answer(request: bytes) -> bytes:
         template = _compiled(asked["source"])
         stage = "failed"
         variables = asked["variables"]
-        reply = {"text": template.render(variables | {"messages": _marked(variables["messages"])})}
+        given = {name: _marked(variables[name]) for name in ("messages", "tools")}
+        reply = {"text": template.render(variables | given)}
         if len(reply["text"]) > asked["most"]:
             reply = {"error": f"failed: it made {len(reply['text'])} characters, expected at most {asked['most']}"}
     except MemoryError:

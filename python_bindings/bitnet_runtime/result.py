@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
+from bitnet_runtime.calls import CallPart
 from bitnet_runtime.receipt import Receipt
+from bitnet_runtime.tools import ToolCall
 
 Finish = Literal["stop", "length", "cancelled"]
 """Why a text ended: an end token or a stop text; max_tokens or the context; `Stream.close()` or `Session.cancel()`."""
@@ -16,6 +18,7 @@ class Piece(NamedTuple):
 
     text: str  # "" while a character or a possible stop text is incomplete
     token: int | None  # None for a last piece that only brings text held back
+    calls: tuple[CallPart, ...] = ()  # more of the tools that are called
 
 
 class Usage(NamedTuple):
@@ -46,3 +49,9 @@ class Result:
     timings: Timings
     seed: int  # the one used; the same call with it gives the same tokens
     receipt: Receipt | None = None  # if it was asked for
+    tool_calls: list[ToolCall] = field(default_factory=list)  # what `text` leaves out of the tokens
+
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, with which a conversation goes on."""
+        said = {"role": "assistant", "content": self.text}
+        return said | ({"tool_calls": [call.message() for call in self.tool_calls]} if self.tool_calls else {})

@@ -12,7 +12,7 @@ import codecs
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from bitnet_runtime.costs import costly
@@ -116,6 +116,10 @@ class Tokenizer:
             return None
         names = {token: text.encode() for text, token in self._special_ids.items()}
         return [names.get(token, written) for token, written in enumerate(table)]
+
+    def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of them that are special tokens, with their ids."""
+        return {text: self._special_ids[text] for text in texts if text in self._special_ids}
 
     def special_ids(self) -> list[int]:
         """Ids of tokens that no text of a user has."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from bitnet_runtime.calls import CallPart
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.generation import Ask, End, Failure, Generation, Mailbox, Scores, Text
 from bitnet_serve.logprobs import Scored
@@ -20,26 +21,67 @@ KEEP_ALIVE = 10.0  # seconds of silence after which a comment says that the work
 STALLED = 30.0  # seconds that a client may take to read what is sent
 
 
+@dataclass(eq=False)
+class Block:
+    """A part of an answer: what is said, or a call of a tool and its arguments."""
+
+    call: CallPart | None = None
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
 @dataclass
 class Choice:
     """What has come of one `Ask`."""
 
     index: int
     ask: Ask
-    texts: list[str] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
     prompt_scored: list[Scored] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     end: End | None = None
     begun = False
+    open: Block | None = None  # whose events are going on, in a stream
     held: list[Scored] = field(default_factory=list)  # of tokens whose text has not come; an end token has none
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        """All that is said."""
+        return "".join(block.text for block in self.blocks if block.call is None)
+
+    @property
+    def calls(self) -> list[Block]:
+        return [block for block in self.blocks if block.call is not None]
 
     def ended(self) -> End:
         assert self.end is not None  # all choices have ended
         return self.end
+
+    @property
+    def finish_reason(self) -> str:
+        """As OpenAI has it."""
+        reason = self.ended().finish_reason
+        return "tool_calls" if reason == "stop" and self.calls else reason
+
+    def take(self, found: Text) -> list[tuple[Block, str]]:
+        """Write it down: which blocks go on, and with what. One that is no longer the last is complete."""
+        going = [part for part in found.calls if part.number < len(self.calls)]
+        new = found.calls[len(going) :]
+        out = [(self.blocks[-1], part.text) for part in going]
+        if found.text:
+            if not self.blocks or self.blocks[-1].call is not None:
+                self.blocks.append(Block())
+            out.append((self.blocks[-1], found.text))
+        for part in new:
+            if part.number == len(self.calls):
+                self.blocks.append(Block(part))
+            out.append((self.blocks[-1], part.text))
+        for block, text in out:
+            block.texts.append(text)
+        return out
 
 
 class Shape(Protocol):
@@ -48,8 +90,16 @@ class Shape(Protocol):
     def start(self, choice: Choice) -> Iterable[Any]:
         """Before the first piece of a choice."""
 
-    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+    def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
+        """Before the first piece of a block."""
+        return ()
+
+    def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         """A part of its text, with the tokens it is made of."""
+
+    def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
+        """After the last piece of a block."""
+        return ()
 
     def end(self, choice: Choice) -> Iterable[Any]:
         """After its last piece."""
@@ -144,22 +194,35 @@ async def _events(shape: Shape, mailbox: Mailbox, choices: list[Choice]) -> Asyn
         except TimeoutError:
             yield b": still working\n\n"
             continue
-        choice, scored = _take(choices, index, found)
+        choice, pieces, scored = _take(choices, index, found)
         out: list[Any] = []
         if isinstance(found, Text | End) and not choice.begun:
             choice.begun = True
             out += shape.start(choice)
-        if isinstance(found, Text) and found.text:
-            out += shape.piece(choice, found.text, scored)
+        for block, text in pieces:
+            if block is not choice.open:
+                out += _switch(shape, choice, block)
+            if text:
+                out += shape.piece(choice, block, text, scored)
+                scored = []
         if isinstance(found, End):
+            out += _switch(shape, choice, None)
             out += shape.end(choice)
         if out:
             yield b"".join(map(event, out))
     yield b"".join(map(event, shape.close(choices)))
 
 
-def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice, list[Scored]]:
-    """Write an event down. Returns the choice, and the scores of tokens whose text is complete with it."""
+def _switch(shape: Shape, choice: Choice, block: Block | None) -> list[Any]:
+    """What ends the block that is open, and begins another."""
+    ended, choice.open = choice.open, block
+    out = [] if ended is None else list(shape.finish(choice, ended))
+    return out if block is None else [*out, *shape.begin(choice, block)]
+
+
+def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice, list[tuple[Block, str]], list[Scored]]:
+    """Write an event down. Returns the choice, what is new of its blocks, and the scores of tokens whose text is
+    complete with it."""
     choice = choices[index]
     if isinstance(found, Failure):
         raise api_error(found.error)
@@ -169,15 +232,17 @@ def _take(choices: Sequence[Choice], index: int, found: object) -> tuple[Choice,
         if found.finish_reason == "cancelled":
             raise ApiError(503, "the answer was cancelled: the server is shutting down", "shutting_down", retry_after=5)
         choice.end = found
+        if not choice.blocks:  # nothing was said
+            choice.blocks.append(Block())
+            return choice, [(choice.blocks[0], "")], []
     elif isinstance(found, Text):
         if found.scored:
             choice.held.append(found.scored)
-        if found.text:
-            choice.texts.append(found.text)
+        if pieces := choice.take(found):
             scored, choice.held = choice.held, []
             choice.scored += scored
-            return choice, scored
-    return choice, []
+            return choice, pieces, scored
+    return choice, [], []
 
 
 def _start(status: int, kind: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from bitnet_runtime.errors import shown
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Ready
-from bitnet_serve import fields
-from bitnet_serve.answers import Choice, Work
+from bitnet_runtime.tools import ToolCall, Tools
+from bitnet_serve import fields, offers
+from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
 from bitnet_serve.logprobs import Scored
@@ -23,28 +24,27 @@ from bitnet_serve.wording import receipt_of, timings, usage
 
 KNOWN = frozenset([
     "model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs", "response_format", "tools",
-    "tool_choice", "functions", "function_call", "receipt", "modalities", "audio", "web_search_options",
+    "tool_choice", "parallel_tool_calls", "functions", "function_call", "receipt", "modalities", "audio",
+    "web_search_options",
 ])  # fmt: skip
 MOST_MESSAGES = 1024
+TEXTS = ("text", "input_text", "output_text")  # kinds of parts
 
 
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    if body.get("tool_choice") != "none":
-        fields.unsupported(body, "tools", "functions")
-    fields.unsupported(body, "audio", "web_search_options")
+    fields.unsupported(body, "functions", "audio", "web_search_options")
     model = served.model
-    options, n = fields.sampling(body, model, None), fields.choices(body)
+    tools, n = offers.of_chat(body), fields.choices(body)
+    options = fields.sampling(body, model, None)
     wanted = fields.take(body, "logprobs", bool, False)
     top = fields.top(body, "top_logprobs")
     if top and not wanted:
         raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
-    ready = prompt(model, messages(body))
-    ask = Ask(
-        ready.tokens, options, ready.pixels, top if wanted else None, receipt=fields.take(body, "receipt", bool, False)
-    )
+    ask = asked(model, messages(body), tools, options)
+    ask = replace(ask, top=top if wanted else None, receipt=fields.take(body, "receipt", bool, False))
     return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None), stream)
 
 
@@ -61,7 +61,13 @@ def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return given
 
 
-def prompt(model: Model, said: Sequence[Mapping[str, Any]]) -> Ready:
+def asked(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, options: Sampling) -> Ask:
+    """How a conversation goes on."""
+    ready = prompt(model, said, tools)
+    return Ask(ready.tokens, model.held_to_calls(tools, options), ready.pixels, tools=tools)
+
+
+def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None) -> Ready:
     """What a conversation becomes. Images are in it, never names of files or addresses."""
     model.require_next_token()
     images = images_of(said)
@@ -69,7 +75,19 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]]) -> Ready:
         if not isinstance(image, str) or not image.startswith("data:"):
             raise refuse(f"an image is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
     said = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in said]
-    return model.ready(model.apply_template(said), images or None, model.n_ctx)
+    said = [{**message, "content": one_text(message.get("content"))} for message in said]
+    return model.ready(model.apply_template(said, tools), images or None, model.n_ctx)
+
+
+def one_text(content: Any) -> Any:
+    """Parts that are texts, as one: few templates know of parts."""
+    parts: list[Any] = content if isinstance(content, list) else []
+    texts = [part["text"] for part in parts if isinstance(part, dict) and _is_text(part)]
+    return "\n".join(texts) if texts and len(texts) == len(parts) else content
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    return part.get("type") in TEXTS and isinstance(part.get("text"), str)
 
 
 def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
@@ -93,7 +111,7 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
 
 
 @dataclass
-class Chat:
+class Chat(Shape):
     """The words of it. usage: at the end of a stream; None: not a stream."""
 
     served: Served
@@ -104,13 +122,21 @@ class Chat:
     def start(self, choice: Choice) -> Iterable[Any]:
         yield self._chunk(choice, {"role": "assistant", "content": ""})
 
-    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
-        yield self._chunk(choice, {"content": text}, self._logprobs(choice, scored))
+    def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
+        if block.call:
+            head = {"index": block.call.number, "id": block.call.id, "type": "function"}
+            yield self._chunk(choice, {"tool_calls": [head | {"function": {"name": block.call.name, "arguments": ""}}]})
+
+    def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+        more: dict[str, Any] = {"content": text}
+        if block.call:
+            more = {"tool_calls": [{"index": block.call.number, "function": {"arguments": text}}]}
+        yield self._chunk(choice, more, self._logprobs(choice, scored))
 
     def end(self, choice: Choice) -> Iterable[Any]:
         rest = self._rest(choice)
         logprobs = self._logprobs(choice, rest) if rest else None
-        yield self._chunk(choice, {}, logprobs, choice.ended().finish_reason)
+        yield self._chunk(choice, {}, logprobs, choice.finish_reason)
 
     def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
         if self.usage:
@@ -125,15 +151,22 @@ class Chat:
         answers = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": self._message(choice),
                 "logprobs": self._logprobs(choice, [*choice.scored, *self._rest(choice)]),
-                "finish_reason": choice.ended().finish_reason,
+                "finish_reason": choice.finish_reason,
                 **receipt_of(choice),
             }
             for choice in choices
         ]
         head = self._head("chat.completion")
         return head | {"choices": answers, "usage": usage(choices), "timings": timings(choices)}
+
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        said = {"role": "assistant", "content": choice.text, "refusal": None}
+        if not choice.calls:
+            return said
+        calls = [ToolCall(call.id, call.name, block.text) for block in choice.calls if (call := block.call)]
+        return said | {"content": choice.text or None, "tool_calls": [call.message() for call in calls]}
 
     def _head(self, kind: str) -> dict[str, Any]:
         names = {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}

@@ -12,7 +12,7 @@ from typing import Any
 from bitnet_runtime.errors import shown
 from bitnet_runtime.model import Model
 from bitnet_serve import fields
-from bitnet_serve.answers import Choice, Work
+from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.chat import several
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
@@ -75,7 +75,7 @@ def _shown(model: Model, prompt: str | list[int]) -> str:
 
 
 @dataclass
-class Completion:
+class Completion(Shape):
     """The words of it. usage: at the end of a stream; None: not a stream. echoes: what comes before each answer."""
 
     served: Served
@@ -88,7 +88,7 @@ class Completion:
         if self.echoes:
             yield self._chunk(choice, self.echoes[choice.index], self._logprobs(choice, (), True))
 
-    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+    def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         offset = len(self._echo(choice)) + len(choice.text) - len(text)
         yield self._chunk(choice, text, self._logprobs(choice, scored, False, offset))
 

@@ -15,7 +15,7 @@ from bitnet_serve.logprobs import MOST
 
 IGNORED = frozenset([
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "reasoning_effort", "verbosity", "prediction", "cache_prompt", "return_progress",
+    "reasoning_effort", "verbosity", "prediction", "cache_prompt", "return_progress",
     "timings_per_token",
 ])  # fmt: skip
 """What clients send that changes nothing here: who asks, what a cloud keeps, hints."""

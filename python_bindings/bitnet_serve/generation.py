@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from bitnet_runtime.calls import CallPart
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.session import Session
+from bitnet_runtime.tools import Tools
 from bitnet_serve.logprobs import Scored, score
 from bitnet_serve.models import Served
 from bitnet_serve.scheduler import Task
@@ -28,10 +30,11 @@ ROWS = 16 << 20  # bytes of logits that are made at a time
 
 
 class Text(NamedTuple):
-    """What a token added: "" within a character, while it may become a stop text, or of an end token."""
+    """What a token added: "" within a character, while it may become a stop text or a call, or of an end token."""
 
     text: str
     scored: Scored | None = None  # if asked
+    calls: Sequence[CallPart] = ()
 
 
 class Scores(NamedTuple):
@@ -98,6 +101,7 @@ class Ask:
     score_prompt: bool = False
     guide: Guide | None = None  # what the options hold the answer to
     receipt: bool = False  # the answer gets one
+    tools: Tools | None = None  # that it may call
 
 
 class Generation(Task):
@@ -141,7 +145,10 @@ class Generation(Task):
             if self._held < last:
                 return
         ask = self._ask
-        self._stream = Stream(self._model, ask.prompt, ask.options, self.session, ask.pixels, ask.guide, ask.receipt)
+        self._stream = Stream(
+            self._model, ask.prompt, ask.options, self.session, ask.pixels, ask.guide, ask.receipt,
+            self._model.call_reader(ask.tools),
+        )  # fmt: skip
         if not self._stream.done:  # nothing is asked after a prompt that is only scored
             self._stream.begin()
         self._held = len(self._ask.prompt)
@@ -169,7 +176,7 @@ class Generation(Task):
         scored = None
         if row is not None and token is not None:
             (scored,) = score(row[None], [token], self._ask.top or 0)
-        self._tell(Text(piece.text, scored))
+        self._tell(Text(piece.text, scored, piece.calls))
         self.done = self._stream.done
         return None if self.done else piece.token
 

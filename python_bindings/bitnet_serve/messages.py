@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bitnet_runtime.errors import shown
-from bitnet_serve import chat, fields
-from bitnet_serve.answers import Choice, Work
+from bitnet_runtime.errors import ToolCallError, shown
+from bitnet_runtime.tools import ToolCall
+from bitnet_serve import chat, fields, offers
+from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import ApiError, refuse
-from bitnet_serve.generation import Ask
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
@@ -26,30 +26,56 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     fields.check_known(body, KNOWN)
     if "max_tokens" not in body:
         raise refuse("max_tokens is missing, expected an integer", "max_tokens", "missing_required_parameter")
-    fields.unsupported(body, "tools", "mcp_servers", "container", "output_config")
+    fields.unsupported(body, "mcp_servers", "container", "output_config")
     thinking: dict[str, Any] = fields.take(body, "thinking", dict, {"type": "disabled"})
     if thinking.get("type") != "disabled":
         raise refuse('thinking is not supported, expected {"type": "disabled"}', "thinking", "unsupported_parameter")
     asked = {name: value for name, value in body.items() if name not in ("stop", "stop_sequences")}
     options = fields.sampling(asked | {"stop": body.get("stop_sequences", [])}, served.model, None)
-    ready = chat.prompt(served.model, conversation(body))
-    asks = chat.several(served.model, [Ask(ready.tokens, options, ready.pixels)])
-    return Work(served, asks, Messages(served), fields.take(body, "stream", bool, False))
+    ask = chat.asked(served.model, conversation(body), offers.of_messages(body), options)
+    return Work(served, chat.several(served.model, [ask]), Messages(served), fields.take(body, "stream", bool, False))
 
 
 def counted(served: Served, body: Mapping[str, Any]) -> dict[str, int]:
     """/v1/messages/count_tokens"""
     fields.check_known(body, KNOWN)
-    fields.unsupported(body, "tools")
-    return {"input_tokens": len(chat.prompt(served.model, conversation(body)).tokens)}
+    ready = chat.prompt(served.model, conversation(body), offers.of_messages(body))
+    return {"input_tokens": len(ready.tokens)}
 
 
 def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """As chat templates take it."""
-    given = [message | {"content": _content(message.get("content"))} for message in chat.messages(body)]
+    given = [part for message in chat.messages(body) for part in _turn(message)]
     if "system" in body:
         given.insert(0, {"role": "system", "content": _content(body["system"])})
     return given
+
+
+def _turn(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message; those before it of results that it holds, and with the calls that it makes."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [message]
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    results = [_result(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_result"]
+    calls = [_call(part) for part, kind in zip(content, kinds, strict=True) if kind == "tool_use"]
+    rest = [part for part, kind in zip(content, kinds, strict=True) if kind not in ("tool_result", "tool_use")]
+    if results and not rest:
+        return results
+    said = message | {"content": _content(rest) if rest else None}
+    return [*results, said | {"tool_calls": calls} if calls else said]
+
+
+def _result(part: dict[str, Any]) -> dict[str, Any]:
+    content = _content(part.get("content", ""))
+    if not isinstance(content, str):
+        raise refuse(f"a tool_result is {shown(content)}, expected a text", "messages")
+    return {"role": "tool", "tool_call_id": fields.text(part, "tool_use_id"), "content": content}
+
+
+def _call(part: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": fields.text(part, "name"), "arguments": fields.take(part, "input", dict, {})}
+    return {"id": fields.text(part, "id"), "type": "function", "function": function}
 
 
 def _content(content: Any) -> Any:
@@ -72,12 +98,23 @@ def _part(part: Any) -> dict[str, Any]:
     raise refuse(f"messages has {shown(part)}, expected a text, or an image with a base64 source", "messages")
 
 
+def _content_block(block: Block) -> dict[str, Any]:
+    """A text, or the use of a tool; a text too, if the model wrote no object of arguments."""
+    if block.call is None:
+        return {"type": "text", "text": block.text}
+    call = ToolCall(block.call.id, block.call.name, block.text)
+    try:
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
+    except ToolCallError:
+        return {"type": "text", "text": f'{{"name": "{call.name}", "arguments": {call.text}'}
+
+
 def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", **error.body()}
 
 
 @dataclass
-class Messages:
+class Messages(Shape):
     """The words of it."""
 
     served: Served
@@ -86,14 +123,29 @@ class Messages:
     def start(self, choice: Choice) -> Iterable[Any]:
         usage = {"input_tokens": len(choice.ask.prompt), "output_tokens": 0}
         yield {"type": "message_start", "message": self._message([], None, None, usage)}
-        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 
-    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
-        yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+    def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
+        if block.call is None:
+            yield self._of(choice, block, "start", content_block={"type": "text", "text": ""})
+
+    def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+        if block.call is None:
+            yield self._of(choice, block, "delta", delta={"type": "text_delta", "text": text})
+
+    def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
+        """A call comes when it is whole: broken arguments are none here."""
+        if block.call is not None:
+            whole = _content_block(block)
+            text = {"type": "text_delta", "text": whole.get("text")}
+            if whole["type"] == "tool_use":
+                text = {"type": "input_json_delta", "partial_json": block.text}
+            empty = {"input": {}} if whole["type"] == "tool_use" else {"text": ""}
+            yield self._of(choice, block, "start", content_block=whole | empty)
+            yield self._of(choice, block, "delta", delta=text)
+        yield self._of(choice, block, "stop")
 
     def end(self, choice: Choice) -> Iterable[Any]:
         reason, stop = self._reason(choice)
-        yield {"type": "content_block_stop", "index": 0}
         delta = {"stop_reason": reason, "stop_sequence": stop}
         yield {"type": "message_delta", "delta": delta, "usage": self._usage(choice)}
 
@@ -105,8 +157,11 @@ class Messages:
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
-        text = [{"type": "text", "text": choice.text}]
-        return self._message(text, *self._reason(choice), self._usage(choice))
+        content = [_content_block(block) for block in choice.blocks]
+        return self._message(content, *self._reason(choice), self._usage(choice))
+
+    def _of(self, choice: Choice, block: Block, kind: str, **more: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{kind}", "index": choice.blocks.index(block), **more}
 
     def _message(
         self, content: list[Any], reason: str | None, stop: str | None, usage: dict[str, int]
@@ -118,7 +173,10 @@ class Messages:
         end = choice.ended()
         if end.stopped_by:
             return "stop_sequence", end.stopped_by
-        return ("max_tokens" if end.finish_reason == "length" else "end_turn"), None
+        if end.finish_reason == "length":
+            return "max_tokens", None
+        used = any(_content_block(block)["type"] == "tool_use" for block in choice.calls)
+        return ("tool_use" if used else "end_turn"), None
 
     def _usage(self, choice: Choice) -> dict[str, int]:
         end = choice.ended()

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bitnet_runtime.errors import shown
-from bitnet_serve import chat, fields
-from bitnet_serve.answers import Choice, Work
+from bitnet_serve import chat, fields, offers
+from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import ApiError, refuse
-from bitnet_serve.generation import Ask
 from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KNOWN = frozenset([
     "model", "input", "instructions", "max_output_tokens", "stream", "stream_options", "text", "tools", "tool_choice",
+    "parallel_tool_calls",
     "include", "reasoning", "truncation", "previous_response_id", "conversation", "background", "prompt",
     "max_tool_calls", "top_logprobs",
 ])  # fmt: skip
@@ -26,8 +26,6 @@ KNOWN = frozenset([
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    if body.get("tool_choice") != "none":
-        fields.unsupported(body, "tools")
     fields.unsupported(body, "previous_response_id", "conversation", "prompt", "include")
     if body.get("background"):
         raise refuse("background is not supported by this server", "background", "unsupported_parameter")
@@ -43,9 +41,10 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     if "max_output_tokens" in asked:
         asked["max_tokens"] = asked.pop("max_output_tokens")
     options = fields.sampling(asked, served.model, None)
-    ready = chat.prompt(served.model, conversation(body))
-    asks = chat.several(served.model, [Ask(ready.tokens, options, ready.pixels)])
-    return Work(served, asks, Responses(served, body), fields.take(body, "stream", bool, False))
+    ask = chat.asked(served.model, conversation(body), offers.of_responses(body), options)
+    return Work(
+        served, chat.several(served.model, [ask]), Responses(served, body), fields.take(body, "stream", bool, False)
+    )
 
 
 def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -55,28 +54,42 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise refuse(f"input is {shown(given)}, expected a text or a list of messages", "input", "invalid_type")
-    said = [_message(item) for item in chat.messages({"messages": given})]
+    said: list[dict[str, Any]] = []
+    for item in chat.messages({"messages": given}):
+        message = _message(item)
+        if "tool_calls" in message and said and said[-1]["role"] == "assistant":  # one turn of the model
+            calls = [*said[-1].get("tool_calls", []), *message["tool_calls"]]
+            said[-1] = {**said[-1], "tool_calls": calls}
+        else:
+            said.append(message)
     if "instructions" in body:
         said.insert(0, {"role": "system", "content": fields.text(body, "instructions")})
     return said
 
 
 def _message(item: dict[str, Any]) -> dict[str, Any]:
-    if item.get("type", "message") != "message":
-        raise refuse(f"input has an item of type {shown(item['type'])}, expected messages", "input")
-    content = item.get("content")
-    if isinstance(content, list) and all(
-        isinstance(part, dict)
-        and part.get("type") in ("input_text", "output_text")
-        and isinstance(part.get("text"), str)
-        for part in content
-    ):
-        content = "\n".join(part["text"] for part in content)
-    return {"role": item.get("role"), "content": content}
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        function = {name: fields.text(item, name) for name in ("name", "arguments")}
+        call = {"id": fields.text(item, "call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "tool_call_id": fields.text(item, "call_id"), "content": _output(item)}
+    if kind != "message":
+        raise refuse(f"input has an item of type {shown(kind)}, expected messages, and calls of functions", "input")
+    return {"role": item.get("role"), "content": item.get("content")}
+
+
+def _output(item: dict[str, Any]) -> str:
+    """Of a function, a text."""
+    output = chat.one_text(item.get("output"))
+    if not isinstance(output, str):
+        raise refuse(f"the output of a function is {shown(output)}, expected a text", "input")
+    return output
 
 
 @dataclass
-class Responses:
+class Responses(Shape):
     """The words of it."""
 
     served: Served
@@ -89,17 +102,32 @@ class Responses:
         begun = self._response("in_progress", [], None)
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
-        yield self._event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield self._of_part("response.content_part.added", part=self._text(""))
 
-    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
-        yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+    def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
+        item = self._item(choice, block, "in_progress", "")
+        if block.call is None:
+            item["content"] = []
+        yield self._of(choice, block, "response.output_item.added", item=item)
+        if block.call is None:
+            yield self._of_part(choice, block, "response.content_part.added", part=self._text(""))
+
+    def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+        if block.call is None:
+            yield self._of_part(choice, block, "response.output_text.delta", delta=text, logprobs=[])
+        else:
+            at = {"item_id": self._id(choice, block), "delta": text}
+            yield self._of(choice, block, "response.function_call_arguments.delta", **at)
+
+    def finish(self, choice: Choice, block: Block) -> Iterable[Any]:
+        if block.call is None:
+            yield self._of_part(choice, block, "response.output_text.done", text=block.text, logprobs=[])
+            yield self._of_part(choice, block, "response.content_part.done", part=self._text(block.text))
+        else:
+            at = {"item_id": self._id(choice, block), "arguments": block.text}
+            yield self._of(choice, block, "response.function_call_arguments.done", **at)
+        yield self._of(choice, block, "response.output_item.done", item=self._whole_item(choice, block))
 
     def end(self, choice: Choice) -> Iterable[Any]:
-        item = self._whole_item(choice)
-        yield self._of_part("response.output_text.done", text=choice.text, logprobs=[])
-        yield self._of_part("response.content_part.done", part=self._text(choice.text))
-        yield self._event("response.output_item.done", output_index=0, item=item)
         yield self._event(f"response.{self._status(choice)}", response=self.whole([choice]))
 
     def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
@@ -110,7 +138,8 @@ class Responses:
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         (choice,) = choices
-        return self._response(self._status(choice), [self._whole_item(choice)], choice)
+        output = [self._whole_item(choice, block) for block in choice.blocks]
+        return self._response(self._status(choice), output, choice)
 
     def _status(self, choice: Choice) -> str:
         return "incomplete" if choice.ended().finish_reason == "length" else "completed"
@@ -119,18 +148,29 @@ class Responses:
         self.number += 1
         return {"type": kind, "sequence_number": self.number - 1, **more}
 
-    def _of_part(self, kind: str, **more: Any) -> dict[str, Any]:
-        return self._event(kind, item_id=f"msg_{self.id}", output_index=0, content_index=0, **more)
+    def _of(self, choice: Choice, block: Block, kind: str, **more: Any) -> dict[str, Any]:
+        return self._event(kind, output_index=choice.blocks.index(block), **more)
+
+    def _of_part(self, choice: Choice, block: Block, kind: str, **more: Any) -> dict[str, Any]:
+        return self._of(choice, block, kind, item_id=self._id(choice, block), content_index=0, **more)
 
     def _text(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _item(self, status: str, content: list[Any]) -> dict[str, Any]:
-        head = {"id": f"msg_{self.id}", "type": "message", "role": "assistant"}
-        return head | {"status": status, "content": content}
+    def _id(self, choice: Choice, block: Block) -> str:
+        return f"{'fc' if block.call else 'msg'}_{self.id}{choice.blocks.index(block)}"
 
-    def _whole_item(self, choice: Choice) -> dict[str, Any]:
-        return self._item(self._status(choice), [self._text(choice.text)])
+    def _item(self, choice: Choice, block: Block, status: str, text: str) -> dict[str, Any]:
+        head = {"id": self._id(choice, block), "status": status}
+        if block.call is None:
+            return head | {"type": "message", "role": "assistant", "content": [self._text(text)]}
+        return head | {
+            "type": "function_call", "call_id": block.call.id, "name": block.call.name, "arguments": text,
+        }  # fmt: skip
+
+    def _whole_item(self, choice: Choice, block: Block) -> dict[str, Any]:
+        last = choice.end is not None and block is choice.blocks[-1]
+        return self._item(choice, block, self._status(choice) if last else "completed", block.text)
 
     def _response(self, status: str, output: list[Any], choice: Choice | None) -> dict[str, Any]:
         usage = None
@@ -157,13 +197,13 @@ class Responses:
             "metadata": asked.get("metadata", {}),
             "model": self.served.name,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.get("parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
             "temperature": asked.get("temperature", defaults.temperature),
             "text": asked.get("text") or {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": asked.get("tool_choice", "auto"),
+            "tools": asked.get("tools", []),
             "top_p": asked.get("top_p", defaults.top_p),
             "truncation": "disabled",
             "usage": usage,

@@ -1,0 +1,204 @@
+"""How a model writes that it calls a tool: as its chat template says, or as we tell it to.
+
+Three ways are known, which published ternary models share with most others. A template that has another, or that
+knows no tools, is given conversations without any: what they say of tools becomes plain text, in the first way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bitnet_runtime.errors import InvalidParameterError, shown
+from bitnet_runtime.tools import Function, Tools
+
+Message = Mapping[str, Any]
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+TOGETHER = 16  # calls of one answer, where a grammar holds it
+SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
+_TAGS = re.compile(r'<tool_call>(?:\\n|\s)*(\[)?(?:\\n|\s)*\{\s*\\?"name\\?"')
+_JSON = re.compile(r'\{\s*\\?"name\\?"\s*:[^{}]{1,80}\\?"parameters\\?"\s*:')
+_TEXT = r"TEXT: /(.|\n)*/" + "\n"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """opens, closes: around the calls; "": an answer that begins with { is one. listed: the calls are a list.
+
+    told: the template tells the model of tools; else we do.
+    """
+
+    opens: str
+    closes: str
+    arguments: str  # what they are called
+    listed: bool = False
+    told: bool = True
+
+    # ---- conversations ----
+
+    def messages(self, messages: Sequence[Message], tools: Tools | None, history: bool) -> list[Message]:
+        """As the template expects them. history: it knows of calls in messages."""
+        found = [_plain_result(message) for message in messages]
+        if not self.told and (tools is not None or not history):
+            return _told(found, tools)
+        return [each for message in found for each in self._called(message)]
+
+    def _called(self, message: Message) -> list[Message]:
+        """The calls of a message with their arguments as objects."""
+        if message.get("role") != "assistant" or not message.get("tool_calls"):
+            return [message]
+        calls = [_as_object(call) for call in _calls(message)]
+        message = {**message, "content": message.get("content") or ""}
+        if self.listed:
+            return [{**message, "tool_calls": [call["function"] for call in calls]}]
+        if self.opens:
+            return [{**message, "tool_calls": calls}]
+        return [{**message, "tool_calls": [call]} for call in calls]  # one a message is all that it can say
+
+    # ---- what an answer may be ----
+
+    def grammar(self, tools: Tools, schema: str | None, special: Mapping[str, int]) -> str | None:
+        """In Lark's notation, of an answer that calls tools as it has to; None: any answer will do.
+
+        schema: of an answer without calls. special: tokens that no text spells, by their names.
+        """
+        free = tools.choice == "auto"
+        if free and schema is None and not any(each.strict for each in tools.functions):
+            return None
+        opens, closes = (_literal(tag, special) for tag in (self.opens, self.closes))
+        many = tools.parallel and self.opens
+        gap = r'"\n"' if self.opens else ""
+        body = f"({gap} one {gap})"
+        if self.listed:
+            more = f'(", " one){{0,{TOGETHER - 1}}}' if many else ""
+            body = f'({gap} "[" one {more} "]" {gap})'
+        called = f"{body} {closes}"
+        calls = f"{opens} {called}" + (f' ("\\n" {opens} {called}){{0,{TOGETHER - 1}}}' if many else "")
+        if not free:
+            start = calls
+        elif schema is not None:
+            start = f"{calls} | %json {json.dumps(_spaced(json.loads(schema)))}"
+        elif not self.opens:
+            start = f"{calls} | ANSWER"
+        elif many:
+            start = f"(head {called})* TEXT"
+        else:
+            start = f"head {called} | TEXT"
+        rules = [f"start: {start}", *_functions(tools.callable(), self.arguments), _TEXT]
+        lazy = "" if self.opens in special else "[lazy]"
+        rules.append(f"head{lazy}: TEXT {opens}" if self.opens else r"ANSWER: /([^{\s](.|\n)*)?/")
+        return "\n".join(rules) + "\n"
+
+
+def dialect(template: str) -> Dialect:
+    """That of a chat template."""
+    if re.search(r"\btools\b", template):
+        if found := _TAGS.search(template):
+            return Dialect(OPEN, CLOSE, "arguments", listed=bool(found[1]))
+        if _JSON.search(template):
+            return Dialect("", "", "parameters")
+    return Dialect(OPEN, CLOSE, "arguments", told=False)
+
+
+def _functions(functions: Sequence[Function], arguments: str) -> list[str]:
+    """Rules: `one` is a call of one of them."""
+    rules = ["one: " + " | ".join(f"one_{i}" for i in range(len(functions)))]
+    for i, each in enumerate(functions):
+        begin = f'{{"name": "{each.name}", "{arguments}": '
+        schema = json.dumps(_spaced(each.parameters, lenient=not each.strict))
+        rules += [f'one_{i}: {json.dumps(begin)} json_{i} "}}"', f"json_{i}: %json {schema}"]
+    return rules
+
+
+def _spaced(schema: Any, lenient: bool = False) -> Any:
+    """A schema for JSON of one form. lenient: what the library does not know of it is passed over."""
+    if not isinstance(schema, Mapping):
+        return schema
+    return {**schema, "x-guidance": SPACES | ({"lenient": True} if lenient else {})}
+
+
+def _literal(text: str, special: Mapping[str, int]) -> str:
+    return f"<[{special[text]}]>" if text in special else json.dumps(text) if text else ""
+
+
+# ---- messages ----
+
+
+def _calls(message: Message) -> list[Mapping[str, Any]]:
+    """Those of a message, each with a function that has a name. Raises InvalidParameterError."""
+    calls = message["tool_calls"]
+    for call in calls if isinstance(calls, (list, tuple)) else [calls]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidParameterError(
+                f'messages has the tool call {shown(call)}, expected {{"function": {{"name": "…", "arguments": …}}}}',
+                "messages",
+            )
+    return list(calls)
+
+
+def _as_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are an object, where they are the JSON of one."""
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):  # then as the model wrote it
+            function["arguments"] = json.loads(arguments or "{}")
+    return {**call, "function": function}
+
+
+def _plain_result(message: Message) -> Message:
+    """The result of a tool as one text."""
+    parts = message.get("content")
+    if message.get("role") != "tool" or not isinstance(parts, (list, tuple)):
+        return message
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        raise InvalidParameterError(f"messages has the result {shown(parts)}, expected a text", "messages")
+    return {**message, "content": "\n".join(map(str, texts))}
+
+
+def _told(messages: Sequence[Message], tools: Tools | None) -> list[Message]:
+    """A conversation in which tools, calls and results are plain text of a system, an assistant and a user."""
+    out: list[Message] = []
+    results = False  # the last message is some
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if role == "tool":
+            text = f"<tool_response>\n{content}\n</tool_response>"
+            if results:
+                out[-1] = {"role": "user", "content": f"{out[-1]['content']}\n{text}"}
+            else:
+                out.append({"role": "user", "content": text})
+        elif role == "assistant" and message.get("tool_calls"):
+            written = [f"{OPEN}\n{_written(_as_object(call)['function'])}\n{CLOSE}" for call in _calls(message)]
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            out.append(rest | {"content": "\n".join(filter(None, [content, *written]))})
+        else:
+            out.append(message)
+        results = role == "tool"
+    if tools is None:
+        return out
+    said = out[0].get("content") if out[0].get("role") == "system" else None
+    told = {"role": "system", "content": f"{said}\n\n{_explained(tools)}" if said else _explained(tools)}
+    return [told, *out[isinstance(said, str) :]]
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function.get("arguments", {})}
+    return json.dumps(call, ensure_ascii=False, allow_nan=False)
+
+
+def _explained(tools: Tools) -> str:
+    """What a model is told of tools where its template does not."""
+    each = "\n".join(json.dumps(function.entry(), ensure_ascii=False) for function in tools.functions)
+    return (
+        f"# Tools\n\nThese functions can be called:\n<tools>\n{each}\n</tools>\n\nA call is written like this, one for "
+        f'each function needed:\n{OPEN}\n{{"name": "…", "arguments": {{…}}}}\n{CLOSE}\n'
+        "The result comes back within <tool_response> and </tool_response>."
+    )

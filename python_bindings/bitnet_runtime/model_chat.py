@@ -1,0 +1,116 @@
+"""The part of `Model` that answers conversations, and in them asks for tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from bitnet_runtime.calls import CallReader
+from bitnet_runtime.defaults import Options, Sampling, resolve
+from bitnet_runtime.errors import InvalidParameterError, shown
+from bitnet_runtime.generation import Stream, finish
+from bitnet_runtime.image_prompts import images_of
+from bitnet_runtime.model_text import Message, ModelText
+from bitnet_runtime.result import Result
+from bitnet_runtime.session import Session
+from bitnet_runtime.tools import Tool, Tools
+
+if TYPE_CHECKING:
+    from bitnet_runtime.ids import Prompt
+    from bitnet_runtime.images import Image
+
+
+class ModelChat(ModelText):
+    """Answers."""
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        session: Session | None = None,
+        adapter: str | None = None,
+        receipt: bool = False,
+        options: Sampling | None = None,
+        **sampling: Unpack[Options],
+    ) -> Result:
+        """Answer a conversation, in the words of the file's chat template. All else as in `generate`.
+
+        Parts of a message may be pictures: {"type": "image", "image": "cat.png"}, or as OpenAI has it
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}. They stand where the template has
+        the image token, or before all else.
+
+        tools: functions of Python, or schemas as OpenAI has them. `Result.tool_calls` says which the model asks for,
+        and with what; nothing is called here. tool_choice: "auto", "none", "required", or the name of one.
+        """
+        kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
+        offered: dict[str, Any] = {"tools": tools, "tool_choice": tool_choice}
+        offered["parallel_tool_calls"] = parallel_tool_calls
+        return finish(self.stream_chat(messages, **offered, **kept, **sampling))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        session: Session | None = None,
+        adapter: str | None = None,
+        receipt: bool = False,
+        options: Sampling | None = None,
+        **sampling: Unpack[Options],
+    ) -> Stream:
+        """`chat` as an iterator of pieces."""
+        asked = Tools.of(tools, tool_choice, parallel_tool_calls)
+        chosen = self.held_to_calls(asked, resolve(sampling, options, self.defaults))
+        prompt, images = self.apply_template(messages, asked), images_of(messages) or None
+        return self._continue(prompt, images, session, adapter, receipt, chosen, self.call_reader(asked))
+
+    def held_to_calls(self, tools: Tools | None, options: Sampling) -> Sampling:
+        """The options of an answer that calls tools as it has to."""
+        if tools is None:
+            return options
+        if options.regex is not None or options.grammar is not None:
+            raise InvalidParameterError("tools go with json_schema, not with regex or grammar", "tools")
+        schema = cast("str | None", options.json_schema)
+        grammar = self._template.dialect.grammar(tools, schema, self._call_tokens)
+        return options if grammar is None else replace(options, json_schema=None, grammar=grammar)
+
+    def call_reader(self, tools: Tools | None) -> CallReader | None:
+        """What takes calls of tools out of an answer."""
+        if tools is None:
+            return None
+        names = [function.name for function in tools.callable()]
+        shown = {token: text for text, token in self._call_tokens.items()}
+        return CallReader(self._template.dialect, names, None if tools.parallel else 1, shown)
+
+    @property
+    def _call_tokens(self) -> dict[str, int]:
+        """Special tokens that stand around calls."""
+        dialect = self._template.dialect
+        return self._tokenizer.special_ids_of((dialect.opens, dialect.closes))
+
+    def _continue(
+        self,
+        prompt: Prompt,
+        images: Image | Sequence[Image] | None,
+        session: Session | None,
+        adapter: str | None,
+        receipt: bool,
+        options: Sampling,
+        reader: CallReader | None = None,
+    ) -> Stream:
+        """`Model.stream`, of options that are resolved."""
+        if session is not None and (not isinstance(session, Session) or session._model is not self):
+            raise InvalidParameterError(f"session is {shown(session)}, expected one that this model made", "session")
+        if session is not None and adapter not in (None, session.adapter):
+            found = f"of {session.adapter!r}" if session.adapter else "without one"
+            raise InvalidParameterError(f"adapter is {shown(adapter)}, and the session is {found}", "adapter")
+        self.adapter_number(adapter)
+        ready = self.ready(prompt, images, session.n_ctx if session else self.n_ctx)
+        more: dict[str, Any] = {"receipt": receipt, "adapter": adapter, "reader": reader}
+        return Stream(self, ready.tokens, options, session, ready.pixels, **more)

@@ -1,0 +1,74 @@
+"""A function of Python as a model is told of it: name, purpose, and a JSON schema of its parameters."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from bitnet_runtime.errors import InvalidParameterError
+
+_PLAIN: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"}, int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"},
+    type(None): {"type": "null"}, None: {"type": "null"}, Any: {}, object: {}, dict: {"type": "object"},
+    list: {"type": "array"}, inspect.Parameter.empty: {},
+}  # fmt: skip
+_ARGUMENT = re.compile(r"\s*(?::param\s+(?:\w+\s+)?)?\*{0,2}(\w+)(?:\s*\([^)]*\))?\s*:\s+(\S.*)")
+
+
+def described(function: Callable[..., Any]) -> tuple[str, str, dict[str, Any]]:
+    """Name, description, parameters. Raises InvalidParameterError: a parameter has no schema.
+
+    The description is the first paragraph of the documentation; lines "name: text" of it describe parameters, as
+    does `Annotated[int, "text"]`.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters
+    except (NameError, TypeError, ValueError) as error:
+        raise InvalidParameterError(f"the tool {name} has no signature to read: {error}", "tools") from None
+    said = inspect.getdoc(function) or ""
+    texts = {found[1]: found[2] for line in said.splitlines() if (found := _ARGUMENT.fullmatch(line))}
+    properties = {}
+    for each in parameters.values():
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
+            raise InvalidParameterError(
+                f"the tool {name} has the parameter {str(each)!r}, expected such as can be given by name", "tools"
+            )
+        schema = _schema(hints.get(each.name, each.annotation), f"{name}.{each.name}")
+        if each.name in texts:
+            schema = {"description": texts[each.name]} | schema
+        properties[each.name] = schema
+    required = [each.name for each in parameters.values() if each.default is each.empty]
+    shape = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return name, " ".join(said.partition("\n\n")[0].split()), shape
+
+
+def _schema(hint: Any, where: str) -> dict[str, Any]:
+    """Of a type. where: for errors."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None and hint in _PLAIN:
+        return _PLAIN[hint]
+    if origin is typing.Annotated:
+        about = [{"description": each} for each in arguments[1:] if isinstance(each, str)]
+        return _schema(arguments[0], where) | (about[0] if about else {})
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(each, where) for each in arguments]}
+    if origin in (list, set, frozenset) or (origin is tuple and arguments[1:] == (...,)):
+        return {"type": "array", "items": _schema(arguments[0], where)}
+    if origin is dict and arguments[0] is str:
+        return {"type": "object", "additionalProperties": _schema(arguments[1], where)}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return {"enum": [each.value for each in hint]}
+    raise InvalidParameterError(
+        f"the tool parameter {where} is of type {hint!r:.80}, expected str, int, float, bool, None, Literal, Enum, or "
+        "list, dict and unions of these; or give the tool as a dictionary with a JSON schema",
+        "tools",
+    )

@@ -1,0 +1,65 @@
+"""Tools of a request, in the words of each API, as the runtime takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bitnet_runtime.errors import shown
+from bitnet_runtime.tools import CHOICES, Tools
+from bitnet_serve import fields
+from bitnet_serve.errors import refuse
+
+
+def of_chat(body: Mapping[str, Any]) -> Tools | None:
+    """{"type": "function", "function": {"name": …}}; what is chosen is so, too. Raises InvalidParameterError."""
+    return _offer(body, lambda tool: tool, lambda choice: _name(choice.get("function")))
+
+
+def of_responses(body: Mapping[str, Any]) -> Tools | None:
+    """{"type": "function", "name": …}: the function's fields are not in an object of their own."""
+
+    def tool(given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("type") != "function":
+            return given
+        return {"type": "function", "function": {"strict": True} | given}  # unless it is said
+
+    return _offer(body, tool, _name)
+
+
+def of_messages(body: Mapping[str, Any]) -> Tools | None:
+    """{"name": …, "input_schema": …}; what is chosen is {"type": "auto"}, "any", "tool" or "none"."""
+    choice = fields.take(body, "tool_choice", dict, {"type": "auto"})
+    words = {"auto": "auto", "any": "required", "none": "none", "tool": choice}
+    kind = choice.get("type")
+    if not isinstance(kind, str) or kind not in words:
+        raise refuse(f"tool_choice is {shown(choice)}, expected a type of {', '.join(words)}", "tool_choice")
+    parallel = not fields.take(choice, "disable_parallel_tool_use", bool, False)
+    given = body | {"tool_choice": words[kind], "parallel_tool_calls": parallel}
+
+    def tool(given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("type", "custom") != "custom" or "input_schema" not in given:
+            return given
+        told = {name: given[name] for name in ("name", "description", "strict") if name in given}
+        return {"type": "function", "function": told | {"parameters": given["input_schema"]}}
+
+    return _offer(given, tool, _name)
+
+
+def _offer(
+    body: Mapping[str, Any], tool: Callable[[Any], Any], name: Callable[[dict[str, Any]], str | None]
+) -> Tools | None:
+    """tool: one as the runtime takes it; name: of the function that is chosen."""
+    choice = body.get("tool_choice", "auto")
+    chosen = name(choice) if isinstance(choice, dict) else choice if choice in CHOICES else None
+    if not chosen:
+        raise refuse(
+            f"tool_choice is {shown(choice)}, expected {', '.join(CHOICES)}, or a function by its name", "tool_choice"
+        )
+    given: list[Any] = fields.take(body, "tools", list, [])
+    return Tools.of([tool(each) for each in given], chosen, fields.take(body, "parallel_tool_calls", bool, True))
+
+
+def _name(choice: Any) -> str | None:
+    name = choice.get("name") if isinstance(choice, dict) else None
+    return name if isinstance(name, str) else None
