@@ -85,7 +85,8 @@ def test_responses_as_a_stream(client: OpenAI, serving: Serving) -> None:
     [
         ({}, "input"),
         ({"input": 5}, "input"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "call_id"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "max_output_token": 5}, "max_output_token"),

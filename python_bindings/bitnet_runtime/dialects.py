@@ -154,13 +154,14 @@ def _as_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain_result(message: Message) -> Message:
     """The result of a tool as one text."""
-    parts = message.get("content")
-    if message.get("role") != "tool" or not isinstance(parts, (list, tuple)):
+    content = message.get("content")
+    if message.get("role") != "tool" or isinstance(content, str):
         return message
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        raise InvalidParameterError(f"messages has the result {shown(parts)}, expected a text", "messages")
-    return {**message, "content": "\n".join(map(str, texts))}
+    parts: Sequence[Any] = content if isinstance(content, (list, tuple)) else []
+    texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    if not texts or len(texts) != len(parts):
+        raise InvalidParameterError(f"messages has the result {shown(content)}, expected a text", "messages")
+    return {**message, "content": "\n".join(texts)}
 
 
 def _told(messages: Sequence[Message], tools: Tools | None) -> list[Message]:

@@ -69,13 +69,11 @@ class ModelText(ModelImages):
         The image token stands where vectors of images do.
         """
         images = images_of(messages) if isinstance(messages, Sequence) else []
+        seen = self._require_image_token() if images else None
         offered = tools if isinstance(tools, Tools) else Tools.of(tools)
-        if not images:
-            return self._template.encode(messages, self._tokenizer, self.special_tokens, tools=offered)
-        seen = self._require_image_token()
-        plain = without_images(messages, self._template.source)
+        plain = self._plain(messages)
         tokens = self._template.encode(plain, self._tokenizer, self.special_tokens, tools=offered)
-        return placed(tokens, seen.image_token, len(images), seen.n_tokens)
+        return tokens if seen is None else placed(tokens, seen.image_token, len(images), seen.n_tokens)
 
     def image_prompt(self, text: str, n_images: int) -> list[int]:
         """The tokens of a prompt with images that `generate` uses, as PaliGemma learned it: image tokens, the start
@@ -97,12 +95,17 @@ class ModelText(ModelImages):
 
         What a message says becomes a special token when the text is parsed with special tokens.
         """
-        if isinstance(messages, Sequence) and images_of(messages):
-            messages = without_images(messages, self._template.source)
         offered = tools if isinstance(tools, Tools) else Tools.of(tools)
         return self._template.render(
-            messages, self.special_tokens, tools=offered, add_generation_prompt=add_generation_prompt
+            self._plain(messages), self.special_tokens, tools=offered, add_generation_prompt=add_generation_prompt
         )
+
+    def _plain(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Messages with parts as the template takes them."""
+        parted = isinstance(messages, (list, tuple)) and any(
+            isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple)) for message in messages
+        )
+        return without_images(messages, self._template.source) if parted else messages
 
     def ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
         """What is to be continued, of which there is one token at least: what `Stream` takes.

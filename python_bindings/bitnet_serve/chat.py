@@ -28,7 +28,6 @@ KNOWN = frozenset([
     "web_search_options",
 ])  # fmt: skip
 MOST_MESSAGES = 1024
-TEXTS = ("text", "input_text", "output_text")  # kinds of parts
 
 
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
@@ -75,19 +74,7 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None)
         if not isinstance(image, str) or not image.startswith("data:"):
             raise refuse(f"an image is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
     said = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in said]
-    said = [{**message, "content": one_text(message.get("content"))} for message in said]
     return model.ready(model.apply_template(said, tools), images or None, model.n_ctx)
-
-
-def one_text(content: Any) -> Any:
-    """Parts that are texts, as one: few templates know of parts."""
-    parts: list[Any] = content if isinstance(content, list) else []
-    texts = [part["text"] for part in parts if isinstance(part, dict) and _is_text(part)]
-    return "\n".join(texts) if texts and len(texts) == len(parts) else content
-
-
-def _is_text(part: dict[str, Any]) -> bool:
-    return part.get("type") in TEXTS and isinstance(part.get("text"), str)
 
 
 def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:

@@ -139,7 +139,7 @@ class Messages(Shape):
             text = {"type": "text_delta", "text": whole.get("text")}
             if whole["type"] == "tool_use":
                 text = {"type": "input_json_delta", "partial_json": block.text}
-            empty = {"input": {}} if whole["type"] == "tool_use" else {"text": ""}
+            empty: dict[str, Any] = {"input": {}} if whole["type"] == "tool_use" else {"text": ""}
             yield self._of(choice, block, "start", content_block=whole | empty)
             yield self._of(choice, block, "delta", delta=text)
         yield self._of(choice, block, "stop")

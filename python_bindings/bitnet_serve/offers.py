@@ -35,7 +35,7 @@ def of_messages(body: Mapping[str, Any]) -> Tools | None:
     if not isinstance(kind, str) or kind not in words:
         raise refuse(f"tool_choice is {shown(choice)}, expected a type of {', '.join(words)}", "tool_choice")
     parallel = not fields.take(choice, "disable_parallel_tool_use", bool, False)
-    given = body | {"tool_choice": words[kind], "parallel_tool_calls": parallel}
+    given = {**body, "tool_choice": words[kind], "parallel_tool_calls": parallel}
 
     def tool(given: Any) -> Any:
         if not isinstance(given, dict) or given.get("type", "custom") != "custom" or "input_schema" not in given:

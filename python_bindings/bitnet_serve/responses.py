@@ -74,18 +74,10 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
         call = {"id": fields.text(item, "call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "tool_call_id": fields.text(item, "call_id"), "content": _output(item)}
+        return {"role": "tool", "tool_call_id": fields.text(item, "call_id"), "content": item.get("output")}
     if kind != "message":
         raise refuse(f"input has an item of type {shown(kind)}, expected messages, and calls of functions", "input")
     return {"role": item.get("role"), "content": item.get("content")}
-
-
-def _output(item: dict[str, Any]) -> str:
-    """Of a function, a text."""
-    output = chat.one_text(item.get("output"))
-    if not isinstance(output, str):
-        raise refuse(f"the output of a function is {shown(output)}, expected a text", "input")
-    return output
 
 
 @dataclass
