@@ -45,15 +45,15 @@ class Answer:
         text = self._until_stop(text) if self._stop else text
         return self.reader.push(text) if self.reader else text
 
-    def flush(self) -> str:
-        """What was held back; "" after a stop text."""
+    def flush(self, cut: bool = False) -> str:
+        """What was held back; "" after a stop text. cut: not the model ended it."""
         text = self._detokenizer.flush() if self._detokenizer else ""
         if self.stopped_by:
             text = ""
         elif self._stop:
             text = self._until_stop(text) + self._held
             self._held = ""
-        return self.reader.push(text, final=True) if self.reader else text
+        return self.reader.push(text, final=True, cut=cut) if self.reader else text
 
     def _until_stop(self, text: str) -> str:
         text = self._held + text

@@ -18,6 +18,7 @@ from bitnet_runtime.tools import ToolCall
 MOST_HELD = 1 << 16  # characters, of what may become a call
 _STRING = r'"(?:[^"\\\x00-\x1f]|\\.)*"'
 _HEAD = re.compile(rf'[\s\[]*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+_BEGUN = re.compile(r'[\s\[]*\{\s*("name"|$)')
 _END = re.compile(r"\s*\}?\s*")
 _STRUCTURE = frozenset('{}[]:,+-.eEtrufalsn0123456789 \t\r\n"')  # all that JSON has outside of strings
 
@@ -43,6 +44,7 @@ class CallReader:
         self._names, self._most, self.shown = names, most, shown or {}
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, and arguments as they came
         self.done = False  # no more can come
+        self._cut = False
         self._parts: list[CallPart] = []
         self._text = ""  # not yet understood
         self._said: list[str] = []
@@ -50,9 +52,10 @@ class CallReader:
         self._json = _Object()
         self._step: Callable[[bool], bool] = self._outside if self._opens else self._first
 
-    def push(self, text: str, final: bool = False) -> str:
-        """What of it, and of what was held back, is text. final: nothing follows."""
+    def push(self, text: str, final: bool = False, cut: bool = False) -> str:
+        """What of it, and of what was held back, is text. final: nothing follows; cut: though more would have."""
         self._text += text
+        self._cut = cut
         while not self.done and self._step(final):
             pass
         said, self._said = "".join(self._said), []
@@ -104,7 +107,8 @@ class CallReader:
             return False
         end = place if place >= 0 else len(self._text)
         body, closes = self._text[:end], self._closes if place >= 0 else ""
-        if not self._whole_calls(body):
+        half = self._cut and not closes and (self._opens or _BEGUN.match(body))
+        if not half and not self._whole_calls(body):
             self._say(self._opens + body + closes)
         return self._go(self._outside if self._opens else self._rest, end + len(closes))
 

@@ -252,7 +252,7 @@ class Stream(Unique):
             if self._answer.stopped or whole or len(self._tokens) == self._limit:
                 self._done = True
                 self._finish = "stop" if self._answer.stopped or whole else "length"
-                text += self._answer.flush()
+                text += self._answer.flush(cut=True)
             piece = Piece(text, token, self._answer.take())
         self._texts.append(piece.text)
         return piece

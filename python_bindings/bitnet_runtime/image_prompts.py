@@ -62,6 +62,13 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
     return out
 
 
+def are_known(messages: Sequence[object]) -> bool:
+    """Whether all parts of these messages are texts and images; what others are a template knows, if anybody."""
+    parts = [part for message in messages for part in _parts(message)]
+    kinds = (*_IMAGES, *_TEXTS, "text")
+    return all(isinstance(part, Mapping) and part.get("type") in kinds for part in parts)
+
+
 def _parts(message: object) -> Sequence[Any]:
     content = message.get("content") if isinstance(message, Mapping) else None
     parts = content if isinstance(content, (list, tuple)) else ()

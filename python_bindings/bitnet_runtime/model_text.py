@@ -13,7 +13,7 @@ from bitnet_runtime.errors import (
     shown,
 )
 from bitnet_runtime.ids import NO_TOKEN, token_ids
-from bitnet_runtime.image_prompts import images_of, placed, without_images
+from bitnet_runtime.image_prompts import are_known, images_of, placed, without_images
 from bitnet_runtime.model_images import ModelImages
 from bitnet_runtime.once import once
 from bitnet_runtime.tools import Tool, Tools
@@ -102,10 +102,8 @@ class ModelText(ModelImages):
 
     def _plain(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Messages with parts as the template takes them."""
-        parted = isinstance(messages, (list, tuple)) and any(
-            isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple)) for message in messages
-        )
-        return without_images(messages, self._template.source) if parted else messages
+        known = isinstance(messages, (list, tuple)) and are_known(messages)
+        return without_images(messages, self._template.source) if known else messages
 
     def ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
         """What is to be continued, of which there is one token at least: what `Stream` takes.

@@ -110,13 +110,12 @@ class ToolCall:
 
 def _function(tool: Tool) -> Function:
     if callable(tool):
-        return Function(*described(tool))
+        name, description, parameters = described(tool)
+        return Function(_named(name), description, parameters)
     told = tool.get("function") if isinstance(tool, Mapping) and tool.get("type", "function") == "function" else None
     if not isinstance(told, Mapping):
         raise _wrong("tools", tool, 'a function, or {"type": "function", "function": {"name": …}}')
-    name, parameters = told.get("name"), told.get("parameters")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise _wrong("the name of a tool", name, "up to 128 letters, digits, _, . or -")
+    name, parameters = _named(told.get("name")), told.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
@@ -128,6 +127,12 @@ def _function(tool: Tool) -> Function:
         raise _wrong(f"strict of the tool {name}", strict, "true or false")
     _json(parameters)
     return Function(name, description or "", {"type": "object", **parameters}, bool(strict))
+
+
+def _named(name: Any) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _wrong("the name of a tool", name, "up to 128 letters, digits, _, . or -")
+    return name
 
 
 def _json(value: Any) -> str:
