@@ -80,7 +80,7 @@ def test_what_is_said_and_what_is_called(kind: str, text: str, said: str, calls:
         assert read(TEMPLATES[kind], text, step) == (said, calls), step
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([CALL, SECOND, LIST, "<tool_call>", "</tool_call>", "{", '"', "x", " ", "\n", "}", ","])),
     st.lists(st.integers(1, 40), min_size=1),
@@ -274,7 +274,7 @@ def test_a_conversation_with_a_function(tmp_path: Path) -> None:
         cut = model.chat(ASK, tools=[forecast], max_tokens=20)
         assert cut.finish_reason == "length" and "<tool" not in cut.text
         early = model.chat(ASK, tools=[forecast], stop=["forecast"])
-        assert (early.text, early.tool_calls) == ('Let me see.<tool_call>\n{"name": "', []), "no call, so it is text"
+        assert (early.text, early.tool_calls) == ("Let me see.", []), "half a call is none, and no text"
 
 
 # ---- holding ----
