@@ -110,8 +110,8 @@ class ToolCall:
 
 def _function(tool: Tool) -> Function:
     if callable(tool):
-        name, *rest = described(tool)
-        return Function(_named(name), *rest)
+        name, purpose, shape = described(tool)
+        return Function(_named(name), purpose, shape)
     told = tool.get("function") if isinstance(tool, Mapping) and tool.get("type", "function") == "function" else None
     if not isinstance(told, Mapping):
         raise _wrong("tools", tool, 'a function, or {"type": "function", "function": {"name": …}}')

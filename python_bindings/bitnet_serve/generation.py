@@ -147,7 +147,7 @@ class Generation(Task):
         ask = self._ask
         self._stream = Stream(
             self._model, ask.prompt, ask.options, self.session, ask.pixels, ask.guide, ask.receipt,
-            self._model.call_reader(ask.tools),
+            reader=self._model.call_reader(ask.tools),
         )  # fmt: skip
         if not self._stream.done:  # nothing is asked after a prompt that is only scored
             self._stream.begin()
