@@ -40,8 +40,8 @@ def option(default: Any, text: str) -> Any:
 
 
 CONVERSION: tuple[str, ...] = (
-    "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "teacher", "draft_only",
-    "self_written",
+    "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "distill_features", "teacher",
+    "draft_only", "self_written",
 )  # fmt: skip
 """Options of `bitnet finetune` alone."""
 
@@ -138,7 +138,12 @@ class Settings:
         0.0, "share of the loss, 0 to 1, that is the distance from how a layer of the teacher relates the tokens"
     )
     distill_layer: int = option(0, "that layer, counted from the last, which is 1; 0: a third of the way to the first")
-    teacher: str = option("", "whom to distill from, as SRC with the same tokenizer; none: the source itself")
+    distill_features: float = option(
+        0.0, "share of the loss, 0 to 1, that is the distance from what a teacher sees in images"
+    )
+    teacher: str = option(
+        "", "whom to distill from, as SRC with the same tokenizer; for features any that sees; none: the source itself"
+    )
 
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
@@ -165,7 +170,8 @@ class Settings:
             "validation": (1e-6, 0.5), "temperature": (1e-3, 100), "steps": (1, 1e9), "minutes": (0, 1e6),
             "batch": (1, 1e6), "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
             "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
-            "distill_layer": (0, 1e4), "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
+            "distill_features": (0, 1), "distill_layer": (0, 1e4),
+            "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
             "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
             "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
             "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
@@ -187,10 +193,10 @@ class Settings:
             raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
         if self.freeze_vision and not self.vision:
             raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
-        if self.distill + self.distill_relations > 1:
+        if self.distilled > 1:
             raise ValueError(
-                f"distill {self.distill:g} and distill_relations {self.distill_relations:g} are shares of one loss, "
-                "expected at most 1 together"
+                f"distill {self.distill:g}, distill_relations {self.distill_relations:g} and distill_features "
+                f"{self.distill_features:g} are shares of one loss, expected at most 1 together"
             )
         if self.draft_only and not self.draft:
             raise ValueError("--draft-only and --no-draft are both given, expected one of them")
@@ -201,14 +207,14 @@ class Settings:
         if self.self_written and (self.chat or not self.draft_only):
             raise ValueError("self_written is of a draft that learns alone from text; add --draft-only and --data")
         if self.teacher and not self.distilled:
-            raise ValueError("teacher is given and nothing to learn from it; add --distill or --distill-relations")
+            raise ValueError("teacher is given and nothing to learn from it; add --distill, or one of its relatives")
         for f in dataclasses.fields(self):
             if f.name in CONVERSION and not self.source and getattr(self, f.name) != f.default:
                 raise ValueError(f"{f.name} is an option of `bitnet finetune`, which begins with a model")
 
     @property
-    def distilled(self) -> bool:
-        return self.distill + self.distill_relations > 0
+    def distilled(self) -> float:
+        return self.distill + self.distill_relations + self.distill_features
 
     @property
     def budget(self) -> tuple[str, float]:
@@ -274,6 +280,8 @@ def of_source(config: ModelConfig, draft_only: bool = False) -> tuple[dict[str, 
         return settings | {"draft": True, "quantize_warmup": 0.5}, config
     convert = not config.ternary
     settings |= FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
+    if config.vision and config.similarity_scale and not config.similarity_bias:  # as CLIP's, which says it so
+        settings["contrastive_loss"] = "softmax"
     config = config.replace(head_format=config.head_format if config.head_format != "f32" else "int8")
     if config.vision and not config.vision.ternary:
         config = config.replace(vision={"ternary": TERNARY_LINEARS})

@@ -32,6 +32,8 @@ from transformers import (
     ViTModel,
 )
 
+from bitnet.data import tokenizer
+
 VOCABULARY, CONTEXT, IMAGE, END = 101, 11, 97, 3
 SIZE = 17  # pixels, of which 15 are seen: 9 patches
 _EAGER = {"attn_implementation": "eager"}
@@ -112,6 +114,13 @@ def save(name: str, folder: Path, **more: Any) -> nn.Module:
         said = {"size": {"height": SIZE, "width": SIZE}, "image_mean": [0.4], "image_std": [0.3]}
         (folder / "preprocessor_config.json").write_text(json.dumps(said))
     return model
+
+
+def bytes_beside(folder: Path) -> None:
+    """A tokenizer of bytes."""
+    words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(f'{{"eos_token": "{tokenizer.END}", "pad_token": "{tokenizer.END}"}}')
 
 
 def sees(name: str) -> bool:

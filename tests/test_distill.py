@@ -15,6 +15,7 @@ import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet.data import tokenizer
 from bitnet.model import compiler
+from bitnet.model.masks import visible
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import distill, loop, runlog, source_model
@@ -55,7 +56,9 @@ def test_a_teacher_with_another_tokenizer() -> None:
     source = start()
     other = tokenizer.build("char", ["xyz"], 300)
     with pytest.raises(source_model.SourceModelError, match="expected a teacher with the same tokenizer"):
-        distill.Distillation(source, Settings(device="cpu", source="x", quantize_warmup=0.5), student(source), other)
+        distill.Distillation(
+            source, Settings(device="cpu", source="x", quantize_warmup=0.5, distill=0.5), student(source), other
+        )
 
 
 def test_a_teacher_with_a_shorter_context() -> None:
@@ -71,7 +74,7 @@ def test_distillation_lowers_the_divergence() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     found = []
     for _ in range(40):
-        terms = distilled.terms(model(inputs).flatten(0, 1), inputs, inputs)
+        terms = distilled.terms(model(inputs), inputs, inputs)
         loss = terms["divergence"] / inputs.numel()
         optimizer.zero_grad()
         loss.backward()
@@ -115,6 +118,11 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def relations(ours: Tensor, theirs: Tensor, heads: int, counts: Tensor, documents: Tensor | None = None) -> Tensor:
+    seen = visible("causal", ours.shape[1], 0, documents, None, ours)
+    return distill.relations(ours, theirs, heads, counts, seen)
+
+
 def all_of(x: Tensor) -> Tensor:
     return torch.ones(x.shape[:2], dtype=torch.bool)
 
@@ -126,26 +134,26 @@ def test_relations_by_hand() -> None:
     missed = teacher * math.log(teacher / learner) + (1 - teacher) * math.log((1 - teacher) / (1 - learner))
     known = teacher * math.log(teacher) + (1 - teacher) * math.log(1 - teacher) + math.log(2)
     # fp32 logarithms of numbers of order 1, whose sum is 0.03
-    assert float(distill.relations(ours, theirs, 1, all_of(ours))) == pytest.approx(missed / known, rel=1e-5)
+    assert float(relations(ours, theirs, 1, all_of(ours))) == pytest.approx(missed / known, rel=1e-5)
     uniform = torch.ones(1, 2, 2)
-    assert float(distill.relations(uniform, theirs, 1, all_of(ours))) == pytest.approx(1, rel=1e-5)
+    assert float(relations(uniform, theirs, 1, all_of(ours))) == pytest.approx(1, rel=1e-5)
     second_alone = torch.tensor([[False, True]])
-    assert float(distill.relations(ours, theirs, 1, second_alone)) == pytest.approx(missed / known, rel=1e-5)
-    assert float(distill.relations(ours, theirs, 1, ~second_alone)) == 0  # nothing to know about itself
-    assert float(distill.relations(ours, theirs, 1, all_of(ours) & False)) == 0
+    assert float(relations(ours, theirs, 1, second_alone)) == pytest.approx(missed / known, rel=1e-5)
+    assert float(relations(ours, theirs, 1, ~second_alone)) == 0  # nothing to know about itself
+    assert float(relations(ours, theirs, 1, all_of(ours) & False)) == 0
 
 
 def test_relations_know_neither_length_nor_rotation_nor_width() -> None:
     ours, theirs = random(2, 12, 32, seed=0), random(2, 12, 48, seed=1)
-    found = distill.relations(ours, theirs, 2, all_of(ours))
+    found = relations(ours, theirs, 2, all_of(ours))
     turn = torch.linalg.qr(random(16, 16, seed=2))[0]
     turned = (ours.unflatten(-1, (2, 16)) @ turn).flatten(2) * random(2, 12, 1, seed=3).abs()
     # fp32 sums of 16 products of order 1, in logarithms of order 1
-    assert torch.allclose(distill.relations(turned, theirs, 2, all_of(ours)), found, rtol=1e-4)
+    assert torch.allclose(relations(turned, theirs, 2, all_of(ours)), found, rtol=1e-4)
     padded = torch.cat([ours.unflatten(-1, (2, 16)), torch.zeros(2, 12, 2, 5)], dim=-1).flatten(2)
-    assert torch.allclose(distill.relations(padded, theirs, 2, all_of(ours)), found, rtol=1e-4)
-    assert float(distill.relations(theirs, theirs, 2, all_of(ours))) == 0
-    assert not torch.allclose(distill.relations(ours, theirs, 4, all_of(ours)), found, rtol=0.01)
+    assert torch.allclose(relations(padded, theirs, 2, all_of(ours)), found, rtol=1e-4)
+    assert float(relations(theirs, theirs, 2, all_of(ours))) == 0
+    assert not torch.allclose(relations(ours, theirs, 4, all_of(ours)), found, rtol=0.01)
 
 
 def test_relations_see_no_later_token_and_no_other_document() -> None:
@@ -157,7 +165,7 @@ def test_relations_see_no_later_token_and_no_other_document() -> None:
     first = torch.arange(8)[None] < 3
 
     def found(x: Tensor, counts: Tensor, *documents: Tensor) -> float:
-        return float(distill.relations(x, theirs, 2, counts, *documents))
+        return float(relations(x, theirs, 2, counts, *documents))
 
     later = ours.clone()
     later[:, 3:] = random(1, 5, 16, seed=2)
@@ -165,7 +173,7 @@ def test_relations_see_no_later_token_and_no_other_document() -> None:
     assert found(later, all_of(ours)) != found(ours, all_of(ours))
     # Two documents of a row are as two rows; sums of the same numbers in another order.
     together = found(ours, all_of(ours), documents)
-    rows = [distill.relations(ours[:, a:b], theirs[:, a:b], 2, all_of(ours[:, a:b])) for a, b in ((0, 3), (3, 7))]
+    rows = [relations(ours[:, a:b], theirs[:, a:b], 2, all_of(ours[:, a:b])) for a, b in ((0, 3), (3, 7))]
     assert min(map(float, rows)) < together < max(map(float, rows))
     earlier = ours.clone()
     earlier[:, :3] = random(1, 3, 16, seed=2)
@@ -176,9 +184,9 @@ def test_relations_see_no_later_token_and_no_other_document() -> None:
 
 def test_relations_are_the_same_under_bf16() -> None:
     ours, theirs = random(1, 8, 16, seed=0), random(1, 8, 16, seed=1)
-    expected = distill.relations(ours, theirs, 2, all_of(ours))
+    expected = relations(ours, theirs, 2, all_of(ours))
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(distill.relations(ours, theirs, 2, all_of(ours)), expected)
+        assert torch.equal(relations(ours, theirs, 2, all_of(ours)), expected)
 
 
 @pytest.mark.parametrize("changes", [{}, {"n_layers": 3, "n_heads": 4, "head_dim": 12, "n_kv_heads": 2}])
@@ -189,7 +197,7 @@ def test_terms_of_a_teacher(changes: dict[str, Any]) -> None:
     targets = inputs.clone()
     targets[:, :5] = -100
     distilled = distillation(teacher, model, distill=0.5, distill_relations=0.5, distill_layer=1)
-    terms = distilled.terms(model(inputs).flatten(0, 1), targets, inputs)
+    terms = distilled.terms(model(inputs), targets, inputs)
     assert sorted(terms) == ["divergence", "relations"]
     assert 0.05 < terms["relations"].item() / int((targets >= 0).sum()) < 5
     terms["relations"].backward()
@@ -198,7 +206,7 @@ def test_terms_of_a_teacher(changes: dict[str, Any]) -> None:
     assert not above & {"layers.1.o.weight", "layers.1.up.weight", "final_norm.weight"}
     assert all(p.grad is None for p in distilled.teacher.parameters())
     with model.partly_quantized(0.0):
-        same = distilled.terms(model(inputs).flatten(0, 1), targets, inputs)
+        same = distilled.terms(model(inputs), targets, inputs)
     if not changes:  # the student is the teacher: fp32 in another order
         assert same["relations"].item() < 1e-4
         assert same["divergence"].item() < 1e-4
@@ -230,7 +238,7 @@ def test_compiled_layers_are_watched(before: bool) -> None:
         compiled(inputs)
     for model in (plain, compiled):
         distilled = distillation(source, model, distill_relations=0.5)
-        distilled.terms(model(inputs).flatten(0, 1), inputs, inputs)["relations"].backward()
+        distilled.terms(model(inputs), inputs, inputs)["relations"].backward()
         found.append(model.layers[1].q.weight.grad)
     assert torch.equal(*found) and found[0].any()
 
@@ -372,7 +380,7 @@ def test_options_that_cannot_be(source: tuple[Path, Path], tmp_path: Path, capsy
         (["--distill", "0.7", "--distill-relations", "0.5"], "are shares of one loss, expected at most 1 together"),
         (["--distill-relations", "0.5", "--distill-layer", "9"], "have 2 and 2 layers; expected 1, the last, to 2"),
         (["--distill-layer", "-1"], "distill_layer is -1, expected 0 to 10000"),
-        (["--teacher", str(source[0])], "nothing to learn from it; add --distill or --distill-relations"),
+        (["--teacher", str(source[0])], "nothing to learn from it; add --distill, or one of its relatives"),
         (["--distill", "0.5", "--teacher", str(tmp_path)], "has no config.json; expected a Hugging Face folder"),
     ]:
         assert convert(source, tmp_path / "run", *options) == 1

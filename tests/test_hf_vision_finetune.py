@@ -11,7 +11,6 @@ import torch
 import hf_vision
 from bitnet import quant
 from bitnet.config import TERNARY_LINEARS
-from bitnet.data import tokenizer
 from bitnet.model.images import Images
 from bitnet.settings import of_source
 from bitnet.train import source_model
@@ -35,15 +34,8 @@ CROPPED = {
 
 def save(name: str, folder: Path) -> torch.nn.Module:
     theirs = hf_vision.save(name, folder)
-    bytes_beside(folder)
+    hf_vision.bytes_beside(folder)
     return theirs
-
-
-def bytes_beside(folder: Path) -> None:
-    """A tokenizer of bytes."""
-    words = tokenizer.build("byte", [], 258, tokenizer.IMAGE)
-    words.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(f'{{"eos_token": "{tokenizer.END}", "pad_token": "{tokenizer.END}"}}')
 
 
 @pytest.mark.parametrize("name", KINDS)

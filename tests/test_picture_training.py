@@ -132,6 +132,23 @@ def test_right_answers_are_those_of_greedy_generation(runs: Runs) -> None:
     assert final["answers"] == n and final["right"] == pytest.approx(found / n)
 
 
+def test_a_causal_decoder_learns_and_answers(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each token sees those before it, as of any model of text that is given pictures."""
+    data, towers = runs["decoder"][0], runs["towers"][1]
+    causal = [*TINY, "--set", "max_context=24", "--vision", towers, "--steps", "2", "--data", data]
+    assert bitnet("train", *causal, "--out", tmp_path / "run") == 0
+    run = Checkpoint.open(tmp_path / "run")
+    assert run.config.mask == "causal" and run.config.vision
+    pack_checkpoint(run, tmp_path / "m.bitnet")
+    capsys.readouterr()
+    found = []
+    for model in (tmp_path / "run", tmp_path / "m.bitnet"):
+        assert bitnet("eval", model, "--data", data, "--json") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    # An activation on an edge of rounding may fall on the other side: over 80 records that moves a mean by less.
+    assert found[1]["nats_per_token"] == pytest.approx(found[0]["nats_per_token"], abs=1e-4)
+
+
 def test_a_run_is_finetuned(runs: Runs, tmp_path: Path) -> None:
     for name, (data, run) in runs.items():
         more = ("--objective", "contrastive") if name == "towers" else ()
@@ -164,7 +181,6 @@ def test_pictures_of_a_run_that_were_damaged(runs: Runs, tmp_path: Path, capsys:
     ("more", "said"),
     [
         ((*DECODER, "--set", "vision.pooling=mean"), "the vision stack has a pooling, and nothing would train it"),
-        ((*DECODER, "--set", "mask=causal"), "mask is causal, and all of an image is to be seen from each part of it"),
         ((*DECODER, "--temperature", "0.1"), "--temperature is of vectors of texts; leave it out"),
         ((*TOWERS, "--temperature", "0.1"), "--temperature is of vectors of texts; leave it out"),
         ((*DECODER, "--contrastive-loss", "softmax"), "--contrastive-loss is of vectors of images and texts"),
@@ -191,7 +207,6 @@ def test_refused_data(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[
         ((*DECODER, "--augment", "crop"), "--augment is of images, and the model sees none; leave it out"),
         ((*DECODER, "--vision", tmp_path / "none"), "none does not exist, expected a checkpoint"),
         ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.image_size=16"), "vision.image_size is 8 in "),
-        ((*TINY, "--vision", runs["towers"][1]), "each part of it; add --preset paligemma-tiny, or --set mask=prefix"),
         ((*DECODER, "--vision", runs["towers"][1], "--set", "vision.dim=25"), "of its stack of images is [24"),
     ):
         assert bitnet("train", *command, *ask, "--out", tmp_path / "r") == 1

@@ -68,6 +68,7 @@ class Transformer(nn.Module):
             self.position = nn.Embedding(config.max_context, config.dim)
         self.embedding_norm = norm_of(config, config.dim) if config.embedding_norm else nn.Identity()
         self.final_norm = norm_of(config, config.dim) if config.final_norm else nn.Identity()
+        self.states: nn.Module = nn.Identity()  # they pass here, for whoever watches (`bitnet.train.distill_images`)
         self.head: nn.Module | None = None
         if own_head:
             self.head = nn.Linear(config.dim, config.vocab_size, config.head_bias)
@@ -172,7 +173,7 @@ class Transformer(nn.Module):
                 x_BTD = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=keep)
             else:
                 x_BTD = layer(*inputs)
-        normed_BTD: Tensor = self.final_norm(x_BTD)
+        normed_BTD: Tensor = self.states(self.final_norm(x_BTD))
         return normed_BTD
 
     def entering(self, tokens_BT: Tensor, documents_BT: Tensor | None = None, images: Images | None = None) -> Tensor:

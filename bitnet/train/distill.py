@@ -7,7 +7,7 @@ Terms of the loss besides the cross-entropy, each per position that counts:
                  between its values the student's lack. 0: none; 1: it might as well attend to all tokens alike
 
 Relations are those of MiniLMv2 (arXiv 2012.15828) on normalised vectors, as in BitNet Distillation
-(arXiv 2510.13998). Facts and figures: docs/finetune.md.
+(arXiv 2510.13998). Facts and figures: docs/finetune.md. Terms of models that look at images: `distill_images`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from collections.abc import Mapping
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from bitnet.config import ModelConfig
 from bitnet.model.masks import visible
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
+from bitnet.train.distill_images import Sights, divergence_of_pairs, lacking
 from bitnet.train.source_model import SourceModelError, Start, build
+from bitnet.train.watched import Watched
 
 KEPT = 0.95  # of a running mean at a step: it remembers about 20
 LEARNT = 0.01  # below this the weight of `relations` grows no further: there is little left to learn
@@ -34,72 +37,111 @@ class Distillation:
     """The teacher of a run, and the terms of the loss that come from it.
 
     The teacher is frozen and computes as its source does. words: the tokenizer of the student.
-    Raises SourceModelError when the teacher has other tokens, a shorter context or too few layers.
+    Raises SourceModelError when the teacher has other tokens, a shorter context or too few layers, or sees otherwise.
     """
 
     def __init__(self, start: Start, settings: Settings, student: Transformer, words: Tokenizer) -> None:
-        theirs, ours = start.words.get_vocab(), words.get_vocab()
-        other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
-        if other is not None:
+        self.settings, self.student, name = settings, student, settings.teacher or settings.source
+        self.relates = settings.distill > 0 or settings.distill_relations > 0
+        towers = student.similarity is not None
+        problem = _reads_otherwise(start, words, settings.context or student.config.max_context)
+        if self.relates and problem:
+            raise SourceModelError(f"--teacher {name}{problem}")
+        self.reads = self.relates or (towers and not problem)  # else it is asked for its features alone
+        config = start.config
+        if self.reads:
+            config = config.replace(vocab_size=max(student.config.vocab_size, config.vocab_size))
+            if config.vision and config.image_token and student.config.image_token:
+                config = config.replace(image_token=student.config.image_token)  # another row that is not used
+        self.teacher = build(start, config)[0].requires_grad_(False).eval().to(settings.device)
+        if self.reads and (self.teacher.similarity is not None) != towers:
+            if self.relates:
+                raise SourceModelError(f"--teacher {name}: {_kind(self.teacher)}, the model {_kind(student)}")
+            self.reads = False
+        self.sights = Sights(student, self.teacher, name) if student.vision else None
+        if self.sights and settings.distill_features:
+            self.sights.watch(name)
+        if self.reads and towers and student.config.width != config.width and settings.distill_features:
             raise SourceModelError(
-                f"--teacher {settings.teacher}: its token {other!r:.40} has the id {theirs[other]}, that of the source "
-                f"{ours.get(other)}; expected a teacher with the same tokenizer"
+                f"--teacher {name}: its vectors have {config.width} numbers, the model's {student.config.width}; "
+                "expected as many for --distill-features"
             )
-        context = settings.context or student.config.max_context
-        if context > start.config.max_context:
-            raise SourceModelError(
-                f"--teacher {settings.teacher} takes {start.config.max_context:,} tokens, a sequence has {context:,}; "
-                "lower --context"
-            )
-        rows = max(student.config.vocab_size, start.config.vocab_size)
-        model = build(start, start.config.replace(vocab_size=rows))[0]
-        self.teacher = model.requires_grad_(False).eval().to(settings.device)
-        self.settings = settings
         self.watched: list[Watched] = []
         if settings.distill_relations:
-            layers = min(student.config.n_layers, start.config.n_layers)
-            place = settings.distill_layer or max(1, student.config.n_layers // 3)
-            if place > layers:
-                raise SourceModelError(
-                    f"--distill-layer {place}, but student and teacher have {student.config.n_layers} and "
-                    f"{start.config.n_layers} layers; expected 1, the last, to {layers}"
-                )
-            for model in (student, self.teacher):
-                self.watched.append(Watched())
-                model.layers[-place].register_module("qkv", self.watched[-1])
-            queries = math.gcd(student.config.n_heads, start.config.n_heads)
-            keys = math.gcd(student.config.n_kv_heads, start.config.n_kv_heads)
-            self.heads = queries, keys, keys
+            self._watch(start.config)
 
-    def terms(self, logits_NV: Tensor, targets: Tensor, inputs: Tensor, *documents: Tensor) -> dict[str, Tensor]:
-        """Sums over the targets that count. logits_NV: what the student has just made of `inputs` (B, T)."""
-        terms = {}
+    def _watch(self, theirs: ModelConfig) -> None:
+        """Queries, keys and values of one layer of both."""
+        ours, settings = self.student.config, self.settings
+        layers = min(ours.n_layers, theirs.n_layers)
+        place = settings.distill_layer or max(1, ours.n_layers // 3)
+        if place > layers:
+            raise SourceModelError(
+                f"--distill-layer {place}, but student and teacher have {ours.n_layers} and "
+                f"{theirs.n_layers} layers; expected 1, the last, to {layers}"
+            )
+        for model in (self.student, self.teacher):
+            self.watched.append(Watched())
+            model.layers[-place].register_module("qkv", self.watched[-1])
+        queries, keys = math.gcd(ours.n_heads, theirs.n_heads), math.gcd(ours.n_kv_heads, theirs.n_kv_heads)
+        self.heads = queries, keys, keys
+
+    def terms(self, output: Tensor, targets: Tensor, inputs: Tensor, *told: Tensor) -> dict[str, Tensor]:
+        """Sums over the targets that count. output: what the student has just made of `inputs` (B, T), logits or
+        vectors; told: documents, prefixes, images."""
+        terms, settings, counted = {}, self.settings, (targets >= 0).sum()
         with torch.no_grad():
-            taught_NV = self.teacher(inputs, *documents).flatten(0, 1)
-        if self.settings.distill:
-            temperature = self.settings.distill_temperature
-            terms["divergence"] = divergence(logits_NV, taught_NV, targets.flatten(), temperature)
+            if self.sights:
+                told = (*told[:-1], self.sights.as_taught(told[-1]))
+            if self.reads:
+                taught = self.teacher(inputs, *told)
+            elif self.sights:
+                self.sights.teacher.hidden(told[-1])
+        if settings.distill and self.student.similarity is not None:
+            both = self.student, output, self.teacher, taught
+            terms["divergence"] = divergence_of_pairs(*both, settings.contrastive_loss, settings.distill_temperature)
+        elif settings.distill:
+            rows = output.flatten(0, 1), taught.flatten(0, 1), targets.flatten()
+            terms["divergence"] = divergence(*rows, settings.distill_temperature)
         if self.watched:
             ours, theirs = (watched.seen for watched in self.watched)
+            documents, prefix = (*told[:2], None, None)[:2]
+            seen = visible(self.student.config.mask, inputs.shape[1], 0, documents, prefix, inputs)
             triples = zip(ours, theirs, self.heads, strict=True)
-            parts = [relations(*triple, targets >= 0, *documents) for triple in triples]
-            terms["relations"] = (targets >= 0).sum() * torch.stack(parts).mean()
+            parts = [relations(*triple, targets >= 0, seen) for triple in triples]
+            terms["relations"] = counted * torch.stack(parts).mean()
+        if self.sights and settings.distill_features:
+            parts = [self.sights.lacking()]
+            if self.reads and self.student.similarity is not None:
+                parts.append(lacking(output[: len(inputs)], taught[: len(inputs)]))
+            terms["features"] = counted * torch.stack(parts).mean()
         return terms
 
 
-class Watched(nn.Module):
-    """Takes the place of `Block.qkv` and keeps what passes: `seen`, (B, T, heads·E) each.
+def _kind(model: Transformer) -> str:
+    return "two towers" if model.similarity is not None else "a decoder" if model.config.has_head else "one stack"
 
-    (A hook would do that too, but compiled layers leave out those that others like them do not have.)
-    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: tuple[Tensor, ...] = ()
+def _reads_otherwise(start: Start, words: Tokenizer, context: int) -> str:
+    """Why a teacher cannot read what the student does; "": it can."""
+    if start.tokenizer is None:
+        return " reads no text; expected one with the same tokenizer, or --distill-features alone"
+    theirs, ours = start.words.get_vocab(), words.get_vocab()
+    other = next((text for text, token in theirs.items() if ours.get(text) != token), None)
+    if other is not None:
+        return (
+            f": its token {other!r:.40} has the id {theirs[other]}, that of the source {ours.get(other)}; "
+            "expected a teacher with the same tokenizer"
+        )
+    if context > start.config.max_context:
+        return f" takes {start.config.max_context:,} tokens, a sequence has {context:,}; lower --context"
+    return ""
 
-    def forward(self, qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        self.seen = qkv
-        return qkv
+
+def balanced(settings: Settings) -> dict[str, float]:
+    """Shares of the terms whose units are not those of the cross-entropy."""
+    shares = {"relations": settings.distill_relations, "features": settings.distill_features}
+    return {name: share for name, share in shares.items() if share}
 
 
 def weights(settings: Settings, sizes: Mapping[str, float]) -> dict[str, float]:
@@ -107,14 +149,13 @@ def weights(settings: Settings, sizes: Mapping[str, float]) -> dict[str, float]:
 
     sizes: running means of the terms (`running_means`); empty before the first step, which only measures.
     The divergence needs no balance: its gradient is a difference of probabilities, as that of the
-    cross-entropy is. That of the relations has another unit, so their share is one of measured size.
+    cross-entropy is. That of relations and features has another unit, so their shares are of measured size.
     """
-    share = settings.distill_relations
-    weights = {"cross_entropy": 1 - (settings.distill + share)}
+    weights = {"cross_entropy": 1 - settings.distilled}
     if settings.distill:
         weights["divergence"] = settings.distill
-    if share:
-        weights["relations"] = share * sizes["cross_entropy"] / max(sizes["relations"], LEARNT) if sizes else 0.0
+    for name, share in balanced(settings).items():
+        weights[name] = share * sizes["cross_entropy"] / max(sizes[name], LEARNT) if sizes else 0.0
     return weights
 
 
@@ -133,14 +174,14 @@ def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: flo
     return temperature**2 * (each * (targets >= 0)).sum()  # to take those that count out, a GPU would wait for them
 
 
-def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, *documents: Tensor) -> Tensor:
+def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, seen: Tensor) -> Tensor:
     """ΣKL(teacher ‖ student) / ΣKL(teacher ‖ uniform) over the positions that count and the relation heads.
 
     A relation is the softmax over the tokens that a position sees of the cosines between its vector and theirs.
-    ours, theirs: queries, keys or values, (B, T, W) of any two widths, cut into `heads` parts.
+    ours, theirs: queries, keys or values, (B, T, W) of any two widths, cut into `heads` parts. seen: which tokens a
+    position sees, (T, T) or (B, 1, T, T).
     """
     with torch.autocast(ours.device.type, enabled=False):  # cosines rounded to bf16 would differ by more than is learnt
-        seen = visible("causal", ours.shape[1], 0, documents[0] if documents else None, None, ours)
         student, teacher = (log_relations(x, heads, seen) for x in (ours, theirs))
         missed = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
         known = (teacher.exp() * teacher).sum(-1) + seen.sum(-1).log()

@@ -145,7 +145,7 @@ def _agreed(interruption: process.Interruption) -> int:
 def waits(run: Run) -> bool:
     """Whether a step is read before the next one is begun: what that one does depends on it, or it costs nothing."""
     settings = run.settings
-    depends = settings.on_bad_step == "skip" or settings.spike or settings.distill_relations
+    depends = settings.on_bad_step == "skip" or settings.spike or distill.balanced(settings)
     return bool(depends) or settings.device != "cuda" or math.isnan(run.loss)
 
 
@@ -251,7 +251,7 @@ def update(run: Run) -> Made:
         group["weight_decay"] = schedule.weight_decay(settings, place) if group["decays"] else 0.0
     optimizer.step()
     run.state["fall"] = schedule.fall(settings, place)
-    if settings.distill_relations:
+    if distill.balanced(settings):
         run.state["sizes"] = distill.running_means(run.state["sizes"], made.read[2])
     return made
 
@@ -293,7 +293,7 @@ def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict
         output = run.forward(inputs, *told)
         terms = {"cross_entropy": objectives.term(run.settings, run.model, output, targets)}
     if run.distillation:
-        terms |= run.distillation.terms(output.flatten(0, 1), targets, inputs, *told)
+        terms |= run.distillation.terms(output, targets, inputs, *told)
     if run.model.config.n_experts:
         terms["balance"] = (targets != dataset.IGNORED).sum() * run.model.balance
     if run.model.drafted:

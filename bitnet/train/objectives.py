@@ -36,7 +36,6 @@ def check(settings: Settings, config: ModelConfig) -> None:
     objective, sees = settings.objective, config.vision is not None
     head = f"the model has {'a' if config.has_head else 'no'} head"
     towers, decoder = (sees and config.has_head == answers for answers in (False, True))
-    preset = "" if settings.source else "--preset paligemma-tiny, or "
     problems = {
         "next": [
             (not config.has_head, head, "add --set has_head=yes, or --objective contrastive"),
@@ -44,8 +43,6 @@ def check(settings: Settings, config: ModelConfig) -> None:
              "add --set mask=causal, or --objective mlm"),
             (config.vision is not None and config.vision.pooling != "none", "the vision stack has a pooling, and "
              "nothing would train it", "add --set vision.pooling=none"),
-            (sees and config.mask != "prefix", f"mask is {config.mask}, and all of an image is to be seen from each "
-             "part of it", f"add {preset}--set mask=prefix"),
         ],
         "mlm": [
             (not config.has_head, head, "add --set has_head=yes"),
@@ -79,8 +76,11 @@ def check(settings: Settings, config: ModelConfig) -> None:
          "token of a causal model", "leave it out"),
         (settings.draft and (not plain or sees), "--draft is for causal models of the next token, of text alone",
          "leave it out"),
-        (settings.distilled and not plain, f"mask is {config.mask}, and only causal models of the next token can be "
-         "distilled", "leave --distill and --distill-relations out"),
+        (settings.distilled > 0 and objective != "next" and not compared,
+         "only models of the next token, and of images and texts, can be distilled", "leave --distill out"),
+        (settings.distill_relations > 0 and compared, "--distill-relations is of decoders", "leave it out"),
+        (settings.distill_features > 0 and not sees, "--distill-features is of images, and the model sees none",
+         "leave it out"),
     ]  # fmt: skip
     shape = "" if settings.source or settings.preset in PRESET_SETTINGS else (
         f" ({settings.preset} is a published shape, to measure with `bitnet bench`; "
