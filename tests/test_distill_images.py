@@ -138,10 +138,8 @@ def test_a_teacher_of_features_has_its_own_eyes() -> None:
     picture = told[-1] * std + mean
     with torch.no_grad():
         assert model.vision
-        expected = lacking(
-            model.vision.hidden(told[-1]),
-            source_model.build(teacher, teacher.config)[0].hidden((picture - theirs) / their_std)[:, 1:],
-        )
+        seen = source_model.build(teacher, teacher.config)[0].hidden((picture - theirs) / their_std)
+        expected = lacking(model.vision.hidden(told[-1]), seen[:, 1:])
     assert found == pytest.approx(float(expected), rel=1e-4)  # pixels are rounded once more in fp32
 
 
