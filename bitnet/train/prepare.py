@@ -19,7 +19,7 @@ from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import distill, horizon, memory, mixtures, objectives, optimizers, source_model, validation
+from bitnet.train import distill, horizon, memory, mixtures, objectives, optimizers, own_text, source_model, validation
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
@@ -61,6 +61,8 @@ def prepare(
             f"{newest.folder} holds the moments of {kept}; go on without --optimizer {settings.optimizer}"
         )
     words, template, generation, batches, held_out = read_data(settings, config, newest, before, start, tower)
+    if settings.self_written and start and newest is None:
+        batches = own_text.added(settings, config, words, start, batches)
     if newest and before["data"] != batches.tokens.digest:
         raise TrainingError(
             f"{newest.folder} was trained on other text, or with another --validation; start another run with --out"

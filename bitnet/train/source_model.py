@@ -5,7 +5,7 @@ Facts and figures: docs/finetune.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Start:
     template: str | None = None
     generation: dict[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # a line each
+    writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
 
     def defaults(self, draft_only: bool = False) -> tuple[dict[str, Any], ModelConfig]:
         """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from bitnet_export.foreign.source import Floats, Source, SourceError
 from bitnet_export.packed import records
 from bitnet_export.packed.recognise import PROBE, recognise
 from bitnet_export.packed.records import Spec
+
+from .self_written import self_written
 
 
 def read_start(path: str) -> source_model.Start:
@@ -36,7 +40,7 @@ def read_start(path: str) -> source_model.Start:
             found += ", whose weights are quantized"
         raise SourceError(f"{path} is {found}; expected a checkpoint, or a Hugging Face folder with float weights")
     if source_model.is_checkpoint(path):
-        return source_model.read_checkpoint(path)
+        return dataclasses.replace(source_model.read_checkpoint(path), writes=functools.partial(self_written, path))
     with open_folder(Path(path), floats=True) as source:
         if problems := not_yet(source.config):
             raise SourceError(f"{path} cannot be trained: " + "; ".join(problems))
@@ -57,6 +61,7 @@ def read_start(path: str) -> source_model.Start:
             template=None if source.template is None else source.template.decode(),
             generation=dict(source.generation),
             assumptions=source.assumptions,
+            writes=functools.partial(self_written, path),
         )
 
 

@@ -42,6 +42,9 @@ class Written:
         return "\n".join(lines + [f"note       {note}" for note in self.notes])
 
 
+DRAFT_LEFT_OUT = "the draft is left out: answers stay the same, and come one token at a time"
+
+
 class Graph(NamedTuple):
     """An architecture of another program: what it computes, in terms of ModelConfig."""
 
@@ -76,8 +79,8 @@ def open_decoder(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig,
 
 
 def open_single(path: str | os.PathLike[str]) -> tuple[PackedFile, ModelConfig]:
-    """A packed file and its one stack. Raises PackedFormatError, or ValueError: there are several stacks."""
-    file = PackedFile.open(path)
+    """A packed file, without its draft, and its one stack. Raises PackedFormatError, or ValueError: it has several."""
+    file = PackedFile.open(path).without_draft()
     if len(file.configs) != 1:
         raise ValueError(f"{path} has {len(file.configs)} stacks, only a model of one stack can be written")
     return file, file.configs[0]

@@ -6,6 +6,7 @@ be a model that computes nonsense. Memory does not grow with any number in the f
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
 import struct
@@ -56,6 +57,8 @@ class PackedFile:
     Attributes: version, file_size, header_crc, sections, configs (one ModelConfig per stack),
     tensors (Record by Key, in file order), metadata, base (of an adapter alone the model it belongs to, else None).
     """
+
+    draft_left_out = False  # of what `without_draft` gave
 
     def __init__(self, content: bytes | Content, adapter: bool | None = False) -> None:
         """adapter: whether an adapter alone is expected; None: either. Raises PackedFormatError; the message says what
@@ -117,6 +120,16 @@ class PackedFile:
             return ModelConfig.of_stacks(self.configs)
         except ValueError as error:
             raise PackedFormatError(f"the stacks do not go together: {error}") from None
+
+    def without_draft(self) -> Self:
+        """The file as one that has no draft: its stack, which is the last, and its tensors are not shown."""
+        if all(config.input != "draft" for config in self.configs):
+            return self
+        other = copy.copy(self)
+        other.configs = tuple(config for config in self.configs if config.input != "draft")
+        other.tensors = {key: record for key, record in self.tensors.items() if key.stack < len(other.configs)}
+        other.draft_left_out = True
+        return other
 
     def section(self, kind: int) -> bytes | None:
         """Bytes of a section, None when absent."""

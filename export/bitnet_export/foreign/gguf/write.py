@@ -19,7 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet_export.foreign.outgoing import SIZES, Graph, Written, nearest, open_decoder, refuse, value_rows
+from bitnet_export.foreign.outgoing import (
+    DRAFT_LEFT_OUT,
+    SIZES,
+    Graph,
+    Written,
+    nearest,
+    open_decoder,
+    refuse,
+    value_rows,
+)
 from bitnet_export.foreign.side_files import generation_of
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import SCALE_GROUP_K
@@ -95,6 +104,7 @@ def write_gguf(
         size -= next(entry.size for entry in entries if entry.name == "token_embd.weight")
     if any(entry.name.endswith(".scale") for entry in entries):
         writer.notes.append("exact scales stand beside the matrices; a llama.cpp from before that refuses the file")
+    writer.notes += [DRAFT_LEFT_OUT] * file.draft_left_out
     writer.notes.append("llama.cpp rounds activations in other blocks than the engine: logits are near, not equal")
     what = f"GGUF, architecture {writer.graph.name}, {body}, embedding and head {head}"
     return GgufWritten(what, len(entries), path.stat().st_size, tuple(writer.notes), size)

@@ -28,7 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.config import TERNARY_LINEARS
-from bitnet_export.foreign.outgoing import Written, open_single, refuse, replacing_folder, value_rows, write_json
+from bitnet_export.foreign.outgoing import (
+    DRAFT_LEFT_OUT,
+    Written,
+    open_single,
+    refuse,
+    replacing_folder,
+    value_rows,
+    write_json,
+)
 from bitnet_export.foreign.side_files import generation_of, special_tokens, write_generation, write_tokenizer
 from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
@@ -70,7 +78,7 @@ def write_folder(
     Raises PackedFormatError for a bad source, ValueError naming what no architecture of transformers
     computes, FileExistsError, OSError. Nothing is left behind then.
     """
-    file = PackedFile.open(source)
+    file = PackedFile.open(source).without_draft()
     seeing = sees(file)
     config = file.configs[0] if seeing else open_single(source)[1]
     architecture = architecture_of_images(file) if seeing else architecture_of(file, config)
@@ -94,6 +102,7 @@ def write_folder(
     ]
     if unpacked := sum(_is_ternary(r) and not _is_packed(r) for r in file.tensors.values()):
         notes.append(f"{unpacked} ternary matrices are stored as fp32: packed ones have one scale, rows in fours")
+    notes += [DRAFT_LEFT_OUT] * file.draft_left_out
     method = ", quant_method bitnet" if quantizes(file) else ""
     return Written(f"Hugging Face folder, {architecture.name}{method}", len(entries), size, tuple(notes))
 

@@ -24,6 +24,7 @@ from bitnet.config import ModelConfig
 from bitnet_export.checkpoint.pictures import drawn_images, engine_sees, pixels_of
 from bitnet_export.checkpoint.reading import EngineReader, Floats, Reader, Text, drawn, whole
 from bitnet_export.checkpoint.verify import EXACT, ROUNDED, SHORT, VerificationError
+from bitnet_export.foreign.outgoing import DRAFT_LEFT_OUT
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
 
@@ -66,6 +67,7 @@ class OnnxReport:
     behind: int = 0  # tokens behind an image, whose log-probabilities were
     behind_mean: float = 0.0
     behind_floor: float = 0.0
+    draft_left_out: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -73,6 +75,7 @@ class OnnxReport:
     def __str__(self) -> str:
         size = (
             f"size       {self.onnx_bytes / 1e6:.2f} MB in the form {self.form}, from {self.packed_bytes / 1e6:.2f} MB"
+            + f"\nnote       {DRAFT_LEFT_OUT}" * self.draft_left_out
         )
         what = "vectors" if self.vectors else "log-probabilities"
         if not (self.compared or self.images):

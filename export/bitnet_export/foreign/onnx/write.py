@@ -44,14 +44,15 @@ def write_onnx(source: str | os.PathLike[str], out: str | os.PathLike[str], *, f
     """
     if form not in FORMS:
         raise ValueError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
-    file, out = PackedFile.open(source), Path(out)
+    file, out = PackedFile.open(source).without_draft(), Path(out)
     if problems := graph.unsupported(file, form):
         raise ValueError(f"{source} cannot be written as ONNX: " + "; ".join(problems))
     with replacing_folder(out) as folder:
         _write_side_files(folder, file)
         models = [folder / name for name in (MODEL, VISION)[: len(file.configs)]]
         sizes = [_write_graph(file, form, stack, model) for stack, model in enumerate(models)]
-        return OnnxReport(form, file.file_size, sum(sizes), **compare(Path(source), file, models))
+        compared = compare(Path(source), file, models)
+        return OnnxReport(form, file.file_size, sum(sizes), draft_left_out=file.draft_left_out, **compared)
 
 
 def _write_graph(file: PackedFile, form: str, stack: int, path: Path) -> int:

@@ -1,0 +1,71 @@
+"""Text that a model writes itself, so that its draft learns to guess what it will say (`--self-written`)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bitnet.config import ModelConfig
+from bitnet.data import dataset
+from bitnet.model import parallel
+from bitnet.settings import Settings
+from bitnet.train import objectives
+from bitnet.train.errors import TrainingError
+from bitnet.train.progress import say
+from bitnet.train.source_model import Start
+
+PROMPT = 4  # a sequence begins with this part of it from the data
+
+
+def added(
+    settings: Settings, config: ModelConfig, words: Tokenizer, start: Start, batches: objectives.Batches
+) -> objectives.Batches:
+    """Batches of what the source writes behind pieces of the data, and of as many tokens of the data themselves."""
+    tokens, context = batches.tokens, batches.context
+    if not isinstance(tokens, dataset.Tokens):
+        raise TrainingError("self_written is of one text; give it with --data")
+    if start.writes is None:
+        raise TrainingError(f"{start.what} cannot be run by the engine, so it writes nothing; leave --self-written out")
+    parallel.from_first(lambda: _write(settings, start, tokens, context))
+    digest = _digest(settings, tokens, context)
+    file = settings.run_folder / f"train-{digest}.bin"
+    ids = np.memmap(file, tokens.ids.dtype, mode="r")
+    n_bytes = round(len(ids) * tokens.bytes_per_token)
+    mapped = dataset.Tokens.map(file, tokens.ids.dtype.name, n_bytes, digest)
+    return objectives.batches(settings, config, words, mapped, context)
+
+
+def _write(settings: Settings, start: Start, tokens: dataset.Tokens, context: int) -> None:
+    file = settings.run_folder / f"train-{_digest(settings, tokens, context)}.bin"
+    if file.exists():
+        return
+    writes = cast(Callable[..., Iterator[list[int]]], start.writes)
+    begin = max(1, context // PROMPT)
+    rows = math.ceil(settings.self_written / max(1, context - begin))
+    most = max(1, (len(tokens.ids) - 1) // context)
+    places = [i * most // rows * context for i in range(rows)]
+    say(f"the model writes {settings.self_written:,} tokens behind {rows:,} pieces of the data")
+    partial = file.with_suffix(".partial")
+    try:
+        with partial.open("wb") as out:
+            for place in places[:most]:
+                out.write(tokens.ids[place : place + context].tobytes())
+            prompts = [tokens.ids[place : place + begin].tolist() for place in places]
+            for row in writes(prompts, context - begin, settings.seed):
+                out.write(np.array(row, tokens.ids.dtype).tobytes())
+            out.flush()
+            os.fsync(out.fileno())
+        partial.rename(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _digest(settings: Settings, tokens: dataset.Tokens, context: int) -> str:
+    said = f"{tokens.digest}\0{settings.self_written}\0{context}\0{settings.seed}"
+    return hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -1,0 +1,33 @@
+"""A source of training, a checkpoint or a folder of another program, writes text in the engine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bitnet.train import source_model
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.checkpoint.pack import pack_checkpoint
+
+from .incoming import open_source, pack_source
+
+TOGETHER = 64  # texts
+
+
+def self_written(path: str, prompts: Sequence[list[int]], most: int, seed: int) -> Iterator[list[int]]:
+    """Each prompt with up to `most` tokens behind it, as the model's own defaults of sampling draw them."""
+    from bitnet_runtime import Model
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.bitnet"
+        if source_model.is_checkpoint(path):
+            pack_checkpoint(Checkpoint.open(path), file)
+        else:
+            with open_source(path) as source:
+                pack_source(source, file)
+        with Model.load(file) as model:
+            for first in range(0, len(prompts), TOGETHER):
+                these = prompts[first : first + TOGETHER]
+                results = model.generate(these, max_tokens=most, seed=seed + first)
+                yield from (prompt + result.tokens for prompt, result in zip(these, results, strict=True))

@@ -1,0 +1,110 @@
+"""Drafts in files: packed and compared with what was trained, shown, and left out of the formats of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bitnet.config import ModelConfig
+from bitnet.model.transformer import Transformer
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.checkpoint.pack import pack_checkpoint
+from bitnet_export.checkpoint.repack import repack
+from bitnet_export.checkpoint.verify import VerificationError, _check_weights
+from bitnet_export.foreign.outgoing import DRAFT_LEFT_OUT
+from bitnet_export.packed.random_model import random_model
+from bitnet_export.packed.reader import PackedFile
+from training import bitnet as run
+from training import saved
+
+torch.set_num_threads(1)
+
+SMALL = ModelConfig(
+    vocab_size=260, dim=128, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, ffn_dim=128, max_context=64
+).with_draft()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    torch.manual_seed(1)
+    return Checkpoint.open(saved(tmp_path_factory.mktemp("run"), Transformer(SMALL)))
+
+
+@pytest.mark.parametrize("encoding", ["2.0", "1.6"])
+def test_every_number_in_the_file_is_that_of_training(checkpoint: Checkpoint, encoding: str, tmp_path: Path) -> None:
+    pack_checkpoint(checkpoint, tmp_path / "m.bitnet", encoding=encoding, sparse=False)
+    file = PackedFile.open(tmp_path / "m.bitnet")
+    assert file.config == SMALL and [config.name for config in file.configs] == ["decoder", "draft"]
+    facts = _check_weights(file, checkpoint.model)
+    assert facts["ternary_weights"] == SMALL.ternary_weights and len(facts["zero_fraction"]) == 3
+    with torch.no_grad():
+        model = Checkpoint.open(checkpoint.folder).model
+        assert model.draft
+        model.draft.draft_projection.weight[5, 7] *= -1
+    with pytest.raises(VerificationError, match=r"stacks\.1\.draft_projection\.weight: codes in the file differ"):
+        _check_weights(file, model)
+
+
+def test_another_encoding_keeps_it(tmp_path: Path) -> None:
+    two, there = tmp_path / "two", tmp_path / "there"
+    random_model(SMALL, two)
+    repack(two, there, encoding="1.6")
+    repack(there, tmp_path / "back", encoding="2.0")
+    assert (tmp_path / "back").read_bytes() == two.read_bytes()
+
+
+def test_inspect_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_model(SMALL, tmp_path / "m.bitnet")
+    assert run("inspect", tmp_path / "m.bitnet") == 0
+    shown = capsys.readouterr().out
+    assert "stack draft\n  draft: guesses tokens for the stack before it" in shown
+    assert "stacks.1.draft_projection.weight" in shown
+    assert SMALL.draft and f"{SMALL.draft.ternary_weights:,} of them ternary" in shown
+
+
+@pytest.mark.parametrize("to", ["hf", "gguf", "onnx"])
+def test_other_formats_are_those_of_the_model_alone(
+    to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And it is said that the draft was left out."""
+    plain = SMALL.replace(
+        draft=None, ffn_dim=256, dim=256, head_dim=64, **({"activation": "silu"} if to == "gguf" else {})
+    )
+    random_model(plain, tmp_path / "plain.bitnet")
+    random_model(plain.with_draft(), tmp_path / "with.bitnet")
+    more: list[Any] = ["--no-tokenizer"] if to == "gguf" else []
+    reports = []
+    for name in ("plain", "with"):
+        assert run("convert", "--to", to, tmp_path / f"{name}.bitnet", tmp_path / name, *more) == 0
+        reports.append(capsys.readouterr().err)
+    assert [DRAFT_LEFT_OUT in report for report in reports] == [False, True]
+    if to == "gguf":
+        assert (tmp_path / "plain").read_bytes() == (tmp_path / "with").read_bytes()
+        return
+    files = [path.name for path in (tmp_path / "plain").iterdir()]
+    assert files == [path.name for path in (tmp_path / "with").iterdir()]
+    for name in files:
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "with" / name).read_bytes()
+
+
+def test_a_draft_learns_from_what_its_model_writes(tmp_path: Path) -> None:
+    """Half of the text is the data's, half the model's, behind pieces of the data."""
+    checkpoint = saved(tmp_path / "source", Transformer(SMALL.replace(draft=None, dim=32, head_dim=8)))
+    text = tmp_path / "a.txt"
+    text.write_text("".join(f"{n} is not {n * n % 97}\n" for n in range(1500)))
+    out = tmp_path / "run"
+    words = ("--draft-only", "--self-written", 2000, "--context", 64, "--batch", 4, "--threads", 1, "--steps", 3)
+    assert run("finetune", checkpoint, "--data", text, "--out", out, *words) == 0
+    state = json.loads((out / "step-000003" / "state.json").read_text())
+    ids = np.fromfile(out / state["texts"]["train"]["file"], state["texts"]["train"]["dtype"])
+    rows = -(-2000 // 48)
+    data, written = ids[: rows * 64], ids[rows * 64 :]
+    assert rows * 16 < len(written) <= rows * 64
+    assert written[:16].tolist() == data[:16].tolist()  # a piece of the data, and what the model says behind it
+    assert run("finetune", "--resume", "--out", out, "--steps", 5) == 0
+    assert json.loads((out / "step-000005" / "state.json").read_text())["data"] == state["data"]
