@@ -87,6 +87,9 @@ class Settings:
         "the next token, with images that of the answer; mlm: hidden tokens, of a bidirectional model; contrastive: "
         "which texts, or texts and images, belong together, of a model without a head",
     )
+    fim: float = option(
+        0.0, "share of the documents whose middle stands at their end, to learn to fill it in; usual: 0.5"
+    )
     temperature: float = option(0.05, "by which similarities of texts are divided; contrastive")
     contrastive_loss: str = option(
         "sigmoid", "of texts and images: each pair for itself, or softmax: one among all; their scale is learnt"
@@ -176,6 +179,7 @@ class Settings:
             "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
             "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
             "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
+            "fim": (0, 1),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:

@@ -197,7 +197,7 @@ def code(language: str) -> list[tuple[str, Block]]:
 def test_every_block_says_its_language() -> None:
     for name in NAMES:
         if not name.endswith("FORMAT.md"):
-            known = {"sh", "console", "python", "c", "toml", "json", "cmake"}
+            known = {"sh", "console", "python", "c", "toml", "json", "cmake", "vim", "yaml"}
             assert {block.language for block in blocks(read(name)) if block.fenced} <= known, name
 
 

@@ -21,6 +21,8 @@ END_ID = 0
 MASK = "<|mask|>"
 IMAGE = "<image>"
 """Stands where a decoder is given what it sees of an image; others call it the same."""
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+"""Before what is before a gap, what is behind it, and what belongs into it. Others call them the same."""
 MASKS = (MASK, "[MASK]", "<mask>")
 """What stands for a hidden token: ours, and what others call theirs."""
 KINDS = ("bpe", "llama-bpe", "byte", "char")
@@ -42,13 +44,13 @@ def check_kind(kind: str) -> None:
         raise ValueError(f"tokenizer is {kind!r}, expected {', '.join(KINDS)} or a tokenizer.json")
 
 
-def build(kind: str, texts: Iterable[str], vocab_size: int, last: str = "") -> Tokenizer:
-    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. last: the last of them, MASK or IMAGE, or "".
+def build(kind: str, texts: Iterable[str], vocab_size: int, *more: str) -> Tokenizer:
+    """A new tokenizer of at most `vocab_size` tokens, fitted to `texts`. more: the last of them, such as MASK.
 
     Raises ValueError when vocab_size cannot hold the 256 bytes and the special tokens.
     """
     check_kind(kind)
-    special = [END, last] if last else [END]
+    special = [END, *more]
     if vocab_size < 256 + len(special):
         least, named = 256 + len(special), " and ".join(special)
         raise ValueError(f"vocab_size is {vocab_size}, expected at least {least}: the 256 bytes and {named}")
@@ -121,6 +123,17 @@ def image_token(tokenizer: Tokenizer) -> int:
         tokenizer.add_special_tokens([IMAGE])
         token = tokenizer.get_vocab_size() - 1
     return token
+
+
+def fim_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """Those of FIM. Raises ValueError: there are none."""
+    prefix, suffix, middle = map(tokenizer.token_to_id, FIM)
+    if prefix is None or suffix is None or middle is None:
+        raise ValueError(
+            f"the tokenizer lacks tokens to fill in the middle, expected {', '.join(FIM)}; add them to the "
+            "tokenizer.json as special tokens, or let `bitnet train` make a tokenizer"
+        )
+    return prefix, suffix, middle
 
 
 def ends_beside(file: str | Path) -> dict[str, Any]:

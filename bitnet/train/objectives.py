@@ -8,6 +8,8 @@ A sequence of a batch is inputs, targets, and what else the model is told (`Tran
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, dataset, masked, mixed, mixture, pairs, picture_rows, tokenizer
+from bitnet.data import conversations, dataset, infilling, masked, mixed, mixture, pairs, picture_rows, tokenizer
 from bitnet.data.picture_rows import Answers, Captions, Rows
 from bitnet.evaluate import acceptance, answers, contrast, loss
 from bitnet.model.transformer import Transformer
@@ -81,6 +83,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
         (settings.distill_relations > 0 and compared, "--distill-relations is of decoders", "leave it out"),
         (settings.distill_features > 0 and not sees, "--distill-features is of images, and the model sees none",
          "leave it out"),
+        (settings.fim > 0 and (not plain or sees or bool(settings.chat)), f"mask is {config.mask}, and --fim is for "
+         "causal models of the next token, of text", "leave it out"),
     ]  # fmt: skip
     shape = "" if settings.source or settings.preset in PRESET_SETTINGS else (
         f" ({settings.preset} is a published shape, to measure with `bitnet bench`; "
@@ -97,13 +101,23 @@ def check(settings: Settings, config: ModelConfig) -> None:
             raise TrainingError(f"--objective {objective}, but {found}; {advice}")
 
 
-def batches(settings: Settings, config: ModelConfig, words: Tokenizer, tokens: Kept, context: int) -> Batches:
-    """Those of a run on text, or on images and text."""
+def batches(
+    settings: Settings,
+    config: ModelConfig,
+    words: Tokenizer,
+    tokens: Kept,
+    context: int,
+    generation: Mapping[str, Any] = MappingProxyType({}),
+) -> Batches:
+    """Those of a run on text, or on images and text. generation: what names the start and end of texts, if any does."""
     if isinstance(tokens, Captions | Answers):
         return picture_rows.Batches(tokens, settings.batch, context, settings.seed, settings.augment)
     if isinstance(tokens, pairs.Pairs):
         return pairs.Batches(tokens, settings.batch, context, settings.seed)
     view = view_of(settings, config, words, tokens, settings.seed)
+    if settings.fim:
+        end = tokenizer.end_token(words, generation)
+        view = infilling.Infilling(settings.fim, words, tokens.first, end, settings.seed, view)
     if isinstance(tokens, mixture.Sources):
         return mixed.Mixed(tokens, settings.batch, context, settings.seed, view)
     if view:

@@ -37,7 +37,10 @@ def read_data(
     context = settings.context or config.max_context
 
     def choose(texts: Iterable[str]) -> Tokenizer:
-        return start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
+        words = start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
+        if settings.fim:
+            words.add_special_tokens(list(tokenizer.FIM))  # those that it lacks
+        return words
 
     if settings.chat:
         talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
@@ -62,7 +65,8 @@ def read_data(
     read = mixtures.read if settings.mixture else read_text
     words, sides = parallel.from_first(lambda: read(settings, before, generation, choose))
     words.encode_special_tokens = True
-    batches = objectives.batches(settings, config, words, sides[0], context)  # the other processes map the files
+    learnt = sides[0]  # the other processes map the files
+    batches = objectives.batches(settings, config, words, learnt, context, generation)
     for name, side in mixtures.parts_of(sides[1]).items():
         if not side.windows(context):  # said before the first step, not after
             raise corpus.DataError(
@@ -201,5 +205,6 @@ def choose_tokenizer(
     if Path(settings.tokenizer).is_file():
         return tokenizer.load(settings.tokenizer)
     answers = settings.objective == "next" and config.vision
-    last = tokenizer.MASK if settings.objective == "mlm" else tokenizer.IMAGE if answers else ""
-    return tokenizer.build(settings.tokenizer, texts, config.vocab_size, last)
+    more = {"mlm": [tokenizer.MASK]}.get(settings.objective, [tokenizer.IMAGE] if answers else [])
+    more += tokenizer.FIM if settings.fim else ()
+    return tokenizer.build(settings.tokenizer, texts, config.vocab_size, *more)

@@ -192,6 +192,24 @@ class Model(ModelAsync, ModelChat):
         chosen = resolve(sampling, options, self.defaults)
         return self._continue(prompt, images, session, adapter, receipt, chosen)
 
+    def infill(
+        self,
+        before: str,
+        behind: str,
+        *,
+        adapter: str | None = None,
+        receipt: bool = False,
+        options: Sampling | None = None,
+        **sampling: Unpack[Options],
+    ) -> Result:
+        """What belongs between two texts, of a model that learned that: see `infill_prompt`. Options as in `generate`.
+
+        For its pieces: `stream(infill_prompt(before, behind))`.
+        """
+        chosen = resolve(sampling, options, self.defaults)
+        prompt = self.infill_prompt(before, behind, chosen.max_tokens)
+        return finish(self.stream(prompt, adapter=adapter, receipt=receipt, options=chosen))
+
     def score(self, text: Prompt, *, adapter: str | None = None) -> list[float]:
         """Natural log of the probability of each token, given all before it.
 

@@ -14,6 +14,7 @@ from bitnet_runtime.errors import (
 )
 from bitnet_runtime.ids import NO_TOKEN, token_ids
 from bitnet_runtime.image_prompts import are_known, images_of, placed, without_images
+from bitnet_runtime.infilling import Gap, around, gap_of
 from bitnet_runtime.model_images import ModelImages
 from bitnet_runtime.once import once
 from bitnet_runtime.tools import Tool, Tools
@@ -32,6 +33,7 @@ Message = Mapping[str, Any]
 
 
 SIDES = ("left", "right")
+FARTHEST = 32  # characters for a token of the context: what is farther from a gap is not looked at
 COUNTED = 100_000  # characters, whose tokens are made in a tenth of a second
 
 
@@ -74,6 +76,33 @@ class ModelText(ModelImages):
         plain = self._plain(messages)
         tokens = self._template.encode(plain, self._tokenizer, self.special_tokens, tools=offered)
         return tokens if seen is None else placed(tokens, seen.image_token, len(images), seen.n_tokens)
+
+    def infill_prompt(self, before: str, behind: str, max_tokens: int | None = None) -> list[int]:
+        """The tokens of a prompt to which the answer is what belongs between two texts: what `infill` uses.
+
+        Where the context has no room for both and max_tokens more (None: a quarter of it), what is farthest from the
+        gap is left out. Raises UnsupportedModelError: the model has no tokens to ask for it.
+        """
+        self.require_next_token()
+        gap = self._gap if self.has_tokenizer else None
+        if gap is None:
+            raise UnsupportedModelError(
+                f"{self.path.name} cannot fill in the middle: its tokenizer has no tokens for that, such as "
+                "<|fim_prefix|>; `bitnet train --fim 0.5` makes a model that can"
+            )
+        for name, text in (("before", before), ("behind", behind)):
+            if not isinstance(text, str):
+                raise InvalidParameterError(f"{name} is {shown(text)}, expected a string", name)
+        answer = self.n_ctx // 4 if max_tokens is None else min(max_tokens, self.n_ctx // 2)
+        room = max(self.n_ctx - answer, 4)
+        most = FARTHEST * room
+        head, tail = before[max(0, len(before) - most) :], behind[:most]
+        tokens = [self.tokenize(text, add_bos=False) for text in (head, tail)]
+        return around(gap, self.bos_token, tokens[0], tokens[1], room)
+
+    @once
+    def _gap(self) -> Gap | None:
+        return gap_of(self._tokenizer)
 
     def image_prompt(self, text: str, n_images: int) -> list[int]:
         """The tokens of a prompt with images that `generate` uses, as PaliGemma learned it: image tokens, the start

@@ -68,6 +68,7 @@ class Tokenizer:
         check_tokens(ids | inside, added, self._library.encode("", True), vocab_size)
         apart = {each["content"] for each in added if each["special"]}
         self._special_ids = {text: ids[text] for text in apart.intersection(ids)} | inside
+        self._added = {each["content"]: (ids | inside).get(each["content"]) for each in added}
         self._vocab_size = vocab_size
         self._bos_token = bos_token
 
@@ -120,6 +121,10 @@ class Tokenizer:
     def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
         """Those of them that are special tokens, with their ids."""
         return {text: self._special_ids[text] for text in texts if text in self._special_ids}
+
+    def added(self, text: str) -> int | None:
+        """The id of a token that was added to those of texts, as special ones are."""
+        return self._added.get(text)
 
     def special_ids(self) -> list[int]:
         """Ids of tokens that no text of a user has."""

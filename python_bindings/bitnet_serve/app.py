@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.model import Model
-from bitnet_serve import body, chat, completions, embeddings, fields, messages, metrics, responses
+from bitnet_serve import body, chat, completions, embeddings, fields, infill, messages, metrics, responses
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models import Served
@@ -30,6 +30,8 @@ GENERATING: dict[str, Understand] = {
     "/v1/completions": completions.understand,
     "/v1/responses": responses.understand,
     "/v1/messages": messages.understand,
+    "/v1/fim/completions": infill.understand_fim,
+    "/infill": infill.understand,
 }
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (

@@ -30,7 +30,6 @@ MAX_TOKENS = 16  # as OpenAI has it
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    fields.unsupported(body, "suffix")
     model = served.model
     model.require_next_token()
     given = prompts(body)
@@ -46,8 +45,8 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     receipt = fields.take(body, "receipt", bool, False)
     asks, echoes = [], list[str]()
     for prompt in given:
-        ready = model.ready(prompt, None, model.n_ctx)
-        asks.append(Ask(ready.tokens, options, None, top, echo and top is not None, receipt=receipt))
+        tokens = _tokens(model, prompt, body, options.max_tokens)
+        asks.append(Ask(tokens, options, None, top, echo and top is not None, receipt=receipt))
         echoes += [_shown(model, prompt)] * n if echo else []
     shape = Completion(served, with_usage if stream else None, echoes)
     return Work(served, several(model, asks, n), shape, stream)
@@ -68,6 +67,15 @@ def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
         if isinstance(one, list) and not all(type(token) is int for token in one):
             raise refuse(f"prompt has {shown(one)}, expected token ids, as in [1, 2, 3]", "prompt", "invalid_type")
     return given
+
+
+def _tokens(model: Model, prompt: str | list[int], body: Mapping[str, Any], max_tokens: int | None) -> list[int]:
+    """What is continued; with a suffix, what is between it and the prompt."""
+    if not (suffix := fields.take(body, "suffix", str, "")):
+        return model.ready(prompt, None, model.n_ctx).tokens
+    if not isinstance(prompt, str) or body.get("echo"):
+        raise refuse("suffix goes with a prompt that is a text, and without echo", "suffix")
+    return model.infill_prompt(prompt, suffix, max_tokens)
 
 
 def _shown(model: Model, prompt: str | list[int]) -> str:

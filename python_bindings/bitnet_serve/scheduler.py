@@ -271,11 +271,11 @@ class Scheduler:
         self._end(task)
 
     def _end(self, task: Task) -> None:
-        with self._wake:
-            if task in self._running:
-                self._running.remove(task)
         self.cancelled += task.cancelled
         self.finished += 1
+        with self._wake:  # whoever sees nothing run finds it counted
+            if task in self._running:
+                self._running.remove(task)
         try:
             task.close()
         except Exception:

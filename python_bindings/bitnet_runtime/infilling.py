@@ -1,0 +1,48 @@
+"""Prompts of a text with a gap, for models that learned to fill one in.
+
+Such a model has three tokens: one before what is before the gap, one before what is behind it, and one after which
+it writes what belongs into it, to an end token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bitnet_runtime.text import Tokenizer
+
+NAMES = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # of `bitnet train --fim`, and of Qwen and Granite
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+    (">>PREFIX<<", ">>SUFFIX<<", ">>MIDDLE<<"),  # Falcon
+)
+
+
+class Gap(NamedTuple):
+    """The tokens with which a model is asked."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+
+def gap_of(tokenizer: Tokenizer) -> Gap | None:
+    """Those that a tokenizer has, if it has all three."""
+    for names in NAMES:
+        prefix, suffix, middle = map(tokenizer.added, names)
+        if prefix is not None and suffix is not None and middle is not None:
+            return Gap(prefix, suffix, middle)
+    return None
+
+
+def around(gap: Gap, start: int | None, before: Sequence[int], behind: Sequence[int], room: int) -> list[int]:
+    """The prompt, in at most `room` tokens, 4 or more: of what does not fit the nearest to the gap is kept, three times
+    as much before it as behind."""
+    room -= len(gap) + (start is not None)
+    n_behind = min(len(behind), max(room // 4, room - len(before)))
+    before = before[max(0, len(before) - (room - n_behind)) :]
+    head = [] if start is None else [start]
+    return [*head, gap.prefix, *before, gap.suffix, *behind[:n_behind], gap.middle]
