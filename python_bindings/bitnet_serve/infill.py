@@ -9,7 +9,7 @@ from typing import Any
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.errors import shown
 from bitnet_serve import fields
-from bitnet_serve.answers import Choice, Work
+from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.chat import Chat, several
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
@@ -55,7 +55,7 @@ def extra(body: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class Infill:
+class Infill(Shape):
     """The words of it. wanted: fields, by their paths; none: all."""
 
     served: Served
@@ -64,7 +64,7 @@ class Infill:
     def start(self, choice: Choice) -> Iterable[Any]:
         return ()
 
-    def piece(self, choice: Choice, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
+    def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         yield {"index": choice.index, "content": text, "stop": False}
 
     def end(self, choice: Choice) -> Iterable[Any]:
