@@ -29,9 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import near_duplicates
-
-from bitnet.data import tokenized, tokenizer
+from bitnet.data import alike, tokenized, tokenizer
 
 INSTALLED = {"site-packages", "dist-packages", "third_party", "_vendor", "vendor", "vendored"}
 """Folders of which each entry is a project."""
@@ -41,6 +39,7 @@ ALIASES = {"cloudsdk": "google-cloud-sdk"}
 """Packages that belong to another without metadata that says so."""
 STDLIB = re.compile(r"python\d\.\d+")
 GENERATED = re.compile(rb"auto-?generated|generated (by|from|with|using|client)|do not edit|@generated", re.I)
+ALIKE = 0.6  # share of their lines
 SMALL, LARGE = 200, 200_000  # bytes of a file
 SHARED = range(100_000, 1_500_000)  # bytes of a project that may be held out: no single one decides a figure
 
@@ -121,7 +120,7 @@ def wrong_with(raw: bytes) -> str:
 def collect(roots: Sequence[Path], count: Counter[str]) -> list[Source]:
     """The files to take, each text once; of texts that are alike the first, of the newest version by its path."""
     found, seen = [], set()
-    alike = near_duplicates.Index()
+    known = alike.Index(ALIKE, alike.lines)
     of = {package: name for root in roots for package, name in distributions(root).items()}
     for root in roots:
         for path in sorted(root.rglob("*.py"), key=newest_first):
@@ -135,7 +134,7 @@ def collect(roots: Sequence[Path], count: Counter[str]) -> list[Source]:
                 reason = "left out"
             elif digest in seen:
                 reason = "equal"
-            elif not reason and not alike.add(raw):
+            elif not reason and not known.add(raw.decode()):
                 reason = "alike"
             seen.add(digest)
             count[reason or "taken"] += 1

@@ -160,21 +160,26 @@ class Texts:
 
 
 def split(
-    source: Iterable[str], validation: float, say: Callable[[str], object] = lambda _: None
+    source: Iterable[str],
+    validation: float,
+    say: Callable[[str], object] = lambda _: None,
+    take: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Texts, Texts]:
     """Training and validation texts, equal ones dropped, which `say` is told. `validation` is the share of the latter.
 
-    source: gives the same texts each time it is iterated.
+    source: gives the same texts each time it is iterated. take: whether to, asked of those that no other equals.
     When one side would stay empty (a single book, say) the longest text is cut once, near its end.
     """
     chosen: tuple[bytearray, bytearray] = bytearray(), bytearray()
     digests: tuple[list[bytes], list[bytes]] = [], []
-    n_bytes, seen, longest, at, n_texts = [0, 0], set(), "", 0, 0
+    n_bytes, seen, longest, at, n_texts, n_alike = [0, 0], set(), "", 0, 0, 0
     for i, text in enumerate(source):
         digest = hashlib.sha256(encoded := text.encode()).digest()
         side = int.from_bytes(digest[:8]) < validation * 2**64
         n_texts += bool(text)
         new = bool(text) and digest not in seen
+        if new and not take(text):
+            new, n_alike = False, n_alike + 1
         chosen[side].append(new)
         chosen[not side].append(False)
         if new:
@@ -184,8 +189,10 @@ def split(
             longest, at = (text, i) if len(text) > len(longest) else (longest, at)
     if not seen:
         raise DataError("the data holds no text")
-    if line := repetitions(n_texts - len(seen), n_texts, "documents"):
+    if line := repetitions(n_texts - n_alike - len(seen), n_texts, "documents"):
         say(line)
+    if n_alike:
+        say(f"{n_alike:,} of {n_texts:,} documents are much like another and were left out")
     train, held_out = (Texts(source, *of_side) for of_side in zip(chosen, digests, n_bytes, strict=True))
     if train.digests and held_out.digests:
         return train, held_out

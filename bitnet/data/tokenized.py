@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.data import corpus, dataset, tokenizer
+from bitnet.data.alike import Index
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
 
@@ -24,10 +25,20 @@ CONTENTS = "tokens.json"
 
 
 def make(
-    folder: Path, texts: corpus.Documents, validation: float, kind: str, vocab_size: int, say: Callable[[str], object]
+    folder: Path,
+    texts: corpus.Documents,
+    validation: float,
+    kind: str,
+    vocab_size: int,
+    say: Callable[[str], object],
+    alike: float = 0.0,
 ) -> dict[str, Tokens]:
-    """Token ids of text, split as a run would split it. kind: of tokenizer, or the path of a tokenizer.json."""
-    train, held_out = corpus.split(texts, validation, say)
+    """Token ids of text, split as a run would split it. kind: of tokenizer, or the path of a tokenizer.json.
+
+    alike: share of their pieces that two texts have in common, from which on one of them is left out; 0: none is.
+    """
+    take = Index(alike).add if alike else lambda _: True
+    train, held_out = corpus.split(texts, validation, say, take)
     if texts.left_out:
         say(texts.left_out)
     given = Path(kind).is_file()

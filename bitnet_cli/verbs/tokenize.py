@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from bitnet.settings import Settings
@@ -23,6 +24,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--validation", type=float, default=USUAL.validation, metavar="", help="share held out [0.05]")
     parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="", help="as of bitnet train [bpe]")
     parser.add_argument("--vocab-size", type=int, default=2048, metavar="", help="tokens of a new tokenizer [2048]")
+    parser.add_argument(
+        "--near-duplicates", type=float, default=0.0, metavar="",
+        help="leave out documents of which another has this share of all runs of five words; usual: 0.8; 0: none [0]",
+    )  # fmt: skip
+    parser.add_argument("--workers", type=int, default=0, metavar="", help="cores that encode; 0: all [0]")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
@@ -31,6 +37,12 @@ def run(args: argparse.Namespace) -> int:
     from bitnet.data import corpus, tokenized, tokenizer
 
     Settings(validation=args.validation)  # refuses what is no share
+    if args.near_duplicates and not 0.5 <= args.near_duplicates <= 1:
+        raise ValueError(f"--near-duplicates is {args.near_duplicates:g}, expected 0.5 to 1, or 0")
+    if args.workers < 0:
+        raise ValueError(f"--workers is {args.workers}, expected 0 or more")
+    if args.workers:
+        os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # what the tokenizers library looks at, the first time
     if not Path(args.tokenizer).is_file():
         tokenizer.check_kind(args.tokenizer)
     folder = Path(args.folder)
@@ -39,7 +51,13 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{folder} is not empty; name a new folder")
         texts = corpus.Documents(args.data, args.column)
         made = tokenized.make(
-            folder, texts, args.validation, args.tokenizer, args.vocab_size, lambda line: say(escape(line))
+            folder,
+            texts,
+            args.validation,
+            args.tokenizer,
+            args.vocab_size,
+            lambda line: say(escape(line)),
+            args.near_duplicates,
         )
         claim.begun = True
     found = {name: {"tokens": ids.n_tokens, "bytes": ids.n_bytes} for name, ids in made.items()}
