@@ -20,7 +20,6 @@ from tokenizers import Tokenizer
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError
 from bitnet.data.tokenizer import END_ID
-from bitnet.process import sha256
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,22 +38,30 @@ class Tokens:
     ids: NDArray[Any]  # uint16 or uint32
     n_bytes: int
     digest: str  # of text and tokenizer
+    checksum: str = ""  # of the file, where it is known
 
     @classmethod
-    def map(cls, file: Path, dtype: str, n_bytes: int, digest: str) -> Self:
-        return cls(np.memmap(file, dtype, mode="r"), n_bytes, digest)
+    def map(cls, file: Path, dtype: str, n_bytes: int, digest: str, checksum: str = "") -> Self:
+        return cls(np.memmap(file, dtype, mode="r"), n_bytes, digest, checksum)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process maps the file; token ids are not sent."""
         assert isinstance(self.ids, np.memmap)
-        return self.map, (Path(str(self.ids.filename)), self.ids.dtype.name, self.n_bytes, self.digest)
+        return self.map, (Path(str(self.ids.filename)), self.ids.dtype.name, self.n_bytes, self.digest, self.checksum)
 
     def to_dict(self) -> dict[str, Any]:
         """For `recorded`, in a folder that may have been moved since."""
         assert isinstance(self.ids, np.memmap)
-        file = Path(str(self.ids.filename)).name
+        file = Path(str(self.ids.filename))
         known = {"dtype": self.ids.dtype.name, "n_bytes": self.n_bytes, "digest": self.digest}
-        return {"file": file, "sha256": sha256(Path(str(self.ids.filename)))} | known
+        return {"file": file.name, "sha256": self.checksum or checksum_of(file)} | known
+
+    @property
+    def largest(self) -> int:
+        """The largest token id; of a large file in the pieces that are checked."""
+        size = self.ids.dtype.itemsize
+        pieces = (self.ids[start // size : (start + n) // size] for start, n in _checked(self.ids.nbytes))
+        return max(int(piece.max(initial=0)) for piece in pieces)
 
     @property
     def n_tokens(self) -> int:
@@ -95,11 +102,38 @@ def recorded(state: dict[str, Any], side: str, folder: Path) -> Tokens | None:
         return None
     if not file.is_file() or dtype not in ("uint16", "uint32") or n_bytes < 1:
         return None
-    if sha256(file) != said:
+    if checksum_of(file) != said:
         raise DataError(f"{file} is damaged (SHA-256); remove it, so that it is made again from the text")
     if not (size := file.stat().st_size) or size % np.dtype(dtype).itemsize:
         raise DataError(f"{file} has {size:,} bytes, expected token ids of type {dtype}")
-    return Tokens.map(file, dtype, n_bytes, digest)
+    return Tokens.map(file, dtype, n_bytes, digest, said)
+
+
+CHECKED, PIECE = 1 << 30, 1 << 20
+"""Bytes of a file that are checked before it is used: all of it, or pieces that are evenly spread."""
+
+
+def checksum_of(file: Path) -> str:
+    """SHA-256 of a file; of a larger one than CHECKED that of its size and pieces, so that a run begins in seconds."""
+    size, digest = file.stat().st_size, hashlib.sha256()
+    if size > CHECKED:
+        digest.update(size.to_bytes(8, "little"))
+    with file.open("rb") as handle:
+        for start, n in _checked(size):
+            handle.seek(start)
+            for _ in range(-(-n // PIECE)):
+                digest.update(handle.read(PIECE))
+    return digest.hexdigest()
+
+
+def _checked(size: int) -> Iterator[tuple[int, int]]:
+    """Where what is checked begins, and how long it is. Pieces begin where a token does."""
+    if size <= CHECKED:
+        yield 0, size
+        return
+    n = CHECKED // PIECE
+    for i in range(n):
+        yield i * (size - PIECE) // (n - 1) // 4 * 4, PIECE
 
 
 PORTION = 64, 1 << 20
@@ -152,6 +186,9 @@ def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
 
 # ---- batches ----
 
+ORDERED = 1 << 24
+"""Windows in one random order, which takes 8 bytes for each."""
+
 
 def seed_of(seed: int, number: int) -> int:
     """Of the random numbers that belong to sequence `number` of a run with this seed.
@@ -164,7 +201,8 @@ def seed_of(seed: int, number: int) -> int:
 class Batches:
     """Sequence n, a pure function of the seed and n, so that a position is one integer.
 
-    An epoch visits every window once in random order; each epoch cuts the windows elsewhere.
+    An epoch visits every window once in random order; each epoch cuts the windows elsewhere. Very many windows are
+    dealt out in turn to several parts, each spread over all of the text, and each part has an order of its own.
     """
 
     def __init__(self, tokens: Tokens, batch: int, context: int, seed: int) -> None:
@@ -176,7 +214,8 @@ class Batches:
                 f"the training text has {len(tokens.ids):,} tokens, one batch of {batch} × {context} needs {need:,}; "
                 "add data, or lower --batch or --context"
             )
-        self._epoch = -1
+        self._parts = -(-self.per_epoch // ORDERED)
+        self._begun = -1, 0  # the epoch and the part that `_order` is of
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         """Batch i."""
@@ -189,20 +228,31 @@ class Batches:
         parts = []
         while first < last:
             epoch, place = divmod(first, self.per_epoch)
-            self._begin(epoch)
-            chosen = self._order[place : place + last - first].tolist()
-            parts.append(self.tokens.window(chosen, self.context, self._shift))
+            part, place = self._part(place)
+            self._begin(epoch, part)
+            chosen = self._order[place : place + last - first] * self._parts + part
+            parts.append(self.tokens.window(chosen.tolist(), self.context, self._shift))
             first += len(chosen)
         return parts[0] if len(parts) == 1 else tuple(torch.cat(pair) for pair in zip(*parts, strict=True))
 
-    def _begin(self, epoch: int) -> None:
+    def _part(self, place: int) -> tuple[int, int]:
+        """The part that a place of an epoch is in, and the place there. The first parts may have one window more."""
+        size, larger = divmod(self.per_epoch, self._parts)
+        if place < larger * (size + 1):
+            return divmod(place, size + 1)
+        part, place = divmod(place - larger * (size + 1), size)
+        return larger + part, place
+
+    def _begin(self, epoch: int, part: int) -> None:
         import torch
 
-        if epoch != self._epoch:
+        if (epoch, part) != self._begun:
             random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._shift = int(torch.randint(self.context, (), generator=random))
-            self._order = torch.randperm(self.per_epoch, generator=random)
-            self._epoch = epoch
+            if part:
+                random.manual_seed(seed_of(self.seed * 1_000_003 + epoch, part))
+            self._order = torch.randperm(-(-(self.per_epoch - part) // self._parts), generator=random)
+            self._begun = epoch, part
 
 
 class Shuffled:
