@@ -49,10 +49,10 @@ class Conversation(NamedTuple):
 # ---- files ----
 
 
-def read(files: Iterable[Path]) -> Iterator[Conversation]:
+def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
     """The lines of .jsonl files, each {"messages": [{"role": "user", "content": "…"}, …]}.
 
-    Raises DataError naming file and line.
+    parts: a content may also be a list of parts, texts and images. Raises DataError naming file and line.
     """
     for file in files:
         if file.suffix != ".jsonl":
@@ -65,7 +65,7 @@ def read(files: Iterable[Path]) -> Iterator[Conversation]:
                 if len(line) > MAX_LINE:
                     raise DataError(f"{where} is longer than {MAX_LINE} bytes, expected one conversation")
                 if line.strip():
-                    yield Conversation(_messages(line, where), where)
+                    yield Conversation(_messages(line, where, parts), where)
 
 
 def among(data: Sequence[str]) -> list[Path]:
@@ -81,7 +81,7 @@ def among(data: Sequence[str]) -> list[Path]:
     return files if isinstance(record, dict) and "messages" in record else []
 
 
-def _messages(line: bytes, where: str) -> Messages:
+def _messages(line: bytes, where: str, parts: bool) -> Messages:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -92,7 +92,9 @@ def _messages(line: bytes, where: str) -> Messages:
     if not isinstance(messages, list) or not messages:
         raise DataError(f'{where}: expected an object with "messages", a list that is not empty')
     for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
+        kinds = (str, list) if parts and isinstance(message, dict) and message.get("role") != "assistant" else (str,)
+        said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
+        if not said or not isinstance(message.get("role"), str):
             raise DataError(f'{where}: a message is {message!r:.80}, expected {{"role": "user", "content": "…"}}')
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
@@ -129,13 +131,18 @@ def _digest(messages: Messages) -> bytes:
 # ---- token ids ----
 
 
-def with_template(words: Tokenizer, template: str | None, generation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Template and generation defaults to train with. Without a template `words` gets the two tokens of CHATML."""
+def with_template(
+    words: Tokenizer, template: str | None, generation: dict[str, Any], default: str = CHATML
+) -> tuple[str, dict[str, Any]]:
+    """Template and generation defaults to train with. Without a template `words` gets the two tokens of CHATML.
+
+    default: that of a model that has none, with these two tokens.
+    """
     first = separator(words, generation)
     named = {"bos_token": words.id_to_token(first)} | dict(generation.get("special_tokens") or {})
     ends = list(generation.get("eos_token_ids") or [])
     if template is None:
-        template = CHATML
+        template = default
         words.add_special_tokens([START, END])
         ends = [words.token_to_id(END), *ends]
         named["eos_token"] = END
@@ -158,10 +165,11 @@ class Encoder:
         self._named = generation["special_tokens"]
         self._ends = set(generation["eos_token_ids"])
 
-    def encode(self, conversation: Conversation) -> list[Dialogue]:
+    def encode(self, conversation: Conversation, apart: bool = False) -> list[Dialogue]:
         """One sequence, or where the template renders an answer differently once others follow, several.
 
-        (Some leave the reasoning of earlier answers out.) An answer counts up to its end token.
+        (Some leave the reasoning of earlier answers out.) An answer counts up to its end token. apart: each answer is a
+        sequence of its own.
         """
         messages, where = conversation
         found: list[tuple[list[int], list[tuple[int, int]]]] = []
@@ -173,7 +181,7 @@ class Encoder:
             if ids[: len(prompt)] != prompt:
                 raise DataError(f"{where}: the chat template does not write answer {i + 1} after the prompt for it")
             end = next((at + 1 for at in range(len(prompt), len(ids)) if ids[at] in self._ends), len(ids))
-            if found and prompt[: len(found[-1][0])] == found[-1][0]:
+            if not apart and found and prompt[: len(found[-1][0])] == found[-1][0]:
                 spans = found.pop()[1]
             else:
                 spans = []

@@ -129,8 +129,8 @@ class Pictures:
     def __init__(self, text: Tokens, file: Path, shape: Sequence[int]) -> None:
         """file: the pictures, of this shape each."""
         self.text, self.file, self.shape = text, file, tuple(shape)
-        self.pixels = _mapped(file, np.uint8, self.shape)  # (n, C, S, S)
-        self.owners = _mapped(file.with_suffix(".owners"), np.int32, (2,))  # record and picture, records in order
+        self.pixels = mapped(file, np.uint8, self.shape)  # (n, C, S, S)
+        self.owners = mapped(file.with_suffix(".owners"), np.int32, (2,))  # record and picture, records in order
         self.digest = f"{text.digest}-{file.stem.rpartition('-')[2]}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ def recorded(state: dict[str, Any], side: str, folder: Path) -> Pictures | None:
     return Pictures(text, next(iter(files)), shape)
 
 
-def _mapped(file: Path, dtype: type, shape: Sequence[int]) -> NDArray[Any]:
+def mapped(file: Path, dtype: type, shape: Sequence[int]) -> NDArray[Any]:
     if not file.stat().st_size:  # which cannot be mapped
         return np.empty((0, *shape), dtype)
     return np.memmap(file, dtype, mode="r").reshape(-1, *shape)
@@ -176,6 +176,11 @@ def store(side: Side, words: Tokenizer, sight: Sight, folder: Path, name: str, f
     """
     texts = [text for record in side.records for text in (record.prefix + "\n", record.suffix)]
     text = dataset.tokenize(texts, words, folder, name, first)
+    return Pictures(text, decode(side, sight, folder, name), (sight.channels, sight.image_size, sight.image_size))
+
+
+def decode(side: Side, sight: Sight, folder: Path, name: str) -> Path:
+    """The pictures of `store` alone: their file, beside which lies that of `Pictures.owners`."""
     shape = sight.channels, sight.image_size, sight.image_size
     recipe = hashlib.sha256(json.dumps([shape, sight.resize, sight.filter]).encode())
     for digests in side.images:
@@ -183,7 +188,7 @@ def store(side: Side, words: Tokenizer, sight: Sight, folder: Path, name: str, f
     file = folder / f"{name}-{recipe.hexdigest()[:16]}.pixels"
     if not file.exists() or not file.with_suffix(".owners").exists():
         _decode(side, sight.processor, file)
-    return Pictures(text, file, shape)
+    return file
 
 
 def _decode(side: Side, processor: images.Processor, file: Path) -> None:

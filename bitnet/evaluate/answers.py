@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from bitnet.data.dataset import IGNORED
 from bitnet.data.picture_rows import Answers
+from bitnet.data.picture_talks import Talks
 from bitnet.evaluate.loss import chosen_windows
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
@@ -28,7 +29,7 @@ class Answered:
         return f"{self.nats_per_token:.4f} nats/token, {self.right:.1%} of {self.answers:,} answers right"
 
 
-def evaluate(model: Transformer, records: Answers, context: int, batch: int = 16, limit: int = 0) -> Answered:
+def evaluate(model: Transformer, records: Answers | Talks, context: int, batch: int = 16, limit: int = 0) -> Answered:
     """limit: tokens, or 0 for all; then records are evenly spaced. In fp32, as the engine computes.
 
     An answer is the one that greedy generation gives if and only if each of its tokens is the likeliest after those

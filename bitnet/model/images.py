@@ -6,14 +6,23 @@ Shape letters as in `bitnet.model.transformer`, and C channels, S pixels of a si
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bitnet.config import ModelConfig
 
-Images = Tensor | Sequence[Tensor]
+
+class Shared(NamedTuple):
+    """Images of which some stand in several places, or texts: each is looked at once."""
+
+    pixels: Tensor  # (u, C, S, S)
+    which: Tensor  # int (n,), of each place in the batch, in order
+
+
+Images = Tensor | Sequence[Tensor] | Shared
 """Of a batch of texts, in their order: (B, n, C, S, S), or (n, C, S, S) of all, or of each text (n, C, S, S)."""
 
 
@@ -51,9 +60,18 @@ class Similarity(nn.Module):
 
 def one_batch(images: Images) -> tuple[Tensor, list[int] | None]:
     """All images of a batch of texts, (n, C, S, S), and how many each text has, where that is said."""
+    if isinstance(images, Shared):
+        return images.pixels, None
     if isinstance(images, Tensor):
         return (images.flatten(0, 1), [images.shape[1]] * len(images)) if images.dim() == 5 else (images, None)
     return torch.cat(list(images)), [len(of_text) for of_text in images]
+
+
+def looked_at(images: Images, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[int] | None]:
+    """Their vectors in the order of their places, (n, N, D), and how many images each text has, where that is said."""
+    pixels, counts = one_batch(images)
+    seen_nND = features(pixels)
+    return (seen_nND[images.which] if isinstance(images, Shared) else seen_nND), counts
 
 
 def put_in_place(

@@ -25,7 +25,7 @@ from bitnet.config import ModelConfig, not_yet
 from bitnet.model.block import Block
 from bitnet.model.draft import Draft, Steps, unrolled
 from bitnet.model.head import Bias, Head, Portion, portion, summed_cross_entropy
-from bitnet.model.images import Images, Similarity, one_batch, patches_of, put_in_place
+from bitnet.model.images import Images, Shared, Similarity, looked_at, one_batch, patches_of, put_in_place
 from bitnet.model.initial import draw_weights
 from bitnet.model.layers import norm_of
 from bitnet.model.masks import positions
@@ -207,10 +207,8 @@ class Transformer(nn.Module):
 
     def shown(self, x_BTD: Tensor, tokens_BT: Tensor, images: Images | None) -> Tensor:
         """x with what `vision` sees in the places of `image_token`."""
-        if images is None or not self.vision:
-            return put_in_place(x_BTD, tokens_BT, self.config.image_token, None, None)
-        pixels, counts = one_batch(images)
-        return put_in_place(x_BTD, tokens_BT, self.config.image_token, self.vision.features(pixels), counts)
+        seen = looked_at(images, self.vision.features) if self.vision and images is not None else (None, None)
+        return put_in_place(x_BTD, tokens_BT, self.config.image_token, *seen)
 
     def features(self, pixels_BCSS: Tensor) -> Tensor:
         """The vectors of images, one of each patch, (B, N, out_dim): through the projector, if there is one."""
@@ -250,16 +248,18 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None,
         prefix_B: Tensor | None = None,
         images: Images | None = None,
+        which_n: Tensor | None = None,
         targets_BT: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
 
         targets: the tokens to be said, negative where none counts; then Σ cross-entropy in nats in place of logits,
         which are never in memory together. In training the draft is computed, too (`drafted`).
-        images: those that the texts show in the places of `image_token`; of two towers any, (n, C, S, S), whose
-        vectors then follow those of the texts.
+        images: those that the texts show in the places of `image_token`, with `which` each one of them; of two towers
+        any, (n, C, S, S), whose vectors then follow those of the texts.
         """
         config = self.config
+        images = images if which_n is None else Shared(cast(Tensor, images), which_n)
         if not config.has_head:
             vectors_BD = self.embed(tokens_BT, documents_BT=documents_BT)
             if images is None or not self.vision:

@@ -92,11 +92,11 @@ class Distillation:
         terms, settings, counted = {}, self.settings, (targets >= 0).sum()
         with torch.no_grad():
             if self.sights:
-                told = (*told[:-1], self.sights.as_taught(told[-1]))
+                told = (*told[:2], self.sights.as_taught(told[2]), *told[3:])
             if self.reads:
                 taught = self.teacher(inputs, *told)
             elif self.sights:
-                self.sights.teacher.hidden(told[-1])
+                self.sights.teacher.hidden(told[2])
         if settings.distill and self.student.similarity is not None:
             both = self.student, output, self.teacher, taught
             terms["divergence"] = divergence_of_pairs(*both, settings.contrastive_loss, settings.distill_temperature)

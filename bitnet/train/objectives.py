@@ -18,16 +18,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, dataset, infilling, masked, mixed, mixture, pairs, picture_rows, tokenizer
+from bitnet.data import (
+    conversations,
+    dataset,
+    infilling,
+    masked,
+    mixed,
+    mixture,
+    pairs,
+    picture_rows,
+    picture_talks,
+    tokenizer,
+)
 from bitnet.data.picture_rows import Answers, Captions, Rows
+from bitnet.data.picture_talks import Talks
 from bitnet.evaluate import acceptance, answers, contrast, loss
 from bitnet.model.transformer import Transformer
 from bitnet.settings import PRESET_SETTINGS, Settings
 from bitnet.train.errors import TrainingError
 
 Kept = dataset.Tokens | mixture.Sources | pairs.Pairs | Captions | Answers
-Batches = dataset.Batches | mixed.Mixed | conversations.Batches | pairs.Batches | picture_rows.Batches
-HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues
+Batches = (
+    dataset.Batches | mixed.Mixed | conversations.Batches | pairs.Batches | picture_rows.Batches | picture_talks.Batches
+)
+HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues | Talks
 Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted
 
 HELD_OUT_SEED = 0  # of hidden tokens and prefixes in evaluations: the same for every run
@@ -70,7 +84,6 @@ def check(settings: Settings, config: ModelConfig) -> None:
          "--contrastive-loss is of vectors of images and texts", "leave it out"),
         (settings.augment != usual.augment and not sees, "--augment is of images, and the model sees none",
          "leave it out"),
-        (bool(settings.chat) and sees, "--chat is for models without vision", "give records of images with --data"),
         (bool(settings.chat) and objective != "next", "--chat is for the next token", "give --data"),
         (bool(settings.mixture) and (objective != "next" or sees), "--mixture is of text, for the next token",
          "give --data"),
@@ -201,7 +214,7 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
         return drafts(model, text, context, limit)
     if isinstance(text, pairs.Pairs | Captions):
         return contrast.evaluate(model, text, context, *comparison(settings, model), settings.batch, limit)
-    if isinstance(text, Answers):
+    if isinstance(text, Answers | Talks):
         return answers.evaluate(model, text, context, settings.batch, limit)
     if isinstance(text, mixture.Sources):
         each = limit and max(1, limit // len(text.parts))

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import picture_files, pictures, tokenizer
+from bitnet.data import conversations, corpus, picture_files, picture_talks, pictures, tokenizer
 from bitnet.data.picture_rows import Answers, Captions, Frame
 from bitnet.settings import Settings
 from bitnet.train.progress import say
@@ -67,6 +67,49 @@ def template(words: Tokenizer, generation: dict[str, Any]) -> str:
         "".join(words.id_to_token(token) or "" for token in side) for side in (frame.before, frame.behind)
     )
     return f"{{{{ {json.dumps(before)} + messages[-1]['content'] + {json.dumps(chr(10) + behind)} }}}}"
+
+
+def read_talks(
+    settings: Settings, vision: ModelConfig, generation: dict[str, Any], choose: Callable[[Iterable[str]], Tokenizer]
+) -> tuple[Tokenizer, list[tuple[pictures.Side, Path]]]:
+    """Tokenizer, and the conversations of training and validation with the file of their pictures."""
+    folder, sight = settings.run_folder, pictures.Sight.of(vision, generation)
+    say(f"{folder}: reading the conversations, making bytes of images")
+    sides = pictures.split(picture_talks.read(corpus.files_of(settings.chat)), settings.validation, say)
+    words = choose(picture_talks.texts(sides[0]))
+    tokenizer.image_token(words)
+    names = ("train", "validation")
+    return words, [(side, pictures.decode(side, sight, folder, n)) for side, n in zip(sides, names, strict=True)]
+
+
+def talks_of_checkpoint(
+    settings: Settings, vision: ModelConfig, generation: dict[str, Any], files: Sequence[Path], scratch: Path
+) -> tuple[pictures.Side, Path]:
+    """The conversations to measure a checkpoint on: those of `files`, or without what its run held out."""
+    records = picture_talks.read(files or corpus.files_of(settings.chat))
+    side = pictures.every(records) if files else pictures.split(records, settings.validation)[1]
+    return side, pictures.decode(side, pictures.Sight.of(vision, generation), scratch, "text")
+
+
+def with_template(words: Tokenizer, given: str | None, generation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """As `conversations.with_template`; that of a model that learnt from records is no template of conversations."""
+    plain = given == template(words, generation)
+    image = words.id_to_token(tokenizer.image_token(words)) or ""
+    default = picture_talks.CHATML.replace("IMAGE", image)
+    return conversations.with_template(words, None if plain else given, generation, default)
+
+
+def talks(
+    config: ModelConfig, words: Tokenizer, chat: str, generation: dict[str, Any], side: pictures.Side, file: Path,
+    context: int,
+) -> picture_talks.Talks:  # fmt: skip
+    """Conversations as what a run is to learn of them. chat: the template."""
+    assert config.vision
+    sight, image = pictures.Sight.of(config.vision, generation), tokenizer.image_token(words)
+    found = picture_talks.Talks(side, file, sight, words, chat, generation, image, config.mask == "prefix")
+    if long := found.total - found.count(context):
+        say(f"{long:,} of {found.total:,} rows have more than {context:,} tokens and are left out; see --context")
+    return found
 
 
 def rows(

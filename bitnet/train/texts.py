@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, corpus, dataset, pairs, pictures, tokenized, tokenizer
+from bitnet.data import conversations, corpus, dataset, pairs, picture_talks, pictures, tokenized, tokenizer
 from bitnet.model import parallel
 from bitnet.settings import Settings
 from bitnet.train import mixtures, objectives, sights, source_model
@@ -42,6 +42,14 @@ def read_data(
             words.add_special_tokens(list(tokenizer.FIM))  # those that it lacks
         return words
 
+    if settings.chat and config.vision:
+        vision = config.vision
+        words, said = parallel.from_first(lambda: sights.read_talks(settings, vision, generation, choose))
+        words.encode_special_tokens = True  # which does not go from one process to another
+        template, generation = sights.with_template(words, template, generation)
+        seen, unseen = (sights.talks(config, words, template, generation, *side, context) for side in said)
+        answered = picture_talks.Batches(seen, settings.batch, context, settings.seed, settings.augment)
+        return words, template, generation, answered, unseen
     if settings.chat:
         talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
         words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
@@ -126,7 +134,12 @@ def of_checkpoint(
 
     column: of `data`; without that of the run."""
     words, config, state = checkpoint.words, checkpoint.config, checkpoint.state_of_run
-    if (files := conversations.among(data or [])) or (settings.chat and not data):
+    files = conversations.among(data or [])
+    if config.vision and (files or (settings.chat and not data)):
+        shown = sights.talks_of_checkpoint(settings, config.vision, checkpoint.generation, files, scratch)
+        template, generation = sights.with_template(words, checkpoint.template, checkpoint.generation)
+        return sights.talks(config, words, template, generation, *shown, context)
+    if files or (settings.chat and not data):
         talks = list(conversations.read(files or corpus.files_of(settings.chat)))
         if checkpoint.template is None:
             raise corpus.DataError(

@@ -1,0 +1,210 @@
+"""Conversations with pictures, to learn their answers.
+
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}},
+                                               {"type": "text", "text": "how many rings?"}]},
+                  {"role": "assistant", "content": "3"}, {"role": "user", "content": "of what colour?"}, …]}
+
+Parts are in the words of OpenAI or of Hugging Face ({"type": "image", "image": "a.png"}); a picture is a file, its path
+relative to that of the conversation. Tokens are those that the engine makes of the same messages. A causal model learns
+all answers of a conversation in one row; one with the mask "prefix", whose prompt is one prefix, each for itself. Rows
+of a conversation follow each other, and in a batch a picture is looked at once, however many of them show it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bitnet.data import conversations
+from bitnet.data.augment import changed
+from bitnet.data.conversations import Conversation, Dialogue, Messages
+from bitnet.data.corpus import DataError
+from bitnet.data.dataset import IGNORED, Shuffled, seed_of
+from bitnet.data.picture_files import Record
+from bitnet.data.pictures import Side, Sight, mapped
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.image_prompts import are_known, images_of, placed, without_images
+
+CHATML = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}IMAGE{% else %}"
+    "{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The template of a model that has none; IMAGE: the text of its image token."""
+
+
+def read(files: Iterable[Path]) -> Iterator[Record]:
+    """Conversations as records: their pictures, and as prefix their messages, in JSON, without them.
+
+    Raises DataError naming file and line.
+    """
+    for messages, where in conversations.read(files, parts=True):
+        try:
+            _check(messages, where)
+            named, plain = images_of(messages), without_images(messages, "for part in content")
+        except InvalidParameterError as error:
+            raise DataError(f"{where}: {error}") from None
+        folder = Path(where.rpartition(", line ")[0]).parent
+        found = [folder / name if isinstance(name, str) and name.strip() else None for name in named]
+        for name, path in zip(named, found, strict=True):
+            if path is None or not path.is_file():
+                raise DataError(f"{where}: there is no file {name!r:.80}; a picture is the path of one")
+        yield Record(tuple(path for path in found if path), json.dumps(plain), "", where)
+
+
+def _check(messages: Messages, where: str) -> None:
+    """Raises DataError: a part is neither a text nor an image."""
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if not isinstance(part, dict) or not are_known([{"content": [part]}]):
+                raise DataError(f"{where}: a part is {part!r:.80}, expected a text or an image")
+
+
+def texts(side: Side) -> Iterator[str]:
+    """All that is said."""
+    for record in side.records:
+        for message in json.loads(record.prefix):
+            content = message["content"]
+            yield from [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+
+
+class _Encoder(conversations.Encoder):
+    """Messages with images to token ids, the image token where vectors of images stand."""
+
+    def __init__(self, words: Tokenizer, template: str, generation: dict[str, Any], image: int, n_tokens: int) -> None:
+        super().__init__(words, template, generation)
+        self._image, self._n_tokens = image, n_tokens
+
+    def _tokens(self, messages: Messages, where: str, ask: bool) -> list[int]:
+        n = sum(part["type"] == "image" for m in messages if isinstance(m["content"], list) for part in m["content"])
+        tokens = super()._tokens(list(map(dict, without_images(messages, self._template.source))), where, ask)
+        try:
+            return placed(tokens, self._image, n, self._n_tokens) if n else tokens
+        except InvalidParameterError as error:
+            raise DataError(f"{where}: {error}") from None
+
+
+class Talks:
+    """Encoded conversations and their pictures. The counterpart of `bitnet.data.picture_rows.Answers`."""
+
+    def __init__(
+        self, side: Side, file: Path, sight: Sight, words: Tokenizer, template: str, generation: dict[str, Any],
+        image: int, prefix: bool,
+    ) -> None:  # fmt: skip
+        """file: of `pictures.decode`; image: the token that stands where a model is given what it sees; prefix: the
+        model's mask is that."""
+        self.sight, self.image = sight, image
+        self.pixels_on_disk = mapped(file, np.uint8, (sight.channels, sight.image_size, sight.image_size))
+        owners = mapped(file.with_suffix(".owners"), np.int32, (2,))
+        self._pictures: list[list[int]] = [[] for _ in side.records]
+        for record, picture in owners.tolist():
+            self._pictures[record].append(picture)
+        encoder = _Encoder(words, template, generation, image, sight.n_tokens)
+        self._all: list[tuple[int, Dialogue]] = []  # the number of the conversation with each
+        recipe = hashlib.sha256(words.to_str().encode() + file.name.encode())
+        for number, record in enumerate(side.records):
+            talk = Conversation(json.loads(record.prefix), record.where)
+            for dialogue in encoder.encode(talk, apart=prefix):
+                self._all.append((number, dialogue))
+                recipe.update(dialogue.ids.tobytes() + dialogue.counts.tobytes())
+        self.digest = recipe.hexdigest()[:16]
+        self.n_tokens = sum(len(dialogue.ids) for _, dialogue in self._all)
+
+    @property
+    def total(self) -> int:
+        return len(self._all)
+
+    def fitting(self, context: int) -> list[int]:
+        """The rows of at most so many tokens."""
+        return [i for i, (_, dialogue) in enumerate(self._all) if len(dialogue.ids) - 1 <= context]
+
+    def count(self, context: int) -> int:
+        """Raises DataError: none fits."""
+        if not (fitting := self.fitting(context)):
+            shortest = min(len(dialogue.ids) for _, dialogue in self._all) - 1
+            raise DataError(
+                f"no conversation fits --context {context}: the shortest has {shortest} tokens, of which an image "
+                f"takes {self.sight.n_tokens}; raise --context"
+            )
+        return len(fitting)
+
+    def conversation(self, i: int) -> int:
+        """That of a row, a number."""
+        return self._all[i][0]
+
+    def rows(
+        self, indices: Iterable[int], context: int, look: Callable[[Tensor, int], Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Of rows of `fitting`: inputs and targets (n, T), IGNORED where nothing is learnt; documents, 1 for what fills
+        a row up; lengths of the prefixes (n,); pictures, and which of them stand in the places of the rows, in order.
+
+        look: how the pictures of row n of these are seen, those of a conversation alike; None: as they are.
+        """
+        fitting = self.fitting(context)
+        chosen = [self._all[fitting[i]] for i in indices]
+        inputs = torch.zeros(len(chosen), max(len(dialogue.ids) for _, dialogue in chosen) - 1, dtype=torch.int64)
+        targets, documents = torch.full_like(inputs, IGNORED), torch.ones_like(inputs)
+        prefix, which = torch.empty(len(chosen), dtype=torch.int64), []
+        seen: dict[tuple[int, int], Tensor] = {}  # by conversation, where each is looked at in its own way, and picture
+        places: dict[tuple[int, int], int] = {}
+        for row, (number, dialogue) in enumerate(chosen):
+            ids, counts = (torch.from_numpy(part) for part in dialogue)
+            last = len(ids) - 1
+            inputs[row, :last], documents[row, :last] = ids[:-1], 0
+            targets[row, :last] = torch.where(counts[1:], ids[1:].long(), IGNORED)
+            prefix[row] = counts.int().argmax()
+            shown = int((ids == self.image).sum()) // self.sight.n_tokens
+            for picture in self._pictures[number][:shown]:
+                key = (number if look else 0, picture)
+                if key not in seen:
+                    pixels = torch.from_numpy(self.pixels_on_disk[picture : picture + 1]).float() / 255
+                    seen[key], places[key] = look(pixels, row) if look else pixels, len(places)
+                which.append(places[key])
+        mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (self.sight.pixel_mean, self.sight.pixel_std))
+        none = torch.empty(0, *self.pixels_on_disk.shape[1:])
+        pixels = (torch.cat([none, *seen.values()]) - mean) / std
+        return inputs, targets, documents, prefix, pixels, torch.tensor(which, dtype=torch.int64)
+
+
+class Batches:
+    """Row n, a pure function of the seed and n; an epoch visits every conversation once in random order."""
+
+    def __init__(self, talks: Talks, batch: int, context: int, seed: int, augment: str) -> None:
+        self.tokens, self.batch, self.context, self.seed, self.augment = talks, batch, context, seed, augment
+        self.per_epoch = talks.count(context)
+        of_talks: dict[int, list[int]] = {}
+        for i, row in enumerate(talks.fitting(context)):
+            of_talks.setdefault(talks.conversation(row), []).append(i)
+        groups, order = list(of_talks.values()), Shuffled(len(of_talks), seed)
+
+        @lru_cache(2)
+        def of_epoch(epoch: int) -> list[tuple[int, int]]:
+            """Its rows, and the number of the conversation among all that were visited."""
+            visits = range(epoch * len(groups), (epoch + 1) * len(groups))
+            return list(itertools.chain.from_iterable([(i, visit) for i in groups[order[visit]]] for visit in visits))
+
+        self._of_epoch = of_epoch
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        """Batch i."""
+        return self.sequences(i * self.batch, (i + 1) * self.batch)
+
+    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """`Talks.rows` of those from `first` to before `last`."""
+        chosen = [self._of_epoch(n // self.per_epoch)[n % self.per_epoch] for n in range(first, last)]
+
+        def look(pixels: Tensor, row: int) -> Tensor:
+            return changed(pixels, self.augment, seed_of(self.seed, chosen[row][1]))
+
+        return self.tokens.rows([i for i, _ in chosen], self.context, look if self.augment != "none" else None)
