@@ -151,50 +151,63 @@ static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const siz
         memcpy(to + i * BN_LANES * size, words + i * size, size);
 }
 
+/* The numbers that stand for n floats: these, or what is put into `to`. */
+static const uint8_t *encode(const bn_kernels *kernels, const bn_kv *kv, uint8_t *to,
+                             const float *x, size_t n, float *scale) {
+    if (!kv->encode)
+        return (const uint8_t *)x;
+    *scale = kv->encode(kernels, to, x, n);
+    return to;
+}
+
 /* Put the key and the value of one position into a head of the cache. */
 static void store(const bn_kernels *kernels, const bn_kv *kv, const bn_kv_head *head,
                   size_t position, size_t E, const float *k, const float *v) {
     const size_t slot = position % head->part->slots;
     const bn_kv_piece at = bn_cache_piece(head, slot, 1);
     const size_t words = bn_kv_words(kv, E), word = bn_kv_word(kv);
-    uint8_t *key = at.k + slot % BN_LANES * word;
+    uint8_t *to = at.k + slot % BN_LANES * word;
     _Alignas(BN_Q_ALIGN) uint8_t numbers[MAX_HEAD * sizeof(float)];
+    float k_scale = 1, v_scale = 1;
 
-    const float k_scale = kv->encode(kernels, numbers, k, E);
+    const uint8_t *key = encode(kernels, kv, numbers, k, E, &k_scale);
     if (word == 2)
-        spread(key, numbers, words, 2);
+        spread(to, key, words, 2);
     else
-        spread(key, numbers, words, 4);
-    const float v_scale = kv->encode(kernels, numbers, v, E);
-    memcpy(at.v, numbers, head->part->value);
+        spread(to, key, words, 4);
+    memcpy(at.v, encode(kernels, kv, numbers, v, E, &v_scale), head->part->value);
     if (kv->scaled) {
         *at.k_scale = k_scale;
         *at.v_scale = v_scale;
     }
 }
 
-static void append_row(const bn_pass *p, const bn_layer *l, size_t row) {
+/* q and k of a row, normed and rotated. */
+static void turn_row(const bn_pass *p, const bn_layer *l, size_t row) {
     const bn_config *c = &p->stack->config;
     const bn_positions *positions = &p->stack->positions;
-    const bn_kernels *kernels = &p->m->kernels;
     const bn_workspace *w = p->w;
     const size_t E = c->head_dim, H = c->n_heads, G = c->n_kv_heads;
-    float *q = w->q + row * H * E, *k = w->kv + row * 2 * G * E, *v = k + G * E;
+    float *q = w->q + row * H * E, *k = w->kv + row * 2 * G * E;
     const float *angle = w->angle + (l->table * w->room + row) * positions->dim;
-    const bn_cache *cache = w->rows[row].cache;
 
     for (size_t h = 0; h < H + G; h++) {
         const bn_norm *norm = h < H ? &l->q_norm : &l->k_norm;
         float *head = h < H ? q + h * E : k + (h - H) * E;
         if (norm->gain) /* what is not finite shows behind attention */
-            bn_norm_row(kernels, norm, head, head, E);
+            bn_norm_row(&p->m->kernels, norm, head, head, E);
         bn_positions_rotate(head, angle, positions->dim);
     }
-    for (size_t g = 0; g < G; g++) {
-        const bn_kv_head head = bn_cache_head(cache, l, g, G);
-        store(kernels, &bn_kv_types[cache->type], &head, (size_t)w->rows[row].position, E,
-              k + g * E, v + g * E);
-    }
+}
+
+static void store_row(const bn_pass *p, const bn_layer *l, size_t row, size_t g) {
+    const bn_config *c = &p->stack->config;
+    const size_t E = c->head_dim, G = c->n_kv_heads;
+    const bn_row *r = &p->w->rows[row];
+    const bn_kv_head head = bn_cache_head(r->cache, l, g, G);
+    const float *k = p->w->kv + (row * 2 * G + g) * E;
+    store(&p->m->kernels, &bn_kv_types[r->cache->type], &head, (size_t)r->position, E, k,
+          k + G * E);
 }
 
 typedef struct append {
@@ -206,7 +219,10 @@ static void append_rows(void *context, int32_t thread, size_t first, size_t end)
     const append *a = context;
     (void)thread;
     for (size_t row = first; row < end; row++)
-        append_row(a->p, a->l, row);
+        turn_row(a->p, a->l, row);
+    for (size_t g = 0; g < a->p->stack->config.n_kv_heads; g++)
+        for (size_t row = first; row < end; row++) /* a tile of keys takes 16 while it is near */
+            store_row(a->p, a->l, row, g);
 }
 
 void bn_cache_append(bn_pass *p, const bn_layer *l) {

@@ -4,16 +4,8 @@
  */
 #include "kv.h"
 
-#include <string.h>
-
 static float encode_f16(const bn_kernels *kernels, void *to, const float *x, size_t n) {
     kernels->bytes.f32_to_f16(to, x, n);
-    return 1;
-}
-
-static float encode_f32(const bn_kernels *kernels, void *to, const float *x, size_t n) {
-    (void)kernels;
-    memcpy(to, x, n * sizeof *x);
     return 1;
 }
 
@@ -24,7 +16,7 @@ static float encode_int8(const bn_kernels *kernels, void *to, const float *x, si
 
 const bn_kv bn_kv_types[BN_KV_TYPES] = {
     [BN_KV_F16] = {.name = "f16", .bits = 16, .together = 1, .encode = encode_f16},
-    [BN_KV_F32] = {.name = "f32", .bits = 32, .together = 1, .encode = encode_f32},
+    [BN_KV_F32] = {.name = "f32", .bits = 32, .together = 1},
     [BN_KV_INT8] = {.name = "int8",
                     .bits = 8,
                     .together = 4,

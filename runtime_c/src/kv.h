@@ -18,7 +18,7 @@ typedef struct bn_kv {
     uint32_t bits;              /* of a number */
     uint32_t together;          /* dimensions of a key side by side, in a word of 2 or 4 bytes */
     int32_t scaled;             /* each key and each value has a scale */
-    bn_kv_encode *encode;       /* keys and values */
+    bn_kv_encode *encode;       /* keys and values; NULL: they stay floats */
     bn_kv_encode *encode_query; /* NULL: queries stay floats */
 } bn_kv;
 

@@ -87,7 +87,7 @@ static float stopping_norm(float *y, const float *x, const float *gain, const fl
     return layer_norm(y, x, gain, bias, n, eps);
 }
 
-/* Ends the call after the 512 of 530 rows that it is at, and every later one before any. */
+/* Ends the call after the 128 of 530 rows that it is at, and every later one before any. */
 static void test_stop(void) {
     enum { STATES = 530 * 3 };
     float *pixels = random_pixels(23 * 23), *out = calloc(2 * STATES, sizeof *out);
@@ -99,7 +99,7 @@ static void test_stop(void) {
     layer_norm = model->kernels.vectors.layer_norm;
     model->kernels.vectors.layer_norm = stopping_norm;
     CHECK_EQ(bn_image_encode(model, pixels, 1, out + STATES, &asked), BN_ERR_CANCELLED);
-    CHECK_MSG(rows_normed <= 512, "%d", rows_normed);
+    CHECK_MSG(rows_normed <= 128, "%d", rows_normed);
     const int rows = rows_normed;
     CHECK_EQ(bn_image_encode(model, pixels, 1, out + STATES, &asked), BN_ERR_CANCELLED);
     CHECK_EQ(bn_image_embed(model, pixels, 1, out + STATES, &asked), BN_ERR_CANCELLED);
@@ -220,10 +220,10 @@ static void test_memory(void) {
                       .patch.cols = 588,
                       .cached = {1}};
     const size_t bytes_of_call =
-        bn_workspace_size(model, &stack, 512, 256) + 2 * bn_cache_plan(&cache, &stack, 256, 256);
+        bn_workspace_size(model, &stack, 128, 512) + 2 * bn_cache_plan(&cache, &stack, 256, 256);
     bn_model *wider = open_bytes(NULL, 64);
     const size_t of_threads =
-        bn_workspace_size(wider, &stack, 512, 256) - bn_workspace_size(model, &stack, 512, 256);
+        bn_workspace_size(wider, &stack, 128, 512) - bn_workspace_size(model, &stack, 128, 512);
     CHECK_MSG(of_threads < (size_t)(64 - 8) * (2 << 20), "%zu", of_threads);
     bn_model_close(wider);
     CHECK_MSG(bytes_of_call < 64 << 20, "%zu", bytes_of_call);
@@ -234,6 +234,9 @@ static void test_memory(void) {
     CHECK_EQ(bn_images_together(&stack, 100), 1);
     stack.config.max_context = 4; /* of 1024 pixels in patches of 512 */
     CHECK_EQ(bn_images_together(&stack, 1000), 128);
+    stack.config.max_context = 1;
+    CHECK_EQ(bn_images_together(&stack, 1000), 128); /* one row of each is pooled */
+    stack.config.max_context = 4;
     stack.patch.cols = 3 * 512 * 512;
     CHECK_EQ(bn_images_together(&stack, 1000), 5); /* 64 MiB of 12 MiB each */
     stack.patch.cols *= 16;

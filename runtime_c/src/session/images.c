@@ -17,9 +17,10 @@
 #include "system/pages.h"
 #include "turn.h"
 
-/* Of images that are computed together: their rows, and bytes of what patches are multiplied from.
- */
-enum { ROWS = 512, MOST_BYTES = 64 << 20 };
+/* Of images that are computed together: their rows, how many of these go through a layer at a time,
+ * so that what they leave there stays in the second cache and in few pages, and bytes of what
+ * patches are multiplied from. */
+enum { ROWS = 512, BATCH = 128, MOST_BYTES = 64 << 20 };
 
 /* The struct in the header has no atomic type, so that C++ can read it. */
 _Static_assert(sizeof(bn_stop) == sizeof(atomic_int), "a stop is an atomic int");
@@ -57,7 +58,7 @@ static size_t lay_out(bn_cache *cache, const bn_stack *stack, size_t each, uint8
 size_t bn_images_together(const bn_stack *stack, size_t n) {
     const size_t each = stack->config.max_context;
     const size_t most = least(ROWS / each, MOST_BYTES / (each * stack->patch.cols * sizeof(float)));
-    return least(n, most > 0 ? most : 1);
+    return least(least(n, BATCH), most > 0 ? most : 1);
 }
 
 static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
@@ -75,12 +76,12 @@ static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
 }
 
 static bn_status make(work *k) {
-    const size_t batch = least(k->together * k->each, ROWS);
+    const size_t rows = k->together * k->each, batch = least(rows, BATCH);
     size_t keys = k->together * k->cache_bytes;
-    const uint64_t bytes = bn_workspace_size(k->m, k->stack, batch, k->each) + keys;
+    const uint64_t bytes = bn_workspace_size(k->m, k->stack, batch, rows) + keys;
     if (bn_memory_left("", BN_MEMORY_OWN, bytes).bytes < bytes)
         return BN_ERR_MEMORY;
-    k->w = bn_workspace_new(k->m, k->stack, batch, k->each);
+    k->w = bn_workspace_new(k->m, k->stack, batch, rows);
     k->caches = calloc(k->together, sizeof *k->caches);
     k->keys = bn_pages_new(&keys);
     return k->w && k->caches && k->keys ? BN_OK : BN_ERR_MEMORY;
