@@ -31,7 +31,7 @@ int main(int argc, char **argv) {
     bn_status status = BN_OK;
     for (int32_t i = 0; i < count && !status; i++) {
         int32_t token, n; /* sample and append in one; n is 1 without a draft */
-        status = bn_session_step(session, &sampler, NULL, 0, &token, &n);
+        status = bn_session_step(session, &sampler, NULL, 0, &token, 1, &n);
         if (!status)
             printf("%d\n", (int)token);
     }

@@ -66,7 +66,7 @@ static void answer(bn_model *model, const bn_image_info *seen, const float *pixe
     bn_status status = BN_OK;
     for (int32_t i = 0; i < count && !status; i++) {
         int32_t token, n_made;
-        status = bn_session_step(session, NULL, NULL, 0, &token, &n_made); /* the most likely */
+        status = bn_session_step(session, NULL, NULL, 0, &token, 1, &n_made); /* the most likely */
         if (!status)
             printf("%d\n", (int)token);
     }

@@ -24,7 +24,7 @@ static bn_status generate(bn_session *session, int32_t count) {
     const bn_sampler sampler = {.temperature = 0.8f, .top_k = 40};
     for (int32_t i = 0; i < count; i++) {
         int32_t token, n;
-        const bn_status status = bn_session_step(session, &sampler, NULL, 0, &token, &n);
+        const bn_status status = bn_session_step(session, &sampler, NULL, 0, &token, 1, &n);
         if (status)
             return status;
         printf("%d\n", (int)token);

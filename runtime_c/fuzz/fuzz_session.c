@@ -35,7 +35,7 @@ static void go_on(bn_session *s, uint64_t *random) {
     int32_t tokens[4], n, position = bn_session_position(s);
     const int32_t least = bn_session_rewind_least(s);
     CHECK(position >= 0 && position <= bn_session_context(s) && least <= position);
-    (void)bn_session_step(s, &warm, draft, 4, tokens, &n);
+    (void)bn_session_step(s, &warm, draft, 4, tokens, 4, &n);
     (void)bn_session_append(s, text, 1 + (int32_t)check_below(random, 40), BN_LOGITS_LAST, NULL);
     (void)bn_session_sample(s, &warm, tokens);
     position = bn_session_position(s);

@@ -164,6 +164,7 @@ typedef struct bn_model_info {
     uint32_t has_text;        /* 0: it only sees images, and there are no sessions of it */
     uint32_t has_head;        /* 0: no logits, the model embeds */
     uint32_t has_embedding;   /* 0: it takes no tokens, but vectors */
+    uint32_t has_draft;       /* 1: it can guess tokens, see bn_session_step */
     uint32_t pooling;         /* bn_pooling of the file; 0: it names none. Of a model that only sees
                                * images see bn_image_info */
     uint32_t width;           /* floats of a text's vector, see bn_session_embed */
@@ -499,13 +500,23 @@ BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *cons
 BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
 
 /* Sample a token and append it. If it is draft[0], go on with the rest of the draft for as long as
- * each token is what sampling gives anyway. They are computed together, so right guesses are
- * nearly free, and the result is that of n single steps bit for bit. n_draft >= 0. Writes the
- * chosen tokens to tokens[0..*n), 1 <= *n <= max(1, n_draft); the session holds these and no more.
- * Fails like sample and append; with BN_ERR_CONTEXT when not one more token fits. */
+ * each token is what sampling gives anyway; n_draft >= 0. If it is not, and the model has a draft
+ * of its own (bn_model_info.has_draft), go on with what that guesses, as far as it is likely to be
+ * right and that is quicker on this machine; but not with bn_sampler.allowed. Guesses are computed
+ * together, so right ones are nearly free, and the result is that of n single steps bit for bit.
+ * Writes the chosen tokens to tokens[0..*n), 1 <= *n <= most; the session holds these and no more.
+ * How many there are depends on the machine, which they are does not. Fails like sample and append;
+ * with BN_ERR_CONTEXT when not one more token fits. */
 BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
                                  const int32_t *draft, int32_t n_draft, int32_t *tokens,
-                                 int32_t *n);
+                                 int32_t most, int32_t *n);
+
+/* What the model's own draft guesses, sampling like bn_session_step, to come behind `token`, were
+ * that the next: guesses[0..*n), *n <= most, and how likely it holds each, if those before are
+ * right: confidences[0..*n). *n is 0 without a draft, and where it does not know the text: which
+ * was scored, embedded, or just rewound. Nothing is appended. Fails like bn_session_append. */
+BN_API bn_status bn_session_guess(bn_session *session, const bn_sampler *sampler, int32_t token,
+                                  int32_t most, int32_t *guesses, float *confidences, int32_t *n);
 
 /* Append tokens[i] to sessions[i] for n different sessions of one model, reading the weights once
  * for all. Each ends as after bn_session_append(sessions[i], &tokens[i], 1, BN_LOGITS_LAST, NULL),

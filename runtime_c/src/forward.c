@@ -22,6 +22,7 @@
 
 #include "attention.h"
 #include "cache.h"
+#include "draft.h"
 #include "feed_forward.h"
 #include "pass.h"
 #include "patches.h"
@@ -43,7 +44,7 @@ static void embed_row(bn_pass *p, size_t row) {
     float *x = p->w->x + row * s->config.dim;
     if (r->vector)
         memcpy(x, r->vector, s->config.dim * sizeof *x);
-    else if (!r->pixels)
+    else if (!r->pixels && !r->state)
         bn_embed(p->m, s, r->token, x);
     bn_positions_add(&s->positions, &p->m->kernels, r->position, x, p->w->y + row * s->config.dim);
     if (s->embedding_norm.gain)
@@ -63,6 +64,8 @@ static void enter(bn_pass *p, const bn_layer *none) {
     (void)none;
     if (p->stack->patch.data)
         bn_patches(p); /* x of the rows that are patches */
+    if (p->stack->join.projection.data)
+        bn_draft_enter(p);
     bn_each_row(p, embed_rows, p);
 }
 

@@ -47,7 +47,7 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
     return BN_OK;
 }
 
-float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
+double bn_log_sum(const bn_kernels *k, const float *logits, size_t V) {
     const float top = k->vectors.max(logits, V);
     double sum = 0;
     float piece[256]; /* which fits the stack */
@@ -56,7 +56,11 @@ float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int
         memcpy(piece, logits + i, n * sizeof *piece);
         sum += (double)k->vectors.exp_sum(piece, n, top);
     }
-    return (float)((double)logits[token] - (double)top - bn_log(sum));
+    return (double)top + bn_log(sum);
+}
+
+float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token) {
+    return (float)((double)logits[token] - bn_log_sum(k, logits, V));
 }
 
 #define SIGMAS 7.0f

@@ -20,7 +20,8 @@ bn_status bn_head_input(const bn_model *m, const bn_stack *stack, bn_workspace *
 bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t first,
                   size_t rows, float *out);
 
-/* log softmax(logits)[token]; the sum in double. */
+/* log Σ exp(logits), the sum in double; log softmax(logits)[token]. */
+double bn_log_sum(const bn_kernels *k, const float *logits, size_t V);
 float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token);
 
 /* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cache.h"
+#include "draft.h"
 #include "model.h"
 #include "system/status.h"
 
@@ -41,23 +42,29 @@ static bn_status check_together(const bn_model *m, char *detail) {
     return BN_OK;
 }
 
-/* The one place that knows which stack of a file does what: one may take text and one images. */
+static bn_status open_stack(bn_model *m, uint32_t i, char *detail) {
+    const uint32_t input = m->file.stacks[i].input;
+    const int images = input == BN_INPUT_IMAGES, draft = input == BN_INPUT_DRAFT;
+    bn_stack *stack = images ? &m->vision : &m->stack;
+    if (draft && (i == 0 || m->file.stacks[i - 1].input != BN_INPUT_TOKENS))
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "stack %u is a draft, expected a stack of text before it", (unsigned)i);
+    if (stack->layers && !draft)
+        return bn_fail(detail, BN_ERR_UNSUPPORTED,
+                       "the model has more than one stack that takes %s, which this engine "
+                       "cannot run",
+                       images ? "images" : "text");
+    return draft ? bn_draft_open(&m->file, i, &m->kernels, stack, detail)
+                 : bn_stack_open(&m->file, i, &m->kernels, stack, detail);
+}
+
+/* The one place that knows which stack of a file does what: one may take text, with a draft behind
+ * it, and one images. */
 static bn_status open_stacks(bn_model *m, char *detail) {
-    for (uint32_t i = 0; i < m->file.n_stacks; i++) {
-        const int images = m->file.stacks[i].input == BN_INPUT_IMAGES;
-        bn_stack *stack = images ? &m->vision : &m->stack;
-        bn_status status = BN_OK;
-        if (stack->layers)
-            status = bn_fail(detail, BN_ERR_UNSUPPORTED,
-                             "the model has more than one stack that takes %s, which this engine "
-                             "cannot run",
-                             images ? "images" : "text");
-        else
-            status = bn_stack_open(&m->file, i, &m->kernels, stack, detail);
-        if (status)
-            return status;
-    }
-    return check_together(m, detail);
+    bn_status status = BN_OK;
+    for (uint32_t i = 0; i < m->file.n_stacks && !status; i++)
+        status = open_stack(m, i, detail);
+    return status ? status : check_together(m, detail);
 }
 
 static bn_status select_kernels(const char *asked, bn_kernels *kernels, char *detail) {
@@ -223,6 +230,7 @@ bn_status bn_model_get_info(const bn_model *m, bn_model_info *info) {
                             .has_text = (uint32_t)bn_reads(m),
                             .has_head = c->has_head,
                             .has_embedding = stack->embedding.data != NULL,
+                            .has_draft = stack->draft != NULL,
                             .pooling = bn_reads(m) ? c->pooling : 0,
                             .width = (uint32_t)bn_width(c),
                             .mask = c->mask,

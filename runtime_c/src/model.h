@@ -12,6 +12,7 @@
 #include "bitnet_runtime.h"
 #include "file/file.h"
 #include "kernels/kernels.h"
+#include "pace.h"
 #include "stack.h"
 #include "system/threads.h"
 
@@ -27,6 +28,7 @@ struct bn_model {
     struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */
     atomic_size_t n_sessions;
     bn_budget budget; /* of their caches */
+    bn_pace pace;     /* of who has the turn */
 };
 
 static inline int bn_reads(const bn_model *m) {

@@ -16,7 +16,6 @@ static bn_status check_supported(const bn_config *c, char *detail) {
         int refused;
         const char *what;
     } limits[] = {
-        {c->input == BN_INPUT_DRAFT, "input = draft"},
         {c->input == BN_INPUT_IMAGES && c->adapters, "adapters of images"},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
@@ -129,6 +128,10 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         .class_embedding = read_vector(f, index, BN_CLASS_EMBEDDING),
         .projector = bn_file_tensor(f, index, BN_NO_LAYER, BN_PROJECTOR, BN_NO_EXPERT),
         .probe = read_vector(f, index, BN_POOL_PROBE),
+        .join = {.state = bn_norm_read(f, index, BN_NO_LAYER, BN_DRAFT_HIDDEN_NORM),
+                 .row = bn_norm_read(f, index, BN_NO_LAYER, BN_DRAFT_EMBEDDING_NORM),
+                 .projection =
+                     bn_file_tensor(f, index, BN_NO_LAYER, BN_DRAFT_PROJECTION, BN_NO_EXPERT)},
     };
     status = bn_adapter_read(f, index, &stack->own);
     for (size_t i = 0; i < f->n_tensors; i++)
@@ -148,9 +151,12 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
 }
 
 void bn_stack_close(bn_stack *stack) {
-    if (stack->pooling)
-        bn_stack_close(stack->pooling);
-    free(stack->pooling);
+    bn_stack *within[] = {stack->pooling, stack->draft};
+    for (size_t i = 0; i < sizeof within / sizeof *within; i++) {
+        if (within[i])
+            bn_stack_close(within[i]);
+        free(within[i]);
+    }
     free(stack->own.linears);
     free(stack->layers);
     free(stack->networks);
@@ -194,12 +200,15 @@ void bn_stack_count_layers(const bn_stack *stack, bn_model_info *info) {
 }
 
 void bn_stack_count(const bn_stack *stack, bn_model_info *info) {
+    bn_model_info besides = {0}; /* of an image, or of guesses */
     bn_stack_count_layers(stack, info);
-    if (stack->pooling) { /* once an image */
-        bn_model_info pooling = {0};
-        bn_stack_count_layers(stack->pooling, &pooling);
-        info->ternary_weights += pooling.ternary_weights;
+    if (stack->pooling)
+        bn_stack_count_layers(stack->pooling, &besides);
+    if (stack->draft) {
+        bn_stack_count_layers(stack->draft, &besides);
+        count(&besides, &stack->draft->join.projection);
     }
+    info->ternary_weights += besides.ternary_weights;
     count(info, &stack->head);
     if (bn_head_screens(stack))
         info->bytes_per_token -=

@@ -27,16 +27,24 @@ typedef struct bn_layer {
     bn_ffn ffn;
 } bn_layer;
 
+/* How a draft makes one of a state and a token (draft.h). */
+typedef struct bn_join {
+    bn_norm state, row;
+    bn_tensor projection; /* D × 2·D; no data: the stack is no draft */
+} bn_join;
+
 typedef struct bn_stack {
     bn_config config;
     bn_tensor embedding, head;          /* V × D; the same when tied; no data without a head */
     bn_norm embedding_norm, final_norm; /* [D] each */
     bn_positions positions;
-    bn_tensor patch;                 /* D × pixels of a patch; no data: it sees no images */
-    const float *class_embedding;    /* [D] of what stands before the patches, or NULL */
-    bn_tensor projector;             /* out_dim × D; no data: states leave as they are */
-    const float *probe;              /* [D] the query of pooling by attention, or NULL */
-    struct bn_stack *pooling;        /* which is a stack of one layer (probe.h), or NULL */
+    bn_tensor patch;              /* D × pixels of a patch; no data: it sees no images */
+    const float *class_embedding; /* [D] of what stands before the patches, or NULL */
+    bn_tensor projector;          /* out_dim × D; no data: states leave as they are */
+    const float *probe;           /* [D] the query of pooling by attention, or NULL */
+    struct bn_stack *pooling;     /* which is a stack of one layer (probe.h), or NULL */
+    bn_join join;
+    struct bn_stack *draft;          /* which guesses tokens for this one (draft.h), or NULL */
     bn_layer *layers;                /* [n_layers] */
     bn_network *networks;            /* [n_layers][bn_ffn_networks] */
     uint32_t cached[BN_CACHE_PARTS]; /* layers whose keys and values a cache holds, by part */

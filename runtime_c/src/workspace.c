@@ -45,6 +45,7 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
     in->adapters = in->most_rank > 0 ? take(a, rows, sizeof *in->adapters) : NULL;
     in->low = take(a, rows * BN_GROUP_PRODUCTS * in->most_rank, sizeof(float));
     in->wide = most(most(c->dim, c->n_heads * c->head_dim), most(c->ffn_dim, stack->patch.cols));
+    in->wide = most(in->wide, stack->draft ? 2 * c->dim : 0);
     in->q_stride = bn_q_row(in->wide);
     in->group_sums_stride =
         stack->grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;

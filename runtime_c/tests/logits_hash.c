@@ -246,8 +246,7 @@ static uint32_t hash_samples(bn_session *s, size_t vocab, size_t piece) {
     for (int32_t done = 0; done < SAMPLES; done += n) {
         const int32_t left = SAMPLES - done, most = piece == LONGEST ? 0 : 3;
         const int32_t draft[] = {(int32_t)vocab / 2, 1, 2};
-        check_ok(bn_session_step(s, &warm, draft, left < most ? left : most, tokens + done, &n),
-                 "step");
+        check_ok(bn_session_step(s, &warm, draft, most, tokens + done, left, &n), "step");
     }
     return scalar.bytes.crc32(0, (const uint8_t *)tokens, SAMPLES * sizeof *tokens);
 }

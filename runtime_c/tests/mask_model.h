@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * mask_model.h: a small model with any mask and window. Include it after _POSIX_C_SOURCE is defined
- * (posix_memalign).
+ * mask_model.h: a small model with any mask and window, and a draft. Include it after
+ * _POSIX_C_SOURCE is defined (posix_memalign).
  */
 #ifndef BITNET_MASK_MODEL_H
 #define BITNET_MASK_MODEL_H
@@ -12,7 +12,34 @@
 enum { DIM = 40, HEAD = 12, HEADS = 4, KV_HEADS = 2, FFN = 50, VOCAB = 61, LAYERS = 3, TEXT = 700 };
 
 /* What the next model is like. */
-static struct { uint32_t input, mask, window, global_every, headless; } kind;
+static struct { uint32_t input, mask, window, global_every, headless, draft; } kind;
+
+static inline void layer(tiny_writer *w, unsigned l) {
+    const unsigned rows[] = {HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD};
+    tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
+    for (unsigned i = 0; i < 3; i++)
+        tiny_tensor(w, l, 2 + i, TINY_NONE, 0, 4, 1, rows[i], DIM);
+    tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
+    tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
+    tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
+    tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
+}
+
+/* A draft, which has the window too. `words` are those of the stack before it. */
+static inline void draft_recipe(tiny_writer *w, uint32_t words[48]) {
+    words[0] = BN_INPUT_DRAFT;
+    words[2] = words[28] = words[30] = 0;
+    words[4] = 1;
+    words[22] = tiny_float_bits(1);
+    tiny_stack(w, words, "draft");
+    layer(w, 0);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+    tiny_tensor(w, TINY_NONE, 71, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, TINY_NONE, 72, TINY_NONE, 0, 1, 0, 1, DIM);
+    tiny_tensor(w, TINY_NONE, 73, TINY_NONE, 0, 4, 2, DIM, 2 * DIM);
+}
 
 static inline void recipe(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1);
@@ -28,17 +55,8 @@ static inline void recipe(tiny_writer *w) {
     words[29] = HEAD;
     words[30] = kind.global_every;
     tiny_stack(w, words, "mask_model");
-    for (unsigned l = 0; l < LAYERS; l++) {
-        const unsigned rows[] = {HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD};
-        tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
-        for (unsigned i = 0; i < 3; i++)
-            tiny_tensor(w, l, 2 + i, TINY_NONE, 0, 4, 1, rows[i], DIM);
-        tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
-        tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
-        tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
-        tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
-        tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
-    }
+    for (unsigned l = 0; l < LAYERS; l++)
+        layer(w, l);
     if (kind.input == 0)
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
@@ -46,6 +64,8 @@ static inline void recipe(tiny_writer *w) {
         tiny_tensor(w, TINY_NONE, 67, TINY_NONE, 0, 6, 2, VOCAB, DIM);
     for (unsigned role = 69; role <= (kind.global_every ? 70u : 69u); role++)
         tiny_tensor(w, TINY_NONE, role, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
+    if (kind.draft)
+        draft_recipe(w, words);
 }
 
 static uint8_t *file;

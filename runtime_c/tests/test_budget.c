@@ -44,14 +44,14 @@ static void test_budget(void) {
     CHECK_EQ(bn_append_batch(both, text, 2), BN_ERR_CACHE);
     CHECK(bn_session_position(copy) == 101 && bn_session_position(s) == 128);
     token = n = -7;
-    CHECK_EQ(bn_session_step(s, &warm, text, 5, &token, &n), BN_ERR_CACHE);
+    CHECK_EQ(bn_session_step(s, &warm, text, 5, &token, 5, &n), BN_ERR_CACHE);
     CHECK(token == -7 && n == -7); /* of what failed nothing comes */
     CHECK_EQ(bn_session_score(s, text, 1, &(float){0}), BN_ERR_CACHE);
     int32_t again;
     ok(bn_session_sample(s, &warm, &token)); /* its logits are still there */
     ok(bn_session_rewind(other, 0));
     CHECK_EQ(bn_model_cache_bytes(model), 3 * block);
-    ok(bn_session_step(s, &warm, NULL, 0, &again, &n));
+    ok(bn_session_step(s, &warm, NULL, 0, &again, 1, &n));
     CHECK_EQ(again, token);
     bn_session_free(s); /* the first block, which the copy sees, and the arena around it */
     ok(bn_session_append(copy, text, 1, BN_LOGITS_LAST, NULL));
@@ -75,11 +75,11 @@ static void test_draft_without_room(void) {
     ok(bn_session_new(model, NULL, &s));
     ok(bn_session_append(s, text, 62, BN_LOGITS_LAST, NULL));
     for (int i = 0; i < 2; i++)
-        ok(bn_session_step(s, &warm, NULL, 0, &draft[i], &n));
+        ok(bn_session_step(s, &warm, NULL, 0, &draft[i], 1, &n));
     draft[2] = draft[3] = 0;
     ok(bn_session_rewind(s, 61));
     ok(bn_session_append(s, text + 61, 1, BN_LOGITS_LAST, NULL));
-    ok(bn_session_step(s, &warm, draft, 4, tokens, &n));
+    ok(bn_session_step(s, &warm, draft, 4, tokens, 4, &n));
     CHECK(n == 1 && tokens[0] == draft[0]);
     bn_session_free(s);
     end();
@@ -93,8 +93,8 @@ static void *forks(void *context) {
         int32_t tokens[3], n;
         ok(bn_session_fork(s, &copy));
         for (int i = 0; i < 3; i++) {
-            ok(bn_session_step(copy, &warm, NULL, 0, &tokens[i], &n));
-            ok(bn_session_step(s, &warm, NULL, 0, &n, &(int32_t){0}));
+            ok(bn_session_step(copy, &warm, NULL, 0, &tokens[i], 1, &n));
+            ok(bn_session_step(s, &warm, NULL, 0, &n, 1, &(int32_t){0}));
             CHECK_EQ(n, tokens[i]);
         }
         CHECK(memcmp(bn_session_logits(copy), bn_session_logits(s), VOCAB * sizeof(float)) == 0);

@@ -47,8 +47,8 @@ static void test_cancelled_calls(void) {
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(bn_session_append(s, prompt, 1, BN_LOGITS_LAST, NULL), BN_ERR_CANCELLED);
         CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_CANCELLED);
-        CHECK_EQ(bn_session_step(s, NULL, NULL, 0, out, &n), BN_ERR_CANCELLED);
-        CHECK_EQ(bn_session_step(s, NULL, prompt, 2, out, &n), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_step(s, NULL, NULL, 0, out, 1, &n), BN_ERR_CANCELLED);
+        CHECK_EQ(bn_session_step(s, NULL, prompt, 2, out, 2, &n), BN_ERR_CANCELLED);
         CHECK_EQ(bn_session_score(s, prompt, 1, &score), BN_ERR_CANCELLED);
         CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_LAST, vector), BN_ERR_CANCELLED);
         CHECK_EQ(bn_append_batch(both, prompt, 2), BN_ERR_CANCELLED);
@@ -105,7 +105,7 @@ static void test_cancelled_generation(void) {
             while (r.made == NEW && !r.cancelled) /* the other thread may be slow to start */
                 sched_yield();
             if (round % 2) {
-                status = bn_session_step(s, &sampler, draft, 3, tokens, &n);
+                status = bn_session_step(s, &sampler, draft, 3, tokens, 3, &n);
             } else {
                 status = bn_session_sample(s, &sampler, tokens);
                 if (!status)

@@ -133,7 +133,7 @@ static void test_no_head(const uint8_t *file, size_t size) {
     CHECK_EQ(bn_session_position(s), 0);
     ok(bn_session_embed(s, prompt, 9, BN_POOL_MODEL, out[0]));
     CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);
-    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_STATE);
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, 1, &n), BN_ERR_STATE);
     ok(bn_session_new(with_head, &plain, &right));
     ok(bn_session_embed(right, prompt, 9, BN_POOL_MEAN, out[1]));
     CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);

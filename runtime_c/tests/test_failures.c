@@ -157,7 +157,7 @@ static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
     if (!status)
         status = bn_session_sample(a, &sampler, &token);
     if (!status)
-        status = bn_session_step(a, &sampler, prompt, 3, chosen, &n);
+        status = bn_session_step(a, &sampler, prompt, 3, chosen, 3, &n);
     if (!status)
         status = bn_append_batch(both, prompt, 2);
     if (!status)

@@ -68,7 +68,7 @@ static void compute(bn_model *model, results *r) {
     for (int i = 0; i < DRAWS; i++) {
         UNCHANGED(ok(bn_session_sample(s, &sampler, to)));
         UNCHANGED(ok(bn_session_append(s, to++, 1, BN_LOGITS_LAST, NULL)));
-        UNCHANGED(ok(bn_session_step(s, &sampler, prompt, 2, to, &n)));
+        UNCHANGED(ok(bn_session_step(s, &sampler, prompt, 2, to, 2, &n)));
         UNCHANGED(ok(bn_append_batch((bn_session *[]){s, other}, prompt, 2)));
         to += n;
     }

@@ -119,7 +119,7 @@ static void test_bidirectional_refusals(void) {
     CHECK_EQ(bn_session_append(s, text, 1, BN_LOGITS_LAST, out), BN_ERR_STATE);
     CHECK_EQ(bn_session_embed(s, text, 1, BN_POOL_MEAN, NULL), BN_ERR_STATE);
     CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_MASK);
-    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_MASK);
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, 1, &n), BN_ERR_MASK);
     CHECK_EQ(bn_session_score(s, text, 3, out), BN_ERR_MASK);
     CHECK_EQ(bn_append_batch(&s, text, 1), BN_ERR_MASK);
     CHECK_EQ(bn_session_rewind_least(s), 30);
@@ -341,7 +341,7 @@ static void test_no_table(int headless) {
         CHECK_EQ(bn_session_score(s, text, 1, logits), BN_ERR_NO_TABLE);
         ok(bn_session_append_embeddings(s, vectors, 3, BN_LOGITS_LAST, logits));
         ok(bn_session_sample(s, NULL, &token));
-        CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_NO_TABLE);
+        CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, 1, &n), BN_ERR_NO_TABLE);
         CHECK_EQ(bn_append_batch(&s, &token, 1), BN_ERR_NO_TABLE);
     }
     bn_session_free(s);

@@ -2,8 +2,8 @@
  *
  * test_programs.c: random programs of calls on texts that share memory: append, step with drafts,
  * fork, rewind, batch, save and load, free. Whatever was called, a text is what one token after the
- * other gives in a session that shares nothing. The cache of all has a budget which the programs
- * exceed: then nothing is lost.
+ * other gives in a session that shares nothing, with a draft of the model's own and without. The
+ * cache of all has a budget which the programs exceed: then nothing is lost.
  */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 
@@ -11,18 +11,21 @@
 
 enum { TEXTS = 5, CALLS = 120, CHECKED = 8 /* of the calls */, BATCH = 90 };
 
-static const bn_sampler warm = {.temperature = 1.2f, .top_k = 20};
+/* Of the second the model's own draft guesses most tokens: noise decides. */
+static const bn_sampler samplers[] = {{.temperature = 1.2f, .top_k = 20}, {.temperature = 40}};
 
 /* A text, and which of its tokens were sampled, with which seed. */
 typedef struct mirror {
     bn_session *s;
     int32_t tokens[TEXT], seeds[TEXT]; /* 0: not sampled */
+    const bn_sampler *samplers[TEXT];
     int32_t n;
 } mirror;
 
 static mirror texts[TEXTS];
-static bn_model *single; /* the same file; its sessions share nothing */
-static int32_t full;     /* calls for which there was no room */
+static bn_model *single;  /* the same file; its sessions share nothing */
+static int32_t full;      /* calls for which there was no room */
+static int32_t long_ones; /* steps of more tokens than were guessed for them */
 
 static void check(const mirror *m, int32_t type) {
     const bn_session_options o = {.kv_type = type, .batch = 4096};
@@ -36,7 +39,7 @@ static void check(const mirror *m, int32_t type) {
         if (m->seeds[i]) {
             int32_t token;
             bn_session_seed(s, (uint64_t)m->seeds[i]);
-            ok(bn_session_sample(s, &warm, &token));
+            ok(bn_session_sample(s, m->samplers[i], &token));
             CHECK_EQ(token, m->tokens[i]);
         }
         ok(bn_session_append(s, &m->tokens[i], 1, BN_LOGITS_LAST, NULL));
@@ -79,9 +82,11 @@ static void append(mirror *m, uint64_t *random) {
     m->n += n;
 }
 
-/* Some tokens, with a draft for the first that a session beside finds out. */
+/* Some tokens, with a draft for the first that a session beside finds out; the model's own draft
+ * guesses where that is wrong. */
 static void step(mirror *m, uint64_t *random) {
     int32_t draft[8], tokens[8], n, guesses = (int32_t)check_below(random, 9);
+    const bn_sampler *sampler = &samplers[check_below(random, 2)];
     const int32_t seed = 1 + (int32_t)check_below(random, 1000);
     if (m->n + 8 > TEXT || !bn_session_logits(m->s))
         return;
@@ -90,16 +95,19 @@ static void step(mirror *m, uint64_t *random) {
     bn_session_seed(m->s, (uint64_t)seed);
     bn_session_seed(guide, (uint64_t)seed);
     for (int32_t i = 0; i < guesses; i++) {
-        if (bn_session_step(guide, &warm, NULL, 0, &draft[i], &n)) {
+        if (bn_session_step(guide, sampler, NULL, 0, &draft[i], 1, &n)) {
             guesses = i;
             break;
         }
         draft[i] = check_below(random, 6) ? draft[i] : 0;
     }
     bn_session_free(guide);
-    if (!done(bn_session_step(m->s, &warm, draft, guesses, tokens, &n), m, m->n, random))
+    model->pace = (bn_pace){0}; /* so that guesses are worth it */
+    if (!done(bn_session_step(m->s, sampler, draft, guesses, tokens, 8, &n), m, m->n, random))
         return;
+    long_ones += n > 1 && guesses < 2;
     for (int32_t i = 0; i < n; i++) {
+        m->samplers[m->n] = sampler;
         m->seeds[m->n] = seed;
         m->tokens[m->n++] = tokens[i];
     }
@@ -205,7 +213,8 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
     bn_model_close(model);
 }
 
-static void test_programs(uint32_t window, uint32_t global_every) {
+static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft) {
+    kind.draft = draft;
     begin(BN_MASK_CAUSAL, window, global_every);
     single = model;
     for (int32_t tier = 0; bn_isa_name(tier); tier++)
@@ -217,8 +226,12 @@ static void test_programs(uint32_t window, uint32_t global_every) {
 }
 
 int main(void) {
-    test_programs(0, 0);
-    test_programs(20, 2);
+    test_programs(0, 0, 0);
+    test_programs(20, 2, 0);
+    CHECK_EQ(long_ones, 0);
+    test_programs(0, 0, 1);
+    test_programs(20, 2, 1);
     CHECK_MSG(full > 20, "the budget was exceeded only %d times", full);
+    CHECK_MSG(long_ones > 20, "the draft was right only %d times", long_ones);
     return 0;
 }

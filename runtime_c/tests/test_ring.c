@@ -128,12 +128,12 @@ static void test_drafts(void) {
     ok(bn_session_append(all, text, AT, BN_LOGITS_LAST, NULL));
     ok(bn_session_append(ring, text, AT, BN_LOGITS_LAST, NULL));
     for (int i = 0; i < NEW; i++)
-        ok(bn_session_step(all, NULL, NULL, 0, &expected[i], &n));
+        ok(bn_session_step(all, NULL, NULL, 0, &expected[i], 1, &n));
     for (int i = 0; i < NEW; i += n) {
         int32_t draft[9], guesses = 9 < NEW - i ? 9 : NEW - i;
         memcpy(draft, expected + i, (size_t)guesses * sizeof *draft);
         draft[check_below(&random, (size_t)guesses)] ^= 1;
-        ok(bn_session_step(ring, NULL, draft, guesses, tokens, &n));
+        ok(bn_session_step(ring, NULL, draft, guesses, tokens, guesses > 0 ? guesses : 1, &n));
         CHECK(memcmp(tokens, expected + i, (size_t)n * sizeof *tokens) == 0);
     }
     CHECK(memcmp(bn_session_logits(all), bn_session_logits(ring), VOCAB * sizeof(float)) == 0);

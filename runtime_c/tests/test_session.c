@@ -159,7 +159,7 @@ static void test_allowed(const bn_sampler *sampler, uint64_t random) {
             draft[i] =
                 check_below(&random, 6) ? expected[done + i] : (int32_t)check_below(&random, VOCAB);
         p.allowed = rows + done * WORDS;
-        ok(bn_session_step(s, &p, draft, n_draft, tokens, &n));
+        ok(bn_session_step(s, &p, draft, n_draft, tokens, n_draft > 0 ? n_draft : 1, &n));
         CHECK(memcmp(tokens, expected + done, (size_t)n * sizeof *tokens) == 0);
     }
     same_logits(s, right);
@@ -181,7 +181,7 @@ static void test_drafts(const bn_sampler *sampler, uint64_t random) {
         for (int i = 0; i < n_draft; i++)
             draft[i] =
                 check_below(&random, 5) ? expected[done + i] : (int32_t)check_below(&random, VOCAB);
-        ok(bn_session_step(s, sampler, draft, n_draft, tokens, &n));
+        ok(bn_session_step(s, sampler, draft, n_draft, tokens, n_draft > 0 ? n_draft : 1, &n));
         CHECK(n >= 1 && n <= (n_draft ? n_draft : 1));
         for (int i = 0; i < n; i++)
             CHECK_EQ(tokens[i], expected[done + i]);
@@ -395,7 +395,7 @@ static void test_refusals(void) {
     ok(bn_session_append(s, prompt, 10, BN_LOGITS_NONE, NULL));
     CHECK(bn_session_logits(s) == NULL);
     CHECK_EQ(bn_session_score(s, prompt, 1, &out), BN_ERR_CONTEXT);
-    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, &n), BN_ERR_CONTEXT);
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, 1, &n), BN_ERR_CONTEXT);
     ok(bn_session_rewind(s, 5));
     CHECK_EQ(bn_session_score(s, prompt, 1, &out), BN_ERR_STATE);
     bn_session_free(s);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "batch.h"
+#include "guess.h"
 #include "session.h"
 #include "workspace.h"
 
@@ -77,7 +78,10 @@ bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, in
         status = bn_session_reserve(sessions[i], 1);
     for (int32_t i = 0; i < n && !status;) {
         bn_batch b = bn_batch_begin(sessions[i]);
-        for (; i < n && b.n < b.w->score_rows; i++)
+        const int32_t left = n - i, most = (int32_t)b.w->score_rows;
+        for (int32_t row = 0; row < left && row < most; row++)
+            bn_trail_begin(sessions[i + row], b.w, 1, tokens[i + row]);
+        for (int32_t row = 0; row < left && row < most; row++, i++)
             bn_batch_add(&b, sessions[i], tokens[i], BN_WANT_SCORES);
         status = bn_batch_run(&b);
         for (size_t row = 0; row < b.n && !status; row++)

@@ -6,6 +6,7 @@
  *     112         the note: whatever the program wants to keep
  *                 i32 tokens[position]
  *                 f32 hidden[dim], the state behind the last layer, if ready is 1
+ *                 f32 trail[trailing][dim], states that the draft has not taken (guess.h)
  *                 of each part of the cache, layers that see all and layers with a window, of each
  *                 position that it has, oldest first, of each layer and head: key, value, and with
  *                 int8 f32 scale of the key, f32 scale of the value
@@ -30,11 +31,12 @@ typedef struct record {
     int32_t n_ctx, kv_type, batch, position;
     uint32_t written, prefix; /* positions there were; how many at the beginning see each other */
     int32_t ready;            /* 1: hidden is there */
-    uint32_t zero;
+    int32_t drafted;          /* rows that the draft has in the cache, 0 without one */
     uint64_t seed;
     uint64_t adapter_size; /* of the file of its adapter, and checksums of that; 0: it has none */
     uint32_t adapter_header, adapter_data;
-    uint64_t reserved;
+    int32_t trailing; /* states behind the rows of the draft */
+    uint32_t zero;
 } record;
 
 enum { VERSION = 1, COVERED = 16 }; /* where the bytes begin that crc covers */
@@ -51,6 +53,7 @@ static uint64_t size_of(const bn_session *s, const record *r) {
     uint64_t size = sizeof *r + r->note_size + (uint64_t)r->position * sizeof(int32_t);
     if (r->ready)
         size += s->stack->config.dim * sizeof(float);
+    size += (uint64_t)r->trailing * s->stack->config.dim * sizeof(float);
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const uint64_t first = first_kept(r, &s->cache.parts[i]);
         if ((uint64_t)r->position > first)
@@ -73,6 +76,8 @@ static record record_of(const bn_session *s, uint64_t note_size) {
                 .written = (uint32_t)s->cache.written,
                 .prefix = (uint32_t)s->cache.prefix,
                 .ready = s->ready != BN_READY_NOTHING,
+                .drafted = s->drafted,
+                .trailing = s->trailing,
                 .seed = s->seed};
     if (s->adapter) {
         const bn_file *adapter = &s->model->added[s->adapter - 1].file;
@@ -105,6 +110,7 @@ bn_status bn_session_save(const bn_session *s, const void *note, uint64_t note_s
     at = put(at, s->tokens, (size_t)s->position * sizeof *s->tokens);
     if (r.ready)
         at = put(at, s->hidden, s->stack->config.dim * sizeof *s->hidden);
+    at = put(at, s->trail, (size_t)r.trailing * s->stack->config.dim * sizeof *s->trail);
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const size_t row = bn_cache_row(&s->cache, i);
         for (size_t p = first_kept(&r, &s->cache.parts[i]); p < (size_t)s->position; p++) {
@@ -176,7 +182,15 @@ static bn_status check_numbers(const bn_session *s, const record *r, char *detai
                       r->written <= (uint32_t)r->n_ctx && (position > 0 || r->written == 0) &&
                       r->prefix <= (together ? position : 0) && (r->ready == 0 || r->ready == 1) &&
                       !(r->ready && (position == 0 || !c->has_head)) && r->batch == s->batch &&
-                      r->zero == 0 && r->reserved == 0;
+                      r->zero == 0;
+    const int32_t most = s->stack->draft ? r->position : 0;
+    const int follows = r->drafted >= 0 && r->drafted <= most && r->trailing >= 0 &&
+                        r->trailing <= BN_TRAIL && r->trailing <= most - r->drafted;
+    if (valid && !follows)
+        return bn_fail(detail, BN_ERR_CONFIG,
+                       "a draft with %" PRId32 " rows and %" PRId32 " states of %" PRId32
+                       " tokens cannot be that of a session",
+                       r->drafted, r->trailing, r->position);
     if (!valid)
         return bn_fail(detail, BN_ERR_CONFIG,
                        "position %" PRId32 " of %" PRId32 ", written %" PRIu32 ", prefix %" PRIu32
@@ -216,6 +230,11 @@ static bn_status take(bn_session *s, const record *r, const uint8_t *at, char *d
         at += s->stack->config.dim * sizeof *s->hidden;
         s->ready = BN_READY_HIDDEN;
     }
+    s->drafted = r->drafted;
+    s->trailing = r->trailing;
+    if (r->trailing > 0)
+        memcpy(s->trail, at, (size_t)r->trailing * s->stack->config.dim * sizeof *s->trail);
+    at += (size_t)r->trailing * s->stack->config.dim * sizeof *s->trail;
     for (size_t i = 0; i < BN_CACHE_PARTS; i++) {
         const size_t row = bn_cache_row(&s->cache, i);
         for (size_t p = first_kept(r, &s->cache.parts[i]); p < (size_t)s->position; p++) {

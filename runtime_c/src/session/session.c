@@ -27,7 +27,8 @@ static void lay_out(bn_session *s, uint8_t *base) {
     const size_t tokens = align((size_t)s->n_ctx * sizeof(int32_t));
     const size_t digests = align((size_t)s->n_ctx * sizeof(uint64_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
-    s->memory_size = table + 2 * hidden + logits + tokens + digests + sampler;
+    const size_t trail = s->stack->draft ? align((BN_TRAIL + 2) * c->dim * sizeof(float)) : 0;
+    s->memory_size = table + 2 * hidden + logits + tokens + digests + trail + sampler;
     if (base) {
         s->blocks = (bn_arena **)(void *)base;
         base += table;
@@ -37,7 +38,8 @@ static void lay_out(bn_session *s, uint8_t *base) {
         s->logits = (float *)(void *)base;
         s->tokens = (int32_t *)(void *)(base + logits);
         s->digests = (uint64_t *)(void *)(base + logits + tokens);
-        s->sampler_scratch = base + logits + tokens + digests;
+        s->trail = (float *)(void *)(base + logits + tokens + digests);
+        s->sampler_scratch = base + logits + tokens + digests + trail;
     }
 }
 
@@ -149,6 +151,12 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     memcpy(s->digests, session->digests, (size_t)s->position * sizeof *s->digests);
     s->pooled = session->pooled;
     s->pooling = session->pooling;
+    s->drafted = session->drafted;
+    s->trailing = session->trailing;
+    s->luck = session->luck;
+    if (s->trailing > 0)
+        memcpy(s->trail, session->trail,
+               (size_t)s->trailing * s->stack->config.dim * sizeof *s->trail);
     memcpy(s->hidden, session->hidden, s->stack->config.dim * sizeof *s->hidden);
     memcpy(s->pool, session->pool, s->stack->config.dim * sizeof *s->pool);
     memcpy(s->logits, session->logits, s->stack->config.vocab_size * sizeof *s->logits);
@@ -164,6 +172,10 @@ bn_status bn_session_rewind(bn_session *s, int32_t n) {
         return BN_ERR_STATE;
     bn_cache_forget(&s->cache, (size_t)n);
     if (n < s->position) {
+        if (n <= s->drafted + s->trailing) { /* else the draft does not follow, and need not */
+            s->drafted = s->drafted < n ? s->drafted : n;
+            s->trailing = n - s->drafted;
+        }
         s->position = n;
         s->pooled = 0;
         s->ready = BN_READY_NOTHING;

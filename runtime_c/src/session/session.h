@@ -31,6 +31,10 @@ struct bn_session {
     float *pool;       /* [D] hidden states so far, as bn_session_embed pools them */
     int32_t pooled;    /* tokens in it */
     int32_t pooling;   /* and how */
+    float *trail;      /* [BN_TRAIL + 2][D] states that the draft waits with (guess.h); scratch */
+    int32_t trailing;  /* how many */
+    int32_t drafted;   /* rows that the draft has in the cache */
+    bn_luck luck;
     void *sampler_scratch;
     uint64_t seed;    /* of the noise of sampling */
     uint64_t skipped; /* bytes of weights that its batches left out */
@@ -38,6 +42,8 @@ struct bn_session {
     size_t memory_size;
     atomic_int cancelled; /* until the next rewind */
 };
+
+enum { BN_TRAIL = 16 };
 
 /* What is to be appended. */
 typedef struct bn_text {

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * generate.c: tokens out of a session.
+ * choose.c: see choose.h.
  */
-#include <math.h>
-#include <string.h>
+#include "choose.h"
 
-#include "batch.h"
+#include <math.h>
+
 #include "head.h"
 #include "logits.h"
 #include "sampler.h"
-#include "session.h"
 #include "turn.h"
 
 /* Tokens whose logits the sampler changes, into more[0..BN_SCREEN_MOST). Returns how many, or -1
@@ -80,9 +79,11 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
     return status;
 }
 
-static bn_status choose(bn_session *s, const bn_sampler *sampler, int32_t *token) {
-    return bn_sample(sampler, s->logits, s->stack->config.vocab_size, s->tokens, s->position,
-                     s->seed, s->sampler_scratch, &s->model->kernels, token);
+bn_status bn_choose(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t *token) {
+    const bn_status status = sampler_logits(s, w, sampler);
+    return status ? status
+                  : bn_sample(sampler, s->logits, s->stack->config.vocab_size, s->tokens,
+                              s->position, s->seed, s->sampler_scratch, &s->model->kernels, token);
 }
 
 bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *token) {
@@ -95,86 +96,9 @@ bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *t
         return BN_ERR_MASK;
     if (s->ready == BN_READY_NOTHING)
         return BN_ERR_STATE;
-    if (s->ready != BN_READY_LOGITS) {
-        const bn_status status = sampler_logits(s, bn_turn_begin(s->model), sampler);
-        bn_turn_end(s->model);
-        if (status)
-            return status;
-    }
-    return choose(s, sampler, token);
-}
-
-/* For the i-th token that a call chooses. */
-static bn_sampler nth(const bn_sampler *sampler, size_t i, uint32_t vocab) {
-    bn_sampler s = bn_sampler_or_neutral(sampler);
-    if (s.allowed)
-        s.allowed += i * ((vocab + 31) / 32);
-    return s;
-}
-
-/* Whether sampling gives this token too. If not, the next step goes on from here. */
-static int agrees(const bn_batch *b, size_t row, const bn_sampler *sampler, int32_t expected) {
-    bn_session *s = b->w->rows[row].session;
-    const bn_sampler next = nth(sampler, row + 1, s->stack->config.vocab_size);
-    int32_t token;
-    if (!bn_session_cancelled(s) && !sampler_logits(s, b->w, &next) && !choose(s, &next, &token) &&
-        token == expected)
-        return 1;
-    bn_batch_take(b, row);
-    return 0;
-}
-
-/* Append a token and the draft behind it, then keep what sampling agrees with. */
-static bn_status verify_draft(bn_session *s, const bn_sampler *sampler, int32_t token,
-                              const int32_t *draft, int32_t n_draft, int32_t *tokens, int32_t *n) {
-    const int32_t start = s->position;
-    bn_status status = bn_check_tokens(s, draft, n_draft);
-    if (status)
-        return status;
-    s->ready = BN_READY_NOTHING;
-    bn_batch b = bn_batch_begin(s);
-    for (int32_t i = 0; i <= n_draft; i++)
-        bn_batch_add(&b, s, i > 0 ? draft[i - 1] : token, BN_WANT_SCORES);
-    status = bn_batch_run(&b);
-    s->position = start;
-    for (int32_t i = 0; i <= n_draft && !status; i++) {
-        s->position = start + i + 1;
-        bn_batch_take(&b, (size_t)i);
-        tokens[i] = s->tokens[start + i];
-        *n = i + 1;
-        if (i == n_draft || !agrees(&b, (size_t)i, sampler, draft[i]))
-            break;
-    }
-    bn_batch_end(&b);
-    return status;
-}
-
-bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_t *draft,
-                          int32_t n_draft, int32_t *tokens, int32_t *n) {
-    BN_STANDARD_FLOATS;
-    if (!s || !tokens || !n || n_draft < 0 || (n_draft > 0 && !draft))
-        return BN_ERR_ARGUMENT;
-    if (bn_session_cancelled(s))
-        return BN_ERR_CANCELLED;
-    if (bn_check_follows(s))
-        return BN_ERR_MASK;
-    const int32_t room = s->n_ctx - s->position;
-    if (room < 1)
-        return BN_ERR_CONTEXT;
-    int32_t token;
-    bn_status status = bn_session_sample(s, sampler, &token);
-    if (status)
-        return status;
-    int32_t k = n_draft > 0 && token == draft[0] ? n_draft - 1 : 0;
-    const int32_t most = (int32_t)bn_score_rows(s->stack, (size_t)s->batch);
-    k = k < most ? k : most - 1;
-    k = k < room ? k : room - 1;
-    if (k > 0 && bn_session_reserve(s, k + 1))
-        k = 0; /* one may fit */
-    if (k > 0)
-        return verify_draft(s, sampler, token, draft + 1, k, tokens, n);
-    status = bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL);
-    if (!status)
-        *tokens = token, *n = 1;
+    if (s->ready == BN_READY_LOGITS)
+        return bn_choose(s, NULL, sampler, token);
+    const bn_status status = bn_choose(s, bn_turn_begin(s->model), sampler, token);
+    bn_turn_end(s->model);
     return status;
 }

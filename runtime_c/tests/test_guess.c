@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_guess.c: the model's own draft. What it guesses depends on the text alone, not on how that
+ * came into the session, nor on the machine; tokens never depend on it. When guesses are worth it.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include <math.h>
+
+#include "mask_model.h"
+
+enum { PROMPT = 300, MOST = 6 };
+
+/* From none right to nearly all: the hotter, the more noise decides, which both meet alike. */
+static const bn_sampler samplers[] = {
+    {0},
+    {.temperature = 1, .top_k = 20},
+    {.temperature = 5000, .top_p = 0.99f},
+    {.temperature = 40, .repeat_penalty = 1.5f, .penalty_window = -1}};
+
+typedef struct guesses {
+    int32_t tokens[MOST], n;
+    float confidences[MOST];
+} guesses;
+
+static guesses guess(bn_session *s, const bn_sampler *sampler) {
+    guesses g = {.n = -1};
+    ok(bn_session_guess(s, sampler, 7, MOST, g.tokens, g.confidences, &g.n));
+    return g;
+}
+
+static void check_same(const guesses *a, const guesses *b) {
+    CHECK_EQ(a->n, b->n);
+    CHECK(memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0);
+    CHECK(memcmp(a->confidences, b->confidences, sizeof a->confidences) == 0);
+}
+
+static void append(bn_session *s, int32_t first, int32_t n) {
+    ok(bn_session_append(s, text + first, n, BN_LOGITS_LAST, NULL));
+}
+
+static bn_session *saved_and_loaded(bn_session *s) {
+    const uint64_t size = bn_session_saved_size(s, 0);
+    uint8_t *bytes = malloc(size);
+    bn_session *back;
+    CHECK(bytes != NULL);
+    ok(bn_session_save(s, NULL, 0, bytes, size));
+    ok(bn_session_load(model, bytes, size, &back, NULL, NULL, NULL));
+    free(bytes);
+    bn_session_free(s);
+    return back;
+}
+
+/* The prompt in pieces of any length, with what else can happen to a session in between. */
+static bn_session *in_pieces(int32_t type, uint64_t random, size_t longest) {
+    bn_session *s = session(TEXT, 1 + (int32_t)check_below(&random, 90), type), *other;
+    for (int32_t at = 0, n; at < PROMPT; at += n) {
+        n = 1 + (int32_t)check_below(&random, longest);
+        n = n < PROMPT - at ? n : PROMPT - at;
+        switch (check_below(&random, 6)) {
+        case 0:
+            s = saved_and_loaded(s);
+            break;
+        case 1: /* and the first goes on in its own way */
+            ok(bn_session_fork(s, &other));
+            append(s, 5, 40);
+            bn_session_free(s);
+            s = other;
+            break;
+        case 2: /* a batch of one */
+            n = 1;
+            ok(bn_append_batch(&s, text + at, 1));
+            continue;
+        case 3:
+            guess(s, &samplers[1]);
+        }
+        append(s, at, n);
+    }
+    return s;
+}
+
+static void test_same_guesses(void) {
+    enum { SAMPLERS = sizeof samplers / sizeof *samplers };
+    for (int32_t type = 0; type < BN_KV_TYPES; type++) {
+        guesses expected[SAMPLERS];
+        bn_session *s = session(TEXT, 128, type);
+        append(s, 0, PROMPT);
+        for (size_t i = 0; i < SAMPLERS; i++) {
+            expected[i] = guess(s, &samplers[i]);
+            CHECK_EQ(expected[i].n, MOST);
+            for (int j = 0; j < MOST; j++)
+                CHECK(expected[i].confidences[j] >= 0 && expected[i].confidences[j] <= 1);
+        }
+        bn_session_free(s);
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            s = in_pieces(type, seed, seed % 2 ? 3 : 200);
+            for (size_t i = 0; i < SAMPLERS; i++) {
+                const guesses found = guess(s, &samplers[i]);
+                check_same(&expected[i], &found);
+            }
+            bn_session_free(s);
+        }
+    }
+}
+
+static void test_same_on_every_machine(void) {
+    bn_model *first = model;
+    bn_session *s = session(TEXT, 128, BN_KV_F16);
+    append(s, 0, PROMPT);
+    const guesses expected = guess(s, &samplers[1]);
+    bn_session_free(s);
+    for (int32_t tier = 0; bn_isa_name(tier); tier++) {
+        open_model(bn_isa_name(tier), 1 + tier % 3);
+        s = session(TEXT, 128, BN_KV_F16);
+        append(s, 0, PROMPT);
+        const guesses found = guess(s, &samplers[1]);
+        check_same(&expected, &found);
+        bn_session_free(s);
+        bn_model_close(model);
+    }
+    model = first;
+}
+
+/* Steps of so many tokens give those of single steps. Returns how many there were. */
+static int32_t count_steps(bn_session *s, const bn_sampler *sampler, const int32_t *expected,
+                           int32_t n, int32_t most) {
+    int32_t tokens[32], steps = 0;
+    for (int32_t done = 0, made; done < n; done += made, steps++) {
+        model->pace = (bn_pace){0}; /* so that guesses are worth it */
+        ok(bn_session_step(s, sampler, NULL, 0, tokens, most < n - done ? most : n - done, &made));
+        CHECK(made >= 1 && made <= most && made <= n - done);
+        CHECK(memcmp(tokens, expected + done, (size_t)made * sizeof *tokens) == 0);
+        CHECK_EQ(bn_session_position(s), PROMPT + done + made);
+    }
+    return steps;
+}
+
+static void test_tokens_are_the_same(void) {
+    enum { NEW = 90 };
+    int32_t expected[NEW], n, steps[4];
+    for (size_t i = 0; i < 4; i++) {
+        bn_session *s = session(TEXT, 128, BN_KV_F16), *all;
+        append(s, 0, PROMPT);
+        bn_session_seed(s, i);
+        ok(bn_session_fork(s, &all));
+        for (int32_t at = 0; at < NEW; at++)
+            ok(bn_session_step(all, &samplers[i], NULL, 0, expected + at, 1, &n));
+        steps[i] = count_steps(s, &samplers[i], expected, NEW, 8);
+        CHECK(memcmp(bn_session_logits(s), bn_session_logits(all), VOCAB * sizeof(float)) == 0);
+        bn_session_free(s);
+        bn_session_free(all);
+    }
+    CHECK_MSG(steps[2] < NEW / 2, "%d steps", steps[2]);
+}
+
+/* A context that ends, and a text that nothing is known of. */
+static void test_edges(void) {
+    int32_t tokens[8], n = 9;
+    float confidences[8];
+    bn_session *s = session(20, 128, BN_KV_F16);
+    CHECK_EQ(guess(s, NULL).n, 0);
+    append(s, 0, 17);
+    CHECK_EQ(guess(s, NULL).n, 2);
+    model->pace = (bn_pace){0};
+    ok(bn_session_step(s, &samplers[2], NULL, 0, tokens, 8, &n));
+    CHECK(n <= 3);
+    ok(bn_session_rewind(s, 10));
+    CHECK_EQ(guess(s, NULL).n, 0);
+    append(s, 10, 1);
+    CHECK_EQ(guess(s, NULL).n, MOST);
+    ok(bn_session_score(s, text, 1, confidences));
+    append(s, 10, 1);
+    CHECK_EQ(guess(s, NULL).n, 0);
+    ok(bn_session_step(s, &samplers[2], NULL, 0, tokens, 8, &n));
+    CHECK_EQ(n, 1);
+    ok(bn_session_rewind(s, 11));
+    append(s, 10, 1);
+    CHECK(guess(s, NULL).n > 0);
+    CHECK_EQ(bn_session_guess(s, NULL, VOCAB, 8, tokens, confidences, &n), BN_ERR_TOKEN);
+    CHECK_EQ(bn_session_guess(s, NULL, 1, -1, tokens, confidences, &n), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_guess(NULL, NULL, 1, 8, tokens, confidences, &n), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_guess(s, NULL, 1, 8, NULL, confidences, &n), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_step(s, NULL, NULL, 0, tokens, 0, &n), BN_ERR_ARGUMENT);
+    append(s, 0, 8);
+    CHECK_EQ(bn_session_guess(s, NULL, 1, 8, tokens, confidences, &n), BN_ERR_CONTEXT);
+    bn_session_cancel(s);
+    CHECK_EQ(bn_session_guess(s, NULL, 1, 8, tokens, confidences, &n), BN_ERR_CANCELLED);
+    bn_session_free(s);
+}
+
+/* 1, 1.1 and 1.5 passes for 1, 2 and 3 rows, a tenth for a guess. */
+static void test_pace(void) {
+    bn_pace pace = {0};
+    bn_luck good = {0}, bad = {0};
+    for (int i = 0; i < 20; i++) {
+        bn_pace_note(&pace, 0, 1.0, 0, 0);
+        bn_pace_note(&pace, 1, 1.2, 1, 0.1);
+        bn_pace_note(&pace, 2, 2.7, 2, 0.2);
+        bn_luck_note(&good, 0.8, 1);
+        bn_luck_note(&bad, 0.8, 0);
+    }
+    CHECK(fabs(pace.step[1] - 1.1) < 1e-9 && fabs(pace.guess - 0.1) < 1e-9);
+    bn_chain chain = bn_chain_begin();
+    CHECK(bn_pace_guess(&pace, &good, &chain));
+    CHECK(!bn_pace_take(&pace, &good, &chain, 0.05)); /* a row for a twentieth of a token */
+    CHECK(bn_pace_take(&pace, &good, &chain, 0.9));
+    CHECK(chain.n == 1 && chain.expected > 1.8);
+    CHECK(!bn_pace_guess(&pace, &good, &chain)); /* the third row costs a pass and a half */
+    chain = bn_chain_begin();
+    int32_t tried = 0;
+    for (int i = 0; i < 640; i++)
+        tried += bn_pace_guess(&pace, &bad, &chain);
+    CHECK_EQ(tried, 10);
+}
+
+/* Words of the draft's record that the engine refuses, and how. */
+static void test_refusals(void) {
+    static const struct {
+        unsigned word;
+        uint32_t value;
+        bn_status status;
+        const char *says;
+    } wrong[] = {
+        {1, BN_MASK_BIDIRECTIONAL, BN_ERR_UNSUPPORTED, "mask of a draft 1"},
+        {9, TEXT / 2, BN_ERR_CONFIG, "max_context 350, expected 40 and 700"},
+        {10, 30, BN_ERR_UNSUPPORTED, "sliding_window of a draft 30"},
+        {27, BN_POOL_MEAN, BN_ERR_CONFIG, "a pooling"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char why[BN_DETAIL_SIZE] = "";
+        bn_model *none;
+        uint8_t *bytes = tiny_copy(file, file_size);
+        tiny_put(bytes + tiny_get(bytes + 64 + 8, 8) + 256 + 4 * wrong[i].word, wrong[i].value, 4);
+        tiny_fix_checksums(bytes, file_size);
+        const bn_status status = bn_model_open_bytes(bytes, file_size, NULL, &none, why);
+        CHECK_MSG(status == wrong[i].status && strstr(why, wrong[i].says), "%d: %s", (int)status,
+                  why);
+        free(bytes);
+    }
+}
+
+int main(void) {
+    bn_model_info info;
+    kind.draft = 1;
+    begin(BN_MASK_CAUSAL, 0, 0);
+    ok(bn_model_get_info(model, &info));
+    CHECK_EQ(info.has_draft, 1);
+    test_same_guesses();
+    test_same_on_every_machine();
+    test_tokens_are_the_same();
+    test_edges();
+    test_pace();
+    test_refusals();
+    end();
+    kind.draft = 1;
+    begin(BN_MASK_CAUSAL, 40, 2);
+    test_same_guesses();
+    test_tokens_are_the_same();
+    end();
+    return 0;
+}
