@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet_cli.arguments import at_least
 from bitnet_cli.notes import fitting
-from bitnet_runtime.defaults import FIELDS, help_of, resolve
+from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.formats import KINDS
@@ -67,7 +67,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             options |= {"metavar": "TEXT" if name == "regex" else "FILE", "type": _format(name)}
         else:
             options |= {
-                "metavar": "N" if isinstance(field.default, int) or name == "seed" else "X",
+                "metavar": "N" if is_whole(name) else "X",
                 "type": _option(name),
             }
         group.add_argument(*flags, **options)
@@ -75,7 +75,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def _option(name: str) -> Callable[[str], Any]:
     """A parser of one option that checks its range, so that argparse reports it as wrong usage."""
-    integer = isinstance(FIELDS[name].default, int) or name == "seed"
+    integer = is_whole(name)
 
     def parse(text: str) -> Any:
         try:

@@ -97,7 +97,6 @@ def test_what_refusing_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"input": "draft"}, "input = draft"),
         (SEEING.stacks[1].to_dict() | {"adapter_rank": 2, "adapters": ["q"]}, "adapters of images"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

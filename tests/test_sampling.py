@@ -22,7 +22,7 @@ from runtime_models import scripted_model, small_model
 DOCUMENTED = {
     "max_tokens": 256, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0,
     "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": None, "stop": (),
-    "draft": 0,
+    "draft": None,
     "logit_bias": None, "json_schema": None, "regex": None, "grammar": None,
 }  # fmt: skip
 

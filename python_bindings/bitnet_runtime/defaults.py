@@ -68,9 +68,10 @@ class Sampling:
     stop: tuple[str, ...] = _option(
         (), "text that ends the answer and is not part of it", aliases=("stop_strings", "until")
     )
-    draft: int = _option(
-        0, "guess so many tokens from repetitions in the text; same result, faster where it repeats", low=0, high=64
-    )
+    draft: int | None = _option(
+        None, "guess up to so many tokens, from repetitions in the text, then by the model's draft: same result, "
+        "faster where they are right; none: by the draft alone, as far as that is quicker", low=0, high=64,
+    )  # fmt: skip
     logit_bias: Mapping[int, float] | None = _option(None, "added to the logit of a token; -inf bans it")
     json_schema: Schema | None = _option(None, "JSON schema that the answer keeps to")  # noqa: RUF009  a text by then
     regex: str | None = _option(None, "regular expression that the whole answer matches")
@@ -101,7 +102,7 @@ class Options(TokenOptions, total=False):
     max_tokens: int | None
     seed: int | None
     stop: str | list[str] | tuple[str, ...] | None
-    draft: int
+    draft: int | None
     json_schema: Schema | None
     regex: str | None
     grammar: str | None
@@ -109,6 +110,11 @@ class Options(TokenOptions, total=False):
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Sampling)}
 ALIASES: dict[str, str] = {alias: name for name, field in FIELDS.items() for alias in field.metadata["aliases"]}
+
+
+def is_whole(name: str) -> bool:
+    """Whether an option is a whole number, or none."""
+    return isinstance(FIELDS[name].default, int) or name in ("seed", "draft")
 
 
 def whole(name: str, value: Any, low: int, high: int, about: str = "") -> int:
@@ -131,11 +137,11 @@ def _checked(name: str, value: Any) -> Any:
         return _logit_bias(value)
     if name in formats.KINDS:
         return formats.format_text(name, value)
-    field, row = FIELDS[name], FIELDS[name].metadata
-    if value is None and name in ("max_tokens", "seed"):
+    row = FIELDS[name].metadata
+    if value is None and name in ("max_tokens", "seed", "draft"):
         return None
     low, high = row["low"], row["high"]
-    if isinstance(field.default, int) or name == "seed":
+    if is_whole(name):
         return whole(name, value, low, high)
     if hasattr(value, "__float__") and not isinstance(value, bool):
         try:

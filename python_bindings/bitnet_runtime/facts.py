@@ -70,7 +70,7 @@ class ModelFacts(ModelAdapters):
         check(lib.bn_model_get_info(handle.pointer, struct))
         self._info = ModelInfo(*(int(getattr(struct, name)) for name in ModelInfo._fields))
         self._has_head, self._has_embedding = bool(struct.has_head), bool(struct.has_embedding)
-        self._has_text = bool(struct.has_text)
+        self._has_text, self._has_draft = bool(struct.has_text), bool(struct.has_draft)
         self._mask, self._window = MASKS[struct.mask], int(struct.sliding_window)
         self._pooling = next((name for name, number in POOLING.items() if number == struct.pooling), None)
         self._isa: str = ffi.string(struct.isa).decode()
@@ -139,6 +139,11 @@ class ModelFacts(ModelAdapters):
         """What a token sees: "causal", itself and what is before it; "bidirectional", all of its text; "prefix",
         as causal, and all of the prompt."""
         return self._mask
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether it can guess tokens, so that several are computed together."""
+        return self._has_draft
 
     @property
     def has_embedding(self) -> bool:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from bitnet_runtime.guide import Guide
 
 
+AT_ONCE = 8  # tokens of a step that a draft layer guesses for, at most
+
+
 class Stream(Unique):
     """Iterator of `Piece`s. `close()`, from any thread, ends it early; afterwards, or at its end, `result` is there.
 
@@ -73,7 +76,7 @@ class Stream(Unique):
         self._tokens: list[int] = []
         self._texts: list[str] = []
         self._lookup: Guesses | None = Lookup(prompt) if options.draft else None
-        self._draft = options.draft
+        self._most = AT_ONCE * model.has_draft if options.draft is None else options.draft
         self._drawn: deque[int] = deque()  # chosen, and not yet in the answer
         self._missing: list[int] = []  # chosen, and not yet in the session
         self._computed = 0  # tokens of the prompt; 0: it has not begun
@@ -204,14 +207,15 @@ class Stream(Unique):
             self._session.feed(self._missing)
         self._missing = []
         left = self._limit - len(self._tokens)
-        if self._lookup is None or left == 1:  # nothing comes behind it
+        most = min(self._most, left - 1)
+        if not most:  # nothing comes behind it
             self._draw()
             return
-        guesses = self._lookup.guess(min(self._draft, left - 1))
+        guesses = self._lookup.guess(most) if self._lookup else []
         if self._guide:
             guesses = self._guide.allow(self._sampler, guesses)
         first = self._session.position - 1
-        drawn = self._session.advance(self._sampler, guesses)
+        drawn = self._session.advance(self._sampler, guesses, most)
         if self._receipt:
             self._digests.extend(self._session._digests(first, len(drawn)))
         self._choose(drawn)

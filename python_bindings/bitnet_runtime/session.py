@@ -78,17 +78,27 @@ class Session(SessionInput):
             if status:
                 self._check(status)
 
-    def advance(self, sampler: Sampler, draft: Sequence[int] = ()) -> list[int]:
-        """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right.
+    def advance(self, sampler: Sampler, draft: Sequence[int] = (), most: int = 1) -> list[int]:
+        """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right. With guesses of
+        its own a model that has a draft goes on, where the first of these is wrong, up to `most` tokens.
 
         Returns the tokens appended, at least one: those of as many single steps, whatever the draft.
         """
-        guesses = ffi.new("int32_t[]", list(draft)) if draft else ffi.NULL
-        out, n = ffi.new("int32_t[]", len(draft) + 1), self._token
+        guesses, most = ffi.new("int32_t[]", list(draft)) if draft else ffi.NULL, max(most, len(draft))
+        out, n = ffi.new("int32_t[]", most), self._token
         with self._lock:
             handle = self._open
-            self._check(lib.bn_session_step(handle.pointer, sampler.struct, guesses, len(draft), out, n))
+            self._check(lib.bn_session_step(handle.pointer, sampler.struct, guesses, len(draft), out, most, n))
             return list(ffi.unpack(out, n[0]))
+
+    def guess(self, sampler: Sampler, token: int, most: int) -> list[tuple[int, float]]:
+        """What the model's draft guesses to come behind `token`, were that the next: up to `most` tokens, each with
+        the probability that it gives it. Nothing is appended."""
+        guesses, sure, n = ffi.new("int32_t[]", most), ffi.new("float[]", most), self._token
+        with self._lock:
+            handle = self._open
+            self._check(lib.bn_session_guess(handle.pointer, sampler.struct, token, most, guesses, sure, n))
+            return list(zip(ffi.unpack(guesses, n[0]), ffi.unpack(sure, n[0]), strict=True)) if n[0] else []
 
     def fork(self) -> Session:
         """A new session with the same tokens, cache, logits and seed: until it is given another, it goes on alike.

@@ -73,7 +73,7 @@ def _stream(model: ModelFacts, receipt: Receipt, adapter: str | None) -> Stream:
         raise
     answer = receipt.tokens + ([] if receipt.end is None else [receipt.end])
     stream._lookup = _Known(list(takewhile(lambda token: 0 <= token < model.vocab_size, answer)))
-    stream._draft = TOGETHER
+    stream._most = TOGETHER
     return stream
 
 

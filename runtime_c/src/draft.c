@@ -54,6 +54,7 @@ static bn_status check_supported(const bn_config *text, const bn_config *d, char
          d->sliding_window ? text->sliding_window : 0},
         {"ffn of a draft", d->ffn, text->ffn},
         {"ffn_dim of a draft", d->ffn_dim, text->ffn_dim},
+        {"adapters of a draft", d->adapters, 0},
         {"n_experts of a draft", d->n_experts, d->n_experts ? text->n_experts : 0},
         {"experts_per_token of a draft", d->experts_per_token,
          d->n_experts ? text->experts_per_token : 0},

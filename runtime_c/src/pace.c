@@ -42,8 +42,14 @@ static double step(const bn_pace *pace, int32_t guesses) {
     return seconds;
 }
 
-static double share(double right, double of) {
-    const double p = (right + 3) / (of + 4); /* at first good */
+/* Of guesses whose turn came, how many were right; at first as many as of a good draft. */
+static double share(const bn_luck *luck) {
+    return (luck->right + 3) / (luck->offered + 4);
+}
+
+/* A sampled guess may be right more often than its own probability says. */
+static double probability(const bn_luck *luck, double confidence) {
+    const double p = confidence * (luck->right + 1) / (luck->promised + 1);
     return p < 1 ? p : 1;
 }
 
@@ -53,7 +59,7 @@ static int is_quicker(double tokens, double seconds, double than_tokens, double 
 }
 
 int bn_pace_guess(const bn_pace *pace, bn_luck *luck, const bn_chain *chain) {
-    const double p = share(luck->right, luck->offered), n = chain->n;
+    const double p = share(luck), n = chain->n;
     const int good = is_quicker(chain->expected + chain->path * p,
                                 step(pace, chain->n + 1) + (n + 1) * pace->guess, chain->expected,
                                 step(pace, chain->n) + n * pace->guess);
@@ -64,8 +70,7 @@ int bn_pace_guess(const bn_pace *pace, bn_luck *luck, const bn_chain *chain) {
 }
 
 int bn_pace_take(const bn_pace *pace, const bn_luck *luck, bn_chain *chain, double confidence) {
-    const double sure = confidence * share(luck->right, luck->promised);
-    const double path = chain->path * (sure < 1 ? sure : 1);
+    const double path = chain->path * probability(luck, confidence);
     const double guessing = (chain->n + 1) * pace->guess;
     if (!is_quicker(chain->expected + path, step(pace, chain->n + 1) + guessing, chain->expected,
                     step(pace, chain->n) + guessing))

@@ -1,0 +1,137 @@
+"""The draft in the engine: what it guesses is what PyTorch says, and no token depends on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from bitnet.config import ModelConfig
+from bitnet.model.transformer import Transformer
+from bitnet.quant import embedding_rows
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export.checkpoint.pack import pack_checkpoint
+from bitnet_export.packed.random_model import random_model
+from bitnet_runtime import Model, Session
+from bitnet_runtime.defaults import resolve
+from bitnet_runtime.sampler import Sampler
+
+SMALL = ModelConfig(vocab_size=61, dim=36, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=10, ffn_dim=50, max_context=64)
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"sliding_window": 4},
+    "global": {"sliding_window": 5, "global_every": 3, "rope_local_theta": 100.0},
+    "norms": {"norm": "layer", "norm_bias": True, "qk_norm": True, "post_norm": True, "tie_embeddings": False,
+              "head_bias": True, "logit_softcap": 5.0},
+    "positions": {"position": "learned", "embedding_scale": 3.0},
+    "experts": {"n_experts": 3, "experts_per_token": 2, "ffn": "plain"},
+}  # fmt: skip
+STEPS = 3
+GREEDY = Sampler(resolve({"temperature": 0}), SMALL.vocab_size)
+
+
+def packed(changes: dict[str, Any], floats: bool, folder: Path) -> tuple[Transformer, Path]:
+    """Drawn so that no gain is 1 and no bias 0."""
+    config = SMALL.replace(**changes).with_draft()
+    if floats:
+        assert config.draft
+        plain: dict[str, Any] = {"ternary": (), "head_format": "f32"}
+        config = config.replace(**plain, draft=config.draft.replace(**plain))
+    torch.manual_seed(3)
+    model = Transformer(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.2)
+        else:
+            torch.nn.init.uniform_(parameter, *((-0.3, 0.3) if name.endswith("bias") else (0.5, 1.5)))
+    (folder / "c").mkdir()
+    save_file(model.state_dict(), folder / "c" / "model.safetensors")
+    (folder / "c" / "config.json").write_text(config.to_json())
+    pack_checkpoint(Checkpoint.open(folder / "c"), folder / "m.bitnet")
+    return model, folder / "m.bitnet"
+
+
+def of_torch(model: Transformer, texts: list[list[int]], dtype: torch.dtype) -> NDArray[np.float64]:
+    """log p(texts, STEPS, vocab_size) of a chain whose guesses are the last STEPS - 1 tokens of each text."""
+    tokens, config = torch.tensor(texts), model.config
+    model.to(dtype)
+    assert model.draft and model.embedding
+    with torch.no_grad():
+        hidden = model.hidden(tokens)[:, :-1]
+        rows = embedding_rows(tokens, model.embedding.weight, config.head_format, model.amount)[:, 1:]
+        states = model.draft.states(hidden, rows, None, STEPS)
+        last = [state[:, step - STEPS] for step, state in enumerate(states)]
+        found: NDArray[np.float64] = model.own_head.logits(torch.stack(last, 1)).double().log_softmax(-1).numpy()
+    model.float()
+    return found
+
+
+@pytest.mark.parametrize("floats", [True, False])
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_guesses_are_those_of_torch(changes: dict[str, Any], floats: bool, tmp_path: Path) -> None:
+    """Of a chain, the guesses of which PyTorch is given; their confidence is compared."""
+    model, path = packed(changes, floats, tmp_path)
+    drawn, texts, ours = np.random.default_rng(1), [], []
+    with Model.load(path, kv_type="f32", threads=1) as engine, engine.session() as session:
+        assert engine.has_draft
+        for _ in range(60):
+            text: list[int] = drawn.integers(0, SMALL.vocab_size, 7).tolist()
+            session.reset()
+            session.feed(text[:-1])
+            guesses = session.guess(GREEDY, text[-1], STEPS)
+            assert len(guesses) == STEPS
+            ours.append(np.log([sure for _, sure in guesses]))
+            texts.append(text + [token for token, _ in guesses])
+    chosen = np.array(texts)[:, -STEPS:, None]
+    in_32, in_64 = (of_torch(model, [text[:-1] for text in texts], dtype) for dtype in (torch.float32, torch.float64))
+    theirs = np.take_along_axis(in_64, chosen, -1)[..., 0]
+    distance = np.abs(ours - theirs)
+    assert (in_64.max(-1) - theirs).max() < 0.1  # what was chosen is the likeliest, or as good as
+    if floats:  # four layers of sums of 72 terms, each rounded to 6e-8, and the norms of what they add up to
+        assert distance.max() < 1e-4
+        return
+    # Design §10, the noise floor: exact where no activation changed its code, else like fp32 against fp64.
+    floor = np.abs(np.take_along_axis(in_32, chosen, -1)[..., 0] - theirs)
+    assert np.median(distance) < 1e-5
+    assert distance.mean() < max(1.5 * floor.mean(), 3e-3)
+
+
+@pytest.fixture(scope="module", params=["2.0", "1.6"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("models") / "m.bitnet"
+    random_model(SMALL.replace(max_context=300).with_draft(), path, encoding=request.param)
+    with Model.load(path, threads=2) as model:
+        yield model
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8}, {"temperature": 500, "top_p": 1.0}])
+def test_a_draft_layer_changes_no_token(model: Model, options: dict[str, Any]) -> None:
+    prompt, asked = list(range(1, 40)), {"max_tokens": 150, "seed": 4, **options}
+    expected = model.generate(prompt, draft=0, **asked).tokens
+    assert [model.generate(prompt, draft=most, **asked).tokens for most in (None, 1, 5)] == [expected] * 3
+    assert model.generate([prompt, [3]], **asked)[0].tokens == expected
+    receipt = model.generate(prompt, receipt=True, **asked).receipt
+    assert receipt and model.verify_receipt(receipt).valid
+
+
+def test_guesses_that_are_right_save_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text that noise decides, which a guess and a token meet alike. Before it knows how long steps take, a
+    model makes all guesses."""
+    random_model(SMALL.with_draft(), tmp_path / "m.bitnet")
+    steps: list[int] = []
+    advance = Session.advance
+
+    def counted(*args: Any) -> list[int]:
+        tokens = advance(*args)
+        steps.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Session, "advance", counted)
+    with Model.load(tmp_path / "m.bitnet", threads=1) as model:
+        model.generate([1, 2, 3], max_tokens=20, seed=1, temperature=1e6, top_k=0, top_p=1.0, min_p=0)
+    assert steps[0] == 8
