@@ -167,7 +167,7 @@ def result(model: nn.Module, name: str, normalized: torch.Tensor, tokens: torch.
         if name == "siglip":
             found["states"] = out.vision_model_output.last_hidden_state
     elif sees(name):
-        backbone = model.vit if "classes" in name else model
+        backbone = getattr(model, "vit", model)
         out = backbone(normalized)
         found = {"images": out.image_embeds} if "projected" in name else {"images": out.last_hidden_state[:, 0]}
         if name != "clip, vision" and "projected" not in name:

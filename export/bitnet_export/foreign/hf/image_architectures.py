@@ -6,7 +6,7 @@ Only of floats: the matrices of a tower are quantized by none of its classes. So
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,8 @@ _SEES = _LAYERS | {"input": ("images",), "mask": ("bidirectional",)}
 _SIGLIP = _SEES | {"patch_bias": (True,), "pooling": ("attention",)}
 _PALIGEMMA = _SIGLIP | {"pooling": ("none",), "projector_bias": (True,)}
 _CLIP = _SEES | {"class_token": (True,), "embedding_norm": (True,), "pooling": ("first",)}
+_VIT = _SEES | {"class_token": (True,), "patch_bias": (True,), "pooling": ("first",), "out_dim": (0,)}
+_VIT |= {"qkv_bias": (True, False)}
 _SIGLIP_TEXT = _LAYERS | {"mask": ("bidirectional",), "pooling": ("last",), "projector_bias": (True,)}
 _CLIP_TEXT = _LAYERS | {"pooling": ("last",)}
 _FILTERS = {"bilinear": 2, "bicubic": 3}
@@ -57,8 +59,13 @@ class _Candidate(NamedTuple):
         return found
 
 
-def sees(file: PackedFile) -> bool:
-    return any(c.input == "images" for c in file.configs)
+def sees_any(configs: Iterable[ModelConfig]) -> bool:
+    return any(c.input == "images" for c in configs)
+
+
+def is_of_images(file: PackedFile) -> bool:
+    """Whether it sees images, or is a tower of texts alone, as one of these architectures has it."""
+    return sees_any(file.configs) or (len(file.configs) == 1 and not architecture_of_images(file).problems)
 
 
 def architecture_of_images(file: PackedFile) -> Architecture:
@@ -67,7 +74,7 @@ def architecture_of_images(file: PackedFile) -> Architecture:
     found = [(Graph(name, {}, ()), each.problems(file)) for name, each in candidates.items()]
     graph, problems = nearest("transformers", found)
     main, *others = candidates[graph.name].families
-    name = next(name for name, family in FAMILIES.items() if family.model_type == main.model_type)
+    name = graph.name if graph.name in FAMILIES else "PaliGemmaForConditionalGeneration"
     places = [_places(family, c) for family, c in zip((main, *others), file.configs, strict=True)]
     behind = tuple(zip(others, places[1:], strict=True))
     return Architecture(name, main.model_type, main, places[0], problems, behind)
@@ -82,11 +89,28 @@ def _candidates(configs: tuple[ModelConfig, ...]) -> list[_Candidate]:
     main = configs[0]
 
     def tower(name: str, computes: Mapping[str, tuple[Any, ...]], *free: str) -> Graph:
-        return Graph(name, computes, (*_FREE, *free))
+        return Graph(name, computes, tuple(field for field in (*_FREE, *free) if field not in computes))
 
     text, vision = images.SIGLIP, images.SIGLIP.vision
     assert vision and images.CLIP.vision
+    projected = {"out_dim": (main.out_dim or -1,)}
+    if not sees_any(configs):
+        text_alone = (
+            ("SiglipTextModel", images.SIGLIP_TEXT, _SIGLIP_TEXT),
+            (
+                "CLIPTextModelWithProjection",
+                images.CLIP_TEXT_PROJECTED,
+                _CLIP_TEXT | {"out_dim": (main.out_dim or -1,)},
+            ),
+            ("CLIPTextModel", images.CLIP_TEXT, _CLIP_TEXT | {"out_dim": (0,)}),
+        )
+        return [_Candidate(name, (family,), (tower("a text tower", says),)) for name, family, says in text_alone]
     found = [
+        _Candidate("CLIPVisionModel", (images.CLIP_VISION,), (tower("CLIP", _CLIP | {"out_dim": (0,)}),)),
+        _Candidate(
+            "CLIPVisionModelWithProjection", (images.CLIP_VISION_PROJECTED,), (tower("CLIP", _CLIP | projected),)
+        ),
+        _Candidate("ViTModel", (images.VIT,), (tower("ViT", _VIT),)),
         _Candidate("SiglipVisionModel", (images.SIGLIP_VISION,), (tower("SigLIP", _SIGLIP),)),
         _Candidate(
             "SiglipModel", (text, vision), (tower("SigLIP", _SIGLIP_TEXT, "similarity_bias"), tower("SigLIP", _SIGLIP))
@@ -125,11 +149,11 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
     parts = [_part(file, family, c) for family, c in zip(families, file.configs, strict=True)]
     head: dict[str, Any] = {"architectures": [architecture.name], "model_type": architecture.model_type}
     head["dtype"] = "float32"
-    if len(parts) == 1:
-        return head | parts[0]
-    main, vision = file.configs
     ends = generation.get("eos_token_ids")
     end = {"eos_token_id": ends[0]} if ends else {}
+    if len(parts) == 1:
+        return head | parts[0] | end
+    main, vision = file.configs
     whole: dict[str, Any] = {"text_config": parts[0] | end, "vision_config": parts[1]}
     if architecture.model_type == "clip":
         whole["projection_dim"] = vision.out_dim  # where its end token stands, there is the vector of a text
@@ -152,6 +176,7 @@ def _part(file: PackedFile, family: Family, c: ModelConfig) -> dict[str, Any]:
     if c.input == "images":
         values |= {"image_size": c.image_size, "patch_size": c.patch_size, "num_channels": c.channels}
         values |= {"vision_use_head": c.pooling == "attention"} if kind.startswith("siglip") else {}
+        values |= {"qkv_bias": c.qkv_bias} if kind == "vit" else {}
     else:
         values |= {"vocab_size": c.vocab_size, "max_position_embeddings": c.max_context}
     if c.out_dim:

@@ -43,7 +43,14 @@ from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLE, ROLES, WHOLE, Record, Spec
 
 from .architectures import Architecture, architecture_of, describe, head_is_quantized, quantizes
-from .image_architectures import architecture_of_images, describe_images, preprocessor, sees, similarity
+from .image_architectures import (
+    architecture_of_images,
+    describe_images,
+    is_of_images,
+    preprocessor,
+    sees_any,
+    similarity,
+)
 from .places import LINEAR_NORM, Slice
 from .settings import write_pooling
 
@@ -79,7 +86,7 @@ def write_folder(
     computes, FileExistsError, OSError. Nothing is left behind then.
     """
     file = PackedFile.open(source).without_draft()
-    seeing = sees(file)
+    seeing = is_of_images(file)
     config = file.configs[0] if seeing else open_single(source)[1]
     architecture = architecture_of_images(file) if seeing else architecture_of(file, config)
     refuse(f"{source} cannot become a Hugging Face folder", architecture.problems)
@@ -88,10 +95,10 @@ def write_folder(
     with replacing_folder(out) as folder:
         _write_tensors(folder / "model.safetensors", entries, progress)
         described = describe_images(file, architecture, generation) if seeing else describe(file, config, architecture)
-        write_json(folder / "config.json", described | special_tokens(generation))
+        write_json(folder / "config.json", special_tokens(generation) | described)
         write_generation(folder, generation)
         write_tokenizer(folder, file, config, generation)
-        if seeing:
+        if sees_any(file.configs):
             write_json(folder / "preprocessor_config.json", preprocessor(file.configs[-1], generation))
         elif not config.has_head and config.pooling != "none":
             write_pooling(folder, config)
