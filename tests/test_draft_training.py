@@ -65,7 +65,7 @@ def test_the_log_says_what_the_draft_learns(joint: Path) -> None:
     records = losses(joint)
     steps = [record["draft"] for record in records if "loss" in record]
     assert steps[-1] < steps[0] - 0.3
-    checks = [record["draft"] for record in records if "validation" in record]
+    checks = [record["guesses"] for record in records if "validation" in record]
     assert all(len(check["accepted"]) == 3 and min(check["accepted"]) >= 0 for check in checks)
     assert checks[-1]["tokens_per_pass"] == 1 + sum(checks[-1]["accepted"])
     assert len(next(record["accepted"] for record in records if "accepted" in record)) == 3

@@ -144,7 +144,7 @@ class Run:
             guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, limit)
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         if guessed:
-            record |= {"draft": dataclasses.asdict(guessed)}
+            record |= {"guesses": dataclasses.asdict(guessed)}
             say(f"draft: {guessed}")
         log.write(record if limit else record | {"final": True})
         return result

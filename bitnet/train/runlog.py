@@ -2,7 +2,7 @@
 
 Every record has step, tokens and seconds. One of a step has loss, lr and gradient_norm, some have
 layers (`bitnet.train.telemetry`), or it says in skipped why the step was not made; one of an evaluation
-has validation and zeros.
+has validation and zeros. With a draft a step has its loss, draft, and evaluations have guesses (docs/drafts.md).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _record(line: str) -> dict[str, Any]:
 
 def scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     """The numbers in a record with their paths, such as ("layers/zeros/q/0", 0.31)."""
-    if isinstance(value, (dict, list)):
+    if isinstance(value, (dict, list, tuple)):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from scalars(inner, f"{name}/{key}" if name else str(key))
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
