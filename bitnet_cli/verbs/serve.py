@@ -68,6 +68,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "nobody uses (default: three quarters of what is free)",
     )
     parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="keep what was computed of texts when the server ends, for the next one; its owner alone may read it",
+    )
+    parser.add_argument(
+        "--cache-dir-size",
+        type=at_least(1),
+        default=1000,
+        metavar="MB",
+        help="most of that folder (default: %(default)s)",
+    )
+    parser.add_argument(
         "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
     )
     group = parser.add_argument_group("who may ask")
@@ -103,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     options = Options(
         args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,
         args.grace, _megabytes(args.max_body), _megabytes(args.max_cache), _megabytes(args.models_memory),
-        not args.no_reuse,
+        args.cache_dir, _megabytes(args.cache_dir_size), not args.no_reuse,
     )  # fmt: skip
     if not (keys or options.unix or local_hosts(options.host)):
         note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")

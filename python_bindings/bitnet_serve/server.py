@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from bitnet_serve.models import Loader, Served
 from bitnet_serve.scheduler import Scheduler
 from bitnet_serve.sessions import Memory, Sessions
 from bitnet_serve.shelf import Shelf
+from bitnet_serve.stored import Folder
 
 HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
@@ -50,6 +51,8 @@ class Options:
     max_body: int = 0  # bytes; 0: as the models need
     max_cache: int = 0  # bytes of the texts of all models; 0: what is free
     models_memory: int = 0  # bytes of the files of models that are loaded; 0: three quarters of what is free
+    cache_dir: Path | None = None  # for texts that are kept while a model is not loaded
+    cache_dir_size: int = 1_000_000_000  # bytes
     reuse: bool = True  # what was computed of texts that begin alike; between keys never
 
 
@@ -150,12 +153,17 @@ class Serving:
     def _shelf(self, models: Mapping[str, Loader]) -> Shelf:
         options, rooms = self._options, list[int]()
         share = options.reuse * 0.25 / max(len(models), 1)
+        folder = Folder(options.cache_dir, options.cache_dir_size, options.api_keys) if options.cache_dir else None
+
+        def sessions(name: str) -> Callable[[Model], Sessions]:
+            return lambda model: Sessions(model, memory, share, folder.of(name) if folder else None)
+
         for name, load in models.items():
             scheduler = Scheduler(options.parallel, options.queue, name)
             with load(True) as model:
                 if model.has_text:
                     rooms.append(room_for(name, model, options.max_cache))
-                self.models[name] = Served(name, model, load, scheduler, lambda model: Sessions(model, memory, share))
+                self.models[name] = Served(name, model, load, scheduler, sessions(name))
         free = min(rooms, default=0)
         memory = Memory(min(free, options.max_cache) if options.max_cache else free)
         sizes = [each.nbytes for each in self.models.values()]

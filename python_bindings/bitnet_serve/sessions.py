@@ -10,6 +10,7 @@ from bitnet_runtime.errors import ModelTooLargeError
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.model import Model
 from bitnet_runtime.session import Session
+from bitnet_serve.stored import Shelved
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,14 +48,18 @@ class Kept(NamedTuple):
 
 
 class Sessions:
-    """For the thread of the model's scheduler alone. share: of the memory, for texts that are kept; 0 keeps none."""
+    """For the thread of the model's scheduler alone. share: of the memory, for texts that are kept; 0 keeps none.
+    shelved: where they are from, and go to."""
 
-    def __init__(self, model: Model, memory: Memory, share: float) -> None:
+    def __init__(self, model: Model, memory: Memory, share: float, shelved: Shelved | None = None) -> None:
         self._model, self._memory = model, memory
         self._most = int(memory.most * share)
         self._taken: dict[Session, int] = {}
         self._idle: dict[Session, int] = {}  # of those that run: see Kept
         self._kept: list[Kept] = []  # the latest last
+        self._shelved = shelved
+        for session, who in shelved.read(model) if shelved else ():
+            self._keep(session, who, 0)
 
     def new(self, room: int) -> Session:
         """An empty one for so many tokens. ModelTooLargeError: others have the memory."""
@@ -86,10 +91,13 @@ class Sessions:
 
     def end(self, session: Session, who: object) -> None:
         """It is not used any more, and is kept if it may be of use."""
+        self._memory.give(self._taken.pop(session))
+        self._keep(session, who, self._idle.pop(session, 0))
+
+    def _keep(self, session: Session, who: object, idle: int) -> None:
         import numpy as np
 
-        self._memory.give(self._taken.pop(session))
-        tokens, idle = session.tokens, self._idle.pop(session, 0)
+        tokens = session.tokens
         size = self._size(session, len(tokens), idle)
         useful = len(tokens) > BLOCK and NO_TOKEN not in tokens and session.n_ctx == self._model.n_ctx
         if not useful or self._model.mask != "causal" or size > self._most:
@@ -114,7 +122,9 @@ class Sessions:
         session.close()
 
     def close(self) -> None:
-        """Nothing runs any more, and nothing is kept."""
+        """Nothing runs any more, and nothing is kept in memory."""
+        if self._shelved:
+            self._shelved.write([(kept.session, kept.who) for kept in self._kept])
         for kept in [*self._kept]:
             self._drop(kept)
 

@@ -1,0 +1,125 @@
+"""Texts that were computed, in a folder: those that are kept when a model is unloaded are there when it comes back.
+
+    FOLDER/salt             of the hashes that stand for API keys
+    FOLDER/MODEL/*.session  as Session.save writes them; the note says whose they are
+
+What is there may have been changed by anyone who could: a file that is no session of the model is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bitnet_runtime.errors import BitnetError, InvalidParameterError, ModelTooLargeError
+from bitnet_runtime.model import Model
+from bitnet_runtime.session import Session
+
+SALT = 16  # bytes
+ROUNDS = 100_000  # of the hash of a key: who reads the folder should not find the key
+
+log = logging.getLogger("bitnet_serve")
+
+
+class Folder:
+    """A folder for the texts of all models. most: bytes of its files; the least recently used leave."""
+
+    def __init__(self, path: Path, most: int, keys: Sequence[str]) -> None:
+        """keys: that requests may have; texts of others stay unread. Raises InvalidParameterError, OSError."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        facts = path.stat()
+        if facts.st_mode & 0o077 or facts.st_uid != os.geteuid():
+            raise InvalidParameterError(
+                f"--cache-dir {path} can be seen by other users, and will hold what was asked; chmod 700 it, or name a "
+                "folder that does not exist", "cache_dir",
+            )  # fmt: skip
+        self._path, self._most = path, most
+        salt = self._salt()
+        who: list[bytes | None] = [None, *(key.encode() for key in keys)]
+        self._tags = {each: b"" if each is None else _hashed(each, salt) for each in who}
+
+    def of(self, name: str) -> Shelved:
+        """The part of a model."""
+        folder = self._path / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return Shelved(self, folder, self._tags)
+
+    def prune(self) -> None:
+        files = sorted(self._path.glob("*/*.session"), key=lambda file: file.stat().st_mtime_ns)
+        for partial in self._path.glob("*/.*"):  # of a server that was killed as it wrote
+            partial.unlink(missing_ok=True)
+        total = sum(file.stat().st_size for file in files)
+        for file in files:
+            if total <= self._most:
+                return
+            total -= file.stat().st_size
+            file.unlink(missing_ok=True)
+
+    def _salt(self) -> bytes:
+        file = self._path / "salt"
+        found = file.read_bytes()[:SALT] if file.is_file() else b""
+        if len(found) < SALT:
+            found = secrets.token_bytes(SALT)
+            file.write_bytes(found)
+        return found
+
+
+class Shelved:
+    """The texts of a model, while it is not loaded."""
+
+    def __init__(self, all: Folder, folder: Path, tags: dict[bytes | None, bytes]) -> None:
+        self._all, self._folder, self._tags = all, folder, tags
+        self._read: set[Path] = set()
+
+    def read(self, model: Model) -> Iterator[tuple[Session, bytes | None]]:
+        """The sessions and whose they are, the least recently used first."""
+        if not model.has_text:
+            return
+        with model.session(n_ctx=1) as other:
+            kv_type = other.kv_type
+        whose = {tag: who for who, tag in self._tags.items()}
+        for file in sorted(self._folder.glob("*.session"), key=lambda file: file.stat().st_mtime_ns):
+            try:
+                session = model.load_session(file)
+            except ModelTooLargeError:  # it may fit another time
+                return
+            except (BitnetError, OSError) as error:
+                log.warning("%r was dropped: %s", str(file), str(error).replace("\n", " "))
+                file.unlink(missing_ok=True)
+                continue
+            if session.note not in whose or (session.n_ctx, session.kv_type) != (model.n_ctx, kv_type):
+                session.close()
+                continue
+            self._read.add(file)
+            yield session, whose[session.note]
+
+    def write(self, kept: Sequence[tuple[Session, object]]) -> None:
+        """These sessions, and whose they are, the latest last, in place of those that were read."""
+        try:
+            files, now = set(), time.time_ns()
+            for i, (session, who) in enumerate(kept):
+                if (who is None or isinstance(who, bytes)) and who in self._tags:
+                    files.add(self._write(session, self._tags[who], now + i))
+            for file in self._read - files:
+                file.unlink(missing_ok=True)
+            self._read = files
+            self._all.prune()
+        except OSError as error:
+            log.warning("texts could not be kept in %r: %s", str(self._folder), error)
+
+    def _write(self, session: Session, tag: bytes, time_ns: int) -> Path:
+        digest = hashlib.blake2b(tag + repr(session.tokens).encode(), digest_size=16).hexdigest()
+        file = self._folder / f"{digest}.session"
+        if file not in self._read or not file.is_file():
+            session.save(file, tag)
+        os.utime(file, ns=(time_ns, time_ns))  # the clock of a file system may stand still between two of them
+        return file
+
+
+def _hashed(key: bytes, salt: bytes) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", key, salt, ROUNDS)

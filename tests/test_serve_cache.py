@@ -1,0 +1,109 @@
+"""What was computed of texts survives a restart: same bits, nobody else's, bounded, whatever is in the folder."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet_runtime import InvalidParameterError, Model
+from bitnet_serve.server import Serving
+from bitnet_serve.sessions import Memory, Sessions
+from bitnet_serve.stored import Folder
+from runtime_models import small_model
+from servers import post, served
+
+PROMPT = [i % 250 for i in range(150)]
+
+
+def ask(serving: Serving, prompt: list[int], key: str = "one") -> tuple[int, str]:
+    """Tokens that were there already, and the answer."""
+    asked: dict[str, Any] = {"prompt": prompt, "max_tokens": 20, "seed": 5}
+    status, answer = post(serving, "/v1/completions", asked, authorization=f"Bearer {key}")
+    assert status == 200
+    return answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0), answer["choices"][0]["text"]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.session"))
+
+
+def test_a_restart_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    path, folder = small_model(tmp_path), tmp_path / "cache"
+    with Model.load(path, threads=1) as alone:
+        expected = {n: alone.generate(PROMPT[:n], max_tokens=20, seed=5).text for n in (100, 150)}
+    options: dict[str, Any] = {"cache_dir": folder, "api_keys": ["one", "two"]}
+    with served(path, **options) as serving:
+        assert ask(serving, PROMPT[:100]) == (0, expected[100])
+    assert len(files(folder)) == 1 and folder.stat().st_mode & 0o777 == 0o700
+    assert b"one" not in b"".join(file.read_bytes() for file in files(folder))
+    with served(path, **options) as serving:
+        assert ask(serving, PROMPT, "two") == (0, expected[150])  # the key of the other
+        assert ask(serving, PROMPT) == (100, expected[150])
+    with served(path, cache_dir=folder) as serving:
+        assert ask(serving, PROMPT)[0] == 0  # without keys: nobody's
+    with served(path, cache_dir=folder, api_keys=["two"]) as serving:
+        assert ask(serving, PROMPT, "two") == (149, expected[150])
+    with served(path, **options) as serving:
+        assert ask(serving, PROMPT) == (149, expected[150])
+
+
+def test_models_that_come_and_go_keep_their_texts(tmp_path: Path) -> None:
+    paths = [small_model(tmp_path, seed) for seed in (0, 1)]
+    most = paths[0].stat().st_size
+    with served(*paths, models_memory=most, cache_dir=tmp_path / "cache") as serving:
+        for expected in (0, 149, 149):
+            for name in ("small-0-256", "small-1-256"):
+                asked = {"model": name, "prompt": PROMPT, "max_tokens": 1}
+                _, answer = post(serving, "/v1/completions", asked)
+                assert answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0) == expected
+
+
+def test_whatever_is_in_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, folder = small_model(tmp_path), tmp_path / "cache"
+    with served(path, cache_dir=folder) as serving:
+        whole = ask(serving, PROMPT)[1]
+    (file,) = files(folder)
+    data, rng = file.read_bytes(), random.Random(0)
+    other = small_model(tmp_path, 1)
+    with Model.load(other, threads=1) as model, model.session() as session:
+        session.feed(PROMPT)
+        session.save(file.with_name("other.session"))
+    (folder / "salt").write_bytes(b"")
+    (file.parent / "empty.session").touch()
+    (file.parent / ".left.1234").write_bytes(b"half")
+    for i in range(40):
+        at = rng.randrange(len(data))
+        cut = data[:at] if i % 2 else data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        (file.parent / f"{i}.session").write_bytes(cut)
+    (file.parent / "folder.session").symlink_to("/dev/zero")
+    with served(path, cache_dir=folder) as serving:
+        assert ask(serving, PROMPT) == (149, whole)
+    assert files(folder) == [file] and [*file.parent.iterdir()] == [file]
+    assert len(caplog.messages) == 43 and all("was dropped: " in said for said in caplog.messages)
+
+
+def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with Model.load(small_model(tmp_path), threads=1) as model:
+        prompts = [[i, *PROMPT] for i in range(6)]
+        store = Folder(folder, 10**9, [])
+        for most in (10**9, 0):
+            if not most:
+                size = sum(file.stat().st_size for file in files(folder))
+                store = Folder(folder, size // 2, [])
+            keep = Sessions(model, Memory(1 << 30), 0.5, store.of("m"))
+            for prompt in prompts:
+                session, _ = keep.begin(prompt, 200, None)
+                session.feed(prompt[session.position :])
+                keep.end(session, None)
+            keep.close()
+        assert len(files(folder)) == 3
+        again = Sessions(model, Memory(1 << 30), 0.5, Folder(folder, 10**9, []).of("m"))
+        assert again.begin(prompts[5], 200, None)[1] == 150  # the latest are there
+        assert again.begin(prompts[0], 200, None)[1] == 0
+    folder.chmod(0o755)
+    with pytest.raises(InvalidParameterError, match="can be seen by other users"):
+        Folder(folder, 1, [])
