@@ -1,0 +1,233 @@
+"""What `bitnet serve` stands: more requests than it has places, clients that leave, that are slow, and many of them.
+
+    python benchmarks/serving_faults.py --model build/demo/model.bitnet           # all, about 4 minutes
+    python benchmarks/serving_faults.py --model build/demo/model.bitnet cancel
+
+overload: answers a second of 8 times as many clients as fit, against as many as fit. Who is refused asks again
+          when he was told to, as OpenAI's client does.
+cancel:   from when a client leaves to when nothing runs any more.
+slow:     sockets that 1,000 clients hold, who send a part of their headers or body, after 60 seconds.
+memory:   bytes of the server's memory that a short request leaves behind.
+term:     SIGTERM while clients ask: all that were accepted have whole answers, and the exit code is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import report
+
+PLACES = 16  # of --parallel and --queue together
+
+
+class Server:
+    """`bitnet serve`, as a process."""
+
+    def __init__(self, model: Path, threads: int, *options: str) -> None:
+        words = [sys.executable, "-m", "bitnet", "serve", str(model), "--port", "0", "--threads", str(threads)]
+        self.process = subprocess.Popen([*words, *options], stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        said = ""
+        while not (found := re.search(r"Listening on http://[^:]+:(\d+)\n", said)):
+            if not (line := self.process.stderr.readline()):
+                sys.exit(said)
+            said += line
+        self.port = int(found[1])
+
+    def ask(self, n_tokens: int, prompt: int = 8) -> tuple[int, float]:
+        """Status of an answer, and after how many seconds to ask again, if there was no place."""
+        body = json.dumps({"prompt": [3] * prompt, "max_tokens": n_tokens, "seed": 1})
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        whole = json.loads(answer.read() or b"{}")
+        connection.close()
+        if answer.status == 200 and whole["usage"]["completion_tokens"] != n_tokens:
+            raise AssertionError(f"an answer has {whole['usage']}, expected {n_tokens} tokens")
+        return answer.status, float(answer.headers.get("retry-after", 0))
+
+    def gauge(self, name: str) -> float:
+        page = urlopen(f"http://127.0.0.1:{self.port}/metrics").read().decode()
+        return sum(map(float, re.findall(rf"^bitnet_{name}{{.*}} (\S+)$", page, re.M)))
+
+    def sockets(self) -> int:
+        return sum(
+            str(link.readlink()).startswith("socket:") for link in Path(f"/proc/{self.process.pid}/fd").iterdir()
+        )
+
+    def resident(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+def crowd(n: int, work: Callable[[], Any]) -> None:
+    """n threads that do the same."""
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def overload(args: argparse.Namespace) -> dict[str, Any]:
+    server = Server(args.model, args.threads, "--parallel", str(PLACES // 2), "--queue", str(PLACES // 2))
+
+    def rate(clients: int) -> tuple[float, int]:
+        end, good, refused = time.perf_counter() + args.seconds, [], []
+
+        def ask() -> None:
+            while time.perf_counter() < end:
+                status, wait = server.ask(args.gen)
+                (good if status == 200 else refused).append(status)
+                if status != 200:
+                    assert status == 503
+                    time.sleep(wait)
+
+        crowd(clients, ask)
+        return len(good) / args.seconds, len(refused)
+
+    at_capacity, _ = rate(PLACES)
+    beyond, refused = rate(8 * PLACES)
+    server.stop()
+    return {"answers_s": at_capacity, "answers_s_at_8_times": beyond, "kept": beyond / at_capacity, "refused": refused}
+
+
+def cancel(args: argparse.Namespace) -> dict[str, Any]:
+    server, waits = Server(args.model, args.threads), []
+    body = json.dumps({"prompt": [3] * 8, "max_tokens": args.long, "stream": True, "logit_bias": {"5": 100}}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    for _ in range(args.times):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+        connection.recv(100)
+        begin = time.perf_counter()
+        connection.close()
+        while server.gauge("requests_processing"):
+            pass
+        waits.append(1e3 * (time.perf_counter() - begin))
+    server.stop()
+    cuts = statistics.quantiles(waits, n=100, method="inclusive")
+    return {"times": args.times, "ms_p50": cuts[49], "ms_p99": cuts[98]}
+
+
+def slow(args: argparse.Namespace) -> dict[str, Any]:
+    server = Server(args.model, args.threads)
+    before, clients = server.sockets(), []
+    for i in range(1000):
+        client = socket.create_connection(("127.0.0.1", server.port))
+        part = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        more = b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{" if i % 2 else b""
+        client.sendall(part + more)
+        clients.append(client)
+    time.sleep(1)
+    held, answered = server.sockets() - before, server.ask(1)[0]
+    time.sleep(60)
+    left = server.sockets() - before
+    server.stop()
+    return {
+        "clients": len(clients),
+        "sockets_at_first": held,
+        "asked_meanwhile": answered,
+        "sockets_after_60_s": left,
+    }
+
+
+def memory(args: argparse.Namespace) -> dict[str, Any]:
+    server = Server(args.model, args.threads)
+    left, lock, done = [args.requests], threading.Lock(), list[tuple[int, int]]()
+
+    def ask() -> None:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
+        body = json.dumps({"prompt": [3], "max_tokens": 1, "seed": 1})
+        while True:
+            with lock:
+                left[0] -= 1
+                n = args.requests - left[0]
+                if n % (args.requests // 20) == 0:
+                    done.append((n, server.resident()))
+            if n > args.requests:
+                return
+            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            answer.read()
+
+    begin = time.perf_counter()
+    crowd(8, ask)
+    seconds = time.perf_counter() - begin
+    server.stop()
+    half = done[len(done) // 2 :]
+    slope = statistics.linear_regression([n for n, _ in half], [rss for _, rss in half]).slope
+    return {"requests": args.requests, "requests_s": args.requests / seconds, "bytes_each_in_second_half": slope}
+
+
+def term(args: argparse.Namespace) -> dict[str, Any]:
+    server, whole, refused, broken = Server(args.model, args.threads), [], [], []
+
+    def ask() -> None:
+        while True:
+            try:
+                status, _ = server.ask(args.gen)
+            except ConnectionRefusedError:
+                return
+            except (OSError, HTTPException) as error:
+                broken.append(repr(error))
+                return
+            (whole if status == 200 else refused).append(status)
+            if status != 200:
+                return
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(PLACES)]
+    for thread in threads:
+        thread.start()
+    time.sleep(min(args.seconds, 3))
+    code = server.stop()
+    for thread in threads:
+        thread.join(60)
+    accepted = [each for each in broken if "reset" not in each.lower()]  # a reset one was never read
+    return {"exit_code": code, "whole": len(whole), "refused": len(refused), "never_read": len(broken) - len(accepted),
+            "lost": len(accepted)}  # fmt: skip
+
+
+PARTS = {"overload": overload, "cancel": cancel, "slow": slow, "memory": memory, "term": term}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="none: all of them")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--gen", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--long", type=int, default=200, help="tokens of one that is cancelled")
+    parser.add_argument("--seconds", type=float, default=15, help="of each half of overload")
+    parser.add_argument("--times", type=int, default=200, help="that a client leaves")
+    parser.add_argument("--requests", type=int, default=100_000)
+    args = parser.parse_args()
+    found = {}
+    for name in args.part or PARTS:
+        print(f"{name} …", file=sys.stderr)
+        found[name] = PARTS[name](args)
+        print(json.dumps(found[name]), file=sys.stderr)
+    print(json.dumps({"origin": report.origin(shlex.join(["python", *sys.argv])), "parts": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
