@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.model import Model
-from bitnet_serve import body, chat, completions, embeddings, fields, infill, messages, metrics, responses
+from bitnet_serve import body, chat, completions, embeddings, fields, infill, messages, metrics, openapi, responses
 from bitnet_serve.answers import Work, respond, until_gone
 from bitnet_serve.errors import ApiError, api_error
 from bitnet_serve.models import Served
@@ -54,6 +54,7 @@ class Api:
             Route("/", self.page),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
@@ -80,6 +81,9 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(metrics.page(self._shelf), media_type=metrics.KIND)
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi.document())
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [each.entry() for each in self._shelf]})

@@ -1,0 +1,108 @@
+"""/openapi.json: what is accepted at each path, made of the tables that requests are checked against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from bitnet_runtime.defaults import ALIASES, FIELDS
+from bitnet_serve import chat, completions, embeddings, fields, infill, messages, responses
+from bitnet_serve.logprobs import MOST
+
+TEXT, FLAG, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
+TEXTS = {"anyOf": [TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": fields.MOST_STOPS}]}
+TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT = {"anyOf": [TEXT, TOKENS, {"type": "array", "items": {"anyOf": [TEXT, TOKENS]}, "minItems": 1}]}
+MESSAGES = {"type": "array", "items": OBJECT, "minItems": 1, "maxItems": chat.MOST_MESSAGES}
+CHOICES = {"type": "integer", "minimum": 1, "maximum": fields.MOST_CHOICES}
+ALTERNATIVES = {"type": "integer", "minimum": 0, "maximum": MOST}
+EXTRA = {"type": "object", "required": ["text"], "properties": {"text": TEXT, "filename": TEXT}}
+
+COMMON: dict[str, Any] = {
+    "model": TEXT, "stream": FLAG, "stream_options": OBJECT, "n": CHOICES, "receipt": FLAG, "prompt": TEXT,
+    "suffix": TEXT, "messages": MESSAGES,
+}  # fmt: skip
+"""Fields that several paths have; those of no table may be anything."""
+
+GET = {
+    "/health": "whether it runs", "/metrics": "counters for Prometheus", "/v1/models": "the models",
+    "/tokenizer_info": "special tokens and chat template",
+}  # fmt: skip
+
+
+def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]]:
+    """By path: the fields, which there must be, the types of some, and whether options of sampling count."""
+    own = {"echo": FLAG, "logprobs": ALTERNATIVES, "best_of": CHOICES, "prompt": PROMPT}
+    editors = {
+        "input_prefix": TEXT, "input_suffix": TEXT, "response_fields": {"type": "array"},
+        "n_predict": {"type": "integer", "minimum": -1, "maximum": FIELDS["max_tokens"].metadata["high"]},
+        "input_extra": {"type": "array", "items": EXTRA, "maxItems": infill.MOST_EXTRA},
+    }  # fmt: skip
+    vectors = {"encoding_format": {"enum": ["float", "base64"]}, "pooling": {"enum": ["last", "mean", "first"]}}
+    return {
+        "/v1/chat/completions": (
+            chat.KNOWN, ["messages"], {"logprobs": FLAG, "top_logprobs": ALTERNATIVES}, True,
+        ),
+        "/v1/completions": (completions.KNOWN, ["prompt"], own, True),
+        "/v1/responses": (responses.KNOWN, ["input"], {"prompt": {}, "top_logprobs": {}}, True),
+        "/v1/messages": (messages.KNOWN, ["messages", "max_tokens"], {}, True),
+        "/v1/fim/completions": (infill.KNOWN_FIM, ["prompt"], {}, True),
+        "/infill": (infill.KNOWN, [], editors, True),
+        "/v1/embeddings": (embeddings.KNOWN, ["input"], vectors | {"input": PROMPT}, False),
+        "/tokenize": (("model", "prompt", "messages", "add_special_tokens"), [], {"add_special_tokens": FLAG}, False),
+        "/detokenize": (("model", "tokens"), [], {"tokens": {"type": "array"}}, False),
+    }  # fmt: skip
+
+
+def document() -> dict[str, Any]:
+    paths: dict[str, Any] = {
+        path: {"get": {"summary": what, "responses": _responses(what)}} for path, what in GET.items()
+    }
+    for path, (known, needed, types, samples) in _post().items():
+        names = {*known, *fields.SAMPLING, *fields.IGNORED} - ({"draft"} if samples else set())
+        properties = {name: (COMMON | _sampling() | types).get(name, {}) for name in sorted(names)}
+        properties = {name: _or_null(schema) for name, schema in properties.items()}
+        schema = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": {"requestBody": body, "responses": _responses("the answer")}}
+    about = {"title": "bitnet serve", "version": "1", "description": "Packed ternary models over HTTP."}
+    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": {"Error": ERROR}}}
+
+
+ERROR = {
+    "type": "object", "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object", "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": TEXT, "type": TEXT, "param": {"type": ["string", "null"]}, "code": TEXT,
+            },
+        },
+    },
+}  # fmt: skip
+
+
+def _responses(what: str) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"200": {"description": what}, "default": {"description": "an error", "content": error}}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """null is as good as nothing."""
+    return {"anyOf": [schema, {"type": "null"}]} if schema else {}
+
+
+def _sampling() -> dict[str, Any]:
+    """Options, by all of their names."""
+    known: dict[str, Any] = {
+        "stop": TEXTS, "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}}, "regex": TEXT,
+        "grammar": TEXT, "json_schema": {"type": ["object", "string", "boolean"]},
+    }  # fmt: skip
+    for name, field in FIELDS.items():
+        if name not in known:
+            whole = isinstance(field.default, int) or name == "seed"
+            limits = {"minimum": field.metadata["low"], "maximum": field.metadata["high"]}
+            known[name] = {"type": "integer" if whole else "number", "description": field.metadata["help"]}
+            known[name] |= {word: value for word, value in limits.items() if math.isfinite(value)}
+    return known | {alias: known[name] for alias, name in ALIASES.items()}

@@ -1,0 +1,105 @@
+"""/openapi.json is true: what it allows is understood, what it does not is refused, nothing makes the server fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bitnet.data.tokenizer import FIM
+from bitnet_serve.app import GENERATING
+from bitnet_serve.openapi import GET
+from bitnet_serve.server import Serving
+from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
+from servers import post, request, served
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    words = byte_tokenizer()
+    words.add_special_tokens(list(FIM))
+    path = tmp_path_factory.mktemp("models") / "m.bitnet"
+    scripted_model(path, [b"b", b"c"], template=TEMPLATE, tokenizer=words, max_context=256)
+    with served(path) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def paths(serving: Serving) -> dict[str, Any]:
+    status, _, document = request(serving, "GET", "/openapi.json")
+    assert status == 200 and document["openapi"].startswith("3.1")
+    return dict(document["paths"])
+
+
+WORKS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/fim/completions": {"prompt": "a", "max_tokens": 1},
+    "/infill": {"input_prefix": "a", "max_tokens": 1},
+    "/v1/embeddings": {"input": "a", "pooling": "mean"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+SOME = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+def code(answer: Any) -> str:
+    return str(answer["error"].get("code", ""))
+
+
+def test_it_has_every_path(serving: Serving, paths: dict[str, Any]) -> None:
+    assert set(paths) == {*GENERATING, *GET, "/v1/embeddings", "/tokenize", "/detokenize"} == {*WORKS, *GET}
+    for path in GET:
+        assert request(serving, "GET", path)[0] == 200
+
+
+@pytest.mark.parametrize("path", WORKS)
+def test_its_fields_are_those_that_are_known(serving: Serving, paths: dict[str, Any], path: str) -> None:
+    schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    status, answer = post(serving, path, WORKS[path])
+    assert status == 200, answer
+    status, answer = post(serving, path, WORKS[path] | {"no_such_field": 1})
+    assert status == 400 and "no_such_field" in str(answer)
+    for name in schema["required"]:
+        assert post(serving, path, {key: value for key, value in WORKS[path].items() if key != name})[0] == 400, name
+    for name in schema["properties"]:
+        status, answer = post(serving, path, WORKS[path] | {name: None})
+        assert status == 200 or name in WORKS[path], (name, answer)  # null is as good as nothing
+        _, answer = post(serving, path, WORKS[path] | {name: {"a": [1]}})
+        assert "unknown parameter" not in str(answer), name
+
+
+@pytest.mark.parametrize("path", WORKS)
+def test_values_out_of_its_ranges_are_refused(serving: Serving, paths: dict[str, Any], path: str) -> None:
+    schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    samples = path in GENERATING
+    for name, kinds in schema["properties"].items():
+        kind = kinds.get("anyOf", [{}])[0]
+        wrong = [kind[word] + step for word, step in (("minimum", -1), ("maximum", 1)) if word in kind]
+        wrong += [{"a": 1}] if kind.get("type") in ("integer", "number", "string", "boolean", "array") else []
+        for value in wrong if samples or name in WORKS[path] else []:
+            status, answer = post(serving, path, WORKS[path] | {name: value})
+            assert status == 400, (name, value, answer)
+
+
+@pytest.mark.parametrize("path", WORKS)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_comes_is_answered_or_refused(serving: Serving, paths: dict[str, Any], path: str, data: Any) -> None:
+    schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    names = st.sampled_from(sorted(set(schema["properties"]) - {"stream"}))
+    body = WORKS[path] | data.draw(st.dictionaries(names, SOME, max_size=3))
+    status, answer = post(serving, path, body)
+    assert status in (200, 400, 404), (body, answer)
+    if status != 200:
+        assert answer["error"]["message"]
