@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ import pytest
 import torch
 
 from bitnet.config import ModelConfig
+from bitnet.model.draft import Draft
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
-from bitnet_export.checkpoint.pack import pack_checkpoint
+from bitnet_export.checkpoint.drafts import compare_guesses
+from bitnet_export.checkpoint.pack import export_checkpoint, pack_checkpoint
 from bitnet_export.checkpoint.repack import repack
 from bitnet_export.checkpoint.verify import VerificationError, _check_weights
 from bitnet_export.foreign.outgoing import DRAFT_LEFT_OUT
 from bitnet_export.packed.random_model import random_model
 from bitnet_export.packed.reader import PackedFile
+from bitnet_runtime import Model
 from training import bitnet as run
 from training import saved
 
@@ -48,6 +52,19 @@ def test_every_number_in_the_file_is_that_of_training(checkpoint: Checkpoint, en
         model.draft.draft_projection.weight[5, 7] *= -1
     with pytest.raises(VerificationError, match=r"stacks\.1\.draft_projection\.weight: codes in the file differ"):
         _check_weights(file, model)
+
+
+def test_export_compares_its_guesses(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """With those of torch; another draft would be found."""
+    report = export_checkpoint(checkpoint.folder, tmp_path / "m.bitnet", tokens=600, sparse=False)
+    assert report.draft and report.draft.median < 1e-5 and "64 chains of 3 guesses" in str(report)
+    other = copy.deepcopy(checkpoint.model)
+    assert isinstance(other.draft, Draft)
+    other.draft.draft_hidden_norm.weight.data *= torch.linspace(0.5, 1.5, SMALL.dim)
+    texts = np.arange(12 * 7).reshape(12, 7)
+    with Model.load(tmp_path / "m.bitnet", kv_type="f32") as engine:
+        found = [compare_guesses(engine, model, model, texts) for model in (checkpoint.model, other)]
+    assert found[0] and found[1] and found[0].median < 1e-5 < 1e-3 < found[1].median
 
 
 def test_another_encoding_keeps_it(tmp_path: Path) -> None:

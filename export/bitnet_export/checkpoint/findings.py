@@ -134,6 +134,7 @@ class Report:
     short: Agreement
     long: Agreement
     images: Agreement | None  # of a model with a stack that sees them: their vectors, made of length 1
+    draft: Agreement | None  # of a model with one: what it gives the tokens that it guesses
     head: HeadCost
     zero_inputs: ZeroInputs
     sparse: bool  # up and down are stored by lines, of which the engine reads only those that matter
@@ -167,6 +168,7 @@ class Report:
                 f"worst (torch in fp64: {long.floor_mean:.1e} on average)",
                 *([] if long.vectors else loss),
                 *([] if self.images is None else [_of_images(self.images)]),
+                *([] if self.draft is None else [_of_draft(self.draft)]),
                 f"inputs     {self.zero_inputs}" + ("; the engine leaves them out" if self.sparse else ""),
             ]
         )
@@ -176,6 +178,13 @@ def _of_images(found: Agreement) -> str:
     return (
         f"images     {found.windows} of {found.tokens // found.windows} patches: numbers of their vectors differ by "
         f"{found.mean:.1e} on average, {found.worst:.1e} at worst (torch in fp64: {found.floor_mean:.1e} on average)"
+    )
+
+
+def _of_draft(found: Agreement) -> str:
+    return (
+        f"draft      {found.windows} chains of {found.tokens // found.windows} guesses: {found.what} differ by "
+        f"{found.median:.1e} (median), {found.worst:.1e} at worst"
     )
 
 

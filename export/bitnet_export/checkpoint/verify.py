@@ -27,6 +27,7 @@ from bitnet.config import ModelConfig
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
 
+from .drafts import compare_guesses
 from .findings import Agreement, HeadCost, Report, Scores, ZeroInputs
 from .quantized import quantized
 from .real_text import mask_token_of, real_tokens
@@ -79,10 +80,14 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
         short = _agreement(engine, torch_scores(model, prompts), reference, prompts)
         long = _agreement(engine, scores, reference, text)
         seen = _of_images(engine, model, reference)
+        guessed = compare_guesses(engine, model, reference, prompts.inputs)
     unit = "nats a token" if config.has_head else "of a number of a vector"
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median, unit)
     check_limit("mean difference in a long text", long.mean, _rounded(long), unit)
     check_limit("difference of the loss", abs(long.loss_engine - long.loss_torch), LOSS + 3 * long.loss_error, unit)
+    if guessed:
+        check_limit("median difference of guesses", guessed.median, EXACT + 1.5 * guessed.floor_median, "nats")
+        check_limit("mean difference of guesses", guessed.mean, _rounded(guessed), "nats")
     return Report(
         checkpoint=checkpoint.folder.name,
         quantized=amount if isinstance(amount := checkpoint.state_if_any.get("quantized"), float) else 1.0,
@@ -91,6 +96,7 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
         short=short,
         long=long,
         images=seen,
+        draft=guessed,
         head=_head_cost(trained, model, text, scores),
         zero_inputs=ZeroInputs.of(counts),
         **facts,

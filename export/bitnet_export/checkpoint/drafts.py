@@ -1,0 +1,64 @@
+"""What the draft of a model guesses: by the engine and by torch, of the same chains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .findings import Agreement, Scores
+
+if TYPE_CHECKING:
+    from bitnet.model.transformer import Transformer
+    from bitnet_runtime import Model
+
+
+def compare_guesses(
+    engine: Model, model: Transformer, reference: Transformer, texts: NDArray[np.int64]
+) -> Agreement | None:
+    """log p that the draft gives each token of a chain that the engine guesses behind each of the texts (n, T).
+
+    reference: the model in fp64. None: it has no draft, or texts fill its context.
+    """
+    from bitnet.model.draft import STEPS
+
+    if not model.draft or texts.shape[1] + STEPS > model.config.max_context:
+        return None
+    guessed, found = _by_engine(engine, texts, STEPS)
+    chains = np.concatenate([texts, guessed], 1)
+    ours, theirs = _by_torch(model, chains, STEPS), _by_torch(reference, chains, STEPS)
+    return Agreement.of(found, ours, theirs, (len(texts), STEPS))
+
+
+def _by_engine(engine: Model, texts: NDArray[np.int64], steps: int) -> tuple[NDArray[np.int64], Scores]:
+    """The guesses (n, steps), and log p of each."""
+    from bitnet_runtime.defaults import resolve
+    from bitnet_runtime.sampler import Sampler
+
+    greedy, chains = Sampler(resolve({"temperature": 0}), engine.vocab_size), []
+    with engine.session() as session:
+        for text in texts.tolist():
+            session.reset()
+            session.feed(text[:-1])
+            chains.append(session.guess(greedy, text[-1], steps))
+    tokens, sure = zip(*(zip(*chain, strict=True) for chain in chains), strict=True)
+    return np.array(tokens), np.log(np.array(sure, np.float64))
+
+
+def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> Scores:
+    """log p of the last `steps` tokens of each chain: guess k is step k at the entry behind whose tokens it stands."""
+    import torch
+
+    from bitnet.quant import embedding_rows
+
+    tokens, config = torch.from_numpy(chains), model.config
+    assert model.draft and model.embedding
+    with torch.inference_mode():
+        hidden = model.hidden(tokens[:, :-1])[:, :-1]
+        rows = embedding_rows(tokens[:, 1:-1], model.embedding.weight, config.head_format, scope=config.weight_scale)
+        states = model.draft.states(hidden, rows, None, steps)
+        last = torch.stack([state[:, step - steps] for step, state in enumerate(states)], 1)
+        log_p = model.own_head.logits(last).double().log_softmax(-1)
+        found: Scores = log_p.gather(-1, tokens[:, -steps:, None])[..., 0].numpy()
+    return found
