@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+import hf_vision
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, random_model, write_packed
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.checkpoint.pictures import drawn_images, normalized, pixels_of
+from bitnet_export.convert.incoming import open_source, pack_source
 from bitnet_export.foreign.onnx import OnnxReport, write_onnx
 from bitnet_export.foreign.onnx.session import OnnxModel
 from bitnet_export.packed.encodings import TERNARY_2BIT
@@ -167,3 +169,15 @@ def test_stacks_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         write_onnx(tmp_path / "m", tmp_path / "out")
     random_model(TOWERS, tmp_path / "n")
     assert PackedFile.open(tmp_path / "n").config == TOWERS
+
+
+@pytest.mark.parametrize("name", hf_vision.MAKE)
+def test_published_families_become_graphs(name: str, tmp_path: Path) -> None:
+    """Of floats, and each with what it has: `write_onnx` holds them against the engine, image by image."""
+    hf_vision.save(name, tmp_path / "model")
+    with open_source(tmp_path / "model") as source:
+        pack_source(source, tmp_path / "m.bitnet", head="f32", linears="f32")
+        config = source.config
+    report = write_onnx(tmp_path / "m.bitnet", tmp_path / "onnx")
+    assert (report.images == 8) == hf_vision.sees(name) and report.images_mean <= 1e-5  # fp32 in another order
+    assert (report.compared > 0) == hf_vision.reads(name) and (report.behind > 0) == (config.image_token > 0)

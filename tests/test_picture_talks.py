@@ -124,7 +124,8 @@ def test_the_engine_is_asked_what_was_learnt(config: Any, tmp_path: Path) -> Non
     ("content", "message"),
     [
         ([{"type": "image", "image": "none.png"}], "line 1: there is no file 'none.png'; a picture is the path of one"),
-        ([{"type": "image", "image": "data:image/png;base64,AA"}], "there is no file 'data:image"),
+        ([{"type": "image", "image": "data:image/png;base64," + 999 * "AA"}], "there is no file 'data:image"),
+        ([{"type": "image", "image": "a\0b.png"}], "there is no file"),
         ([{"type": "image", "image": 3}], "there is no file 3"),
         ([{"type": "image"}], r"line 1: messages has .* expected"),
         ([{"type": "text", "text": 3}], r"line 1: messages has .* expected"),

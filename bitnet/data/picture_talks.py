@@ -56,11 +56,17 @@ def read(files: Iterable[Path]) -> Iterator[Record]:
         except InvalidParameterError as error:
             raise DataError(f"{where}: {error}") from None
         folder = Path(where.rpartition(", line ")[0]).parent
-        found = [folder / name if isinstance(name, str) and name.strip() else None for name in named]
-        for name, path in zip(named, found, strict=True):
-            if path is None or not path.is_file():
+        for name in named:
+            if not _is_file(folder, name):
                 raise DataError(f"{where}: there is no file {name!r:.80}; a picture is the path of one")
-        yield Record(tuple(path for path in found if path), json.dumps(plain), "", where)
+        yield Record(tuple(folder / str(name) for name in named), json.dumps(plain), "", where)
+
+
+def _is_file(folder: Path, name: object) -> bool:
+    try:
+        return isinstance(name, str) and bool(name.strip()) and (folder / name).is_file()
+    except OSError:  # a data: URL is too long for a name
+        return False
 
 
 def _check(messages: Messages, where: str) -> None:
