@@ -3,8 +3,9 @@
     python benchmarks/towers.py            # SigLIP So400m/14 at 224 pixels: 5 minutes on two cores, 6 GB of memory
 
 Each program has a process of its own, is warmed up, and then they take turns, so that what the machine does meanwhile
-is done to all of them. Between two turns is a pause, in which the threads of the one before stop to spin. Ours has ternary weights. The others have weights of the same shape in the precisions that each
-is quickest in: fp32 and bf16 of transformers, fp32 and dynamic int8 of onnxruntime, whose graphs torch exports.
+is done to all of them. Between two turns is a pause, in which the threads of the one before stop to spin. Ours has
+ternary weights. The others have weights of the same shape in the precisions that each is quickest in: fp32 and bf16 of
+transformers, fp32 and dynamic int8 of onnxruntime, whose graphs torch exports.
 """
 
 from __future__ import annotations
