@@ -17,6 +17,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_runtime import Model
+from tool_models import CLOCK, QWEN, TOOLS
 
 torch.set_num_threads(1)
 
@@ -84,6 +85,30 @@ def test_repetitions_are_counted() -> None:
     said: list[str] = []
     conversations.split(talks, 0.3, said.append)
     assert said == ["391 of 400 conversations are repetitions and were left out"]
+
+
+@pytest.mark.parametrize("template", [None, QWEN], ids=["told by us", "told by the template"])
+def test_calls_of_tools_are_learnt_and_their_results_are_not(template: str | None, tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+    talk = [
+        TALK[0], {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"}, {"role": "assistant", "content": "It is noon"},
+    ]  # fmt: skip
+    file = tmp_path / "c.jsonl"
+    records: list[dict[str, Any]] = [{"messages": talk, "tools": TOOLS}, {"messages": talk}]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    offered, plain = conversations.read([file])
+    encode, words = encoder(template)
+    (found,) = encode.encode(offered)
+    written = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    end = "<|im_end|>" if template is None else "<|im_end|>\n"
+    assert learnt(found, words) == f"{written}{end}It is noon{end}"
+    text = words.decode(found.ids.tolist(), skip_special_tokens=False)
+    assert "The weather of a town." in text and "<tool_response>\nnoon" in text
+    assert "The weather of a town." not in words.decode(encode.encode(plain)[0].ids.tolist())
+    assert len({conversations._digest(each) for each in (offered, plain)}) == 2
+    bytes_each = conversations.Dialogues([offered, plain], encode, words).bytes_per_token
+    assert 0.9 < bytes_each <= 1  # of a byte each, and an end
 
 
 # ---- packing ----
@@ -161,6 +186,10 @@ def test_long_conversations_lose_their_end() -> None:
         (b'{"messages": []}', "a list that is not empty"),
         (b'{"messages": [3]}', "a message is 3, expected"),
         (b'{"messages": [{"role": "user"}]}', "a message is"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}', "a message is"),
+        (b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]}', "a message is"),
+        (b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}], "tools": [3]}',
+         "tools is 3, expected a function"),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "the roles are user; expected an answer"),
         (b'{"messages": [{"role": "assistant", "content": "x"}]}', "the roles are assistant; expected an answer"),
     ],
@@ -182,6 +211,13 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "MAX_LINE", 50)
     with pytest.raises(dataset.DataError, match="line 1 is longer than 50 bytes"):
         list(conversations.read([tmp_path / "c.jsonl"]))
+
+
+def test_a_call_that_is_none() -> None:
+    encode, _ = encoder()
+    talk = [*TALK[:1], {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
+    with pytest.raises(dataset.DataError, match=r"here: messages has the tool call"):
+        encode.encode(conversations.Conversation(talk, "here"))
 
 
 def test_half_a_character_in_a_message() -> None:
@@ -236,3 +272,27 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with Model.load(tmp_path / "m.bitnet") as model:
         result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)
     assert (result.text, result.finish_reason) == ("yes", "stop")
+
+
+def test_a_run_on_calls_of_tools(tmp_path: Path) -> None:
+    """From records as an API has them to a model that calls."""
+    call = {"type": "function", "function": {"name": "clock", "arguments": {}}}
+    records = [
+        {
+            "messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "tool_calls": [call]}],
+            "tools": [CLOCK],
+        }
+        for i in range(12)
+    ]
+    file = tmp_path / "calls.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    shape = SHAPE | {"max_context": 384}
+    options = [word for name, value in shape.items() for word in ("--set", f"{name}={value}")]
+    options += ["--steps", "160", "--batch", "2", "--threads", "1", "--lr", "0.01", "--tokenizer", "byte"]
+    folder = tmp_path / "run"
+    assert bitnet_cli.main(["train", *options, "--chat", str(file), "--out", str(folder)]) == 0
+    export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)
+    with Model.load(tmp_path / "m.bitnet", threads=1) as model:
+        result = model.chat([{"role": "user", "content": "7?"}], tools=[CLOCK], temperature=0, max_tokens=100)
+    assert [(each.name, each.text) for each in result.tool_calls] == [("clock", "{}")]
+    assert (result.text, result.finish_reason) == ("", "stop")

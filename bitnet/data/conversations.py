@@ -23,9 +23,10 @@ from bitnet.data import corpus
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import IGNORED, Shuffled
 from bitnet.data.tokenizer import separator
-from bitnet_runtime.chat import ChatTemplate
+from bitnet_runtime.chat import ChatTemplate, is_message
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
 from bitnet_runtime.text import Tokenizer as EngineTokenizer
+from bitnet_runtime.tools import Tools
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ Messages = list[dict[str, Any]]
 class Conversation(NamedTuple):
     messages: Messages
     where: str  # file and line, for messages
+    tools: Tools | None = None  # that the answers may call
 
 
 # ---- files ----
@@ -52,7 +54,8 @@ class Conversation(NamedTuple):
 def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
     """The lines of .jsonl files, each {"messages": [{"role": "user", "content": "…"}, …]}.
 
-    parts: a content may also be a list of parts, texts and images. Raises DataError naming file and line.
+    They may have "tools", and messages "tool_calls", as OpenAI's API has them. parts: a content may also be a list of
+    parts, texts and images. Raises DataError naming file and line.
     """
     for file in files:
         if file.suffix != ".jsonl":
@@ -65,7 +68,7 @@ def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
                 if len(line) > MAX_LINE:
                     raise DataError(f"{where} is longer than {MAX_LINE} bytes, expected one conversation")
                 if line.strip():
-                    yield Conversation(_messages(line, where, parts), where)
+                    yield _conversation(line, where, parts)
 
 
 def among(data: Sequence[str]) -> list[Path]:
@@ -81,7 +84,7 @@ def among(data: Sequence[str]) -> list[Path]:
     return files if isinstance(record, dict) and "messages" in record else []
 
 
-def _messages(line: bytes, where: str, parts: bool) -> Messages:
+def _conversation(line: bytes, where: str, parts: bool) -> Conversation:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -92,14 +95,17 @@ def _messages(line: bytes, where: str, parts: bool) -> Messages:
     if not isinstance(messages, list) or not messages:
         raise DataError(f'{where}: expected an object with "messages", a list that is not empty')
     for message in messages:
-        kinds = (str, list) if parts and isinstance(message, dict) and message.get("role") != "assistant" else (str,)
-        said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
-        if not said or not isinstance(message.get("role"), str):
+        listed = isinstance(message, dict) and isinstance(message.get("content"), list)
+        allowed = not listed or (parts and message.get("role") != "assistant")
+        if not isinstance(message, dict) or not is_message(message) or not allowed:
             raise DataError(f'{where}: a message is {message!r:.80}, expected {{"role": "user", "content": "…"}}')
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
         raise DataError(f"{where}: the roles are {', '.join(roles)[:80]}; expected an answer of assistant after others")
-    return messages
+    try:
+        return Conversation(messages, where, Tools.of(record.get("tools")))
+    except InvalidParameterError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def split(
@@ -111,7 +117,7 @@ def split(
     """
     unique, n = {}, 0
     for each in conversations:
-        unique[_digest(each.messages)] = each
+        unique[_digest(each)] = each
         n += 1
     if line := repetitions(n - len(unique), n, "conversations"):
         say(line)
@@ -124,8 +130,10 @@ def split(
     return [each for key, each in unique.items() if key not in chosen], [unique[key] for key in held_out]
 
 
-def _digest(messages: Messages) -> bytes:
-    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).digest()
+def _digest(talk: Conversation) -> bytes:
+    offered = [each.entry() for each in talk.tools.functions] if talk.tools else []
+    said = [talk.messages, offered] if offered else talk.messages
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
 # ---- token ids ----
@@ -171,13 +179,13 @@ class Encoder:
         (Some leave the reasoning of earlier answers out.) An answer counts up to its end token. apart: each answer is a
         sequence of its own.
         """
-        messages, where = conversation
+        messages, where, _ = conversation
         found: list[tuple[list[int], list[tuple[int, int]]]] = []
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompt = self._tokens(messages[:i], where, ask=True)
-            ids = self._tokens(messages[: i + 1], where, ask=False)
+            prompt = self._tokens(messages[:i], conversation, ask=True)
+            ids = self._tokens(messages[: i + 1], conversation, ask=False)
             if ids[: len(prompt)] != prompt:
                 raise DataError(f"{where}: the chat template does not write answer {i + 1} after the prompt for it")
             end = next((at + 1 for at in range(len(prompt), len(ids)) if ids[at] in self._ends), len(ids))
@@ -188,11 +196,17 @@ class Encoder:
             found.append((ids[:end], [*spans, (len(prompt), end)]))
         return [_dialogue(ids, spans) for ids, spans in found]
 
-    def _tokens(self, messages: Messages, where: str, ask: bool) -> list[int]:
+    def text(self, dialogue: Dialogue) -> str:
+        """What is learnt of it, as text."""
+        return self._words.decode(dialogue.ids[dialogue.counts].tolist())
+
+    def _tokens(self, messages: Messages, talk: Conversation, ask: bool) -> list[int]:
         try:
-            return self._template.encode(messages, self._words, self._named, add_generation_prompt=ask)
+            return self._template.encode(
+                messages, self._words, self._named, tools=talk.tools, add_generation_prompt=ask
+            )
         except (InvalidParameterError, TemplateError, TokenizerError) as error:
-            raise DataError(f"{where}: {error}") from None
+            raise DataError(f"{talk.where}: {error}") from None
 
 
 def _dialogue(ids: list[int], spans: list[tuple[int, int]]) -> Dialogue:
@@ -219,8 +233,7 @@ class Dialogues:
             recipe.update(len(dialogue.ids).to_bytes(8) + dialogue.ids.tobytes() + dialogue.counts.tobytes())
         self.digest = recipe.hexdigest()[:16]
         self.n_tokens = sum(len(dialogue.ids) for dialogue in self._all)
-        answers = (m["content"] for each in conversations for m in each.messages if m["role"] == "assistant")
-        self._answer_bytes = sum(len(answer.encode()) for answer in answers)
+        self._answer_bytes = sum(len(encoder.text(dialogue).encode()) for dialogue in self._all)
         self._packed: tuple[int, list[list[int]]] = (0, [])
 
     @property

@@ -49,7 +49,9 @@ def read(files: Iterable[Path]) -> Iterator[Record]:
 
     Raises DataError naming file and line.
     """
-    for messages, where in conversations.read(files, parts=True):
+    for messages, where, tools in conversations.read(files, parts=True):
+        if tools or any(message.get("content") is None for message in messages):
+            raise DataError(f"{where}: a conversation with pictures calls no tools; leave out one of both")
         try:
             _check(messages, where)
             named, plain = images_of(messages), without_images(messages, "for part in content")
@@ -92,13 +94,13 @@ class _Encoder(conversations.Encoder):
         super().__init__(words, template, generation)
         self._image, self._n_tokens = image, n_tokens
 
-    def _tokens(self, messages: Messages, where: str, ask: bool) -> list[int]:
+    def _tokens(self, messages: Messages, talk: Conversation, ask: bool) -> list[int]:
         n = sum(part["type"] == "image" for m in messages if isinstance(m["content"], list) for part in m["content"])
-        tokens = super()._tokens(list(map(dict, without_images(messages, self._template.source))), where, ask)
+        tokens = super()._tokens(list(map(dict, without_images(messages, self._template.source))), talk, ask)
         try:
             return placed(tokens, self._image, n, self._n_tokens) if n else tokens
         except InvalidParameterError as error:
-            raise DataError(f"{where}: {error}") from None
+            raise DataError(f"{talk.where}: {error}") from None
 
 
 class Talks:
