@@ -20,7 +20,7 @@ C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \
              python_bindings -name '*.[ch]' -o -name '*.py')
 
-.PHONY: help demo vision test lint format sanitize coverage bench clean
+.PHONY: help demo vision test clients lint format sanitize coverage bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -74,6 +74,9 @@ coverage: .venv/test
 	sh runtime_c/tests/coverage.sh
 	$(PYTEST) -q --cov --cov-report=term-missing $(addprefix tests/test_,$(PARSERS:=*.py))
 
+clients: .venv/test build/clients/installed
+	PYTHONPATH=tests $(BIN)/python tests/clients.py build/clients/bin/python
+
 bench: .venv/engine
 	$(BIN)/bitnet bench --shape bitnet-2b4t
 
@@ -89,6 +92,12 @@ sanitize: .venv/test
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=4 \
 	    PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 	    $(BIN)/python -S -m pytest tests/test_readers.py tests/test_hostile.py tests/test_runtime.py
+
+build/clients/installed: tests/clients.txt
+	@echo 'Installing programs that talk to the server, apart from .venv: 0.6 GB ...'
+	@"$(PYTHON)" -m venv build/clients
+	@build/clients/bin/python -m pip install --disable-pip-version-check -qq -r tests/clients.txt
+	@touch $@
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,7 +17,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_runtime import Model
-from tool_models import CLOCK, QWEN, TOOLS
+from tool_models import QWEN, TOOLS
 
 torch.set_num_threads(1)
 
@@ -272,27 +272,3 @@ def test_a_run_on_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with Model.load(tmp_path / "m.bitnet") as model:
         result = model.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8)
     assert (result.text, result.finish_reason) == ("yes", "stop")
-
-
-def test_a_run_on_calls_of_tools(tmp_path: Path) -> None:
-    """From records as an API has them to a model that calls."""
-    call = {"type": "function", "function": {"name": "clock", "arguments": {}}}
-    records = [
-        {
-            "messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "tool_calls": [call]}],
-            "tools": [CLOCK],
-        }
-        for i in range(12)
-    ]
-    file = tmp_path / "calls.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    shape = SHAPE | {"max_context": 384}
-    options = [word for name, value in shape.items() for word in ("--set", f"{name}={value}")]
-    options += ["--steps", "160", "--batch", "2", "--threads", "1", "--lr", "0.01", "--tokenizer", "byte"]
-    folder = tmp_path / "run"
-    assert bitnet_cli.main(["train", *options, "--chat", str(file), "--out", str(folder)]) == 0
-    export_checkpoint(folder, tmp_path / "m.bitnet", tokens=256)
-    with Model.load(tmp_path / "m.bitnet", threads=1) as model:
-        result = model.chat([{"role": "user", "content": "7?"}], tools=[CLOCK], temperature=0, max_tokens=100)
-    assert [(each.name, each.text) for each in result.tool_calls] == [("clock", "{}")]
-    assert (result.text, result.finish_reason) == ("", "stop")

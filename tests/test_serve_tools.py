@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,12 +13,15 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from bitnet.data import conversations
 from bitnet_serve.server import Serving
+from docs_text import blocks, commands_of
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer
 from servers import post, request, served
 from test_model_images import packed
 from tool_models import CALL, LLAMA, SECOND, TOOLS, WEATHER, calling_model
 
+PAGE = Path(__file__).parents[1] / "docs/tools.md"
 ASK: Any = [{"role": "user", "content": "weather?"}]
 ARGUMENTS = {"town": "Köln", "days": 3}
 FLAT: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
@@ -277,3 +282,26 @@ def test_wrong_messages(serving: Serving, wrong: Any) -> None:
     asked = {"model": "one", "messages": ASK, "max_tokens": 5} | wrong
     status, _, answer = request(serving, "POST", "/v1/messages", asked)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), answer
+
+
+# ---- the page of docs ----
+
+
+def test_the_page_of_docs_works(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the clients of others, which `make clients` runs."""
+    calling_model(tmp_path / "assistant.bitnet", CALL)
+    monkeypatch.chdir(tmp_path)
+    found = blocks(PAGE.read_text(encoding="utf-8"))
+    python, _ = (block.text for block in found if block.language == "python")
+    exec(compile(python, "tools", "exec"), {"__name__": "tools"})
+    assert "<tool_call>" not in capsys.readouterr().out
+    (command,) = (command for block in found for command in commands_of(block) if command.startswith("curl"))
+    words = shlex.split(command)
+    status, answer = post(serving, "/v1/chat/completions", json.loads(words[words.index("-d") + 1]))
+    assert status == 200 and answer["choices"][0]["message"]["role"] == "assistant"
+    (record,) = (block.text for block in found if block.language == "json")
+    (tmp_path / "talks.jsonl").write_text(record)
+    (talk,) = conversations.read([tmp_path / "talks.jsonl"])
+    assert talk.tools is not None and talk.messages[1]["tool_calls"][0]["function"]["name"] == "clock"

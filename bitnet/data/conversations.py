@@ -201,10 +201,9 @@ class Encoder:
         return self._words.decode(dialogue.ids[dialogue.counts].tolist())
 
     def _tokens(self, messages: Messages, talk: Conversation, ask: bool) -> list[int]:
+        more: dict[str, Any] = {"tools": talk.tools, "add_generation_prompt": ask}
         try:
-            return self._template.encode(
-                messages, self._words, self._named, tools=talk.tools, add_generation_prompt=ask
-            )
+            return self._template.encode(messages, self._words, self._named, **more)
         except (InvalidParameterError, TemplateError, TokenizerError) as error:
             raise DataError(f"{talk.where}: {error}") from None
 

@@ -1,0 +1,23 @@
+"""`make clients`: serve small models, and run `client_checks.py` against them in the environment of the clients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from servers import served
+from tool_models import CALL, calling_model
+
+ANSWERS = {"one": "Let me see.\n" + CALL, "text": "Nothing to call < here."}
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [calling_model(Path(folder) / f"{name}.bitnet", answer) for name, answer in ANSWERS.items()]
+        with served(*paths) as serving:
+            checks = Path(__file__).with_name("client_checks.py")
+            quiet = {"DO_NOT_TRACK": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONWARNINGS": "ignore"}
+            done = subprocess.run([sys.argv[1], checks, serving.address], env=os.environ | quiet)
+    sys.exit(done.returncode)
