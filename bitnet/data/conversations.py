@@ -95,9 +95,10 @@ def _conversation(line: bytes, where: str, parts: bool) -> Conversation:
     if not isinstance(messages, list) or not messages:
         raise DataError(f'{where}: expected an object with "messages", a list that is not empty')
     for message in messages:
-        listed = isinstance(message, dict) and isinstance(message.get("content"), list)
-        allowed = not listed or (parts and message.get("role") != "assistant")
-        if not isinstance(message, dict) or not is_message(message) or not allowed:
+        kinds = (str, list) if parts and isinstance(message, dict) and message.get("role") != "assistant" else (str,)
+        said = isinstance(message, dict) and isinstance(message.get("content"), kinds)
+        calls = isinstance(message, dict) and message.get("content") is None and is_message(message)
+        if not (said or calls) or not isinstance(message.get("role"), str):
             raise DataError(f'{where}: a message is {message!r:.80}, expected {{"role": "user", "content": "…"}}')
     roles = [message["role"] for message in messages]
     if roles[0] == "assistant" or "assistant" not in roles:
