@@ -59,7 +59,7 @@ class Server:
         connection.close()
         if answer.status == 200 and whole["usage"]["completion_tokens"] != n_tokens:
             raise AssertionError(f"an answer has {whole['usage']}, expected {n_tokens} tokens")
-        return answer.status, float(answer.headers.get("retry-after", 0))
+        return answer.status, float(answer.headers.get("retry-after-ms", 0)) / 1000
 
     def gauge(self, name: str) -> float:
         page = urlopen(f"http://127.0.0.1:{self.port}/metrics").read().decode()

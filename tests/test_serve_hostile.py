@@ -290,6 +290,7 @@ def test_overload_is_refused_at_once(slow: Serving) -> None:
     assert time.monotonic() - begin < 5  # of minutes
     assert (status, answer["error"]["code"]) == (503, "overloaded")
     assert 1 <= int(headers["retry-after"]) <= 120
+    assert 0.25 <= int(headers["retry-after-ms"]) / 1000 / int(headers["retry-after"]) <= 1
     assert request(slow, "GET", "/health")[0] == 200
     running[3].close()  # it never ran
     wait(lambda: scheduler.load == (2, 1))

@@ -6,8 +6,9 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bitnet_runtime import vision
 from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.errors import shown
 from bitnet_runtime.session import Session
@@ -25,6 +26,7 @@ KNOWN = frozenset([
     "model", "input", "encoding_format", "dimensions", "pooling",
 ])  # fmt: skip
 MOST_TEXTS = 2048
+MOST_IMAGES = 64
 TOGETHER = 16  # short texts that share the reading of the weights
 
 
@@ -87,8 +89,39 @@ class Embedding(Task):
             self._mailbox.put(0, End(reason, sum(map(len, self._texts)), 0, Timings(0, 0, 0, 0)))
 
 
-def understand(served: Served, body: Mapping[str, Any]) -> tuple[list[list[int]], str | None, bool]:
-    """Token ids of each text, the pooling, and whether vectors go out as base64."""
+class Pictures(Task):
+    """Pictures on their way to vectors, one at a time."""
+
+    def __init__(self, served: Served, pixels: NDArray[np.float32], mailbox: Mailbox) -> None:
+        self._model, self._pixels, self._mailbox = served.model, pixels, mailbox
+        self.vectors: list[NDArray[np.float32]] = []
+        self._failed = False
+
+    def piece(self, most: int) -> None:
+        at = len(self.vectors)
+        self.vectors += list(vision.embed(self._model, self._pixels[at : at + 1]))
+        self.done = len(self.vectors) == len(self._pixels)
+
+    def fail(self, error: Exception) -> None:
+        self._failed = True
+        self._mailbox.put(0, Failure(error))
+
+    def close(self) -> None:
+        if not self._failed:
+            self._mailbox.put(0, End("stop" if self.done else "cancelled", 0, 0, Timings(0, 0, 0, 0)))
+
+
+class Asked(NamedTuple):
+    """What is to become vectors: token ids of texts, or pixels of images; and whether they go out as base64."""
+
+    texts: list[list[int]]
+    pooling: str | None
+    as_base64: bool
+    pixels: NDArray[np.float32] | None = None
+
+
+def understand(served: Served, body: Mapping[str, Any]) -> Asked:
+    """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
     model = served.model
     form = fields.take(body, "encoding_format", str, "float")
@@ -97,6 +130,12 @@ def understand(served: Served, body: Mapping[str, Any]) -> tuple[list[list[int]]
     width = model.info.width
     if (asked := body.get("dimensions", width)) != width:
         raise refuse(f"dimensions is {shown(asked)}, expected {width}, or nothing", "dimensions")
+    images = _images(body.get("input"))
+    if images:
+        model.require_images()
+        if len(images) > MOST_IMAGES:
+            raise refuse(f"input has {len(images)} images, expected at most {MOST_IMAGES}", "input")
+        return Asked([], None, form == "base64", model.processor.batch(images))
     pooling = body.get("pooling", model.pooling)
     if pooling not in ("last", "mean", "first"):
         found = "not given, and the model names none" if pooling is None else shown(pooling)
@@ -113,13 +152,29 @@ def understand(served: Served, body: Mapping[str, Any]) -> tuple[list[list[int]]
         texts.append(model.text_tokens(one, model.n_ctx))
         if not texts[-1]:
             raise refuse("input has a text without tokens; give at least one character", "input")
-    return texts, pooling, form == "base64"
+    return Asked(texts, pooling, form == "base64")
 
 
-async def compute(served: Served, asked: tuple[list[list[int]], str | None, bool]) -> dict[str, Any]:
-    texts, pooling, as_base64 = asked
+def _images(given: object) -> list[str]:
+    """The data: URLs of images, if they are asked for: {"image": URL}, or as a chat has it {"type": "image_url", …}."""
+    each = given if isinstance(given, list) else [given]
+    if not any(isinstance(one, dict) for one in each):
+        return []
+    found = []
+    for one in each:
+        url = one.get("image", one.get("image_url")) if isinstance(one, dict) else None
+        url = url.get("url") if isinstance(url, dict) else url
+        if not isinstance(url, str) or not url.startswith("data:"):  # never a file or an address
+            said = f'input has {shown(one, 40)}, expected {{"image": "data:…"}}, and texts in a request of their own'
+            raise refuse(said, "input")
+        found.append(url)
+    return found
+
+
+async def compute(served: Served, asked: Asked) -> dict[str, Any]:
+    texts, pooling, as_base64, pixels = asked
     mailbox = Mailbox()
-    task = Embedding(served, texts, pooling, mailbox)
+    task = Embedding(served, texts, pooling, mailbox) if pixels is None else Pictures(served, pixels, mailbox)
     served.scheduler.submit([task])
     event: Event
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from bitnet_runtime.errors import (
@@ -67,7 +68,11 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, OverloadedError):
-        return ApiError(503, str(error), "overloaded", retry_after=error.seconds)
+        told = ApiError(503, str(error), "overloaded", retry_after=error.seconds)
+        # What OpenAI's client looks at first. Seconds alone would bring all who were refused back at one moment, and
+        # leave nobody to serve before it.
+        told.headers["retry-after-ms"] = str(random.randint(250, 1000) * error.seconds)
+        return told
     if isinstance(error, ContextLengthError):
         numbers = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, str(error), "context_length_exceeded", more=numbers)

@@ -14,6 +14,8 @@ TEXT, FLAG, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
 TEXTS = {"anyOf": [TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": fields.MOST_STOPS}]}
 TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT = {"anyOf": [TEXT, TOKENS, {"type": "array", "items": {"anyOf": [TEXT, TOKENS]}, "minItems": 1}]}
+IMAGE = {"type": "object", "required": ["image"], "properties": {"image": {"type": "string", "pattern": "^data:"}}}
+INPUT = {"anyOf": [*PROMPT["anyOf"], IMAGE, {"type": "array", "items": IMAGE, "minItems": 1}]}
 MESSAGES = {"type": "array", "items": OBJECT, "minItems": 1, "maxItems": chat.MOST_MESSAGES}
 CHOICES = {"type": "integer", "minimum": 1, "maximum": fields.MOST_CHOICES}
 ALTERNATIVES = {"type": "integer", "minimum": 0, "maximum": MOST}
@@ -49,7 +51,7 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
         "/v1/messages": (messages.KNOWN, ["messages", "max_tokens"], {}, True),
         "/v1/fim/completions": (infill.KNOWN_FIM, ["prompt"], {}, True),
         "/infill": (infill.KNOWN, [], editors, True),
-        "/v1/embeddings": (embeddings.KNOWN, ["input"], vectors | {"input": PROMPT}, False),
+        "/v1/embeddings": (embeddings.KNOWN, ["input"], vectors | {"input": INPUT}, False),
         "/tokenize": (("model", "prompt", "messages", "add_special_tokens"), [], {"add_special_tokens": FLAG}, False),
         "/detokenize": (("model", "tokens"), [], {"tokens": {"type": "array"}}, False),
     }  # fmt: skip
