@@ -5,7 +5,8 @@
 #   make test      the C tests and the Python tests
 #   make lint      formatting, lint and types          make format   rewrite the formatting
 #   make sanitize  tests under ASan and UBSan          make coverage what tests of the parsers run
-#   make bench     measure at 2B scale                 make clean    back to a clean clone
+#   make bench     measure at 2B scale                 make clients  programs of others against the server
+#   make clean     back to a clean clone
 #
 # Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
 
