@@ -3,10 +3,11 @@
     python benchmarks/drafts.py --model MODEL --text FILE [FILE ...]     # on text that it was not trained on
     python benchmarks/drafts.py --shape bitnet-2b4t                      # on random weights
 
-With a model and a text the guesses are those of `--draft`, repetitions in the text, and the model runs freely
-from prompts out of the text: what is right is what it says itself. With a shape each guess is right with a
-probability that is given, so that a row says what guesses that good would bring. Every length of draft runs in
-turn from every prompt, and has to give the same tokens as none.
+With a model and a text the guesses are those of `--draft`: of the model's draft layer, if it has one, else repetitions
+in the text. The model runs freely from prompts out of the text: what is right is what it says itself. The row `auto`
+is what the engine does when nothing is said. With a shape each guess is right with a probability that is given, so that
+a row says what guesses that good would bring; with `--layer` each costs what it costs to make them with a draft layer.
+Every length of draft runs in turn from every prompt, and has to give the same tokens as none.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from bitnet_export import random_model
 from bitnet_runtime import Model, Session
 from bitnet_runtime.answer import Lookup
 from bitnet_runtime.defaults import resolve
+from bitnet_runtime.generation import AT_ONCE
 from bitnet_runtime.sampler import Sampler
 
 Guess = Callable[[list[int], int], list[int]]
 """(the tokens so far, how many to guess at most) -> guesses."""
+
+AUTO = -1  # in place of a length of draft: as the engine does it
 
 
 @dataclass
@@ -75,8 +79,9 @@ def run(session: Session, prompt: Sequence[int], seed: int, sampler: Sampler, gu
     tokens: list[int] = []
     begin = time.perf_counter()
     while len(tokens) < n:
-        draft = guess(tokens, min(most, n - len(tokens))) if most else []
-        out = session.advance(sampler, draft)
+        left = n - len(tokens)
+        draft = guess(tokens, min(most, left)) if most > 0 else []
+        out = session.advance(sampler, draft, min(AT_ONCE, left) if most == AUTO else 1)
         tally.count(draft, out)
         tokens += out
     seconds = time.perf_counter() - begin
@@ -99,13 +104,26 @@ def repetitions(prompt: Sequence[int]) -> Guess:
     return guess
 
 
-def as_good_as(right: Sequence[int], share: float, seed: int) -> Guess:
-    """Each guess is the right token with this probability, else another one."""
+def of_layer(session: Session, sampler: Sampler) -> Guess:
+    """The token that comes, and what the model's draft layer guesses behind it."""
+
+    def guess(tokens: list[int], most: int) -> list[int]:
+        token = session.draw(sampler)
+        return [token, *(guessed for guessed, _ in session.guess(sampler, token, most - 1))] if most > 1 else [token]
+
+    return guess
+
+
+def as_good_as(right: Sequence[int], share: float, seed: int, layer: Guess | None = None) -> Guess:
+    """Each guess is the right token with this probability, else another one; layer: costs what this does, too. The
+    first, of the token that sampling gives, is then always right, as a layer begins behind it."""
     draw = random.Random(seed)
 
     def guess(tokens: list[int], most: int) -> list[int]:
         coming = right[len(tokens) : len(tokens) + most]
-        return [token if draw.random() < share else token ^ 1 for token in coming]
+        if layer and coming:
+            layer(tokens, most)
+        return [token if draw.random() < share or (layer and i == 0) else token ^ 1 for i, token in enumerate(coming)]
 
     return guess
 
@@ -119,11 +137,15 @@ def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> lis
     for temperature in args.temperature:
         print(f"temperature {temperature:g} …", file=sys.stderr)
         sampler = Sampler(resolve({"temperature": temperature}, None, model.defaults), model.vocab_size)
-        tallies = {most: Tally() for most in (0, *args.draft)}
+        tallies = {most: Tally() for most in (0, *args.draft, *([AUTO] if model.has_draft else []))}
         with model.session(n_ctx=args.prompt + args.gen) as session:
+            layer = of_layer(session, sampler) if model.has_draft else None
             for seed, start in enumerate(starts):
                 prompt = tokens[start : start + args.prompt]
-                run_all(session, prompt, seed, sampler, lambda _, prompt=prompt: repetitions(prompt), args.gen, tallies)
+                run_all(
+                    session, prompt, seed, sampler, lambda _, prompt=prompt, layer=layer: layer or repetitions(prompt),
+                    args.gen, tallies,
+                )  # fmt: skip
         rows += found({"temperature": temperature}, tallies)
     return rows
 
@@ -132,6 +154,7 @@ def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of each share of right guesses and length of draft, at temperature 0."""
     sampler, rows = Sampler(resolve({"temperature": 0}), model.vocab_size), []
     with model.session(n_ctx=args.prompt + args.gen) as session:
+        layer = of_layer(session, sampler) if model.has_draft else None
         for share in args.right:
             print(f"{share:.0%} right …", file=sys.stderr)
             tallies = {most: Tally() for most in (0, *args.draft)}
@@ -139,7 +162,7 @@ def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
                 prompt = [random.Random(seed).randrange(model.vocab_size) for _ in range(args.prompt)]
                 run_all(
                     session, prompt, seed, sampler,
-                    lambda right, share=share, seed=seed: as_good_as(right, share, seed), args.gen, tallies,
+                    lambda right, share=share, seed=seed: as_good_as(right, share, seed, layer), args.gen, tallies,
                 )  # fmt: skip
             rows += found({"share_right": share}, tallies)
     return rows
@@ -171,11 +194,15 @@ def found(setting: dict[str, float], tallies: dict[int, Tally]) -> list[dict[str
     ]
 
 
+def named(most: int) -> str:
+    return "auto" if most == AUTO else str(most)
+
+
 def markdown(results: dict[str, Any]) -> str:
     """The page of results."""
     rows = [
         [
-            row.get("temperature", row.get("share_right")), row["draft"], row["tokens_per_pass"], row["tok_s"],
+            row.get("temperature", row.get("share_right")), named(row["draft"]), row["tokens_per_pass"], row["tok_s"],
             f"{row['ratio']:.2f} ×", " ".join(f"{share:.0%}" for share in row["right"][:8]),
         ]
         for row in results["rows"]
@@ -197,7 +224,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
     """Speed with guesses, of that without, for each setting."""
-    drafts = [str(n) for n in results["drafts"]]
+    drafts = [named(n) for n in dict.fromkeys(row["draft"] for row in results["rows"])]
     settings: dict[float, list[float]] = {}
     for row in results["rows"]:
         settings.setdefault(row.get("temperature", row.get("share_right")), []).append(row["ratio"])
@@ -217,6 +244,7 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
     add("--model", type=Path, metavar="FILE", help="a trained model, with --text")
     add("--text", type=Path, nargs="+", default=[], metavar="FILE", help="text that it was not trained on")
     add("--shape", choices=SHAPES, default="bitnet-2b4t", help="of a random model, without --model")
+    add("--layer", action="store_true", help="with --shape: the model has a draft layer, which makes the guesses")
     add("--temperature", type=float, nargs="+", default=[0.0, 0.8, 1.0], metavar="T", help="with --model")
     add("--right", type=float, nargs="+", default=[0.5, 0.7, 0.9], metavar="P", help="share, with --shape")
     add("--draft", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="guesses at a time")
@@ -236,7 +264,7 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
 def main(line: list[str] | None = None) -> None:
     args = arguments(line)
     name = args.model.stem if args.model else args.shape
-    what = f"--model {args.model.name} --text …" if args.model else f"--shape {args.shape}"
+    what = f"--model {args.model.name} --text …" if args.model else f"--shape {args.shape}" + " --layer" * args.layer
     numbers = f"--draft {' '.join(map(str, args.draft))} --prompts {args.prompts} --prompt {args.prompt}"
     origin = report.origin(f"python benchmarks/drafts.py {what} {numbers} --gen {args.gen}")
     (report.ROOT / "build").mkdir(exist_ok=True)
@@ -244,7 +272,7 @@ def main(line: list[str] | None = None) -> None:
         path = args.model or Path(folder) / "model.bitnet"
         if not args.model:
             print(f"writing random weights of shape {args.shape} …", file=sys.stderr)
-            random_model(SHAPES[args.shape], path)
+            random_model(SHAPES[args.shape].with_draft() if args.layer else SHAPES[args.shape], path)
         with Model.load(path, threads=args.threads) as model:
             texts = [text.read_text(encoding="utf-8") for text in args.text]
             rows = on_text(model, texts, args) if args.model else on_shape(model, args)

@@ -142,6 +142,13 @@ def test_what_drafts_bring(tmp_path: Path) -> None:
         rows = drafts.on_shape(loaded, args)
     assert [row["tokens_per_pass"] for row in rows] == [1, 1, 1, 1, 2, 4]
     assert [row["right"] for row in rows[1:]] == [[0.0], [0.0], [], [1.0, 1.0], [1.0] * 4]
+    (tmp_path / "layer").mkdir()
+    with Model.load(small_model(tmp_path / "layer", config=SMALL.with_draft())) as loaded:
+        rows = drafts.on_text(loaded, [text.read_text()], args)
+        assert [row["draft"] for row in rows] == [0, 2, 4, drafts.AUTO] * 3
+        assert all(row["right"][0] == 1 for row in rows if row["draft"] > 0)  # the token that comes anyway
+        rows = drafts.on_shape(loaded, args)
+    assert [row["tokens_per_pass"] for row in rows] == [1, 1, 1, 1, 2, 4]
     text.write_text("short")
     with pytest.raises(ValueError, match=r"the text has . tokens, expected more than 9"):
         drafts.main([*line, "--model", str(model), "--text", str(text)])
