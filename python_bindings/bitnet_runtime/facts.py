@@ -270,11 +270,17 @@ class ModelFacts(ModelAdapters):
             raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
         return int(POOLING[name])
 
-    def _session_options(self, n_ctx: int | None = None, kv_type: str | None = None, adapter: str | None = None) -> Any:
+    def _session_options(
+        self,
+        n_ctx: int | None = None,
+        kv_type: str | None = None,
+        adapter: str | None = None,
+        draft: bool = True,
+    ) -> Any:
         """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number, and type."""
         room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
-        fields = {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type], "adapter": self.adapter_number(adapter)}
-        return ffi.new("bn_session_options *", fields)
+        fields = {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type], "no_draft": not draft}
+        return ffi.new("bn_session_options *", fields | {"adapter": self.adapter_number(adapter)})
 
     def _section(self, kind: int) -> bytes:
         """A copy of an opaque section; empty when the file has none."""

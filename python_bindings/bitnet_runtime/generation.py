@@ -64,7 +64,8 @@ class Stream(Unique):
         self._guide = guide or model.guide(options)
         detokenizer = model._detokenizer([token for token in prompt if token != NO_TOKEN])
         self._answer = Answer(detokenizer, options.stop, reader)
-        self._session = session or Session._new(model, needed, adapter=adapter)
+        self._most = AT_ONCE * model.has_draft if options.draft is None else options.draft
+        self._session = session or Session._new(model, needed, adapter=adapter, draft=self._most > 0)
         self._owned = session is None
         self._model, self._prompt, self._pixels = model, prompt, pixels
         self._end_tokens = model.end_tokens
@@ -76,7 +77,6 @@ class Stream(Unique):
         self._tokens: list[int] = []
         self._texts: list[str] = []
         self._lookup: Guesses | None = Lookup(prompt) if options.draft else None
-        self._most = AT_ONCE * model.has_draft if options.draft is None else options.draft
         self._drawn: deque[int] = deque()  # chosen, and not yet in the answer
         self._missing: list[int] = []  # chosen, and not yet in the session
         self._computed = 0  # tokens of the prompt; 0: it has not begun

@@ -161,9 +161,9 @@ class Model(ModelAsync, ModelChat):
             given = cast("Prompt", prompt)
             kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
             return finish(self.stream(given, images=one, **kept, **sampling))
-        chosen = resolve(sampling, options, self.defaults)
         if session is not None or sampling.get("draft"):
             raise InvalidParameterError("several prompts take neither a session nor drafts", "session")
+        chosen = resolve({**sampling, "draft": 0}, options, self.defaults)
         prompts, each = cast("Sequence[Prompt]", prompt), cast("Sequence[Sequence[Image] | None]", images)
         if images is None:
             each = [None] * len(prompts)
@@ -263,14 +263,15 @@ class Model(ModelAsync, ModelChat):
 
     # ---- sessions ----
 
-    def session(self, n_ctx: int | None = None, *, adapter: str | None = None) -> Session:
+    def session(self, n_ctx: int | None = None, *, adapter: str | None = None, draft: bool = True) -> Session:
         """A new session for token-level work, with room for `n_ctx` tokens; None: the model's `n_ctx`. adapter: the
-        name of that which its text has.
+        name of that which its text has. draft: it keeps what guesses need, if the model has a draft; that takes
+        about the time of one more layer.
 
         Raises ModelTooLargeError, before any work, if all of it would not fit in memory; the largest
         n_ctx that fits is in the message.
         """
-        return Session._new(self, n_ctx, adapter=adapter)
+        return Session._new(self, n_ctx, adapter=adapter, draft=draft)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """A session that `Session.save` wrote, with the context and the type of cache that it had.

@@ -29,11 +29,16 @@ class Session(SessionInput):
 
     @classmethod
     def _new(
-        cls, model: ModelFacts, n_ctx: int | None = None, kv_type: str | None = None, adapter: str | None = None
+        cls,
+        model: ModelFacts,
+        n_ctx: int | None = None,
+        kv_type: str | None = None,
+        adapter: str | None = None,
+        draft: bool = True,
     ) -> Session:
         """`Model.session`. kv_type: not the model's."""
         model.require_text()
-        options, out = model._session_options(n_ctx, kv_type, adapter), ffi.new("bn_session **")
+        options, out = model._session_options(n_ctx, kv_type, adapter, draft), ffi.new("bn_session **")
         handle = model._open
         check_session(lib.bn_session_new(handle.pointer, options, out), handle.pointer, options)
         return cls(model, Handle(out[0], handle))

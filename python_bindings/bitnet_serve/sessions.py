@@ -63,7 +63,7 @@ class Sessions:
 
     def new(self, room: int) -> Session:
         """An empty one for so many tokens. ModelTooLargeError: others have the memory."""
-        return self._counted(self._model.session(room), room)
+        return self._counted(self._model.session(room, draft=False), room)
 
     def begin(self, prompt: Sequence[int], room: int, who: object) -> tuple[Session, int]:
         """One that holds as much of the prompt as one that is kept, but for its last token; and how much that is."""
@@ -136,9 +136,9 @@ class Sessions:
     def _fresh(self, room: int) -> Session:
         """With all of the context, so that any text can go on from it; that costs nothing before it is used."""
         try:
-            return self._model.session()
+            return self._model.session(draft=False)
         except ModelTooLargeError:
-            return self._model.session(room)
+            return self._model.session(room, draft=False)
 
     def _counted(self, session: Session, room: int, idle: int = 0) -> Session:
         size = self._size(session, room, idle)

@@ -201,12 +201,13 @@ typedef struct bn_image_info {
 } bn_image_info;
 
 typedef struct bn_session_options {
-    int32_t n_ctx;   /* tokens the cache holds; 0: the model's maximum */
-    int32_t kv_type; /* bn_kv_type */
-    int32_t batch;   /* tokens of a prompt computed at a time, at most 4096; 0: 128. Never changes
-                      * results. Scratch memory grows with it; with a mask that is not causal
-                      * also, by a few rows of floats a token, with n_ctx. */
-    int32_t adapter; /* which of bn_load_options.adapters its text has, from 1 on; 0: none */
+    int32_t n_ctx;    /* tokens the cache holds; 0: the model's maximum */
+    int32_t kv_type;  /* bn_kv_type */
+    int32_t batch;    /* tokens of a prompt computed at a time, at most 4096; 0: 128. Never changes
+                       * results. Scratch memory grows with it; with a mask that is not causal
+                       * also, by a few rows of floats a token, with n_ctx. */
+    int32_t adapter;  /* which of bn_load_options.adapters its text has, from 1 on; 0: none */
+    int32_t no_draft; /* 1: it does not keep what the model's draft needs, and never guesses */
 } bn_session_options;
 
 /* What a session takes, held against what there is. */

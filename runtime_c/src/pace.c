@@ -65,6 +65,7 @@ int bn_pace_guess(const bn_pace *pace, bn_luck *luck, const bn_chain *chain) {
                                 step(pace, chain->n) + n * pace->guess);
     if (chain->n + 1 >= BN_PACE_ROWS || (!good && (chain->n > 0 || ++luck->rests < REST)))
         return 0;
+    luck->vain = good ? 0 : luck->vain + 1;
     luck->rests = 0;
     return 1;
 }

@@ -20,6 +20,7 @@ typedef struct bn_pace {
 typedef struct bn_luck {
     double offered, promised, right; /* guesses whose turn came, Σ of their confidence, true ones */
     int32_t rests;                   /* steps since the last one with a guess */
+    int32_t vain;                    /* that many rests did not make guesses worth it */
 } bn_luck;
 
 /* Guesses behind a token that is sure. */
@@ -40,6 +41,11 @@ void bn_pace_note(bn_pace *pace, int32_t guesses, double seconds, int32_t made, 
 
 /* Whether one more guess promises more tokens a second. */
 int bn_pace_guess(const bn_pace *pace, bn_luck *luck, const bn_chain *chain);
+
+/* Whether that can be given up. */
+static inline int bn_luck_is_out(const bn_luck *luck) {
+    return luck->vain > 4;
+}
 
 /* One was made, with this confidence: whether it is worth its row. If so it is one of the chain. */
 int bn_pace_take(const bn_pace *pace, const bn_luck *luck, bn_chain *chain, double confidence);

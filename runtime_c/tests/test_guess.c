@@ -181,6 +181,15 @@ static void test_edges(void) {
     CHECK_EQ(bn_session_guess(NULL, NULL, 1, 8, tokens, confidences, &n), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_guess(s, NULL, 1, 8, NULL, confidences, &n), BN_ERR_ARGUMENT);
     CHECK_EQ(bn_session_step(s, NULL, NULL, 0, tokens, 0, &n), BN_ERR_ARGUMENT);
+    bn_session *without;
+    ok(bn_session_new(model, &(bn_session_options){.n_ctx = 20, .no_draft = 1}, &without));
+    for (int i = 0; i < 2; i++) {
+        append(without, 0, 18);
+        without = saved_and_loaded(without);
+        CHECK_EQ(guess(without, NULL).n, 0);
+        ok(bn_session_rewind(without, 0));
+    }
+    bn_session_free(without);
     append(s, 0, 8);
     CHECK_EQ(bn_session_guess(s, NULL, 1, 8, tokens, confidences, &n), BN_ERR_CONTEXT);
     bn_session_cancel(s);
@@ -211,6 +220,7 @@ static void test_pace(void) {
     for (int i = 0; i < 640; i++)
         tried += bn_pace_guess(&pace, &bad, &chain);
     CHECK_EQ(tried, 10);
+    CHECK(bn_luck_is_out(&bad) && !bn_luck_is_out(&good));
 }
 
 /* Words of the draft's record that the engine refuses, and how. */

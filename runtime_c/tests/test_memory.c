@@ -177,7 +177,8 @@ static void test_plan(bn_model *model) {
     for (int32_t kv_type = 0; kv_type < BN_KV_TYPES; kv_type++)
         for (int32_t n_ctx = 1; n_ctx < 100000; n_ctx = 7 * n_ctx + 3)
             for (int32_t batch = 0; batch <= 4096; batch += 1024) {
-                const bn_session_options options = {n_ctx, kv_type, batch, 0};
+                const bn_session_options options = {
+                    .n_ctx = n_ctx, .kv_type = kv_type, .batch = batch};
                 bn_session *s;
                 const uint64_t needed = plan(model, options).needed;
                 CHECK_EQ(bn_session_new(model, &options, &s), BN_OK);

@@ -132,6 +132,8 @@ int32_t bn_guess(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int3
     float *own = state_of(s, BN_TRAIL), *hidden = own + D;
     bn_chain chain = bn_chain_begin();
     *made = 0;
+    if (careful && bn_luck_is_out(&s->luck))
+        s->trailing = 0; /* keeping up takes time, too */
     if (!follows(s, s->position) || s->trailing == 0 || most < 1 ||
         (careful && !bn_pace_guess(pace, &s->luck, &chain)))
         return 0;

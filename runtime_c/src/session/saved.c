@@ -31,7 +31,7 @@ typedef struct record {
     int32_t n_ctx, kv_type, batch, position;
     uint32_t written, prefix; /* positions there were; how many at the beginning see each other */
     int32_t ready;            /* 1: hidden is there */
-    int32_t drafted;          /* rows that the draft has in the cache, 0 without one */
+    int32_t drafted;          /* rows that the draft has in the cache, 0 without one, -1: never */
     uint64_t seed;
     uint64_t adapter_size; /* of the file of its adapter, and checksums of that; 0: it has none */
     uint32_t adapter_header, adapter_data;
@@ -184,8 +184,9 @@ static bn_status check_numbers(const bn_session *s, const record *r, char *detai
                       !(r->ready && (position == 0 || !c->has_head)) && r->batch == s->batch &&
                       r->zero == 0;
     const int32_t most = s->stack->draft ? r->position : 0;
-    const int follows = r->drafted >= 0 && r->drafted <= most && r->trailing >= 0 &&
-                        r->trailing <= BN_TRAIL && r->trailing <= most - r->drafted;
+    const int follows = r->drafted >= -1 && r->drafted <= most && r->trailing >= 0 &&
+                        r->trailing <= BN_TRAIL &&
+                        r->trailing <= (r->drafted < 0 ? 0 : most - r->drafted);
     if (valid && !follows)
         return bn_fail(detail, BN_ERR_CONFIG,
                        "a draft with %" PRId32 " rows and %" PRId32 " states of %" PRId32
@@ -256,7 +257,8 @@ bn_status bn_session_load(bn_model *model, const void *bytes, uint64_t size, bn_
     bn_status status = check_bytes(model, bytes, size, &r, detail);
     if (status)
         return status;
-    bn_session_options options = {.n_ctx = r.n_ctx, .kv_type = r.kv_type, .batch = r.batch};
+    bn_session_options options = {
+        .n_ctx = r.n_ctx, .kv_type = r.kv_type, .batch = r.batch, .no_draft = r.drafted < 0};
     if ((status = find_adapter(model, &r, &options.adapter, detail)))
         return status;
     status = r.n_ctx < 1 || r.batch < 1 ? BN_ERR_ARGUMENT : bn_session_new(model, &options, &s);

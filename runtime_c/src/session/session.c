@@ -49,10 +49,11 @@ static bn_status plan(bn_model *model, const bn_session_options *o, bn_session *
         return BN_ERR_INPUT;
     if (!model || o->n_ctx < 0 || (uint32_t)o->n_ctx > model->stack.config.max_context ||
         o->batch < 0 || o->batch > MAX_BATCH || o->kv_type < 0 || o->kv_type >= BN_KV_TYPES ||
-        o->adapter < 0 || o->adapter > model->n_added)
+        o->adapter < 0 || o->adapter > model->n_added || o->no_draft < 0 || o->no_draft > 1)
         return BN_ERR_ARGUMENT;
     *s = (bn_session){.model = model, .stack = &model->stack, .cache.type = o->kv_type};
     s->adapter = o->adapter;
+    s->drafted = o->no_draft ? -1 : 0;
     s->n_ctx = o->n_ctx ? o->n_ctx : (int32_t)s->stack->config.max_context;
     s->batch = o->batch ? o->batch : DEFAULT_BATCH;
     s->batch = s->batch < s->n_ctx ? s->batch : s->n_ctx;
@@ -139,7 +140,8 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     const bn_session_options o = {.n_ctx = session->n_ctx,
                                   .kv_type = session->cache.type,
                                   .batch = session->batch,
-                                  .adapter = session->adapter};
+                                  .adapter = session->adapter,
+                                  .no_draft = session->drafted < 0};
     bn_session *s;
     const bn_status status = bn_session_new(session->model, &o, &s);
     if (status)
@@ -177,6 +179,7 @@ bn_status bn_session_rewind(bn_session *s, int32_t n) {
             s->trailing = n - s->drafted;
         }
         s->position = n;
+        s->luck = n > 0 ? s->luck : (bn_luck){0};
         s->pooled = 0;
         s->ready = BN_READY_NOTHING;
     }

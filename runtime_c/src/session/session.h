@@ -33,7 +33,7 @@ struct bn_session {
     int32_t pooling;   /* and how */
     float *trail;      /* [BN_TRAIL + 2][D] states that the draft waits with (guess.h); scratch */
     int32_t trailing;  /* how many */
-    int32_t drafted;   /* rows that the draft has in the cache */
+    int32_t drafted;   /* rows that the draft has in the cache; -1: it never will */
     bn_luck luck;
     void *sampler_scratch;
     uint64_t seed;    /* of the noise of sampling */
