@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from bitnet.quant import ternary_linear
+from bitnet.quant import low_rank, ternary_linear
 
 
 class BitLinear(nn.Linear):
@@ -16,15 +17,23 @@ class BitLinear(nn.Linear):
 
     amount: float | Tensor = 1.0
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False, scope: str = "tensor") -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, scope: str = "tensor", rank: int = 0
+    ) -> None:
+        """rank: of an adapter, which adds nothing at first; 0: there is none."""
         super().__init__(in_features, out_features, bias)
         self.scope = scope
+        self.adapter_in = nn.Parameter(torch.empty(rank, in_features)) if rank else None
+        self.adapter_out = nn.Parameter(torch.zeros(rank, out_features)) if rank else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.finish(ternary_linear(x, self.weight, scope=self.scope, amount=self.amount)[0])
+        return self.finish(ternary_linear(x, self.weight, scope=self.scope, amount=self.amount)[0], x)
 
-    def finish(self, y: Tensor) -> Tensor:
-        return y if self.bias is None else y + self.bias
+    def finish(self, y: Tensor, x: Tensor) -> Tensor:
+        y = y if self.bias is None else y + self.bias
+        if self.adapter_in is None or self.adapter_out is None:
+            return y
+        return y + low_rank(x, self.adapter_in, self.adapter_out)
 
 
 def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
@@ -34,4 +43,4 @@ def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
         return tuple(layer(x) for layer in layers)
     weights, (first, *_) = (layer.weight for layer in ternary), ternary
     products = iter(ternary_linear(x, *weights, scope=first.scope, amount=first.amount))
-    return tuple(layer.finish(next(products)) if isinstance(layer, BitLinear) else layer(x) for layer in layers)
+    return tuple(layer.finish(next(products), x) if isinstance(layer, BitLinear) else layer(x) for layer in layers)

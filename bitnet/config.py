@@ -105,7 +105,7 @@ class ModelConfig:
     vision: ModelConfig | None = None  # the stack that looks at images for this one: a table of options
     draft: ModelConfig | None = None  # the stack that guesses tokens for this one (`bitnet.model.draft`)
 
-    # adapters: W·x + B·(A·x), A (rank, inputs), B (outputs, rank)
+    # adapters: W·x + Bᵀ·(A·x), A (rank, inputs), B (rank, outputs)
     adapter_rank: int = 0  # 0: there are none
     adapters: tuple[str, ...] = ()  # which linears have one
 
@@ -262,16 +262,11 @@ TUPLES = ("ternary", "pixel_mean", "pixel_std", "adapters")
 WITHIN = ("vision", "draft")
 """Fields that are a stack of their own."""
 
-NOT_YET: dict[str, tuple[object, ...]] = {"adapter_rank": (0,)}
-"""What can be said of adapters and nothing computes yet, by the values that are."""
-
 
 def not_yet(config: ModelConfig) -> list[str]:
-    """What of a configuration can be said and is not computed, by name: adapters, and a draft without its model."""
-    found = [
-        f"{field} = {getattr(stack, field)!r} (only {' or '.join(repr(value) for value in allowed)})"
-        for stack in config.stacks
-        for field, allowed in NOT_YET.items()
-        if getattr(stack, field) not in allowed
-    ]
+    """What of a configuration can be said and is not computed, by name: some adapters, a draft without its model."""
+    first, *others = config.stacks
+    found = [f"adapters of {role}, which is not ternary" for role in first.adapters if role not in first.ternary]
+    found += [f"adapters of the stack {stack.name!r} (only of that of texts)" for stack in others if stack.adapters]
+    found += ["adapters of images"] * (config.input == "images" and config.adapter_rank > 0)
     return found + ["input = 'draft' (only of a stack behind one of text)"] * (config.input == "draft")

@@ -138,11 +138,13 @@ class _QuantizedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, s, *flat = ctx.saved_tensors
         x_q = q.float().div_(s).to(ctx.dtype)
-        grad_x, grad_ws = None, []
+        grad_x: Tensor | None = None
+        grad_ws: list[Tensor | None] = []  # None: of weights that are frozen
         for grad, codes, scale in zip(grads, flat[::2], flat[1::2], strict=True):
             g = grad.flatten(0, -2).to(ctx.dtype)
             w_q = (codes * expand_scale(scale, *codes.shape)).to(ctx.dtype)
-            grad_ws.append((g.T @ x_q).to(ctx.w_dtype))
+            learnt = ctx.needs_input_grad[2 + len(grad_ws)]
+            grad_ws.append((g.T @ x_q).to(ctx.w_dtype) if learnt else None)
             grad_x = g @ w_q if grad_x is None else grad_x.addmm_(g, w_q)
         assert grad_x is not None
         return grad_x.to(ctx.x_dtype).view(ctx.x_shape), None, *grad_ws
@@ -205,6 +207,16 @@ def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1
     if storage == "int8":
         return _quantized_linear(x, row_codes, w, amount=amount)[0]
     return F.linear(x, _partly(w, stored_rows(w, storage), amount))
+
+
+def low_rank(x: Tensor, adapter_in: Tensor, adapter_out: Tensor) -> Tensor:
+    """What an adapter adds: Bᵀ·(A·x) of x before it is quantized, in fp32, A and B as they are stored, fp16.
+
+    x: (..., K), A: (rank, K), B: (rank, N). Returns (..., N).
+    """
+    a, b = (_partly(w, stored_rows(w, "f16"), 1.0) for w in (adapter_in, adapter_out))
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(a.dtype), a) @ b
 
 
 def head_operands(

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any
 
 from bitnet import config, settings
-from bitnet.config import NOT_YET, ModelConfig
+from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.settings import CONTEXT, CONVERSION, FINETUNE_SETTINGS, PRESET_SETTINGS, Settings
 from bitnet.sizes import SIZES
@@ -132,9 +132,7 @@ def _model() -> list[str]:
     lines = ["## Model: `--set NAME=VALUE`, or `[model]`", ""]
     lines += ["A model that is shown images has a stack for them, `vision`, with options of its own:"]
     lines += ["`--set vision.dim=256`, or a table `[model.vision]`.", ""]
-    others = ", ".join(f"`{name}`" for name in NOT_YET)
-    lines += [f"Drafts and adapters can be said and are not trained yet: {others} with values"]
-    lines += ["that ask for them are refused.", ""]
+    lines += ["Adapters come from `bitnet finetune --lora`, and are refused here.", ""]
     fields = {f.name: f for f in dataclasses.fields(ModelConfig)}
     for name, comment in _comments():
         if not name:

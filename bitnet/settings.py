@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bitnet.config import TERNARY_LINEARS, ModelConfig
+from bitnet.config import TERNARY_LINEARS
 from bitnet.sizes import SIZES, training_of
 
 CHOICES = {
@@ -39,9 +39,10 @@ def option(default: Any, text: str) -> Any:
     return field(**factory, metadata={"help": text})
 
 
+LORA = ("lora", "lora_alpha", "lora_linears")
 CONVERSION: tuple[str, ...] = (
     "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "distill_features", "teacher",
-    "draft_only", "self_written",
+    *LORA, "draft_only", "self_written",
 )  # fmt: skip
 """Options of `bitnet finetune` alone."""
 
@@ -148,6 +149,12 @@ class Settings:
         "", "whom to distill from, as SRC with the same tokenizer; for features any that sees; none: the source itself"
     )
 
+    lora: int = option(
+        0, "rank of adapters that learn in place of the model, which must be ternary and stays as it is; 0: none"
+    )
+    lora_alpha: float = option(0.0, "the adapters' weight is alpha / rank; 0: twice the rank")
+    lora_linears: list[str] = option([], "which linears have one, of q k v o gate up down; none: all that are ternary")
+
     precision: str = option("auto", "of the backward products; auto: bf16 where the CPU or GPU multiplies it")
     device: str = option("auto", "cpu or cuda; auto: cuda when there is one")
     parallel: str = option("auto", "under torchrun: ddp, or fsdp to shard the model; auto: ddp")
@@ -178,6 +185,7 @@ class Settings:
             "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
             "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
             "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
+            "lora": (0, 4096), "lora_alpha": (0, 1e6),
             "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
             "fim": (0, 1),
         }  # fmt: skip
@@ -212,8 +220,16 @@ class Settings:
             raise ValueError("self_written is of a draft that learns alone from text; add --draft-only and --data")
         if self.teacher and not self.distilled:
             raise ValueError("teacher is given and nothing to learn from it; add --distill, or one of its relatives")
+        if unknown := [role for role in self.lora_linears if role not in TERNARY_LINEARS]:
+            raise ValueError(f"lora_linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+        if not self.lora and (self.lora_alpha or self.lora_linears):
+            raise ValueError("lora_alpha or lora_linears is given and no adapter; add --lora RANK")
+        if self.lora and (self.optimizer != "adamw" or self.vision):
+            what = "--vision" if self.vision else f"--optimizer {self.optimizer}"
+            raise ValueError(f"{what} does not go with --lora, which learns adapters alone, by adamw; leave it out")
         for f in dataclasses.fields(self):
-            if f.name in CONVERSION and not self.source and getattr(self, f.name) != f.default:
+            plain = [] if f.default is dataclasses.MISSING else f.default
+            if f.name in CONVERSION and not self.source and getattr(self, f.name) != plain:
                 raise ValueError(f"{f.name} is an option of `bitnet finetune`, which begins with a model")
 
     @property
@@ -270,26 +286,6 @@ FINETUNE_SETTINGS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-4, "weight_d
 """How those of `bitnet finetune` do: what it begins with should not be forgotten."""
 
 CONTEXT = 1024  # of a row where --context says nothing: published models name what they can, not what fits
-
-
-def of_source(config: ModelConfig, draft_only: bool = False) -> tuple[dict[str, Any], ModelConfig]:
-    """Settings and model of `bitnet finetune` from a source with this configuration, before the user's own.
-
-    A full-precision model becomes ternary, slowly; one that is ternary already goes on so. draft_only: it stays.
-    """
-    settings: dict[str, Any] = {"draft": bool(config.draft)}
-    if config.max_context > CONTEXT:
-        settings["context"] = CONTEXT
-    if draft_only:
-        return settings | {"draft": True, "quantize_warmup": 0.5}, config
-    convert = not config.ternary
-    settings |= FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
-    if config.vision and config.similarity_scale and not config.similarity_bias:  # as CLIP's, which says it so
-        settings["contrastive_loss"] = "softmax"
-    config = config.replace(head_format=config.head_format if config.head_format != "f32" else "int8")
-    if config.vision and not config.vision.ternary:
-        config = config.replace(vision={"ternary": TERNARY_LINEARS})
-    return settings, config.replace(ternary=TERNARY_LINEARS) if convert else config
 
 
 def did_you_mean(name: str, names: list[str]) -> str:

@@ -16,7 +16,8 @@ from bitnet import reference
 from bitnet.config import ModelConfig
 from bitnet.presets import PRESETS
 from bitnet.reference import default_of
-from bitnet.settings import Settings, of_source
+from bitnet.settings import Settings
+from bitnet.source_settings import of_source
 from bitnet.train.resolve import Given, resolve
 
 SMALL = {

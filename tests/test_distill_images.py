@@ -14,7 +14,8 @@ import hf_vision
 from bitnet.config import ModelConfig
 from bitnet.data import tokenizer
 from bitnet.model.transformer import Transformer
-from bitnet.settings import Settings, of_source
+from bitnet.settings import Settings
+from bitnet.source_settings import of_source
 from bitnet.train import source_model
 from bitnet.train.distill import Distillation
 from bitnet.train.distill_images import divergence_of_pairs, lacking

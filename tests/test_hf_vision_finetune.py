@@ -12,7 +12,7 @@ import hf_vision
 from bitnet import quant
 from bitnet.config import TERNARY_LINEARS
 from bitnet.model.images import Images
-from bitnet.settings import of_source
+from bitnet.source_settings import of_source
 from bitnet.train import source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.convert.masters import read_start

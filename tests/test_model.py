@@ -324,7 +324,7 @@ OF_IMAGES += ("vision", "draft")
 
 @pytest.mark.parametrize(
     "changes",
-    [{"has_head": False, "input": "draft"}, {"adapter_rank": 2, "adapters": ["q"]}],
+    [{"has_head": False, "input": "draft"}, {"input": "draft", "adapter_rank": 2, "adapters": ["q"]}],
 )
 def test_what_is_not_computed_yet_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(

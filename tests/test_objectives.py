@@ -187,7 +187,7 @@ def test_a_packed_file_is_measured_without_a_prefix(
         (("--set", "input=embeddings"), "input is embeddings, and text has none; add --set input=tokens"),
         (
             ("--set", "adapter_rank=2", "--set", 'adapters=["q"]'),
-            "this is not trained yet: adapter_rank",
+            "this is not trained yet: adapters with their model",
         ),
     ],
 )

@@ -27,7 +27,8 @@ class Linears(nn.Module):
 
     def linear(self, role: str, inputs: int, outputs: int, bias: bool) -> nn.Linear:
         if role in self.config.ternary:
-            return BitLinear(inputs, outputs, bias, self.config.weight_scale)
+            rank = self.config.adapter_rank if role in self.config.adapters else 0
+            return BitLinear(inputs, outputs, bias, self.config.weight_scale, rank)
         return nn.Linear(inputs, outputs, bias)
 
     def add_linear_norms(self) -> None:

@@ -8,7 +8,7 @@ from bitnet.config import ModelConfig
 
 
 def draw_weights(stack: nn.Module) -> None:
-    """Normal weights, gains 1, biases 0. stack: a module with a `config`.
+    """Normal weights, gains 1, biases 0, adapters that add nothing. stack: a module with a `config`.
 
     Ternary codes do not depend on the deviation, but the learning rate counts in its units,
     and γ does: o and down begin small, so that the token itself, of size D**-0.5, is not
@@ -23,6 +23,7 @@ def draw_weights(stack: nn.Module) -> None:
             role = name.split(".")[-2]
             kept = parameter.shape[1] ** -0.5
             std = {"embedding": row, "position": row, "o": small, "down": small, "projector": kept}.get(role, 0.02)
+            std = kept if name.endswith("adapter_in") else 0.0 if name.endswith("adapter_out") else std
             std = row * kept if role == "patch" else kept if name.startswith("pool.") else std
             nn.init.normal_(parameter, std=std)
         elif name.endswith("bias"):

@@ -17,6 +17,8 @@ from bitnet.train.errors import TrainingError
 
 def check(config: ModelConfig, settings: Settings) -> None:
     """Raises TrainingError, before any work: not even what every step keeps would fit. Activations come on top."""
+    if settings.lora:  # most is neither learnt nor has gradients
+        return
     with torch.device("meta"):
         model = Transformer(config)
         (matrices, others), (more, rest) = optimizers.of_layers(model), optimizers.of_draft(model)

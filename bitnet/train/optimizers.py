@@ -28,10 +28,12 @@ class Chained(torch.optim.Optimizer):
 
 
 def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
-    """Groups with "decays": whether weight decay is for them.
+    """Groups with "decays": whether weight decay is for them; and of adapters "rate", a factor of the learning rate.
 
     Muon updates by orthogonal matrices, scaled so that learning rate and weight decay of AdamW serve both.
     """
+    if settings.lora:
+        return adamw(of_adapters(model, settings))
     parts: list[torch.optim.Optimizer] = []
     for matrices, others in (of_layers(model), of_draft(model)):  # apart: Muon multiplies matrices of a shape together
         groups: list[dict[str, Any]] = [{"params": matrices, "decays": True}, {"params": others, "decays": False}]
@@ -41,6 +43,17 @@ def build(model: Transformer, settings: Settings) -> torch.optim.Optimizer:
             parts.append(Muon(groups[:1], precise=not multiplies_bf16(model.device.type)))
         parts.append(adamw(groups[1:] if settings.optimizer == "muon" else groups))
     return parts[0] if len(parts) == 1 else Chained(*parts)
+
+
+def of_adapters(model: Transformer, settings: Settings) -> list[dict[str, Any]]:
+    """alpha / rank is no factor in the model: AdamW, whose steps do not depend on the size of gradients, moves
+    adapter_out by as much more, which is the same (arXiv 2106.09685 §4.1)."""
+    learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    outwards = [p for name, p in learnt if name.endswith("adapter_out")]
+    inwards = [p for name, p in learnt if name.endswith("adapter_in")]
+    assert len(outwards) + len(inwards) == len(learnt)
+    rate = settings.lora_alpha / settings.lora if settings.lora_alpha else 2.0
+    return [{"params": inwards, "decays": True, "rate": 1.0}, {"params": outwards, "decays": True, "rate": rate}]
 
 
 def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

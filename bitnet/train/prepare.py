@@ -70,6 +70,11 @@ def prepare(
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
         config = with_images(settings, with_room(settings, config, words, start), words)
+        if settings.lora and start and config.vocab_size != start.config.vocab_size:
+            raise TrainingError(
+                f"--lora leaves the model as it is, with {start.config.vocab_size:,} tokens, but a chat template needs "
+                f"{config.vocab_size:,}; finetune it on conversations without --lora first"
+            )
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
     each = objectives.tokens_each(batches.tokens, batches.context)
@@ -126,6 +131,8 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
     """Raises, before the text is read, what would only be found afterwards."""
     if problems := not_yet(config):
         raise TrainingError("this is not trained yet: " + "; ".join(problems))
+    if config.adapters and not settings.lora:
+        raise TrainingError("this is not trained yet: adapters with their model; bitnet finetune SRC --lora RANK")
     objectives.check(settings, config)
     if config.vision and not config.has_head and parallel.launched() and settings.parallel == "fsdp":
         raise TrainingError("--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp")
@@ -259,8 +266,12 @@ def build_model(
 
 
 def hold(model: Transformer, settings: Settings) -> None:
-    """Let what is not learnt have no gradient: all but a draft; of a frozen stack all but its projector; a bias that
-    softmax ignores."""
+    """Let what is not learnt have no gradient: all but adapters, or a draft; of a frozen stack all but its projector;
+    a bias that softmax ignores."""
+    if settings.lora:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".adapter_" in name)
+        return
     model.draft_only = settings.draft_only
     if settings.draft_only:
         model.requires_grad_(False)

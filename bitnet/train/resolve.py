@@ -23,7 +23,7 @@ from bitnet.config import BOOLEANS, TERNARY_LINEARS, WITHIN, ModelConfig
 from bitnet.data.corpus import absolute
 from bitnet.presets import PRESETS
 from bitnet.settings import ALTERNATIVES, PRESET_SETTINGS, Settings, did_you_mean, flag_of
-from bitnet.train import thinker
+from bitnet.train import adapters, thinker
 
 if TYPE_CHECKING:
     from bitnet.train.source_model import Start
@@ -42,7 +42,7 @@ STACK: dict[str, Any] = {
 
 KEPT = (
     "preset", "tokenizer", "source", "objective", "contrastive_loss", "vision", "freeze_vision", "draft", "draft_only",
-    "self_written",
+    "self_written", "lora", "lora_linears",
 )  # fmt: skip
 """Options that a run keeps: model, vocabulary, first weights and what is learnt follow from them."""
 
@@ -94,6 +94,9 @@ def resolve(
         for name in ("preset", "tokenizer"):
             if name in train:
                 raise ValueError(f"{name} is an option of `bitnet train`; a model that is finetuned keeps its own")
+        if train.get("lora"):
+            settings = _checked(Settings.from_dict(_over(base[0], train)))
+            return settings, adapters.added(base[1], overrides, settings)
         return _together(*base, train, overrides, tower)
     preset = train.get("preset", "tiny")
     if preset not in PRESETS:

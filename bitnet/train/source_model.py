@@ -17,7 +17,7 @@ from torch import Tensor
 from bitnet.config import ModelConfig
 from bitnet.model.layers import RMSNorm
 from bitnet.model.transformer import Transformer
-from bitnet.settings import of_source
+from bitnet.source_settings import of_source
 from bitnet.train.checkpoint import CONFIG, Checkpoint, CheckpointError, all_of, read_json
 
 FOREIGN = {"architectures", "model_type", "d_model"}  # of transformers; of a Thinker
@@ -41,13 +41,13 @@ class Start:
     assumptions: tuple[str, ...] = ()  # a line each
     writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
 
-    def defaults(self, draft_only: bool = False) -> tuple[dict[str, Any], ModelConfig]:
+    def defaults(self, draft_only: bool = False, lora: bool = False) -> tuple[dict[str, Any], ModelConfig]:
         """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text.
 
-        draft_only: of a run that learns a draft alone.
+        draft_only, lora: of a run that learns a draft alone, or adapters.
         """
         assert self.words
-        return of_source(self.config, draft_only)
+        return of_source(self.config, draft_only, lora)
 
     @property
     def words(self) -> Tokenizer:
@@ -117,6 +117,7 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
     if not config.draft:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("draft.")}
     weights |= {name: wanted[name] for name in wanted if name not in weights and name.startswith((*new, "similarity."))}
+    weights |= {name: wanted[name] for name in wanted if name not in weights and ".adapter_" in name}
     inserted = [name for name in wanted if name not in weights and name.endswith("_norm.weight")]
     weights |= {name: wanted[name] for name in inserted}
     for name in sorted(wanted.keys() | weights.keys()):

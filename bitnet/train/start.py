@@ -58,7 +58,7 @@ def train(given: Given, read: Read = source_model.read_checkpoint, resume: bool 
 
 def _begin(given: Given, read: Read) -> Outcome:
     start, tower = (read(path) if (path := named(given, name)) else None for name in ("source", "vision"))
-    base = start.defaults(asks(given, "draft_only")) if start else None
+    base = start.defaults(asks(given, "draft_only"), asks(given, "lora")) if start else None
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)

@@ -43,20 +43,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="store up and down so that the engine reads only rows and columns that are not multiplied with 0: "
         "where relu² makes enough zeros, or as a packed file has it [auto]",
     )
+    parser.add_argument(
+        "--base", metavar="MODEL", help="write adapters alone (bitnet finetune --lora): a small file beside this "
+        "packed model, which has to be that which they began with",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    from bitnet_export.checkpoint.adapter import export_adapter
     from bitnet_export.checkpoint.pack import export_checkpoint
     from bitnet_export.checkpoint.repack import repack
 
     if args.head and Path(args.checkpoint).is_file():
         return refuse("--head goes with a checkpoint; a packed file no longer has what was trained")
+    if args.base and (Path(args.checkpoint).is_file() or args.head or args.sparse != "auto" or args.encoding != "2.0"):
+        return refuse("--base goes with a run or a checkpoint alone: the model keeps the encoding that it has")
     if sys.stderr.isatty():
         print("writing the file and comparing it with the source, which takes a moment …", file=sys.stderr)
     report: Report | Repacked
     sparse = {"auto": None, "on": True, "off": False}[args.sparse]
-    if Path(args.checkpoint).is_file():
+    if args.base:
+        report = export_adapter(args.checkpoint, args.base, args.out, tokens=args.tokens)
+        source = report.checkpoint
+    elif Path(args.checkpoint).is_file():
         report, source = repack(args.checkpoint, args.out, encoding=args.encoding, sparse=sparse), args.checkpoint
     else:
         report = export_checkpoint(

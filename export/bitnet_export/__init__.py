@@ -4,6 +4,7 @@
 that read checkpoints.
 """
 
+from .checkpoint.adapter import export_adapter
 from .checkpoint.findings import Report
 from .checkpoint.pack import export_checkpoint
 from .checkpoint.repack import Repacked, repack
@@ -23,6 +24,7 @@ __all__ = [
     "Report",
     "VerificationError",
     "expected_tensors",
+    "export_adapter",
     "export_checkpoint",
     "random_adapter",
     "random_model",

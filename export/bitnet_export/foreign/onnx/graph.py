@@ -32,6 +32,7 @@ _BATCH, _LENGTH, _PAST, _TOTAL = "batch", "length", "past", "past + length"
 def unsupported(file: PackedFile, form: str) -> list[str]:
     """What the graph cannot say of a file, by name; empty when it can say all."""
     found = [problem for config in file.configs for problem in not_yet(config)]
+    found += [f"adapter_rank = {config.adapter_rank}" for config in file.configs if config.adapters]
     if not found:
         try:
             file.config  # noqa: B018  (whether there is one)

@@ -1,0 +1,29 @@
+"""`bitnet finetune --lora`: adapters that learn beside a ternary model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitnet.config import ModelConfig
+from bitnet.settings import Settings
+
+
+def added(base: ModelConfig, overrides: dict[str, Any], settings: Settings) -> ModelConfig:
+    """A model that stays as it is, with adapters. Raises ValueError: it is none that can."""
+    if overrides:
+        raise ValueError(f"--set {next(iter(overrides))} does not go with --lora: the model stays as it is")
+    if base.adapters:
+        raise ValueError("the source has adapters already; go on with its run, or begin with what that began with")
+    if base.input != "tokens" or not base.ternary:
+        found = f"takes {base.input}" if base.input != "tokens" else "is a full-precision model"
+        raise ValueError(
+            f"--lora is for a ternary model of texts, and the source {found}"
+            + "; bitnet finetune without --lora makes it ternary" * (not base.ternary)
+        )
+    there = [role for role in base.ternary if base.ffn == "gated" or role != "gate"]
+    if missing := [role for role in settings.lora_linears if role not in there]:
+        raise ValueError(f"lora_linears has {missing[0]}, and the ternary linears of the source are {', '.join(there)}")
+    adapters = tuple(role for role in there if role in (settings.lora_linears or there))
+    if settings.draft:
+        raise ValueError("--draft does not go with --lora, which learns adapters alone; a packed model keeps its draft")
+    return base.replace(adapter_rank=settings.lora, adapters=adapters)

@@ -1,0 +1,75 @@
+"""What a run with `--lora` learnt, as a file of its own beside the model that it began with."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from bitnet_export.packed import encodings
+from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.records import Spec
+from bitnet_export.packed.stacks import pack_stack
+from bitnet_export.packed.writer import Encoded, spare, write_packed
+
+from .findings import Report
+from .pack import export_checkpoint
+
+
+def export_adapter(
+    checkpoint: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    tokens: int = 50_000,
+) -> Report:
+    """Write the adapters of a checkpoint (or the newest one of a run folder) alone; base: the packed model.
+
+    The whole model is exported and verified as any other, and then compared with `base` number by number, so it takes
+    as much room on disk as that for a moment. Raises ValueError: a bad checkpoint, VerificationError, or another model.
+    """
+    model, out = PackedFile.open(base), Path(out)
+    spare(Path(checkpoint), out)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        file = Path(folder) / "whole.bitnet"
+        encoding = next((r.encoding.bits for r in model.tensors.values() if r.encoding.bits), "2.0")
+        report = export_checkpoint(
+            checkpoint, file, tokens=tokens, encoding=encoding or "2.0", head=model.configs[0].head_format, sparse=False
+        )
+        whole = PackedFile.open(file)
+        if not any(config.adapters for config in whole.configs):
+            raise ValueError(
+                f"{checkpoint} has no adapters, which bitnet finetune --lora learns; export it without --base"
+            )
+        if problem := _difference(whole, model):
+            raise ValueError(f"{base} is not the model that {checkpoint} began with: {problem}")
+
+        def source(spec: Spec) -> Encoded:
+            record = whole.tensors[spec.key]
+            return Encoded(record.encoding, record.scope, whole.stored(record))
+
+        kept = {"provenance": whole.metadata.get("provenance", {}) | {"base": Path(base).name}}
+        stacks = [*whole.configs, *model.configs[len(whole.configs) :]]  # a draft of the model, which is not learnt
+        write_packed(out, stacks, source, metadata=kept, base=model.weights)
+    return report
+
+
+def _difference(whole: PackedFile, model: PackedFile) -> str:
+    """What of a model another one has not, which has adapters beside it; "" if nothing. Encodings may differ."""
+    stacks = [[pack_stack(c.replace(adapters=(), adapter_rank=0)) for c in file.configs] for file in (whole, model)]
+    if stacks[0] != stacks[1][: len(stacks[0])]:
+        return "its layers, sizes or options are others"
+    if any(config.adapters for config in model.configs):
+        return "it has adapters of its own"
+    for key, other in whole.tensors.items():
+        if key.part > 1:
+            continue
+        record = model.tensors[key]
+        same = np.array_equal(model.codes(record), whole.codes(other))
+        if record.scope != encodings.SCALE_NONE:
+            same &= np.array_equal(model.scales(record), whole.scales(other))
+        if not same:
+            return f"{key.name} differs"
+    return ""

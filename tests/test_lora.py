@@ -1,0 +1,106 @@
+"""`bitnet finetune --lora`: adapters learn, the model stays, and the engine computes what training did."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bitnet.train.checkpoint import Checkpoint
+from bitnet_export import PackedFile, export_adapter, export_checkpoint
+from bitnet_runtime import Model
+from training import TINY, bitnet, killed_before, losses
+
+torch.set_num_threads(1)
+
+LORA = ["--lora", "4", "--steps", "8", "--save-every", "4", "--eval-every", "4", "--threads", "1", "--batch", "4"]
+
+
+def write(folder: Path, words: list[str]) -> str:
+    folder.mkdir()
+    draw = random.Random(0)
+    for i in range(8):
+        (folder / f"{i}.txt").write_text(" ".join(draw.choice(words) for _ in range(200)))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, with model.bitnet in it, and text of another kind."""
+    folder = tmp_path_factory.mktemp("base")
+    text = write(folder / "text", ["red", "cat", "sees", "a"])
+    write(folder / "other", ["blue", "dog", "hears", "the"])
+    shape = [*TINY[:-2], "--steps", "30", "--tokenizer", "byte", "--set", "n_experts=2", "--set", "experts_per_token=1"]
+    assert bitnet("train", *shape, "--set", "normalize_routing=no", "--data", text, "--out", folder / "run") == 0
+    export_checkpoint(folder / "run", folder / "model.bitnet", tokens=2000)
+    return folder
+
+
+def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = [*LORA, "--data", base / "other", "--lora-linears", "q", "v", "up", "down", "--keep-best"]
+    assert bitnet("finetune", base / "run", *options, "--out", run) == 0
+    before, after = Checkpoint.open(base / "run"), Checkpoint.open(run)
+    assert after.config.adapter_rank == 4 and after.config.adapters == ("q", "v", "up", "down")
+    named = set(after.tensor_names())
+    for name in before.tensor_names():
+        assert torch.equal(before.tensor(name), after.tensor(name)), name
+    learnt = named - set(before.tensor_names())
+    assert len(learnt) == 2 * 2 * (2 + 2 * 2) and all(".adapter_" in name for name in learnt)
+    assert all(after.tensor(name).abs().max() > 0 for name in learnt if "layers.0.q" in name)
+    log = losses(run)
+    start = next(record["start"]["nats_per_token"] for record in log if "start" in record)
+    assert log[-1]["validation"]["nats_per_token"] < start - 0.01
+
+    export_adapter(run, base / "model.bitnet", tmp_path / "a.bitnet", tokens=2000)
+    report = export_checkpoint(run, tmp_path / "whole.bitnet", tokens=2000)
+    assert report.tensors_equal == len(before.tensor_names()) + len(learnt) + 1  # with the frequencies of RoPE
+    size = (tmp_path / "a.bitnet").stat().st_size
+    assert size < (base / "model.bitnet").stat().st_size / 2
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    with torch.no_grad():
+        expected = after.model(torch.tensor([tokens]))[0].numpy()
+    beside = Model.load(base / "model.bitnet", kv_type="f32", adapters=[tmp_path / "a.bitnet"])
+    with beside as model, model.session(adapter="a") as session:
+        found = session.append(tokens, "all")
+    with Model.load(tmp_path / "whole.bitnet", kv_type="f32") as model, model.session() as session:
+        assert (session.append(tokens, "all") == found).all()
+    # One row: a few activations may fall on the other side of a rounding edge, see docs/precision.md.
+    assert np.median(np.abs(found - expected)) < 1e-5
+
+
+def test_a_run_goes_on_in_the_same_bits(base: Path, tmp_path: Path) -> None:
+    options = [*LORA, "--data", base / "other"]
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert bitnet("finetune", base / "run", *options, "--out", whole) == 0
+    killed_before(6, "finetune", base / "run", *options, "--out", parted)
+    assert bitnet("finetune", "--resume", "--out", parted) == 0
+    assert losses(whole) == losses(parted)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (whole / "step-000008" / name).read_bytes() == (parted / "step-000008" / name).read_bytes()
+
+
+def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    roles = ("user", "assistant")
+    talks = [{"messages": [{"role": role, "content": f"{role} {i}"} for role in roles]} for i in range(8)]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    cases = {
+        ("--lora-linears", "q"): "no adapter; add --lora RANK",
+        ("--lora", "4", "--optimizer", "muon"): "--optimizer muon does not go with --lora",
+        ("--lora", "4", "--set", "dropout=0.1"): "--set dropout does not go with --lora",
+        ("--lora", "4", "--lora-linears", "head"): "lora_linears has 'head', expected some of q, k",
+        ("--lora", "4", "--chat", tmp_path / "talks.jsonl"): "finetune it on conversations without --lora first",
+    }
+    for options, said in cases.items():
+        data = () if "--chat" in options else ("--data", base / "other")
+        assert bitnet("finetune", base / "run", *data, *options, "--out", tmp_path / "run") in (1, 2), options
+        assert said in capsys.readouterr().err, options
+    assert bitnet("train", *TINY, "--lora", "4", "--out", tmp_path / "run") in (1, 2)
+    assert "lora is an option of `bitnet finetune`" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="has no adapters"):
+        export_adapter(base / "run", base / "model.bitnet", tmp_path / "a.bitnet", tokens=500)
+    assert PackedFile.open(base / "model.bitnet").weights and not list(tmp_path.glob(".*"))
