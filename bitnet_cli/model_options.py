@@ -48,6 +48,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-mmap", action="store_true", help="read the file into memory in place of mapping it")
 
 
+def add_adapter(parser: argparse.ArgumentParser, help: str = "an adapter of the model (docs/adapters.md)") -> None:
+    parser.add_argument("--adapter", type=Path, metavar="FILE", help=help)
+
+
 def add_images(parser: argparse.ArgumentParser, help: str) -> None:
     parser.add_argument("-i", "--image", action="append", metavar="FILE", help=help)
 
@@ -160,7 +164,13 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         "kv_type": args.kv_type,
         "verify": not args.no_verify,
         "mmap": not args.no_mmap,
+        "adapters": [args.adapter] if isinstance(getattr(args, "adapter", None), Path) else (),
     }
+
+
+def adapter_of(model: Model) -> str | None:
+    """The name of that which --adapter gave."""
+    return next(iter(model.adapters), None)
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:

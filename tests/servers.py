@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from bitnet_serve.server import Options, Serving
 
 
 @contextlib.contextmanager
-def served(*paths: Path, threads: int = 1, **options: Any) -> Iterator[Serving]:
+def served(*paths: Path, threads: int = 1, adapters: Sequence[Path] = (), **options: Any) -> Iterator[Serving]:
     """These models, by their file names without ending, until the block ends."""
 
     def loader(path: Path) -> Loader:
-        return lambda look: Model.load(path, threads=threads, verify=not look)
+        return lambda look: Model.load(path, threads=threads, verify=not look, adapters=adapters)
 
     models = {path.stem: loader(path) for path in paths}
     serving = Serving(models, Options(port=0, **({"grace": 0.0} | options)))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import (
+    adapter_of,
+    add_adapter,
     add_images,
     add_model,
     add_sampling,
@@ -28,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    add_adapter(parser)
     add_images(parser, "a picture that goes with the first message; may be repeated")
     parser.add_argument(
         "--session", type=Path, metavar="FILE", help="go on with the conversation in this file, if it is there; it is "
@@ -48,13 +52,16 @@ def run(args: argparse.Namespace) -> int:
     with opened(args, path) as model:
         model.require_head()
         note(args, escape(str(model)))
+        new = partial(model.session, adapter=adapter_of(model))
         conversation = Conversation(model, args.system, sampling(args), quiet=args.quiet)
         for name in args.image or ():
             conversation.show(name)
         if args.session is None:
-            return conversation.run(fitting_session(args, model, model.session))
+            return conversation.run(fitting_session(args, model, new))
         if not args.session.exists():
-            return conversation.run(fitting_session(args, model, model.session), args.session)
+            return conversation.run(fitting_session(args, model, new), args.session)
         session = model.load_session(args.session)
+        if session.adapter != adapter_of(model):
+            raise ValueError(f"{args.session} has no adapter, so it goes on without --adapter")
         conversation.restore(session.note, keep_system=args.system is None)
         return conversation.run(session, args.session)

@@ -11,6 +11,8 @@ from typing import Any
 
 from bitnet_cli.arguments import refuse
 from bitnet_cli.model_options import (
+    adapter_of,
+    add_adapter,
     add_images,
     add_model,
     add_sampling,
@@ -34,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with the text to continue")
+    add_adapter(parser)
     add_images(parser, "a picture that the prompt is about; may be repeated")
     add_sampling(parser)
     parser.add_argument("--receipt", type=Path, metavar="FILE", help="write what `bitnet verify-receipt` takes")
@@ -55,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
     with opened(args, path) as model:
         note(args, escape(str(model)))
         try:
-            asked = {"images": args.image, "receipt": args.receipt is not None, **sampling(args)}
+            asked = {
+                "images": args.image,
+                "adapter": adapter_of(model),
+                "receipt": args.receipt is not None,
+                **sampling(args),
+            }
             stream = fitting_session(args, model, lambda: model.stream(prompt, **asked))
         except ContextLengthError as error:
             raise ValueError(too_long("prompt", error.n_prompt, model, error.images)) from None

@@ -83,6 +83,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-reuse", action="store_true", help="compute each prompt anew, also where an earlier one began alike"
     )
+    parser.add_argument(
+        "--adapter", action="append", default=[], type=_adapter, metavar="NAME=FILE", help="an adapter of the model, "
+        "which requests name as MODEL:NAME; may be repeated; of several models MODEL:NAME=FILE",
+    )  # fmt: skip
     group = parser.add_argument_group("who may ask")
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help=f"ask for a key; may be repeated (or environment {KEY})"
@@ -93,6 +97,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine(parser)
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def _adapter(text: str) -> tuple[str, str, Path]:
+    """Model, which may be "", name, and file."""
+    name, equals, file = text.partition("=")
+    model, _, name = name.rpartition(":")
+    if not (name and equals and file):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected NAME=FILE, or MODEL:NAME=FILE")
+    return model, name, Path(file)
+
+
+def _adapters(models: list[str], given: list[tuple[str, str, Path]]) -> dict[str, dict[str, Path]]:
+    """Those of each model. Raises ValueError."""
+    found: dict[str, dict[str, Path]] = {name: {} for name in models}
+    for model, name, file in given:
+        owner = model or models[0]
+        if owner not in found or (not model and len(models) > 1):
+            raise ValueError(
+                f"--adapter {name}={file} names no model; expected MODEL:{name}={file} of one of {', '.join(models)}"
+            )
+        if name in found[owner]:
+            raise ValueError(f"two adapters of {owner} have the name {name}")
+        found[owner][name] = file
+    return found
 
 
 def _origin(text: str) -> str:
@@ -120,16 +148,17 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     if not (keys or options.unix or local_hosts(options.host)):
         note(args, f"[anyone who reaches {options.host} may ask; --api-key KEY asks for a key]")
-    models = {name: partial(_load, args, path) for name, path in zip(names, args.model, strict=True)}
+    adapters = _adapters(names, args.adapter)
+    models = {name: partial(_load, args, path, adapters[name]) for name, path in zip(names, args.model, strict=True)}
     serving = Serving(models, options)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each piece for a client that left
     note(args, f"Listening on {serving.address}")
     return 130 if serving.run() else 0
 
 
-def _load(args: argparse.Namespace, path: Path, look: bool) -> Model:
+def _load(args: argparse.Namespace, path: Path, adapters: dict[str, Path], look: bool) -> Model:
     """A model with as much context as fits. look: nothing is computed with it."""
-    model = load(args, path, **({"verify": False, "mmap": True} if look else {}))
+    model = load(args, path, adapters=adapters, **({"verify": False, "mmap": True} if look else {}))
     try:
         if model.has_text:
             fitting_session(args, model, model.session).close()

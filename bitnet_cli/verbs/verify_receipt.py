@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bitnet_cli.model_options import add_model, model_path, note, opened
+from bitnet_cli.model_options import add_adapter, add_model, model_path, note, opened
 from bitnet_runtime.terminal import escape, show
 
 
@@ -17,6 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "token the first difference is."
     )
     add_model(parser)
+    add_adapter(parser, "the adapter that the answer was made with, if there was one")
     parser.add_argument("receipt", type=Path, metavar="RECEIPT", help="a file of bitnet generate --receipt")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the answer")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")

@@ -86,10 +86,11 @@ class Api:
         return JSONResponse(openapi.document())
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [each.entry() for each in self._shelf]})
+        return JSONResponse({"object": "list", "data": self._shelf.entries()})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(self._shelf.named(request.path_params["name"]).entry())
+        served, adapter = self._shelf.named(request.path_params["name"])
+        return JSONResponse(served.entry(adapter))
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What programs that score texts over HTTP ask for, in the names of vLLM."""
@@ -153,7 +154,7 @@ class Api:
         return served, asked, leave
 
     async def _entered(self, request: Request, asked: Mapping[str, Any]) -> tuple[Served, Callable[[], None]]:
-        served = self._shelf.asked(asked)
+        served, adapter = self._shelf.asked(asked)
         give_back = served.scheduler.enter()
         try:
             await unless_gone(request, self._shelf.enter(served))
@@ -165,7 +166,7 @@ class Api:
             self._shelf.leave(served)
             give_back()
 
-        return served, leave
+        return served.adapted(adapter), leave
 
 
 class Answer(Response):

@@ -42,7 +42,7 @@ class Embedding(Task):
         self._failed = False
 
     def open(self) -> None:
-        self._sessions.append(self._served.sessions.new(max(map(len, self._texts))))
+        self._sessions.append(self._served.sessions.new(max(map(len, self._texts)), self._served.adapter))
 
     def piece(self, most: int) -> None:
         text = self._texts[self._at]
@@ -73,7 +73,7 @@ class Embedding(Task):
                 break
             n += 1
         while len(self._sessions) < n:
-            self._sessions.append(self._served.sessions.new(min(PIECE_ALONE, self._model.n_ctx)))
+            self._sessions.append(self._served.sessions.new(min(PIECE_ALONE, self._model.n_ctx), self._served.adapter))
         return n
 
     def fail(self, error: Exception) -> None:

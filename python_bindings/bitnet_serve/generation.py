@@ -132,9 +132,9 @@ class Generation(Task):
         prompt, most = self._ask.prompt, self._ask.options.max_tokens
         room = self._model.n_ctx if most is None else min(self._model.n_ctx, len(prompt) + most)
         if self._whole or self._ask.score_prompt:
-            self._session = self._served.sessions.new(room)
+            self._session = self._served.sessions.new(room, self._served.adapter)
         else:
-            self._session, self._reused = self._served.sessions.begin(prompt, room, self._who)
+            self._session, self._reused = self._served.sessions.begin(prompt, room, self._who, self._served.adapter)
             self._held = self._reused
         self._opened = time.perf_counter()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ class Served:
     ) -> None:
         """model: the same, looked at. sessions: makes those of one that was loaded."""
         self.name, self.scheduler = name, scheduler
+        self.adapter: str | None = None  # that the texts of a request have
         self._load, self._new_sessions = load, sessions
         self._model: Model | None = None
         self._sessions: Sessions | None = None
@@ -67,6 +69,15 @@ class Served:
         if model is not None:
             model.close()
 
+    def adapted(self, adapter: str | None) -> Served:
+        """The same for a request that has entered, with an adapter, or without."""
+        if adapter is None:
+            return self
+        other = copy.copy(self)
+        other.name, other.adapter = f"{self.name}:{adapter}", adapter
+        other.fingerprint += f"-{adapter}"
+        return other
+
     def token(self, token: int) -> tuple[str, bytes]:
         """A token as a text of its own, and as bytes. A part of a character is written as OpenAI writes it."""
         if token not in self._tokens:
@@ -77,10 +88,11 @@ class Served:
                 self._tokens[token] = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), data
         return self._tokens[token]
 
-    def entry(self) -> dict[str, Any]:
-        """Its row of /v1/models."""
+    def entry(self, adapter: str | None = None) -> dict[str, Any]:
+        """Its row of /v1/models, or that of an adapter of it."""
         return {
-            "id": self.name,
+            "id": self.name if adapter is None else f"{self.name}:{adapter}",
+            **({} if adapter is None else {"parent": self.name}),
             "object": "model",
             "created": self.created,
             "owned_by": "bitnet-edge",
@@ -90,7 +102,7 @@ class Served:
         }
 
     def _describe(self, model: Model) -> None:
-        info = model.info
+        info, self.adapters = model.info, model.adapters
         self.nbytes, self.sees = info.file_bytes, model.image is not None
         self.fingerprint = f"bitnet-{info.file_bytes:x}-{info.ternary_weights:x}"
         """What answers depend on beside the request: `system_fingerprint`."""

@@ -46,6 +46,10 @@ class Kept(NamedTuple):
     who: object
     idle: int  # tokens that it keeps in memory and does not see
 
+    def is_for(self, who: object, adapter: str | None) -> bool:
+        """Whether a text of this asker may go on from it: with another adapter its cache would be another."""
+        return self.who == who and self.session.adapter == adapter
+
 
 class Sessions:
     """For the thread of the model's scheduler alone. share: of the memory, for texts that are kept; 0 keeps none.
@@ -61,21 +65,21 @@ class Sessions:
         for session, who in shelved.read(model) if shelved else ():
             self._keep(session, who, 0)
 
-    def new(self, room: int) -> Session:
+    def new(self, room: int, adapter: str | None = None) -> Session:
         """An empty one for so many tokens. ModelTooLargeError: others have the memory."""
-        return self._counted(self._model.session(room, draft=False), room)
+        return self._counted(self._model.session(room, adapter=adapter, draft=False), room)
 
-    def begin(self, prompt: Sequence[int], room: int, who: object) -> tuple[Session, int]:
+    def begin(self, prompt: Sequence[int], room: int, who: object, adapter: str | None = None) -> tuple[Session, int]:
         """One that holds as much of the prompt as one that is kept, but for its last token; and how much that is."""
         best, same = max(
-            ((kept, self._same(kept, prompt)) for kept in self._kept if kept.who == who),
+            ((kept, self._same(kept, prompt)) for kept in self._kept if kept.is_for(who, adapter)),
             key=lambda pair: (pair[1], -pair[0].idle),
             default=(None, 0),
         )
         # The memory of a session goes as a whole, when none sees any of it: a fork keeps what it does not see, too.
         idle = best.idle + len(best.tokens) - same if best else 0
         if best is None or same < max(BLOCK, best.session.rewind_least) or idle > self._model.n_ctx:
-            return self._counted(self._fresh(room), room), 0
+            return self._counted(self._fresh(room, adapter), room), 0
         self._kept.remove(best)
         self._kept.append(best)
         session = best.session.fork()
@@ -85,7 +89,7 @@ class Sessions:
         except ModelTooLargeError:
             if not idle:
                 raise
-            return self._counted(self._fresh(room), room), 0
+            return self._counted(self._fresh(room, adapter), room), 0
         self._idle[session] = idle
         return session, same
 
@@ -104,7 +108,8 @@ class Sessions:
             session.close()
             return
         text = np.array(tokens, np.int32)
-        for kept in [kept for kept in self._kept if kept.who == who and len(kept.tokens) <= len(text)]:
+        alike = [kept for kept in self._kept if kept.is_for(who, session.adapter) and len(kept.tokens) <= len(text)]
+        for kept in alike:
             if (kept.tokens == text[: len(kept.tokens)]).all():  # the new one serves as well
                 self._drop(kept)
         while self._kept and (len(self._kept) == MOST or sum(map(self._size_of, self._kept)) + size > self._most):
@@ -133,12 +138,12 @@ class Sessions:
         """Texts that are kept; from any thread."""
         return len(self._kept)
 
-    def _fresh(self, room: int) -> Session:
+    def _fresh(self, room: int, adapter: str | None) -> Session:
         """With all of the context, so that any text can go on from it; that costs nothing before it is used."""
         try:
-            return self._model.session(draft=False)
+            return self._model.session(adapter=adapter, draft=False)
         except ModelTooLargeError:
-            return self._model.session(room, draft=False)
+            return self._model.session(room, adapter=adapter, draft=False)
 
     def _counted(self, session: Session, room: int, idle: int = 0) -> Session:
         size = self._size(session, room, idle)

@@ -41,20 +41,28 @@ class Shelf:
     def __iter__(self) -> Iterator[Served]:
         return iter(self._models.values())
 
-    def asked(self, body: Mapping[str, Any]) -> Served:
-        """The model that a request names; the first if it names none. Raises ApiError."""
+    def asked(self, body: Mapping[str, Any]) -> tuple[Served, str | None]:
+        """The model that a request names, the first if it names none; and which adapter of it. Raises ApiError."""
         name = body.get("model", next(iter(self._models)))
         if not isinstance(name, str):
             raise ApiError(400, f"model is {shown(name)}, expected a text", "invalid_type", "model")
         return self.named(name)
 
-    def named(self, name: str) -> Served:
+    def named(self, name: str) -> tuple[Served, str | None]:
+        """`model`, or `model:adapter`."""
+        first, _, adapter = name.rpartition(":")
+        if name not in self._models and first in self._models and adapter in self._models[first].adapters:
+            return self._models[first], adapter
         if name not in self._models:
-            known = ", ".join(self._models)
+            known = ", ".join(entry["id"] for entry in self.entries())
             raise ApiError(
                 404, f"there is no model {shown(name)}, expected one of: {known}", "model_not_found", "model"
             )
-        return self._models[name]
+        return self._models[name], None
+
+    def entries(self) -> list[dict[str, Any]]:
+        """/v1/models."""
+        return [each.entry(adapter) for each in self for adapter in (None, *each.adapters)]
 
     async def enter(self, served: Served) -> None:
         """From now on it is loaded, until `leave`. Raises ApiError: it cannot be loaded."""

@@ -1,0 +1,96 @@
+"""Adapters in the server: each a model of its own name, together in one batch, and none sees the texts of another."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bitnet_cli
+from bitnet_export import random_adapter
+from bitnet_runtime import Model
+from bitnet_serve.server import Serving
+from runtime_models import small_model
+from servers import post, request, served
+
+NAMES = ("small-0-256", "small-0-256:cats", "small-0-256:dogs")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = tmp_path_factory.mktemp("models")
+    model, adapters = small_model(folder), [folder / "cats.bitnet", folder / "dogs.bitnet"]
+    for seed, path in enumerate(adapters):
+        random_adapter(model, path, seed, rank=4 + seed)
+    return model, adapters
+
+
+@pytest.fixture(scope="module")
+def serving(files: tuple[Path, list[Path]]) -> Iterator[Serving]:
+    with served(files[0], adapters=files[1], parallel=8) as serving:
+        yield serving
+
+
+def ask(serving: Serving, name: str, prompt: list[int], **more: Any) -> tuple[int, dict[str, Any]]:
+    """Tokens of the prompt that were there already, and the response."""
+    asked = {"model": name, "prompt": prompt, "max_tokens": 20, "seed": 5, "logprobs": 2}
+    status, found = post(serving, "/v1/completions", asked | more)
+    assert status == 200, found
+    return found["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0), found
+
+
+def test_each_is_a_model_by_name(serving: Serving) -> None:
+    listed = request(serving, "GET", "/v1/models")[2]["data"]
+    assert [each["id"] for each in listed] == [*NAMES] and listed[1]["parent"] == NAMES[0]
+    assert request(serving, "GET", f"/v1/models/{NAMES[2]}")[2]["id"] == NAMES[2]
+    status, found = post(serving, "/v1/completions", {"model": f"{NAMES[0]}:cows", "prompt": "a"})
+    assert status == 404 and all(name in found["error"]["message"] for name in NAMES)
+    answers = {name: ask(serving, name, [1, 2, 3], receipt=True)[1] for name in NAMES}
+    assert all(answer["model"] == name for name, answer in answers.items())
+    for what in ("system_fingerprint", "choices"):
+        assert len({str(answer[what]) for answer in answers.values()}) == len(NAMES)
+
+
+def test_none_goes_on_from_a_text_of_another(serving: Serving) -> None:
+    rng = random.Random(0)
+    prompt = [rng.randrange(256) for _ in range(100)]
+    first = {name: ask(serving, name, prompt) for name in NAMES}
+    assert all(reused == 0 for reused, _ in first.values())
+    for name in NAMES:
+        reused, answer = ask(serving, name, prompt)
+        assert reused == 99 and answer["choices"] == first[name][1]["choices"]
+
+
+def test_together_each_has_what_it_has_alone(serving: Serving, files: tuple[Path, list[Path]]) -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(256) for _ in range(rng.randrange(3, 40))] for _ in range(12)]
+    pairs = list(zip(itertools.cycle(NAMES), prompts, strict=False))
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        found = list(pool.map(lambda pair: ask(serving, *pair)[1]["choices"][0]["text"], pairs))
+    with Model.load(files[0], threads=1, adapters=files[1]) as model:
+        for (name, prompt), text in zip(pairs, found, strict=True):
+            adapter = name.partition(":")[2] or None
+            assert model.generate(prompt, adapter=adapter, max_tokens=20, seed=5).text == text
+
+
+def test_the_commands(files: tuple[Path, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, (cats, dogs) = files
+    said = []
+    for adapter in ((), ("--adapter", cats), ("--adapter", dogs)):
+        receipt = ("--receipt", tmp_path / "r.json") if adapter else ()
+        argv = ["generate", model, "-p", "a", "--seed", 1, "-n", 12, "--json", "--quiet", *adapter, *receipt]
+        assert bitnet_cli.main([str(word) for word in argv]) == 0
+        said.append(str(json.loads(capsys.readouterr().out)["tokens"]))
+    assert len(set(said)) == 3
+    for path, code in ((dogs, 0), (cats, 1)):
+        argv = ["verify-receipt", model, tmp_path / "r.json", "--adapter", path]
+        assert bitnet_cli.main([str(word) for word in argv]) == code
+    assert "none of those that the model was loaded with" in capsys.readouterr().err
+    assert bitnet_cli.main(["serve", str(model), str(cats), "--adapter", f"x={cats}", "--port", "0"]) in (1, 2)
+    assert "--adapter x=" in capsys.readouterr().err
