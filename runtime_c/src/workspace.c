@@ -43,7 +43,7 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
     const bn_config *c = &stack->config;
     in->most_rank = bn_most_rank(m, stack);
     in->adapters = in->most_rank > 0 ? take(a, rows, sizeof *in->adapters) : NULL;
-    in->low = take(a, rows * BN_GROUP_PRODUCTS * in->most_rank, sizeof(float));
+    in->low = take(a, 2 * rows * BN_GROUP_PRODUCTS * in->most_rank, sizeof(float));
     in->wide = most(most(c->dim, c->n_heads * c->head_dim), most(c->ffn_dim, stack->patch.cols));
     in->wide = most(in->wide, stack->draft ? 2 * c->dim : 0);
     in->q_stride = bn_q_row(in->wide);

@@ -23,9 +23,15 @@ typedef struct bn_adapter {
     bn_low_rank *linears; /* by bn_tensor.number */
 } bn_adapter;
 
-/* Add to the products of each group that are done together, or to those that are not, what the
- * model's own adapter says, and then those of the rows. */
-typedef enum bn_which { BN_TOGETHER, BN_APART } bn_which;
-void bn_adapt(const bn_operands *o, const bn_group *groups, size_t n_groups, bn_which which);
+/* The first half, t = in · h of all products of the groups and their rows: so many items, which any
+ * thread may do, also while others compute the products. */
+size_t bn_low_items(const bn_operands *o, const bn_group *groups, size_t n_groups);
+void bn_lower(const bn_operands *o, const bn_group *groups, size_t n_groups, size_t first,
+              size_t end);
+
+/* The second half, y += outᵀ · t, of those products of each group that are done together, or of
+ * those that are not: what the model's own adapter says, and then those of the rows. */
+typedef enum bn_which { BN_TOGETHER, BN_APART, BN_ALL } bn_which;
+void bn_raise(const bn_operands *o, const bn_group *groups, size_t n_groups, bn_which which);
 
 #endif

@@ -15,6 +15,7 @@ typedef struct job {
     const bn_operands *o;
     const bn_group *groups;
     size_t n_groups;
+    size_t low; /* items that come first, of adapters */
 } job;
 
 static size_t smaller(size_t a, size_t b) {
@@ -29,6 +30,11 @@ static size_t unit_of(const bn_group *g) {
 static void run_panels(void *context, int32_t thread, size_t item, size_t last) {
     const job *j = context;
     int32_t *acc = j->o->acc + (size_t)thread * j->o->acc_stride;
+    if (item < j->low) {
+        const size_t end = smaller(last, j->low);
+        bn_lower(j->o, j->groups, j->n_groups, item, end);
+        item = end;
+    }
     while (item < last) {
         const bn_group *g = bn_group_of(j->groups, j->n_groups, item);
         const bn_input in = {j->o, g->first + g->done, g->rows - g->done};
@@ -55,17 +61,18 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
         }
     }
     bn_linear_lookup(o, groups, n_groups);
+    const size_t low = items = bn_low_items(o, groups, n_groups);
     for (bn_group *g = groups; g < groups + n_groups; g++) {
         g->before = items;
         items += g->rows > g->done ? (g->panels + unit_of(g) - 1) / unit_of(g) : 0;
     }
     if (items > 0)
-        bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &(job){o, groups, n_groups});
-    bn_adapt(o, groups, n_groups, BN_TOGETHER); /* lines may look at these (bn_product.where) */
+        bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &(job){o, groups, n_groups, low});
+    bn_raise(o, groups, n_groups, BN_TOGETHER); /* lines may look at these (bn_product.where) */
     for (bn_group *g = groups; g < groups + n_groups; g++)
         for (const bn_product *p = g->products + g->together; p < g->products + g->n; p++)
             p->w->encoding->multiply_lines(&(bn_input){o, g->first, g->rows}, p);
-    bn_adapt(o, groups, n_groups, BN_APART);
+    bn_raise(o, groups, n_groups, BN_APART);
 }
 
 void bn_linear(const bn_operands *o, size_t first, size_t rows, const bn_product *products,

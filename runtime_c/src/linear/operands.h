@@ -39,7 +39,7 @@ typedef struct bn_operands {
     int32_t some_adapted;               /* one is not NULL */
     const struct bn_adapter *own;       /* the model's, of all rows, or NULL */
     size_t most_rank;                   /* of an adapter; 0: there is none */
-    float *low;                         /* [B][BN_GROUP_PRODUCTS][most_rank] scratch of adapters */
+    float *low; /* [B][2·BN_GROUP_PRODUCTS][most_rank] scratch of adapters */
 } bn_operands;
 
 /* Rows [first, first + rows) of them. */

@@ -66,13 +66,51 @@ INLINE void dot_rows(float *y, const uint8_t *w, size_t size, load_fn *load, siz
         y[r] = vec_tree(sum[r]);
 }
 
+/* The same of four rows and four tokens, where there are registers for that, and whole ones of
+ * columns: what is loaded serves four products. */
+enum { BLOCK = PARTS == 1 ? 4 : 1 };
+INLINE void dot_block(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
+                      size_t cols, const float *x, size_t x_stride) {
+    vec sum[4][BLOCK][PARTS];
+    UNROLL
+    for (size_t r = 0; r < 4; r++) {
+        UNROLL
+        for (size_t t = 0; t < BLOCK; t++)
+            sum[r][t][0] = vec_zero();
+    }
+    for (size_t k = 0; k < cols; k += LANES) {
+        vec v[BLOCK];
+        UNROLL
+        for (size_t t = 0; t < BLOCK; t++)
+            v[t] = vec_load(x + t * x_stride + k);
+        UNROLL
+        for (size_t r = 0; r < 4; r++) {
+            const vec wr = load(w + r * cols * size, k);
+            UNROLL
+            for (size_t t = 0; t < BLOCK; t++)
+                sum[r][t][0] = vec_fma(wr, v[t], sum[r][t][0]);
+        }
+    }
+    UNROLL
+    for (size_t r = 0; r < 4; r++) {
+        UNROLL
+        for (size_t t = 0; t < BLOCK; t++)
+            y[t * y_stride + r] = vec_tree(sum[r][t]);
+    }
+}
+
 INLINE void row_products(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
                          size_t rows, size_t cols, const float *x, size_t x_stride, size_t tokens) {
     size_t r = 0;
-    for (; r + 4 <= rows; r += 4)
-        for (size_t t = 0; t < tokens; t++)
+    for (; r + 4 <= rows; r += 4) {
+        size_t t = 0;
+        for (; BLOCK > 1 && cols % BN_LANES == 0 && t + BLOCK <= tokens; t += BLOCK)
+            dot_block(y + t * y_stride + r, y_stride, w + r * cols * size, size, load, cols,
+                      x + t * x_stride, x_stride);
+        for (; t < tokens; t++)
             dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
                      4);
+    }
     for (; r < rows; r++)
         for (size_t t = 0; t < tokens; t++)
             dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
@@ -91,37 +129,49 @@ static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows
                  tokens);
 }
 
-/* Registers of outputs of add_rows that run along the ranks together, to hide the latency. */
-enum { ADDED = 4 };
-
-/* y[0..ADDED registers) of one token. */
-INLINE void add_rows_of(const bn_add_rows *a, float *y, const uint16_t *w, size_t w_stride,
-                        const float *x, const int registers) {
-    vec s[ADDED];
+/* y[0..R registers) of T tokens: what is widened of w serves them all. */
+INLINE void add_rows_of(const bn_add_rows *a, size_t t, size_t i, const size_t T, const size_t R) {
+    vec s[4][4];
     UNROLL
-    for (int j = 0; j < registers; j++)
-        s[j] = vec_zero();
-    for (size_t r = 0; r < a->rank; r++) {
-        const vec xr = vec_set(x[r]);
+    for (size_t u = 0; u < T; u++) {
         UNROLL
-        for (int j = 0; j < registers; j++)
-            s[j] = vec_fma(vec_widen(w + r * w_stride + j * LANES), xr, s[j]);
+        for (size_t j = 0; j < R; j++)
+            s[u][j] = vec_zero();
+    }
+    for (size_t r = 0; r < a->rank; r++) {
+        const uint16_t *w = a->w + r * a->w_stride + i;
+        vec v[4];
+        __builtin_prefetch(w + 4 * R * LANES);
+        UNROLL
+        for (size_t j = 0; j < R; j++)
+            v[j] = vec_widen(w + j * LANES);
+        UNROLL
+        for (size_t u = 0; u < T; u++) {
+            const vec x = vec_set(a->x[(t + u) * a->x_stride + r]);
+            UNROLL
+            for (size_t j = 0; j < R; j++)
+                s[u][j] = vec_fma(v[j], x, s[u][j]);
+        }
     }
     UNROLL
-    for (int j = 0; j < registers; j++)
-        vec_store(y + j * LANES,
-                  vec_add(vec_load(y + j * LANES), vec_mul(s[j], vec_set(a->weight))));
+    for (size_t u = 0; u < T; u++) {
+        float *y = a->y + (t + u) * a->y_stride + i;
+        UNROLL
+        for (size_t j = 0; j < R; j++)
+            vec_store(y + j * LANES,
+                      vec_add(vec_load(y + j * LANES), vec_mul(s[u][j], vec_set(a->weight))));
+    }
 }
 
-/* The same of fewer outputs than a register has. */
-static void add_rows_end(const bn_add_rows *a, float *y, const uint16_t *w, const float *x,
-                         size_t n) {
-    float y_end[LANES] = {0};
+/* The same of one token and fewer outputs than a register has. */
+static void add_rows_end(const bn_add_rows *a, size_t t, size_t i) {
+    const size_t n = a->n - i;
+    float *y = a->y + t * a->y_stride + i, y_end[LANES] = {0};
     vec s = vec_zero();
     for (size_t r = 0; r < a->rank; r++) {
         uint16_t w_end[LANES] = {0};
-        memcpy(w_end, w + r * a->w_stride, n * sizeof *w);
-        s = vec_fma(vec_widen(w_end), vec_set(x[r]), s);
+        memcpy(w_end, a->w + r * a->w_stride + i, n * sizeof *w_end);
+        s = vec_fma(vec_widen(w_end), vec_set(a->x[t * a->x_stride + r]), s);
     }
     memcpy(y_end, y, n * sizeof *y);
     vec_store(y_end, vec_add(vec_load(y_end), vec_mul(s, vec_set(a->weight))));
@@ -129,16 +179,19 @@ static void add_rows_end(const bn_add_rows *a, float *y, const uint16_t *w, cons
 }
 
 static void f16_add_rows(const bn_add_rows *a) {
-    for (size_t t = 0; t < a->tokens; t++) {
-        float *y = a->y + t * a->y_stride;
-        const float *x = a->x + t * a->x_stride;
+    for (size_t t = 0, T; t < a->tokens; t += T) {
         size_t i = 0;
-        for (; i + ADDED * LANES <= a->n; i += ADDED * LANES)
-            add_rows_of(a, y + i, a->w + i, a->w_stride, x, ADDED);
-        for (; i + LANES <= a->n; i += LANES)
-            add_rows_of(a, y + i, a->w + i, a->w_stride, x, 1);
-        if (i < a->n)
-            add_rows_end(a, y + i, a->w + i, x, a->n - i);
+        T = a->tokens - t >= 4 ? 4 : 1;
+        for (; T == 4 && i + 2 * LANES <= a->n; i += 2 * LANES)
+            add_rows_of(a, t, i, 4, 2);
+        for (; T == 1 && i + 4 * LANES <= a->n; i += 4 * LANES)
+            add_rows_of(a, t, i, 1, 4);
+        for (; i < a->n; i += LANES)
+            for (size_t u = t; u < t + T; u++)
+                if (i + LANES <= a->n)
+                    add_rows_of(a, u, i, 1, 1);
+                else
+                    add_rows_end(a, u, i);
     }
 }
 
