@@ -247,8 +247,8 @@ def update(run: Run) -> Made:
         return made
     others = settings.embedding_lr / settings.lr
     for group in optimizer.param_groups:
-        own = 1.0 if group["decays"] or not settings.embedding_lr else others
-        group["lr"] = made.rate * own * group.get("rate", 1.0)
+        of_group = 1.0 if group["decays"] or not settings.embedding_lr else others
+        group["lr"] = made.rate * of_group * group.get("rate", 1.0)
         group["weight_decay"] = schedule.weight_decay(settings, place) if group["decays"] else 0.0
     optimizer.step()
     run.state["fall"] = schedule.fall(settings, place)

@@ -44,6 +44,8 @@ INLINE void dot_rows(float *y, const uint8_t *w, size_t size, load_fn *load, siz
     const size_t stride = cols * size;
     size_t k = 0;
     for (; k + BN_LANES <= cols; k += BN_LANES) {
+        for (size_t at = 0; R == 4 && at < 4 * BN_LANES * size; at += 64) /* the next four rows */
+            __builtin_prefetch(w + 4 * (stride + k * size) + at);
 #define TERM(r, p)                                                                                 \
     if (r < R)                                                                                     \
         sum[r][p] =                                                                                \
@@ -141,7 +143,9 @@ INLINE void add_rows_of(const bn_add_rows *a, size_t t, size_t i, const size_t T
     for (size_t r = 0; r < a->rank; r++) {
         const uint16_t *w = a->w + r * a->w_stride + i;
         vec v[4];
-        __builtin_prefetch(w + 4 * R * LANES);
+        UNROLL
+        for (size_t at = 0; at < R * LANES; at += 32) /* a line of memory each */
+            __builtin_prefetch(w + 6 * R * LANES + at);
         UNROLL
         for (size_t j = 0; j < R; j++)
             v[j] = vec_widen(w + j * LANES);
