@@ -163,3 +163,13 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     random_adapter(merged, tmp_path / "upon.bitnet")  # a model may have one of its own, and others upon it
     with Model.load(merged, adapters=[tmp_path / "upon.bitnet"]) as model:
         assert (logits(model, None) != logits(model, "upon")).any()
+
+
+def test_a_draft_of_the_model_changes_no_answer(tmp_path: Path) -> None:
+    """It guesses from states that an adapter changed, and has none itself."""
+    config = SMALL.replace(vocab_size=64).with_draft()
+    base, adapters = made(tmp_path, config, (4, 5))
+    with Model.load(base, adapters=adapters) as model:
+        for name in (None, *model.adapters):
+            plain = model.generate(PROMPT, adapter=name, seed=1, max_tokens=10, draft=0)
+            assert model.generate(PROMPT, adapter=name, seed=1, max_tokens=10, draft=4).tokens == plain.tokens

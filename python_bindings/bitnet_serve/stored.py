@@ -113,7 +113,7 @@ class Shelved:
             log.warning("texts could not be kept in %r: %s", str(self._folder), error)
 
     def _write(self, session: Session, tag: bytes, time_ns: int) -> Path:
-        digest = hashlib.blake2b(tag + repr(session.tokens).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(tag + repr((session.adapter, session.tokens)).encode(), digest_size=16).hexdigest()
         file = self._folder / f"{digest}.session"
         if file not in self._read or not file.is_file():
             session.save(file, tag)

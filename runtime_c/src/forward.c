@@ -96,13 +96,15 @@ static int stopped(const bn_pass *p) {
     return p->stop && atomic_load(p->stop);
 }
 
-/* Of the rows, and of the stack itself. */
+/* Of the stack itself, and of the rows, whose adapters are of the text's stack and not of its
+ * draft's. */
 static void take_adapters(bn_pass *p) {
     bn_operands *in = &p->w->in;
+    const int of_text = p->stack == &p->m->stack;
     in->own = p->stack->own.linears ? &p->stack->own : NULL;
     in->some_adapted = 0;
     for (size_t row = 0; row < p->rows && in->most_rank > 0; row++) {
-        in->adapters[row] = p->w->rows[row].adapter;
+        in->adapters[row] = of_text ? p->w->rows[row].adapter : NULL;
         in->some_adapted |= in->adapters[row] != NULL;
     }
 }
