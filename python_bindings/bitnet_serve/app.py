@@ -39,6 +39,8 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
+AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
+
 T = TypeVar("T")
 
 
@@ -149,7 +151,7 @@ class Api:
         if self.draining:
             raise shutting_down()
         data = await body.read(request, self._most_body)
-        asked = await asyncio.to_thread(body.parse, data)
+        asked = body.parse(data) if len(data) < AT_ONCE else await asyncio.to_thread(body.parse, data)
         served, leave = await self._entered(request, asked)
         return served, asked, leave
 
