@@ -22,6 +22,7 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "on_bad_step": ("stop", "skip"),
     "parallel": ("auto", "ddp", "fsdp"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
 }
 
 
@@ -170,7 +171,7 @@ class Settings:
     patience: int = option(0, "evaluations in a row without a better one after which the run ends; 0: it does not")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
     profile: int = option(0, "steps to record with torch.profiler, after the first ten, in trace.json; 0: none")
-    tensorboard: str = option("", "folder to write the log to for TensorBoard, too; none: log.jsonl alone")
+    report_to: str = option("none", "who gets the numbers of log.jsonl, too: tensorboard, wandb or trackio")
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():

@@ -19,7 +19,7 @@ from bitnet_cli.table import VERBS
 
 EXTRAS = {
     "onnx": "export", "onnxruntime": "export", "tensorboard": "tensorboard", "lm_eval": "eval", "datasets": "datasets",
-    "pyarrow": "data", "datasketch": "data",
+    "pyarrow": "data", "datasketch": "data", "wandb": "wandb", "trackio": "trackio",
 }  # fmt: skip
 """Of a package that is in another than the verb's."""
 

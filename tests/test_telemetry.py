@@ -7,9 +7,11 @@ import json
 import random
 import re
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,10 +241,9 @@ def test_compiled_steps_stay_compiled(text: str, tmp_path: Path, monkeypatch: py
 
 def test_tensorboard_gets_the_log(text: str, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    board = str(tmp_path / "board")
-    assert learn(text, tmp_path / "run", "--tensorboard", board) == 0
-    assert learn(text, tmp_path / "run", "--resume", "--steps", "44") == 0  # remembers the folder, continues it
-    events = accumulator.EventAccumulator(board).Reload()
+    assert learn(text, tmp_path / "run", "--report-to", "tensorboard") == 0
+    assert learn(text, tmp_path / "run", "--resume", "--steps", "44") == 0  # goes on with it
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     records = runlog.read(tmp_path / "run" / "log.jsonl")
     losses = [(r["step"], r["loss"]) for r in records if "loss" in r]
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(s, pytest.approx(v, rel=1e-6)) for s, v in losses]
@@ -259,8 +260,39 @@ def test_tensorboard_that_is_not_there(
     for name in [n for n in sys.modules if n.partition(".")[0] == "tensorboard" or n == "torch.utils.tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert learn(text, tmp_path / "run", "--tensorboard", str(tmp_path / "board")) == 1
+    assert learn(text, tmp_path / "run", "--report-to", "tensorboard") == 1
     assert re.search(r"needs tensorboard: .* -m pip install .*'tensorboard>=", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_trackers_get_the_log(
+    library: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In place of the libraries, which are large, a module with the functions of theirs that are called."""
+    made: list[dict[str, Any]] = []
+    numbers: dict[int, dict[str, float]] = {}
+    ended: list[bool] = []
+    functions = SimpleNamespace(
+        init=lambda **options: made.append(options),
+        log=lambda metrics, step: numbers.setdefault(step, {}).update(metrics),
+        finish=lambda: ended.append(True),
+    )
+
+    def refused(**_: Any) -> None:
+        raise ConnectionError("no account")
+
+    monkeypatch.setitem(sys.modules, library, functions)  # type: ignore[arg-type]
+    run = tmp_path / "run"
+    assert learn(text, run, "--report-to", library) == 0
+    (options,) = made
+    assert options["project"] == "bitnet" and options["name"] == "run" and options["config"]["report_to"] == library
+    assert ended == [True] and options.get("dir") == (str(run) if library == "wandb" else None)
+    losses = {r["step"]: r["loss"] for r in runlog.read(run / "log.jsonl") if "loss" in r}
+    assert {step: each["loss"] for step, each in numbers.items()} == losses
+    assert "validation/nats_per_token" in numbers[max(numbers)]
+    monkeypatch.setitem(sys.modules, library, SimpleNamespace(init=refused))  # type: ignore[arg-type]
+    assert learn(text, tmp_path / "other", "--report-to", library) == 1
+    assert f"--report-to {library} cannot begin: no account; see its own help" in capsys.readouterr().err
 
 
 # ---- bad steps ----

@@ -256,14 +256,16 @@ def test_refusals(
     [
         (["--context", "33"], "--context is 33, the model has at most 32; lower it, or add --set max_context=33"),
         (["--tokenizer", "missing.json"], "tokenizer is 'missing.json', expected bpe, "),
-        (["--tensorboard", "board"], "needs tensorboard"),
+        (["--report-to", "tensorboard"], "needs tensorboard"),
+        (["--report-to", "wandb"], "needs wandb"),
     ],
 )
 def test_what_is_refused_before_the_text_is_read(
     argv: list[str], message: str, sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    for name in ("tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     assert run("train", *TINY, "--data", sentences, "--out", str(tmp_path / "run"), *argv) == 1
     errors = capsys.readouterr().err

@@ -65,14 +65,14 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path
     return list(taken)
 
 
-def absolute(path: str, made: bool = False, folder: Path | None = None) -> str:
-    """The absolute path of what a file, folder, glob or dataset names, or of what will be made.
+def absolute(path: str, folder: Path | None = None) -> str:
+    """The absolute path of what a file, folder, glob or dataset names.
 
     What names nothing stays, to be shown as it was given. folder: where relative paths begin; None: where we are.
     """
     kind, name, more = hub.parts_of(path) if hub.is_named(path) else ("", path, [])
     whole = os.path.join(folder or "", name)
-    if name and (made or os.path.exists(whole) or (not kind and next(glob.iglob(whole, recursive=True), None))):
+    if name and (os.path.exists(whole) or (not kind and next(glob.iglob(whole, recursive=True), None))):
         name = os.path.abspath(whole)
     return kind + ":".join([name, *more])
 

@@ -19,7 +19,18 @@ from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import distill, horizon, memory, mixtures, objectives, optimizers, own_text, source_model, validation
+from bitnet.train import (
+    distill,
+    horizon,
+    memory,
+    mixtures,
+    objectives,
+    optimizers,
+    own_text,
+    reporting,
+    source_model,
+    validation,
+)
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
@@ -155,8 +166,7 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
         )
     if new_words and not Path(settings.tokenizer).is_file():
         tokenizer.check_kind(settings.tokenizer)
-    if settings.tensorboard:
-        import torch.utils.tensorboard  # noqa: F401
+    reporting.check(settings)
 
 
 def with_room(

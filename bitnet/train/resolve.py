@@ -28,7 +28,7 @@ from bitnet.train import adapters, thinker
 if TYPE_CHECKING:
     from bitnet.train.source_model import Start
 
-PATHS = ("data", "mixture", "chat", "tokenizer", "source", "teacher", "vision", "tensorboard")
+PATHS = ("data", "mixture", "chat", "tokenizer", "source", "teacher", "vision")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
 
 VISION = "vision"
@@ -176,7 +176,7 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in PATHS:
         value = train.get(name)
         if isinstance(value, str):
-            train[name] = absolute(value, made=name == "tensorboard")
+            train[name] = absolute(value)
         elif isinstance(value, list):
             train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
     of_file = file.get("model", {})

@@ -18,7 +18,7 @@ from bitnet.model import compiler, parallel
 from bitnet.model.transformer import Transformer
 from bitnet.quant import ternary_codes
 from bitnet.settings import Settings
-from bitnet.train import distill, flops, objectives, runlog, saving, schedule, telemetry
+from bitnet.train import distill, flops, objectives, reporting, runlog, saving, schedule, telemetry
 from bitnet.train.checkpoint import Checkpoint, CheckpointError
 from bitnet.train.errors import TrainingError
 from bitnet.train.horizon import Horizon
@@ -105,7 +105,8 @@ class Run:
         """Going on after the steps that were made."""
         if not parallel.is_first():
             return runlog.Silent()
-        return runlog.Log(self.folder / "log.jsonl", self.state["step"], self.settings.tensorboard)
+        step = self.state["step"]
+        return runlog.Log(self.folder / "log.jsonl", step, reporting.board_of(self.settings, self.folder, step))
 
     def last_good(self) -> str:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bitnet.train.reporting import Board
 from bitnet_runtime.terminal import escape
 
 LOSSES = ("nats_per_token", "nats_per_pair", "nats_per_guess")
@@ -21,15 +22,11 @@ LOSSES = ("nats_per_token", "nats_per_pair", "nats_per_guess")
 class Log:
     """Appends to log.jsonl. Opened at step n, it first drops what a run wrote after n, or on ending at n.
 
-    tensorboard: a folder for the same numbers in TensorBoard's format; "": none.
+    board: gets the same numbers.
     """
 
-    def __init__(self, file: Path, step: int, tensorboard: str = "") -> None:
-        self._board: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(tensorboard, purge_step=step + 1)
+    def __init__(self, file: Path, step: int, board: Board | None = None) -> None:
+        self._board = board
         self.records = [r for r in read(file) if r["step"] <= step and not r.get("final")]
         partial = file.with_suffix(".partial")
         try:
@@ -43,8 +40,7 @@ class Log:
         self.records.append(record)
         self._out.write(json.dumps(record) + "\n")
         if self._board:
-            for name, value in scalars(record):
-                self._board.add_scalar(name, value, record["step"])
+            self._board.add(dict(scalars(record)), record["step"])
 
     def close(self) -> None:
         self._out.close()

@@ -1,0 +1,78 @@
+"""Where the numbers of a run go besides its log: to TensorBoard, Weights & Biases or Trackio, by their libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from bitnet.settings import Settings
+from bitnet.train.errors import TrainingError
+
+PROJECT = "bitnet"
+"""What Weights & Biases and Trackio keep runs under."""
+
+
+class Board(Protocol):
+    def add(self, numbers: dict[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check(settings: Settings) -> None:
+    """Raises ModuleNotFoundError, before the text is read: the library is not installed."""
+    if settings.report_to == "tensorboard":
+        import torch.utils.tensorboard  # noqa: F401
+    elif settings.report_to != "none":
+        importlib.import_module(settings.report_to)
+
+
+def board_of(settings: Settings, folder: Path, step: int) -> Board | None:
+    """The one that a run reports to, from after a step on. Raises TrainingError: it cannot be had."""
+    if settings.report_to == "none":
+        return None
+    if settings.report_to == "tensorboard":
+        return _TensorBoard(folder / "tensorboard", step)
+    return _Tracker(settings, folder)
+
+
+class _TensorBoard:
+    """In the run folder. What was written after `step` is taken back."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def add(self, numbers: dict[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Tracker:
+    """Weights & Biases, or Trackio, which has the same functions. A run that goes on is another one of its group."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._library: Any = importlib.import_module(settings.report_to)
+        name = folder.resolve().name
+        where = {"dir": str(folder)} if settings.report_to == "wandb" else {}
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what they say is not the answer of the command
+                self._library.init(project=PROJECT, name=name, group=name, config=settings.to_dict(), **where)
+        except Exception as error:  # of the library: no account, no network, a full disk
+            offline = ", or set WANDB_MODE=offline" if where else ""
+            raise TrainingError(
+                f"--report-to {settings.report_to} cannot begin: {error}; see its own help{offline}, or leave it out"
+            ) from error
+
+    def add(self, numbers: dict[str, float], step: int) -> None:
+        self._library.log({name: value for name, value in numbers.items() if name != "step"}, step=step)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            self._library.finish()
