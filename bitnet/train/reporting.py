@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,16 @@ from bitnet.train.errors import TrainingError
 
 PROJECT = "bitnet"
 """What Weights & Biases and Trackio keep runs under."""
+
+
+def _library(name: str) -> Any:
+    if name == "wandb":
+        import wandb
+
+        return wandb
+    import trackio
+
+    return trackio
 
 
 class Board(Protocol):
@@ -26,7 +35,7 @@ def check(settings: Settings) -> None:
     if settings.report_to == "tensorboard":
         import torch.utils.tensorboard  # noqa: F401
     elif settings.report_to != "none":
-        importlib.import_module(settings.report_to)
+        _library(settings.report_to)
 
 
 def board_of(settings: Settings, folder: Path, step: int) -> Board | None:
@@ -58,7 +67,7 @@ class _Tracker:
     """Weights & Biases, or Trackio, which has the same functions. A run that goes on is another one of its group."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        self._library: Any = importlib.import_module(settings.report_to)
+        self._library = _library(settings.report_to)
         name = folder.resolve().name
         where = {"dir": str(folder)} if settings.report_to == "wandb" else {}
         try:
