@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bitnet import settings
+from bitnet import source_settings
 from bitnet.data import corpus, tokenizer
 from bitnet.presets import PRESETS
 from bitnet.train import checkpoint, prepare, progress, resolve
@@ -154,7 +154,9 @@ def test_one_budget_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="both --minutes and --steps are given"):
             resolved(flags, file, tmp_path)
     with pytest.raises(ValueError, match="tokenizer is an option of `bitnet train`"):
-        resolved({"source": "x"}, '[train]\ntokenizer = "byte"\n', tmp_path, base=settings.of_source(PRESETS["tiny"]))
+        resolved(
+            {"source": "x"}, '[train]\ntokenizer = "byte"\n', tmp_path, base=source_settings.of_source(PRESETS["tiny"])
+        )
 
 
 def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
