@@ -14,6 +14,7 @@ import torch
 from bitnet import source_settings
 from bitnet.data import corpus, tokenizer
 from bitnet.presets import PRESETS
+from bitnet.settings import Settings
 from bitnet.train import checkpoint, prepare, progress, resolve
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.horizon import Horizon
@@ -127,7 +128,7 @@ def test_options_that_a_run_cannot_follow(
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != "lock"} == before
 
 
-def resolved(flags: dict[str, Any], file: str, tmp_path: Path, **more: Any) -> settings.Settings:
+def resolved(flags: dict[str, Any], file: str, tmp_path: Path, **more: Any) -> Settings:
     (tmp_path / "c.toml").write_text(file)
     return resolve.resolve(resolve.Given(config=str(tmp_path / "c.toml"), options=flags), **more)[0]
 
