@@ -31,7 +31,7 @@ typedef struct bn_row {
     const float *vector; /* [D] what enters the first layer, or NULL: the token's embedding */
     const float *pixels; /* of the image of which a patch enters, or NULL */
     const struct bn_adapter *adapter; /* the session's, or NULL */
-    const float *state;  /* [D] of a draft: behind the final norm, of the token before; or NULL */
+    const float *state; /* [D] of a draft: behind the final norm, of the token before; or NULL */
     bn_want want;
     int32_t next;
     float *out;
