@@ -1,7 +1,7 @@
 """Every hyperparameter of every model family, in one record; for its draft, or for images, a model has a second within.
 
-`ModelConfig` can say more than this version runs: adapters are refused by name. The packed file
-stores the same fields (export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
+`ModelConfig` can say more than is computed, which `not_yet` names. The packed file stores the same fields
+(export/FORMAT.md §2). Imports no torch, so that the runtime and the tools can use it.
 """
 
 from __future__ import annotations

@@ -110,10 +110,8 @@ def build(start: Start, config: ModelConfig) -> tuple[Transformer, list[str]]:
         if name in wanted and name in weights and len(weights[name]) < len(wanted[name]):
             table = weights[name]
             weights[name] = torch.cat([table, table.mean(0).expand(len(wanted[name]) - len(table), -1)])
-    new: tuple[str, ...] = (
-        () if start.config.vision else ("vision.", "similarity.")
-    )  # a source that sees nothing may learn to
-    new += () if start.config.draft else ("draft.",)
+    new = [] if start.config.vision else ["vision.", "similarity."]  # a source that sees nothing may learn to
+    new += [] if start.config.draft else ["draft."]
     if not config.draft:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("draft.")}
     weights |= {name: wanted[name] for name in wanted if name not in weights and name.startswith((*new, "similarity."))}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from bitnet_runtime.defaults import ALIASES, FIELDS
+from bitnet_runtime.defaults import ALIASES, FIELDS, is_whole
 from bitnet_serve import chat, completions, embeddings, fields, infill, messages, responses
 from bitnet_serve.logprobs import MOST
 
@@ -103,8 +103,7 @@ def _sampling() -> dict[str, Any]:
     }  # fmt: skip
     for name, field in FIELDS.items():
         if name not in known:
-            whole = isinstance(field.default, int) or name == "seed"
             limits = {"minimum": field.metadata["low"], "maximum": field.metadata["high"]}
-            known[name] = {"type": "integer" if whole else "number", "description": field.metadata["help"]}
+            known[name] = {"type": "integer" if is_whole(name) else "number", "description": field.metadata["help"]}
             known[name] |= {word: value for word, value in limits.items() if math.isfinite(value)}
     return known | {alias: known[name] for alias, name in ALIASES.items()}
