@@ -286,8 +286,9 @@ def _header(good: bytes) -> Cases:
     yield "newline became two", good[:7] + b"\r\n" + good[8:], "BN_ERR_MAGIC"
     for version in (0, 1, 2, 4, 1 << 24, 0xFFFFFFFF):
         yield f"version {version}", patch(good, 8, "I", version), "BN_ERR_VERSION"
-    for flags in (1, 1 << 31):
+    for flags in (2, 1 << 31):
         yield f"header flags {flags}", patch(good, 12, "I", flags), "BN_ERR_VERSION"
+    yield "an adapter alone, and nothing of one", patch(good, 12, "I", 1), "BN_ERR_CONFIG"
     yield "reserved in header", patch(good, 28, "I", 1), "BN_ERR_VERSION"
     for size, status in ((0, "TRAILING"), (64, "TRAILING"), (len(good) + 64, "TRUNCATED"), (2**64 - 1, "TRUNCATED")):
         yield f"file_size {size}", patch(good, 16, "Q", size), f"BN_ERR_{status}"

@@ -88,7 +88,7 @@ def test_a_cancelled_task_ends_what_it_reads(slow: Model) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert time.perf_counter() - begin < 5  # a token, or a piece of the prompt, on a machine that is busy
+            assert time.perf_counter() - begin < 20  # a token, or a piece of the prompt, on a machine that is busy
             assert of(slow) == 0
         stream = slow.astream([1], max_tokens=20_000)
         await anext(stream)

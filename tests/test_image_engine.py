@@ -259,4 +259,4 @@ def test_ctrl_c_is_obeyed_within_an_image(tmp_path: Path) -> None:
         start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             vision.encode(model, pixels)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 8

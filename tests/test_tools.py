@@ -356,7 +356,7 @@ def test_bombs_in_parameters(tmp_path: Path) -> None:
             model.chat(ASK, tools=[tool], tool_choice="required", max_tokens=3, seed=1)
         except BitnetError as error:
             assert isinstance(error, (GrammarError, InvalidParameterError)) or "context" in str(error)
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 60  # a second of CPU time, on a busy machine
     assert model.chat(ASK, tools=[CLOCK], max_tokens=3, seed=1).usage.completion_tokens > 0
 
 
