@@ -68,6 +68,7 @@ INLINE void ternary_vector(const bn_matmul *m, const size_t fold) {
             size_t tiles = min_size(left, fold);
             left -= tiles;
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+                prefetch(tile);
                 ternary_fields(&a, &a4, tile, q);
                 ternary_fields(&b, &b4, tile + sizeof(bytes), q);
             }
@@ -105,6 +106,7 @@ static void grouped_vector(const bn_grouped *m) {
             size_t tiles = min_size(left, BN_GROUP_TILES);
             left -= tiles;
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+                prefetch(tile);
                 ternary_fields(&a, &a4, tile, q);
                 ternary_fields(&b, &b4, tile + sizeof(bytes), q);
             }

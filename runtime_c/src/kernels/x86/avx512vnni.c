@@ -34,6 +34,8 @@ static void ternary_vector(const bn_matmul *m) {
         sums odd[4] = {sums_zero(), sums_zero(), sums_zero(), sums_zero()};
         size_t k = 0;
         for (; k + 2 <= m->k_tiles; k += 2) {
+            prefetch(tile + k * BN_TILE_BYTES);
+            prefetch(tile + (k + 1) * BN_TILE_BYTES);
             ternary_fields(even, tile + k * BN_TILE_BYTES, m->q + k * BN_TERNARY_TILE_K, sums_dot);
             ternary_fields(odd, tile + (k + 1) * BN_TILE_BYTES, m->q + (k + 1) * BN_TERNARY_TILE_K,
                            sums_dot);

@@ -39,6 +39,7 @@ static void ternary_vector(const bn_matmul *m) {
         sums top[4] = {sums_zero(), sums_zero(), sums_zero(), sums_zero()};
         sums bottom[4] = {sums_zero(), sums_zero(), sums_zero(), sums_zero()};
         for (size_t k = 0; k < m->k_tiles; k++, tile += BN_TILE_BYTES) {
+            prefetch(tile);
             ternary_fields(top, tile, m->q + k * BN_TERNARY_TILE_K, sums_dot);
             ternary_fields(bottom, tile + sizeof(bytes), m->q + k * BN_TERNARY_TILE_K, sums_dot);
         }

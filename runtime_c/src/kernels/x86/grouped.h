@@ -38,6 +38,7 @@ INLINE void grouped_vector(const bn_grouped *m, dot_fn *dot) {
                 sum[v][0] = sums_fill(-m->q_sums[g]),
                 sum[v][1] = sum[v][2] = sum[v][3] = sums_zero();
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+                prefetch(tile);
                 UNROLL
                 for (size_t v = 0; v < TILE_VECS; v++)
                     ternary_fields(sum[v], tile + v * sizeof(bytes), q, dot);
