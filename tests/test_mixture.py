@@ -29,6 +29,8 @@ from training import TINY, bitnet, bits, killed_before, losses
 
 torch.set_num_threads(1)
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 FILE = """
 [sources.animals]
 data = ["animals"]
@@ -168,7 +170,7 @@ def test_a_run_says_what_it_learns_from(whole: Path) -> None:
     assert last["nats_per_token"] == last["sources"]["numbers"] != last["sources"]["animals"]
 
 
-@pytest.mark.parametrize("step", [3, 11, 12, 17])
+@pytest.mark.parametrize("step", [11, 12, 17])
 def test_a_run_that_was_killed_ends_in_the_same_bits(step: int, folder: Path, whole: Path, tmp_path: Path) -> None:
     """Before the second stage, at it and after it; the text and the file may be gone by then."""
     copy = tmp_path / "copy"

@@ -176,7 +176,7 @@ class Talks:
             for picture in self._pictures[number][:shown]:
                 key = (number if look else 0, picture)
                 if key not in seen:
-                    pixels = torch.from_numpy(self.pixels_on_disk[picture : picture + 1]).float() / 255
+                    pixels = torch.from_numpy(self.pixels_on_disk[picture : picture + 1].astype(np.float32)) / 255
                     seen[key], places[key] = look(pixels, row) if look else pixels, len(places)
                 which.append(places[key])
         mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (self.sight.pixel_mean, self.sight.pixel_std))
