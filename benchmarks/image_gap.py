@@ -103,23 +103,26 @@ def summary(values: list[float]) -> dict[str, Any]:
 def markdown(results: dict[str, Any]) -> str:
     rows = results["rows"]
     head = ["model", *MEASURES.values()]
-    cells = [
-        [NAMES[row["variant"]], *(f"{row[name]['mean']:.1%} ± {row[name]['deviation']:.1%}" for name in MEASURES)]
-        for row in rows
-    ]
+    cells = [[NAMES[row["variant"]], *(middle(row[name]) for name in MEASURES)] for row in rows]
     seeds = "\n".join(
         f"- {NAMES[row['variant']]}, {MEASURES[name]}: " + ", ".join(f"{value:.1%}" for value in row[name]["seeds"])
         for row in rows
         for name in MEASURES
     )
+    n = len(rows[0]["recall"]["seeds"])
     return (
         "# Images: ternary against full precision\n\n"
         f"Share that is right on {results['unseen']} pictures with combinations that no picture in training had. "
         "Captions and pictures: the best of all of them is the right one. Answers: word for word. "
-        f"Mean and deviation of {len(rows[0]['recall']['seeds'])} seeds; {results['siglip_steps']:,} steps of SigLIP, "
+        f"{f'Mean and deviation of {n} seeds' if n > 1 else 'One seed'}; {results['siglip_steps']:,} steps of SigLIP, "
         f"then {results['paligemma_steps']:,} of PaliGemma, on {results['pictures']:,} pictures.\n\n"
-        f"{report.table(head, cells)}\n\nEach seed:\n\n{seeds}"
+        f"{report.table(head, cells)}" + (f"\n\nEach seed:\n\n{seeds}" if n > 1 else "")
     )
+
+
+def middle(measure: dict[str, Any]) -> str:
+    deviation = f" ± {measure['deviation']:.1%}" if len(measure["seeds"]) > 1 else ""
+    return f"{measure['mean']:.1%}{deviation}"
 
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
