@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * fuzz_file.c: any bytes as a packed file: parse, verify, open, compute a few tokens, look at an
- * image, free.
+ * fuzz_file.c: any bytes as a packed file: parse, verify, open, compute a few tokens, guess, look at
+ * an image, free; as an adapter alone: open beside its model, and compute.
  *
  *     fuzz_file -max_len=16384 CORPUS/       with libFuzzer (clang -fsanitize=fuzzer)
  *     fuzz_file FILE...                      built with -DBN_REPLAY: run these files once
@@ -9,17 +9,30 @@
  * Needs no corpus to begin with: the mutator starts from a valid file, and mostly makes the
  * checksums right again, since almost nothing lies behind a wrong one.
  */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE /* memfd_create */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "bitnet_runtime.h"
-#include "file/file.h"
+#include "model.h"
 #include "tiny_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 
-static void decode(bn_model *model) {
-    const bn_session_options options = {.n_ctx = 4, .batch = 3};
+static void guess(bn_model *model, bn_session *session) {
+    int32_t tokens[3], n;
+    float confidences[3];
+    if (bn_session_append(session, (const int32_t[]){1}, 1, BN_LOGITS_LAST, NULL) == BN_OK) {
+        (void)bn_session_guess(session, NULL, 1, 3, tokens, confidences, &n);
+        model->pace = (bn_pace){0}; /* so that guesses are worth it */
+        (void)bn_session_step(session, NULL, NULL, 0, tokens, 3, &n);
+    }
+}
+
+static void decode(bn_model *model, int32_t adapter) {
+    const bn_session_options options = {.n_ctx = 4, .batch = 3, .adapter = adapter};
     const bn_sampler sampler = {
         .temperature = 1.0f, .top_k = 5, .top_p = 0.9f, .repeat_penalty = 1.1f};
     const int32_t prompt[] = {0, 1, 0};
@@ -31,6 +44,8 @@ static void decode(bn_model *model) {
     if (bn_session_append(session, prompt, 3, BN_LOGITS_LAST, NULL) == BN_OK &&
         bn_session_sample(session, &sampler, &token) == BN_OK)
         CHECK_EQ(bn_session_position(session), 3);
+    (void)bn_session_rewind(session, 0);
+    guess(model, session);
     (void)bn_session_rewind(session, 0);
     (void)bn_session_score(session, prompt, 3, scores);
     (void)bn_session_rewind(session, 0);
@@ -51,6 +66,28 @@ static void look(const bn_model *model) {
     }
 }
 
+/* Beside the model that tiny_drafting makes: what is an adapter alone may be one of it. */
+static void adapt(const uint8_t *bytes, size_t size) {
+    static uint8_t *base;
+    static size_t base_size;
+    char path[64];
+    bn_model *model;
+    if (!base)
+        base = tiny_file(tiny_drafting, SIZE_MAX, SIZE_MAX, &base_size);
+    const int fd = memfd_create("adapter", 0);
+    CHECK(fd >= 0 && write(fd, bytes, size) == (ssize_t)size);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const bn_load_options options = {.threads = 1,
+                                     .no_verify = 1,
+                                     .n_adapters = 1,
+                                     .adapters = (const char *const[]){path}};
+    if (bn_model_open_bytes(base, base_size, &options, &model, NULL) == BN_OK) {
+        decode(model, 1);
+        bn_model_close(model);
+    }
+    close(fd);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const bn_load_options options = {.threads = 1, .no_verify = 1};
     uint8_t *bytes = tiny_copy(data, size); /* aligned, and of exactly this size */
@@ -63,9 +100,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     CHECK((status == BN_OK) == (detail[0] == 0));
     if (status == BN_OK)
         (void)bn_file_verify(&file, &kernels, NULL, detail);
+    if (file.adapter_alone)
+        adapt(bytes, size);
     bn_file_close(&file);
     if (status == BN_OK && bn_model_open_bytes(bytes, size, &options, &model, detail) == BN_OK) {
-        decode(model);
+        decode(model, 0);
         look(model);
         bn_model_close(model);
     }
@@ -105,10 +144,15 @@ static void set_field(uint8_t *data, size_t size, uint64_t *random) {
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
     uint64_t random = seed;
     if (size < 64) { /* the empty input of an empty corpus */
-        void (*const recipes[])(tiny_writer *) = {tiny_decoder, tiny_mixture, tiny_original,
-                                                  tiny_everything, tiny_seeing};
+        void (*const recipes[])(tiny_writer *) = {tiny_decoder,    tiny_mixture, tiny_original,
+                                                  tiny_everything, tiny_seeing,  tiny_drafting};
         size_t n;
-        uint8_t *good = tiny_file(recipes[seed % 5], SIZE_MAX, SIZE_MAX, &n);
+        uint8_t *good = tiny_file(recipes[seed % 6], SIZE_MAX, SIZE_MAX, &n);
+        if (seed % 12 == 5) { /* its adapters alone */
+            uint8_t *model = good;
+            good = tiny_adapter(tiny_drafting, model, 7, &n);
+            free(model);
+        }
         size = n < max_size ? n : max_size;
         memcpy(data, good, size);
         free(good);

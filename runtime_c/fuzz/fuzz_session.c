@@ -17,9 +17,10 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 
 enum { CRC = 12, SIZE = 16, FIELDS = 24, RECORD = 112 }; /* session/saved.c */
 
-/* Layers that see all and layers with a window, and a budget that long sessions exceed. */
+/* Layers that see all and layers with a window, a draft, and a budget that long sessions exceed. */
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc, (void)argv;
+    kind.draft = 1;
     begin(BN_MASK_CAUSAL, 20, 2);
     bn_model_close(model);
     const bn_load_options options = {.threads = 1, .cache_bytes = 500000};
@@ -32,10 +33,13 @@ static void go_on(bn_session *s, uint64_t *random) {
     const bn_sampler warm = {
         .temperature = 1.2f, .top_k = 5, .repeat_penalty = 1.1f, .penalty_window = -1};
     const int32_t draft[] = {1, 2, 3, 4};
+    float confidences[4];
     int32_t tokens[4], n, position = bn_session_position(s);
     const int32_t least = bn_session_rewind_least(s);
     CHECK(position >= 0 && position <= bn_session_context(s) && least <= position);
-    (void)bn_session_step(s, &warm, draft, 4, tokens, 4, &n);
+    model->pace = (bn_pace){0}; /* so that guesses are worth it */
+    (void)bn_session_step(s, &warm, draft, (int32_t)check_below(random, 2) * 4, tokens, 4, &n);
+    (void)bn_session_guess(s, &warm, 1, 4, tokens, confidences, &n);
     (void)bn_session_append(s, text, 1 + (int32_t)check_below(random, 40), BN_LOGITS_LAST, NULL);
     (void)bn_session_sample(s, &warm, tokens);
     position = bn_session_position(s);

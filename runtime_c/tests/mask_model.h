@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * mask_model.h: a small model with any mask and window, and a draft. Include it after
+ * mask_model.h: a small model with any mask and window, a draft, and adapters. Include it after
  * _POSIX_C_SOURCE is defined (posix_memalign).
  */
 #ifndef BITNET_MASK_MODEL_H
@@ -12,28 +12,38 @@
 enum { DIM = 40, HEAD = 12, HEADS = 4, KV_HEADS = 2, FFN = 50, VOCAB = 61, LAYERS = 3, TEXT = 700 };
 
 /* What the next model is like. */
-static struct { uint32_t input, mask, window, global_every, headless, draft; } kind;
+static struct { uint32_t input, mask, window, global_every, headless, draft, rank; } kind;
 
-static inline void layer(tiny_writer *w, unsigned l) {
+/* With an adapter, if the rank is not 0. */
+static inline void linear(tiny_writer *w, unsigned l, unsigned role, uint32_t rank, size_t rows,
+                          size_t cols) {
+    tiny_tensor(w, l, role, TINY_NONE, 0, 4, 1, rows, cols);
+    if (rank > 0) {
+        tiny_tensor(w, l, role, TINY_NONE, 2, 2, 0, rank, cols);
+        tiny_tensor(w, l, role, TINY_NONE, 3, 2, 0, rank, rows);
+    }
+}
+
+static inline void layer(tiny_writer *w, unsigned l, uint32_t rank) {
     const unsigned rows[] = {HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD};
     tiny_tensor(w, l, 1, TINY_NONE, 0, 1, 0, 1, DIM);
     for (unsigned i = 0; i < 3; i++)
-        tiny_tensor(w, l, 2 + i, TINY_NONE, 0, 4, 1, rows[i], DIM);
-    tiny_tensor(w, l, 8, TINY_NONE, 0, 4, 1, DIM, HEADS * HEAD);
+        linear(w, l, 2 + i, rank, rows[i], DIM);
+    linear(w, l, 8, rank, DIM, HEADS * HEAD);
     tiny_tensor(w, l, 10, TINY_NONE, 0, 1, 0, 1, DIM);
-    tiny_tensor(w, l, 12, TINY_NONE, 0, 4, 1, FFN, DIM);
-    tiny_tensor(w, l, 13, TINY_NONE, 0, 4, 1, FFN, DIM);
-    tiny_tensor(w, l, 15, TINY_NONE, 0, 4, 1, DIM, FFN);
+    linear(w, l, 12, rank, FFN, DIM);
+    linear(w, l, 13, rank, FFN, DIM);
+    linear(w, l, 15, rank, DIM, FFN);
 }
 
 /* A draft, which has the window too. `words` are those of the stack before it. */
 static inline void draft_recipe(tiny_writer *w, uint32_t words[48]) {
     words[0] = BN_INPUT_DRAFT;
-    words[2] = words[28] = words[30] = 0;
+    words[2] = words[28] = words[30] = words[47] = 0;
     words[4] = 1;
     words[22] = tiny_float_bits(1);
     tiny_stack(w, words, "draft");
-    layer(w, 0);
+    layer(w, 0, 0);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);
     tiny_tensor(w, TINY_NONE, 69, TINY_NONE, 0, 1, 0, 1, HEAD / 2);
     tiny_tensor(w, TINY_NONE, 71, TINY_NONE, 0, 1, 0, 1, DIM);
@@ -54,9 +64,10 @@ static inline void recipe(tiny_writer *w) {
     words[28] = !kind.headless;
     words[29] = HEAD;
     words[30] = kind.global_every;
+    words[47] = kind.rank ? kind.rank | 127u << 16 : 0;
     tiny_stack(w, words, "mask_model");
     for (unsigned l = 0; l < LAYERS; l++)
-        layer(w, l);
+        layer(w, l, kind.rank);
     if (kind.input == 0)
         tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, VOCAB, DIM);
     tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, DIM);

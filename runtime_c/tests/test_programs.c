@@ -2,12 +2,20 @@
  *
  * test_programs.c: random programs of calls on texts that share memory: append, step with drafts,
  * fork, rewind, batch, save and load, free. Whatever was called, a text is what one token after the
- * other gives in a session that shares nothing, with a draft of the model's own and without. The
- * cache of all has a budget which the programs exceed: then nothing is lost.
+ * other gives in a session that shares nothing, with a draft of the model's own and without, with
+ * one adapter or another. The cache of all has a budget which the programs exceed: then nothing is
+ * lost.
  */
-#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+#define _POSIX_C_SOURCE 200809L /* posix_memalign, mkstemp */
+
+#include <unistd.h>
 
 #include "mask_model.h"
+
+enum { ADAPTERS = 2 };
+static char paths[ADAPTERS][32];
+static const char *const adapters[ADAPTERS] = {paths[0], paths[1]};
+static int32_t n_adapters; /* of the models: these, or none */
 
 enum { TEXTS = 5, CALLS = 120, CHECKED = 8 /* of the calls */, BATCH = 90 };
 
@@ -28,7 +36,8 @@ static int32_t full;      /* calls for which there was no room */
 static int32_t long_ones; /* steps of more tokens than were guessed for them */
 
 static void check(const mirror *m, int32_t type) {
-    const bn_session_options o = {.kv_type = type, .batch = 4096};
+    const bn_session_options o = {
+        .kv_type = type, .batch = 4096, .adapter = bn_session_adapter(m->s)};
     bn_session *s;
     CHECK_EQ(bn_session_position(m->s), m->n);
     CHECK(memcmp(bn_session_tokens(m->s), m->tokens, (size_t)m->n * sizeof *m->tokens) == 0);
@@ -172,14 +181,20 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
     bn_model_info info;
     ok(bn_model_get_info(single, &info));
     const uint64_t token = info.kv_bytes_per_token[type] + info.kv_window_bytes_per_token[type];
-    const bn_load_options options = {.threads = threads, .isa = isa, .cache_bytes = 700 * token};
-    const bn_session_options o = {.kv_type = type, .batch = 1 + (int32_t)(seed * 37 % BATCH)};
+    const bn_load_options options = {.threads = threads,
+                                     .isa = isa,
+                                     .cache_bytes = 700 * token,
+                                     .n_adapters = n_adapters,
+                                     .adapters = adapters};
+    bn_session_options o = {.kv_type = type, .batch = 1 + (int32_t)(seed * 37 % BATCH)};
     uint64_t random = seed;
     ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
     for (int32_t call = 0; call < CALLS; call++) {
         mirror *m = &texts[check_below(&random, TEXTS)];
-        if (!m->s)
+        if (!m->s) {
+            o.adapter = n_adapters > 0 ? (int32_t)check_below(&random, ADAPTERS + 1) : 0;
             ok(bn_session_new(model, &o, &m->s));
+        }
         switch (check_below(&random, 8)) {
         case 0:
         case 1:
@@ -213,9 +228,30 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
     bn_model_close(model);
 }
 
+/* Of the model, of ranks that differ. */
+static void write_adapters(void) {
+    for (uint32_t i = 0; i < ADAPTERS; i++) {
+        size_t size;
+        kind.rank = 3 + 6 * i;
+        uint8_t *bytes = tiny_adapter(recipe, file, i, &size);
+        strcpy(paths[i], "/tmp/bitnet_programs_XXXXXX");
+        const int fd = mkstemp(paths[i]);
+        CHECK(fd >= 0 && write(fd, bytes, size) == (ssize_t)size && close(fd) == 0);
+        free(bytes);
+    }
+    kind.rank = 0;
+}
+
 static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft) {
     kind.draft = draft;
     begin(BN_MASK_CAUSAL, window, global_every);
+    if (n_adapters > 0) {
+        write_adapters();
+        const bn_load_options options = {
+            .threads = 2, .n_adapters = n_adapters, .adapters = adapters};
+        bn_model_close(model);
+        ok(bn_model_open_bytes(file, file_size, &options, &model, NULL));
+    }
     single = model;
     for (int32_t tier = 0; bn_isa_name(tier); tier++)
         for (int32_t type = 0; type < BN_KV_TYPES; type++)
@@ -223,6 +259,8 @@ static void test_programs(uint32_t window, uint32_t global_every, uint32_t draft
                         type);
     model = single;
     end();
+    for (int32_t i = 0; i < n_adapters; i++)
+        unlink(paths[i]);
 }
 
 int main(void) {
@@ -230,6 +268,8 @@ int main(void) {
     test_programs(20, 2, 0);
     CHECK_EQ(long_ones, 0);
     test_programs(0, 0, 1);
+    test_programs(20, 2, 1);
+    n_adapters = ADAPTERS;
     test_programs(20, 2, 1);
     CHECK_MSG(full > 20, "the budget was exceeded only %d times", full);
     CHECK_MSG(long_ones > 20, "the draft was right only %d times", long_ones);

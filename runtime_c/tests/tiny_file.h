@@ -18,6 +18,7 @@ typedef struct tiny_writer {
     size_t n_stacks, n_tensors, data_size; /* records, records, bytes */
     size_t skip, twice;                    /* number of a tensor to leave out, to write twice */
     size_t added;                          /* tensors asked for */
+    int alone;                             /* 1: of an adapter alone, only its tensors are kept */
     uint64_t random;
 } tiny_writer;
 
@@ -118,7 +119,7 @@ static inline void tiny_tensor(tiny_writer *w, unsigned layer, unsigned role, un
     const size_t panels = (rows + 15) / 16, groups = (cols + 127) / 128;
     const size_t scale_sizes[] = {0, 4, 4 * rows, 2 * 16 * panels * groups};
     const size_t scale_size = scale_sizes[scope];
-    if (number == w->skip)
+    if (number == w->skip || (w->alone && part < 2))
         return;
     for (int copies = number == w->twice ? 2 : 1; copies > 0; copies--) {
         uint8_t *r = w->tensors + 64 * w->n_tensors++;
@@ -448,6 +449,32 @@ static inline void tiny_draft(tiny_writer *w) {
     tiny_tensor(w, TINY_NONE, 73, TINY_NONE, 0, 4, 2, 8, 16);
 }
 
+/* Of text, with a draft behind it; q and down have adapters of rank 3, which may also lie in a file
+ * of their own. */
+static inline void tiny_drafting(tiny_writer *w) {
+    const uint32_t one = tiny_float_bits(1.0f);
+    const uint32_t words[48] = {[2] = 19,    [3] = 8,
+                                [4] = 1,     [5] = 1,
+                                [6] = 1,     [7] = 3,
+                                [8] = 5,     [9] = 7,
+                                [12] = 256,  [13] = one,
+                                [14] = 1,    [18] = 3,
+                                [19] = one,  [21] = 1,
+                                [22] = one,  [23] = one,
+                                [24] = one,  [28] = 1,
+                                [47] = 3 | 65u << 16};
+    tiny_stack(w, words, "drafting");
+    tiny_with_adapter(w, 2, 3, 8);
+    tiny_tensor(w, 0, 3, TINY_NONE, 0, 2, 0, 3, 8);
+    tiny_tensor(w, 0, 4, TINY_NONE, 0, 4, 1, 3, 8);
+    tiny_tensor(w, 0, 8, TINY_NONE, 0, 4, 1, 8, 3);
+    tiny_tensor(w, 0, 13, TINY_NONE, 0, 4, 1, 5, 8);
+    tiny_with_adapter(w, 15, 8, 5);
+    tiny_tensor(w, TINY_NONE, 64, TINY_NONE, 0, 6, 2, 19, 8);
+    tiny_tensor(w, TINY_NONE, 66, TINY_NONE, 0, 1, 0, 1, 8);
+    tiny_draft(w);
+}
+
 /* Everything the format can say: every norm, every bias, two experts, learned positions, a head
  * of its own; then stacks that have none of it, of images, of a draft. */
 static inline void tiny_everything(tiny_writer *w) {
@@ -573,14 +600,18 @@ static inline uint8_t *tiny_finish(tiny_writer *w, size_t *size) {
     return bytes;
 }
 
-/* A whole file by one of the two recipes above, with tensor number `skip` left out and number
+static inline void tiny_begin(tiny_writer *w) {
+    CHECK(w->stacks = calloc(TINY_MAX_STACKS, 256));
+    CHECK(w->tensors = calloc(TINY_MAX_TENSORS, 64));
+    CHECK(w->data = calloc(TINY_MAX_DATA, 1));
+}
+
+/* A whole file by one of the recipes above, with tensor number `skip` left out and number
  * `twice` written twice (SIZE_MAX: none). */
 static inline uint8_t *tiny_file(void (*recipe)(tiny_writer *), size_t skip, size_t twice,
                                  size_t *size) {
     tiny_writer w = {.skip = skip, .twice = twice, .random = 1};
-    CHECK(w.stacks = calloc(TINY_MAX_STACKS, 256));
-    CHECK(w.tensors = calloc(TINY_MAX_TENSORS, 64));
-    CHECK(w.data = calloc(TINY_MAX_DATA, 1));
+    tiny_begin(&w);
     recipe(&w);
     return tiny_finish(&w, size);
 }
@@ -595,6 +626,22 @@ static inline size_t tiny_entry(const uint8_t *bytes, uint32_t kind) {
 
 static inline size_t tiny_section(const uint8_t *bytes, uint32_t kind) {
     return (size_t)tiny_get(bytes + tiny_entry(bytes, kind) + 8, 8);
+}
+
+/* A file of what a recipe says of adapters, alone: they belong to `model`. */
+static inline uint8_t *tiny_adapter(void (*recipe)(tiny_writer *), const uint8_t *model,
+                                    uint64_t random, size_t *size) {
+    static const uint32_t crc_of[] = {6, 1, 2}; /* DATA, STACKS, TENSORS */
+    tiny_writer w = {.skip = SIZE_MAX, .twice = SIZE_MAX, .alone = 1, .random = random};
+    tiny_begin(&w);
+    recipe(&w);
+    uint8_t *bytes = tiny_finish(&w, size);
+    tiny_put(bytes + 12, 1, 4);
+    memcpy(bytes + 28, model + tiny_entry(model, 6) + 16, 8); /* the size of DATA */
+    for (size_t i = 0; i < 3; i++)
+        memcpy(bytes + 36 + 4 * i, model + tiny_entry(model, crc_of[i]) + 4, 4);
+    tiny_fix_checksums(bytes, *size);
+    return bytes;
 }
 
 #endif
