@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * fuzz_file.c: any bytes as a packed file: parse, verify, open, compute a few tokens, guess, look at
- * an image, free; as an adapter alone: open beside its model, and compute.
+ * fuzz_file.c: any bytes as a packed file: parse, verify, open, compute a few tokens, guess, look
+ * at an image, free; as an adapter alone: open beside its model, and compute.
  *
  *     fuzz_file -max_len=16384 CORPUS/       with libFuzzer (clang -fsanitize=fuzzer)
  *     fuzz_file FILE...                      built with -DBN_REPLAY: run these files once
@@ -77,10 +77,8 @@ static void adapt(const uint8_t *bytes, size_t size) {
     const int fd = memfd_create("adapter", 0);
     CHECK(fd >= 0 && write(fd, bytes, size) == (ssize_t)size);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    const bn_load_options options = {.threads = 1,
-                                     .no_verify = 1,
-                                     .n_adapters = 1,
-                                     .adapters = (const char *const[]){path}};
+    const bn_load_options options = {
+        .threads = 1, .no_verify = 1, .n_adapters = 1, .adapters = (const char *const[]){path}};
     if (bn_model_open_bytes(base, base_size, &options, &model, NULL) == BN_OK) {
         decode(model, 1);
         bn_model_close(model);

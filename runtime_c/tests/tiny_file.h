@@ -453,15 +453,24 @@ static inline void tiny_draft(tiny_writer *w) {
  * of their own. */
 static inline void tiny_drafting(tiny_writer *w) {
     const uint32_t one = tiny_float_bits(1.0f);
-    const uint32_t words[48] = {[2] = 19,    [3] = 8,
-                                [4] = 1,     [5] = 1,
-                                [6] = 1,     [7] = 3,
-                                [8] = 5,     [9] = 7,
-                                [12] = 256,  [13] = one,
-                                [14] = 1,    [18] = 3,
-                                [19] = one,  [21] = 1,
-                                [22] = one,  [23] = one,
-                                [24] = one,  [28] = 1,
+    const uint32_t words[48] = {[2] = 19,
+                                [3] = 8,
+                                [4] = 1,
+                                [5] = 1,
+                                [6] = 1,
+                                [7] = 3,
+                                [8] = 5,
+                                [9] = 7,
+                                [12] = 256,
+                                [13] = one,
+                                [14] = 1,
+                                [18] = 3,
+                                [19] = one,
+                                [21] = 1,
+                                [22] = one,
+                                [23] = one,
+                                [24] = one,
+                                [28] = 1,
                                 [47] = 3 | 65u << 16};
     tiny_stack(w, words, "drafting");
     tiny_with_adapter(w, 2, 3, 8);
