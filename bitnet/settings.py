@@ -212,7 +212,7 @@ class Settings:
                 f"{self.distill_features:g} are shares of one loss, expected at most 1 together"
             )
         if self.draft_only and not self.draft:
-            raise ValueError("--draft-only and --no-draft are both given, expected one of them")
+            raise ValueError(f"--draft-only and {'--lora' if self.lora else '--no-draft'} are both given, expected one")
         if self.draft and self.distilled:
             raise ValueError(
                 "a draft cannot learn while its model is distilled; add --no-draft, and --draft-only after"

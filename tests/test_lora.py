@@ -56,10 +56,11 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path) -> None:
     start = next(record["start"]["nats_per_token"] for record in log if "start" in record)
     assert log[-1]["validation"]["nats_per_token"] < start - 0.01
 
-    export_adapter(run, base / "model.bitnet", tmp_path / "a.bitnet", tokens=2000)
+    alone = export_adapter(run, base / "model.bitnet", tmp_path / "a.bitnet", tokens=2000)
     report = export_checkpoint(run, tmp_path / "whole.bitnet", tokens=2000)
     assert report.tensors_equal == len(before.tensor_names()) + len(learnt) + 1  # with the frequencies of RoPE
     size = (tmp_path / "a.bitnet").stat().st_size
+    assert alone.adapter_bytes == size and f"adapter    {size / 1e6:.2f} MB" in str(alone)
     assert size < (base / "model.bitnet").stat().st_size / 2
     tokens = [3, 1, 4, 1, 5, 9, 2, 6]
     with torch.no_grad():
@@ -93,7 +94,11 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
         ("--lora", "4", "--optimizer", "muon"): "--optimizer muon does not go with --lora",
         ("--lora", "4", "--set", "dropout=0.1"): "--set dropout does not go with --lora",
         ("--lora", "4", "--lora-linears", "head"): "lora_linears has 'head', expected some of q, k",
-        ("--lora", "4", "--chat", tmp_path / "talks.jsonl"): "finetune it on conversations without --lora first",
+        ("--lora", "4", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --lora first",
+        ("--draft-only", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --draft-only first",
+        ("--lora", "4", "--fim", "0.5"): "--chat or --fim needs",
+        ("--lora", "4", "--draft-only"): "--draft-only and --lora are both given",
+        ("--lora", "4", "--quantize-warmup", "0.5"): "--quantize-warmup does not go with --lora",
     }
     for options, said in cases.items():
         data = () if "--chat" in options else ("--data", base / "other")

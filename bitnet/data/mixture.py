@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 Weights = dict[str, float]
 """Shares of the sequences, by source; their sum is 1."""
 UNITS = 1_000_000  # of which a weight is a whole number, so that counting them is exact
+MOST = 1e15  # of a weight, which may be a number of tokens
 LEAST_TOKENS = 1000  # from which on `until` is no share
 
 
@@ -98,9 +100,9 @@ class Mixture:
             raise DataError("expected at least one table [sources.NAME], and one [[stages]]")
         for name in self.sources:
             if not any(stage.weights[name] for stage in self.stages):
-                raise DataError(f"source {name} has a weight in no stage; give it one, or leave it out")
-        shares = [stage.until for stage in self.stages if stage.until < LEAST_TOKENS]
-        tokens = [stage.until for stage in self.stages if stage.until >= LEAST_TOKENS]
+                raise DataError(f"source {name} has a millionth of no stage; give it a weight, or leave it out")
+        tokens = [stage.until for stage in self.stages if LEAST_TOKENS <= stage.until < math.inf]
+        shares = [stage.until for stage in self.stages if stage.until not in tokens]
         if (
             not all(0 < share <= 1 for share in shares)
             or shares != sorted(set(shares))
@@ -125,6 +127,9 @@ class Mixture:
         return self.stages[-1].weights
 
 
+KINDS: dict[Any, str] = {dict: "a table", list: "a list", str: "text"}
+
+
 def _check_names(
     found: Any, what: str, needed: Mapping[str, type | tuple[type, ...]], others: Mapping[str, type] | None = None
 ) -> None:
@@ -135,8 +140,10 @@ def _check_names(
     for name in needed.keys() - found.keys():
         raise DataError(f"{what} has no {name}, expected {', '.join(needed)}")
     for name, value in found.items():
-        if name not in known or not isinstance(value, known[name]) or isinstance(value, bool):
+        if name not in known:
             raise DataError(f"{what} has {name} = {value!r:.80}, expected {', '.join(known)}, as docs/data.md has them")
+        if not isinstance(value, known[name]) or isinstance(value, bool):
+            raise DataError(f"{name} of {what} is {value!r:.80}, expected {KINDS.get(known[name], 'a number')}")
 
 
 def _shares(weights: Mapping[str, Any], names: Sequence[str], what: str) -> Weights:
@@ -144,8 +151,8 @@ def _shares(weights: Mapping[str, Any], names: Sequence[str], what: str) -> Weig
     for name, weight in weights.items():
         if name not in names:
             raise DataError(f"weights of {what} have {name!r}, expected names of sources: {', '.join(names)}")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise DataError(f"the weight of {name} in {what} is {weight!r}, expected a number from 0 on")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST:
+            raise DataError(f"the weight of {name} in {what} is {weight!r}, expected a number from 0 to {MOST:g}")
     if not (total := sum(weights.values())) > 0:
         raise DataError(f"the weights of {what} are all 0")
     return {name: round(weights.get(name, 0) / total * UNITS) / UNITS for name in names}

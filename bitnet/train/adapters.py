@@ -12,6 +12,8 @@ def added(base: ModelConfig, overrides: dict[str, Any], settings: Settings) -> M
     """A model that stays as it is, with adapters. Raises ValueError: it is none that can."""
     if overrides:
         raise ValueError(f"--set {next(iter(overrides))} does not go with --lora: the model stays as it is")
+    if settings.quantize_warmup:
+        raise ValueError("--quantize-warmup does not go with --lora: the model stays ternary from the first step on")
     if base.adapters:
         raise ValueError("the source has adapters already; go on with its run, or begin with what that began with")
     if base.input != "tokens" or not base.ternary:

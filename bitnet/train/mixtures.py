@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def read(
             parts[name] = [kept[0], kept[1]]
         elif name not in parts:
             say(f"{settings.run_folder}: reading source {name} and making token ids of it")
-            texts[name] = _split(source, settings, say)
+            with _of(name):
+                texts[name] = _split(source, settings, say)
     if shared and not (before or settings.source or Path(settings.tokenizer).is_file()):
         words = tokenized.tokenizer_of(next(iter(shared.values())))
     else:
@@ -88,6 +90,15 @@ def _recorded(settings: Settings, before: dict[str, Any], name: str, side: str) 
     if not before or before["settings"]["validation"] != settings.validation:
         return None
     return mixture.recorded_part(before, name, side, settings.run_folder)
+
+
+@contextlib.contextmanager
+def _of(name: str) -> Iterator[None]:
+    """Errors of a source's text say which source it is."""
+    try:
+        yield
+    except corpus.DataError as error:
+        raise corpus.DataError(f"source {name}: {error}") from None
 
 
 def _split(source: Source, settings: Settings, say: Callable[[str], object]) -> tuple[corpus.Texts, corpus.Texts]:

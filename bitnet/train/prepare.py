@@ -81,10 +81,11 @@ def prepare(
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
         config = with_images(settings, with_room(settings, config, words, start), words)
-        if settings.lora and start and config.vocab_size != start.config.vocab_size:
+        stays = "--lora" if settings.lora else "--draft-only" if settings.draft_only else ""
+        if stays and start and config.vocab_size != start.config.vocab_size:
             raise TrainingError(
-                f"--lora leaves the model as it is, with {start.config.vocab_size:,} tokens, but a chat template needs "
-                f"{config.vocab_size:,}; finetune it on conversations without --lora first"
+                f"{stays} leaves the model as it is, with {start.config.vocab_size:,} tokens, but --chat or --fim "
+                f"needs {config.vocab_size:,}; finetune it so without {stays} first"
             )
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -53,7 +54,7 @@ def export_adapter(
         kept = {"provenance": whole.metadata.get("provenance", {}) | {"base": Path(base).name}}
         stacks = [*whole.configs, *model.configs[len(whole.configs) :]]  # a draft of the model, which is not learnt
         write_packed(out, stacks, source, metadata=kept, base=model.weights)
-    return report
+    return dataclasses.replace(report, adapter_bytes=out.stat().st_size)
 
 
 def _difference(whole: PackedFile, model: PackedFile) -> str:

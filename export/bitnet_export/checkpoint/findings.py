@@ -138,6 +138,7 @@ class Report:
     head: HeadCost
     zero_inputs: ZeroInputs
     sparse: bool  # up and down are stored by lines, of which the engine reads only those that matter
+    adapter_bytes: int = 0  # of a file of adapters alone; what else is said is of the model with them
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -149,6 +150,7 @@ class Report:
             f"unfinished saved when quantizers counted {100 * self.quantized:.0f} %, of which the file has 100 %: "
             "let the run end, with bitnet train --resume --out RUN"
         )
+        adapter = f"adapter    {self.adapter_bytes / 1e6:.2f} MB; of the model with it:"
         loss = [
             f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
             f"difference {long.loss_engine - long.loss_torch:+.1e}, of {self.asked}",
@@ -157,6 +159,7 @@ class Report:
         return "\n".join(
             [
                 *([unfinished] if self.quantized < 1 else []),
+                *([adapter] if self.adapter_bytes else []),
                 f"size       {self.file_bytes / 1e6:.2f} MB, {self.bits_per_weight:.2f} bits a weight; "
                 f"fp16 has {self.fp16_bytes / 1e6:.2f} MB, {self.fp16_bytes / self.file_bytes:.1f} times as much",
                 f"zeros      {zeros} % of the ternary weights, by layer",
