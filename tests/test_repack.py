@@ -97,7 +97,9 @@ def test_random_models_of_1_6_bits_have_the_zeros_asked_for(tmp_path: Path) -> N
 
 
 def test_what_the_engine_cannot_run_is_converted_without_it(tmp_path: Path) -> None:
-    random_model(SMALL.replace(norm="layer", norm_bias=True, adapters=("q",), adapter_rank=3), tmp_path / "a")
+    config = SMALL.with_draft()
+    assert config.draft
+    random_model(config.replace(draft=config.draft.replace(sliding_window=5)), tmp_path / "a")
     assert repack(tmp_path / "a", tmp_path / "b", encoding="1.6").logits_equal == 0
 
 
@@ -111,6 +113,7 @@ def test_what_the_engine_cannot_run_is_converted_without_it(tmp_path: Path) -> N
         {"mask": "bidirectional", "has_head": False, "input": "embeddings", "vocab_size": 0},
         {"mask": "prefix", "sliding_window": 5},
         {"mask": "prefix", "input": "embeddings"},
+        {"norm": "layer", "norm_bias": True, "adapters": ("q",), "adapter_rank": 3},
     ],
 )
 def test_every_family_computes_the_same(tmp_path: Path, family: dict[str, Any]) -> None:
