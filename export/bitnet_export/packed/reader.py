@@ -72,10 +72,11 @@ class PackedFile(Parsed):
 
     def without_draft(self) -> Self:
         """The file as one that has no draft: its stack, which is the last, and its tensors are not shown."""
-        if all(config.input != "draft" for config in self.configs):
+        first, *others = self.configs
+        if all(config.input != "draft" for config in others):  # alone it is no draft of anything
             return self
         other = copy.copy(self)
-        other.configs = tuple(config for config in self.configs if config.input != "draft")
+        other.configs = (first, *(config for config in others if config.input != "draft"))
         other.tensors = {key: record for key, record in self.tensors.items() if key.stack < len(other.configs)}
         other.draft_left_out = True
         return other
