@@ -8,6 +8,7 @@ import glob
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from typing import NamedTuple
 
 import pytest
 
+from bitnet_cli.command import build_parser
 from command import bitnet
-from docs_text import Block, blocks, commands, inline_code, links, prose, sentences, slug, words
+from docs_text import Block, blocks, commands, commands_of, inline_code, links, prose, sentences, slug, words
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -170,6 +172,17 @@ def test_commands_have_the_options_they_are_shown_with(name: str) -> None:
             assert not command.startswith("bitnet "), command
             continue
         assert not missing, f"{command}: no {missing}"
+
+
+@every_page
+def test_commands_of_blocks_can_be_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answer.json").write_text('{"enum": ["yes", "no"]}')  # the file that a page writes
+    page = read(name)
+    monkeypatch.chdir(tmp_path)
+    for command in (command for block in blocks(page) if block.fenced for command in commands_of(block)):
+        if run := re.search(r"(?:^|/|-m )bitnet (.*?)(?: [<>|] .*)?$", command):
+            parser, _ = build_parser()
+            assert parser.parse_known_args(shlex.split(run[1]))[1] == [], command
 
 
 @every_page

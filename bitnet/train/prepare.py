@@ -117,7 +117,7 @@ def prepare(
         state |= objectives.record(batches.tokens, held_out)
     n_tokens = batches.tokens.n_tokens
     say(
-        f"{folder}: {state['parameters']:,} parameters, {config.ternary_weights:,} ternary; "
+        f"{folder}: {state['parameters']:,} parameters, {config.replace(draft=None).ternary_weights:,} ternary; "
         + (f"{sizes[1]:,} more of a draft; " if sizes[1] else "")
         + f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
