@@ -73,10 +73,15 @@ def test_the_log_says_what_the_draft_learns(joint: Path) -> None:
     assert len(next(record["accepted"] for record in records if "accepted" in record)) == 3
 
 
-def test_a_run_goes_on_in_the_same_bits(joint: Path, text: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_in_the_same_bits(
+    joint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     killed_before(13, "train", "--data", text, "--out", out, *SMALL, "--draft")
+    capsys.readouterr()
     assert run("train", "--resume", "--out", out) == 0
+    without = Checkpoint.open(joint / "step-000020").config.replace(draft=None)
+    assert f"parameters, {without.ternary_weights:,} ternary;" in capsys.readouterr().err
     assert bits(out / "step-000020") == bits(joint / "step-000020")
 
 

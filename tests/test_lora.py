@@ -12,6 +12,7 @@ import torch
 
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_adapter, export_checkpoint
+from bitnet_export.checkpoint.adapter import _difference
 from bitnet_runtime import Model
 from training import TINY, bitnet, killed_before, losses
 
@@ -72,6 +73,20 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path) -> None:
         assert (session.append(tokens, "all") == found).all()
     # One row: a few activations may fall on the other side of a rounding edge, see docs/precision.md.
     assert np.median(np.abs(found - expected)) < 1e-5
+
+
+def test_scales_of_the_same_model_may_differ_by_a_rounding(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do where the model was exported with another number of threads."""
+    whole, model = (PackedFile.open(base / "model.bitnet") for _ in range(2))
+    for factor, differs in ((1 + 2**-22, False), (1 + 1e-4, True)):
+        monkeypatch.setattr(model, "scales", lambda record, f=factor: whole.scales(record) * np.float32(f))
+        assert bool(_difference(whole, model)) == differs
+    monkeypatch.undo()
+    record = next(record for record in model.tensors.values() if record.encoding.bits)
+    codes = model.codes(record)
+    codes[0] = -codes[0]
+    monkeypatch.setattr(model, "codes", lambda r: codes if r is record else whole.codes(r))
+    assert _difference(whole, model)
 
 
 def test_a_run_goes_on_in_the_same_bits(base: Path, tmp_path: Path) -> None:

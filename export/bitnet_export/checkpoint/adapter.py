@@ -18,6 +18,10 @@ from bitnet_export.packed.writer import Encoded, spare, write_packed
 from .findings import Report
 from .pack import export_checkpoint
 
+ROUNDING = 1e-5
+"""By which share a scale may differ. It is a mean of fp32 numbers, and torch sums them in another order with another
+number of threads: errors stay below 1e-6. Codes next to a half go the other way then, which are about as rare."""
+
 
 def export_adapter(
     checkpoint: str | os.PathLike[str],
@@ -68,9 +72,12 @@ def _difference(whole: PackedFile, model: PackedFile) -> str:
         if key.part > 1:
             continue
         record = model.tensors[key]
-        same = np.array_equal(model.codes(record), whole.codes(other))
-        if record.scope != encodings.SCALE_NONE:
-            same &= np.array_equal(model.scales(record), whole.scales(other))
+        codes, others = model.codes(record), whole.codes(other)
+        if record.scope == encodings.SCALE_NONE:
+            same = np.array_equal(codes, others)
+        else:
+            same = np.allclose(model.scales(record), whole.scales(other), rtol=ROUNDING, atol=0)
+            same &= bool(np.mean(codes != others) <= ROUNDING)
         if not same:
             return f"{key.name} differs"
     return ""
