@@ -89,9 +89,9 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "does not exist, expected a checkpoint or a run folder" in capsys.readouterr().err
     assert bitnet("eval", str(tmp_path)) == 1
     assert "has no model.safetensors and no step-* folder" in capsys.readouterr().err
-    (tmp_path / "m.bitnet").write_bytes(b"packed")
+    (tmp_path / "m.bitnet").write_bytes(b"\x89BITNET\n and more")
     assert bitnet("train", "--vision", str(tmp_path / "m.bitnet"), "--out", str(tmp_path / "run")) == 1
-    assert "is a file, expected a checkpoint or a run folder; of a packed file name the run" in capsys.readouterr().err
+    assert "name the run folder or checkpoint that it was exported from" in capsys.readouterr().err
 
 
 # ---- damage ----
