@@ -31,6 +31,10 @@ class Folder:
 
     def __init__(self, path: Path, most: int, keys: Sequence[str]) -> None:
         """keys: that requests may have; texts of others stay unread. Raises InvalidParameterError, OSError."""
+        if path.exists() and not path.is_dir():
+            raise InvalidParameterError(
+                f"--cache-dir {path} is no folder; name one, or one that is to be made", "cache_dir"
+            )
         path.mkdir(mode=0o700, exist_ok=True)
         facts = path.stat()
         if facts.st_mode & 0o077 or facts.st_uid != os.geteuid():
