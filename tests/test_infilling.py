@@ -114,7 +114,7 @@ def test_a_run_resumes_exactly_and_its_model_is_asked_as_it_learned(
     capsys.readouterr()
     for wrong in (["--objective", "mlm", "--set", "mask=bidirectional"], ["--set", "mask=prefix"]):
         assert bitnet(*given[:-1], *wrong, "--out", tmp_path / "no") == 1
-        assert "--fim is for causal models of the next token" in capsys.readouterr().err
+        assert "--fim is of text, for the next token of a causal model" in capsys.readouterr().err
 
 
 def test_a_finetuned_model_gets_the_tokens_that_it_lacks(finished: Path, sentences: str, tmp_path: Path) -> None:

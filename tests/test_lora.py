@@ -48,6 +48,7 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path) -> None:
     before, after = Checkpoint.open(base / "run"), Checkpoint.open(run)
     assert after.config.adapter_rank == 4 and after.config.adapters == ("q", "v", "up", "down")
     named = set(after.tensor_names())
+    assert after.state["parameters"] == sum(after.tensor(name).numel() for name in named if ".adapter_" in name)
     for name in before.tensor_names():
         assert torch.equal(before.tensor(name), after.tensor(name)), name
     learnt = named - set(before.tensor_names())

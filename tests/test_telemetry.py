@@ -293,6 +293,7 @@ def test_trackers_get_the_log(
     monkeypatch.setitem(sys.modules, library, SimpleNamespace(init=refused))  # type: ignore[arg-type]
     assert learn(text, tmp_path / "other", "--report-to", library) == 1
     assert f"--report-to {library} cannot begin: no account; see its own help" in capsys.readouterr().err
+    assert not list((tmp_path / "other").glob("step-*"))  # so that the same command may be tried again
 
 
 # ---- bad steps ----

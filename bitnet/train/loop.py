@@ -64,8 +64,10 @@ def carry_out(run: Run) -> Outcome:
 
 def _carry_out(run: Run) -> Outcome:
     with contextlib.closing(run.open_log()) as log:
-        if run.settings.source and not run.state["step"]:
-            run.evaluate_source(log)
+        if not run.state["step"]:
+            run.save()  # now that what it reports to has begun
+            if run.settings.source:
+                run.evaluate_source(log)
         stopped_by = loop(run, log)
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")

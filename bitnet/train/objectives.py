@@ -96,8 +96,8 @@ def check(settings: Settings, config: ModelConfig) -> None:
         (settings.distill_relations > 0 and compared, "--distill-relations is of decoders", "leave it out"),
         (settings.distill_features > 0 and not sees, "--distill-features is of images, and the model sees none",
          "leave it out"),
-        (settings.fim > 0 and (not plain or sees or bool(settings.chat)), f"mask is {config.mask}, and --fim is for "
-         "causal models of the next token, of text", "leave it out"),
+        (settings.fim > 0 and (not plain or sees or bool(settings.chat)), "--fim is of text, for the next token of a "
+         "causal model", "leave it out"),
     ]  # fmt: skip
     shape = "" if settings.source or settings.preset in PRESET_SETTINGS else (
         f" ({settings.preset} is a published shape, to measure with `bitnet bench`; "
@@ -129,6 +129,7 @@ def batches(
         return pairs.Batches(tokens, settings.batch, context, settings.seed)
     view = view_of(settings, config, words, tokens, settings.seed)
     if settings.fim:
+        tokenizer.fim_tokens(words)  # that they are there is checked before the first step
         end = tokenizer.end_token(words, generation)
         view = infilling.Infilling(settings.fim, words, tokens.first, end, settings.seed, view)
     if isinstance(tokens, mixture.Sources):

@@ -50,7 +50,7 @@ def prepare(
     teacher: source_model.Start | None = None,
     tower: source_model.Start | None = None,
 ) -> Run:
-    """A run at its next step, with a checkpoint of the one before.
+    """A run at its next step. A new one has no checkpoint yet.
 
     newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from; tower: one
     whose stack of images it begins with.
@@ -99,6 +99,9 @@ def prepare(
     optimizer = optimizers.build(model, settings)
     sizes = [sum(p.numel() for p in part.parameters()) if part else 0 for part in (model, model.draft)]
     sizes[0] -= sizes[1]  # as many tokens are for a parameter with a draft and without
+    what = "parameters"
+    if settings.lora:
+        sizes[0], what = sum(p.numel() for p in optimizers.learnt(model)[0]), "parameters of adapters"
     state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
     state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     phased = tower.sees_in_floats if tower else not settings.vision
@@ -117,7 +120,7 @@ def prepare(
         state |= objectives.record(batches.tokens, held_out)
     n_tokens = batches.tokens.n_tokens
     say(
-        f"{folder}: {state['parameters']:,} parameters, {config.replace(draft=None).ternary_weights:,} ternary; "
+        f"{folder}: {state['parameters']:,} {what}, {config.replace(draft=None).ternary_weights:,} ternary; "
         + (f"{sizes[1]:,} more of a draft; " if sizes[1] else "")
         + f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
         f"{settings.precision} on {device}, from step {state['step']:,}"
@@ -134,8 +137,6 @@ def prepare(
         if teacher is None:
             raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {folder}`")
         run.distillation = distill.Distillation(teacher, settings, model, words)
-    if newest is None:
-        run.save()
     return run
 
 

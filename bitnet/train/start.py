@@ -66,8 +66,10 @@ def _begin(given: Given, read: Read) -> Outcome:
         _check_unused(folder)
         teacher = read(settings.teacher) if settings.teacher else start
         run = prepare(settings, config, None, start, teacher, tower)
-        claim.begun = True
-        return loop.carry_out(run)
+        try:
+            return loop.carry_out(run)
+        finally:
+            claim.begun = bool(checkpoint.all_of(folder))  # one that cannot begin leaves nothing behind
 
 
 def _check_free(folder: Path, config: str | None) -> None:
