@@ -122,6 +122,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     if settings.compile:
         compiler.compile_layers(model)
     state = BEGINNING | {"step": 0, "tokens": 0, "seconds": 0.0, "recent": [], "skipped": 0, "sizes": {}}
+    state["phased"] = True
     horizon = Horizon(wanted * settings.batch_tokens, 0.0, settings.batch_tokens)
     run = Halfway(
         settings, folder, tokenizer.build("byte", [], 257), batches, tokens, settings.batch_tokens // context, horizon,

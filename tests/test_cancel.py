@@ -284,9 +284,9 @@ def test_a_dropped_stream_frees_its_cache_at_once(model: Model, start: str) -> N
 def test_a_long_list_of_prompts_holds_few_sessions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     most, new_session = 0, Session._new
 
-    def counted(of: ModelFacts, n_ctx: int | None = None) -> Session:
+    def counted(of: ModelFacts, n_ctx: int | None = None, **options: Any) -> Session:
         nonlocal most
-        session = new_session(of, n_ctx)
+        session = new_session(of, n_ctx, **options)
         most = max(most, len(model._open._family.members) - 1)
         return session
 

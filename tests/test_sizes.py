@@ -65,13 +65,14 @@ def test_embeddings_and_gains_may_have_their_own_rate(
 
 @pytest.mark.parametrize("change", [{}, {"n_kv_heads": 1}, {"ffn": "plain"}, {"tie_embeddings": False}])
 def test_operations_of_a_token_are_those_that_torch_counts(change: dict[str, Any]) -> None:
-    """In full precision. torch counts attention with all tokens, also those that a mask hides."""
+    """In full precision. torch counts attention with all tokens, also those that a mask hides, and as a product what
+    makes the gradient of a norm's gain: 0.1 %."""
     config = PRESETS["1m"].replace(ternary=(), head_format="f32", max_context=64, mask="bidirectional", **change)
     model = Transformer(config)
     tokens = torch.randint(0, config.vocab_size, (2, 64))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # of others it counts nothing
         model(tokens).sum().backward()
-    assert flops.of_token(model, 64) == pytest.approx(counter.get_total_flops() / tokens.numel(), rel=1e-3)
+    assert flops.of_token(model, 64) == pytest.approx(counter.get_total_flops() / tokens.numel(), rel=2e-3)
     attention = flops.of_token(model, 64) - flops.of_token(model, 0)
     causal = Transformer(config.replace(mask="causal"))
     assert flops.of_token(causal, 64) - flops.of_token(causal, 0) == attention / 2

@@ -43,7 +43,7 @@ TINY_THINKER = {
 NOT_HERE = (
     "--tasks",  # downloads
     "--shape bitnet-2b4t",  # takes minutes
-    "Qwen3", "bitnet-b1.58", "siglip-base", "FILE.gguf",  # published models
+    "Qwen3", "bitnet-b1.58", "siglip-base", "siglip-so400m", "paligemma-3b", "FILE.gguf",  # published models
     "bitnet serve",  # runs until it is stopped; tests/test_serve_command.py follows its page
     "model.bitnet mine.gguf",  # the end of that page does it with a model that can
 )  # fmt: skip
