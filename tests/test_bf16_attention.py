@@ -48,11 +48,11 @@ def test_as_torch(n_heads: int, n_kv_heads: int, seen: str) -> None:
 
 def test_where_it_is_used() -> None:
     """In training under autocast; what is evaluated stays as the engine computes it."""
-    x = torch.zeros(1, 4, 8)
+    x = torch.zeros(1, 1, 4, 8)
     assert not attention_in_bf16(x)
     with torch.autocast("cpu", torch.bfloat16):
         assert attention_in_bf16(x)
-        assert not attention_in_bf16(torch.zeros(1, LONGEST + 1, 8))
+        assert not attention_in_bf16(torch.zeros(1, 1, LONGEST + 1, 8))
         with torch.no_grad():
             assert not attention_in_bf16(x)
     torch.manual_seed(0)

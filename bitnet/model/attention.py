@@ -48,14 +48,14 @@ class _Attention(torch.autograd.Function):
 _attention: Callable[..., Tensor] = _Attention.apply
 
 
-def attention_in_bf16(x_BTD: Tensor) -> bool:
+def attention_in_bf16(q_BHTE: Tensor) -> bool:
     """Whether to use it: under autocast, in training. What is evaluated is computed in fp32, as the engine does."""
     return (
-        x_BTD.device.type == "cpu"
+        q_BHTE.device.type == "cpu"
         and torch.is_grad_enabled()
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
-        and x_BTD.shape[1] <= LONGEST
+        and q_BHTE.shape[2] <= LONGEST
     )
 
 

@@ -153,28 +153,35 @@ class Block(Linears):
         return torch.add(x_BTD, after(y_BTD), alpha=scale)
 
     def attention(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        in_bf16 = attention_in_bf16(x_BTD)
         qkv = self.qkv(self.project(x_BTD, "q", "k", "v"))
         q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in qkv)
         q_BHTE, k_BGTE = self.q_norm(q), self.k_norm(k)
         if cos is not None and sin is not None:
             q_BHTE, k_BGTE = rotate(q_BHTE, cos, sin), rotate(k_BGTE, cos, sin)
-        with torch.autocast("cpu", enabled=False):  # what it would cast is cast here, or stays fp32
-            y_BHTE = self.attend(q_BHTE, k_BGTE, v.to(q_BHTE), mask, in_bf16)
+        y_BHTE = self.attend(q_BHTE, k_BGTE, v.to(q_BHTE), mask)
         y_BTHE = self.attn_sub_norm(y_BHTE.transpose(1, 2).flatten(2))
         out_BTD: Tensor = self.o(self.own_norm("o", y_BTHE))
         return out_BTD
 
-    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None, in_bf16: bool) -> Tensor:
-        scale, causal = self.config.attention_scale, mask is None and self.config.mask != "bidirectional"
+    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None) -> Tensor:
+        causal = mask is None and self.config.mask != "bidirectional"
         dropout = self.config.dropout if self.training else 0.0
+        plain = not (self.config.attention_softcap or self.keep_weights or dropout)
+        in_bf16 = plain and attention_in_bf16(q_BHTE)
+        with torch.autocast("cpu", enabled=False):  # what it would cast is cast here, or stays fp32
+            if in_bf16:
+                return bf16_attention(q_BHTE, k_BGTE, v_BGTE, mask, causal, self.config.attention_scale)
+            return self.attend_in_floats(q_BHTE, k_BGTE, v_BGTE, mask, causal, dropout)
+
+    def attend_in_floats(
+        self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None, causal: bool, dropout: float
+    ) -> Tensor:
+        scale = self.config.attention_scale
         if not self.config.attention_softcap and not self.keep_weights:
             if q_BHTE.is_cuda and (mask is not None or q_BHTE.dtype == torch.float32):
                 # Kernels of linear memory share no keys here; the one that does would write all T·T weights.
                 shared = q_BHTE.shape[1] // k_BGTE.shape[1]
                 k_BGTE, v_BGTE = (kv.repeat_interleave(shared, 1) for kv in (k_BGTE, v_BGTE))
-            if not dropout and in_bf16:
-                return bf16_attention(q_BHTE, k_BGTE, v_BGTE, mask, causal, scale)
             return F.scaled_dot_product_attention(
                 q_BHTE, k_BGTE, v_BGTE, mask, dropout, is_causal=causal, scale=scale, enable_gqa=True
             )

@@ -47,10 +47,10 @@ class Recalling(Block):
         super().__init__(config)
         self.past: list[tuple[Tensor, Tensor]] = []
 
-    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None, in_bf16: bool) -> Tensor:
+    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None) -> Tensor:
         self.past.append((k_BGTE, v_BGTE))
         keys, values = (torch.cat(each, 2) for each in zip(*self.past, strict=True))
-        return super().attend(q_BHTE, keys, values, mask, in_bf16)
+        return super().attend(q_BHTE, keys, values, mask)
 
 
 class Draft(nn.Module):
