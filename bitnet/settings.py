@@ -9,43 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bitnet.config import TERNARY_LINEARS
+from bitnet.settings_rules import CHOICES as CHOICES
+from bitnet.settings_rules import CONVERSION as CONVERSION
+from bitnet.settings_rules import check
+from bitnet.settings_rules import flag_of as flag_of
 from bitnet.sizes import SIZES, training_of
-
-CHOICES = {
-    "objective": ("next", "mlm", "contrastive"),
-    "contrastive_loss": ("sigmoid", "softmax"),
-    "augment": ("none", "crop", "crop-flip"),
-    "optimizer": ("adamw", "muon"),
-    "schedule": ("constant", "cosine", "two_stage"),
-    "precision": ("auto", "fp32", "bf16"),
-    "device": ("auto", "cpu", "cuda"),
-    "on_bad_step": ("stop", "skip"),
-    "parallel": ("auto", "ddp", "fsdp"),
-    "report_to": ("none", "tensorboard", "wandb", "trackio"),
-}
-
 
 ALTERNATIVES = (("steps", "minutes", "tokens", "tokens_per_parameter"), ("accumulate", "batch_tokens"))
 """Options that take each other's place: whichever is given last counts. The first is there if none is given."""
-
-LENGTHS = ("warmup", "warmdown", "quantize_warmup")
-"""Options that are a share of the run, or tokens: values from `LEAST_TOKENS` on."""
-LEAST_TOKENS = 1000
 
 
 def option(default: Any, text: str) -> Any:
     """A field with the sentence that --help prints for it."""
     factory = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
     return field(**factory, metadata={"help": text})
-
-
-LORA = ("lora", "lora_alpha", "lora_linears")
-CONVERSION: tuple[str, ...] = (
-    "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "distill_features", "teacher",
-    *LORA, "draft_only", "self_written",
-)  # fmt: skip
-"""Options of `bitnet finetune` alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,64 +151,7 @@ class Settings:
     report_to: str = option("none", "who gets the numbers of log.jsonl, too: tensorboard, wandb or trackio")
 
     def __post_init__(self) -> None:
-        for name, words in CHOICES.items():
-            if getattr(self, name) not in words:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(words)}")
-        ranges: dict[str, tuple[float, float]] = {
-            "validation": (1e-6, 0.5), "temperature": (1e-3, 100), "steps": (1, 1e9), "minutes": (0, 1e6),
-            "batch": (1, 1e6), "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
-            "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
-            "distill_features": (0, 1), "distill_layer": (0, 1e4),
-            "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
-            "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
-            "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
-            "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
-            "lora": (0, 4096), "lora_alpha": (0, 1e6),
-            "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
-            "fim": (0, 1),
-        }  # fmt: skip
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected {low:g} to {high:g}")
-        shares = {"quantize_warmup": 0.5 if self.source else 0.9}
-        for name in LENGTHS:
-            most, value = shares.get(name, 1), getattr(self, name)
-            if not (0 <= value <= most or LEAST_TOKENS <= value <= 1e15):
-                raise ValueError(
-                    f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, "
-                    "tokens"
-                )
-        given = [flag_of(name) for name in ("data", "mixture", "chat") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
-        if self.freeze_vision and not self.vision:
-            raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
-        if self.distilled > 1:
-            raise ValueError(
-                f"distill {self.distill:g}, distill_relations {self.distill_relations:g} and distill_features "
-                f"{self.distill_features:g} are shares of one loss, expected at most 1 together"
-            )
-        if self.draft_only and not self.draft:
-            raise ValueError(f"--draft-only and {'--lora' if self.lora else '--no-draft'} are both given, expected one")
-        if self.draft and self.distilled:
-            raise ValueError(
-                "a draft cannot learn while its model is distilled; add --no-draft, and --draft-only after"
-            )
-        if self.self_written and (self.chat or not self.draft_only):
-            raise ValueError("self_written is of a draft that learns alone from text; add --draft-only and --data")
-        if self.teacher and not self.distilled:
-            raise ValueError("teacher is given and nothing to learn from it; add --distill, or one of its relatives")
-        if unknown := [role for role in self.lora_linears if role not in TERNARY_LINEARS]:
-            raise ValueError(f"lora_linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
-        if not self.lora and (self.lora_alpha or self.lora_linears):
-            raise ValueError("lora_alpha or lora_linears is given and no adapter; add --lora RANK")
-        if self.lora and (self.optimizer != "adamw" or self.vision):
-            what = "--vision" if self.vision else f"--optimizer {self.optimizer}"
-            raise ValueError(f"{what} does not go with --lora, which learns adapters alone, by adamw; leave it out")
-        for f in dataclasses.fields(self):
-            plain = [] if f.default is dataclasses.MISSING else f.default
-            if f.name in CONVERSION and not self.source and getattr(self, f.name) != plain:
-                raise ValueError(f"{f.name} is an option of `bitnet finetune`, which begins with a model")
+        check(self)
 
     @property
     def distilled(self) -> float:
@@ -294,7 +214,3 @@ def did_you_mean(name: str, names: list[str]) -> str:
     bare = {each.lstrip("-"): each for each in names}
     near = difflib.get_close_matches(name.lstrip("-"), bare, 1)
     return f", did you mean {bare[near[0]]!r}?" if near else ""
-
-
-def flag_of(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,99 @@
+"""What `bitnet.settings.Settings` may say: the words, the ranges, and what of it goes together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from bitnet.config import TERNARY_LINEARS
+
+if TYPE_CHECKING:
+    from bitnet.settings import Settings
+
+CHOICES = {
+    "objective": ("next", "mlm", "contrastive"),
+    "contrastive_loss": ("sigmoid", "softmax"),
+    "augment": ("none", "crop", "crop-flip"),
+    "optimizer": ("adamw", "muon"),
+    "schedule": ("constant", "cosine", "two_stage"),
+    "precision": ("auto", "fp32", "bf16"),
+    "device": ("auto", "cpu", "cuda"),
+    "on_bad_step": ("stop", "skip"),
+    "parallel": ("auto", "ddp", "fsdp"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
+}
+
+
+LENGTHS = ("warmup", "warmdown", "quantize_warmup")
+"""Options that are a share of the run, or tokens: values from `LEAST_TOKENS` on."""
+LEAST_TOKENS = 1000
+
+LORA = ("lora", "lora_alpha", "lora_linears")
+CONVERSION: tuple[str, ...] = (
+    "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "distill_features", "teacher",
+    *LORA, "draft_only", "self_written",
+)  # fmt: skip
+"""Options of `bitnet finetune` alone."""
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError: what was found, and what is expected."""
+    for name, words in CHOICES.items():
+        if getattr(settings, name) not in words:
+            raise ValueError(f"{name} is {getattr(settings, name)!r}, expected one of {', '.join(words)}")
+    ranges: dict[str, tuple[float, float]] = {
+        "validation": (1e-6, 0.5), "temperature": (1e-3, 100), "steps": (1, 1e9), "minutes": (0, 1e6),
+        "batch": (1, 1e6), "accumulate": (1, 1e6), "context": (0, 1 << 24), "seed": (0, 1 << 31), "lr": (1e-9, 10),
+        "distill": (0, 1), "distill_temperature": (0.1, 100), "distill_relations": (0, 1),
+        "distill_features": (0, 1), "distill_layer": (0, 1e4),
+        "weight_decay": (0, 10), "balance_loss": (0, 10), "clip": (0, 1e9),
+        "spike": (0, 1e9), "threads": (0, 1024), "eval_every": (0, 1e9), "eval_tokens": (1, 1e12),
+        "save_every": (1, 1e9), "save_minutes": (0, 1e6), "keep": (1, 1e9), "layers_every": (0, 1e9),
+        "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
+        "lora": (0, 4096), "lora_alpha": (0, 1e6),
+        "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
+        "fim": (0, 1),
+    }  # fmt: skip
+    for name, (low, high) in ranges.items():
+        if not low <= getattr(settings, name) <= high:
+            raise ValueError(f"{name} is {getattr(settings, name)}, expected {low:g} to {high:g}")
+    shares = {"quantize_warmup": 0.5 if settings.source else 0.9}
+    for name in LENGTHS:
+        most, value = shares.get(name, 1), getattr(settings, name)
+        if not (0 <= value <= most or LEAST_TOKENS <= value <= 1e15):
+            raise ValueError(
+                f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, tokens"
+            )
+    given = [flag_of(name) for name in ("data", "mixture", "chat") if getattr(settings, name)]
+    if len(given) > 1:
+        raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
+    if settings.freeze_vision and not settings.vision:
+        raise ValueError("freeze_vision is given and no stack of images that has learnt something; add --vision")
+    if settings.distilled > 1:
+        raise ValueError(
+            f"distill {settings.distill:g}, distill_relations {settings.distill_relations:g} and distill_features "
+            f"{settings.distill_features:g} are shares of one loss, expected at most 1 together"
+        )
+    if settings.draft_only and not settings.draft:
+        raise ValueError(f"--draft-only and {'--lora' if settings.lora else '--no-draft'} are both given, expected one")
+    if settings.draft and settings.distilled:
+        raise ValueError("a draft cannot learn while its model is distilled; add --no-draft, and --draft-only after")
+    if settings.self_written and (settings.chat or not settings.draft_only):
+        raise ValueError("self_written is of a draft that learns alone from text; add --draft-only and --data")
+    if settings.teacher and not settings.distilled:
+        raise ValueError("teacher is given and nothing to learn from it; add --distill, or one of its relatives")
+    if unknown := [role for role in settings.lora_linears if role not in TERNARY_LINEARS]:
+        raise ValueError(f"lora_linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
+    if not settings.lora and (settings.lora_alpha or settings.lora_linears):
+        raise ValueError("lora_alpha or lora_linears is given and no adapter; add --lora RANK")
+    if settings.lora and (settings.optimizer != "adamw" or settings.vision):
+        what = "--vision" if settings.vision else f"--optimizer {settings.optimizer}"
+        raise ValueError(f"{what} does not go with --lora, which learns adapters alone, by adamw; leave it out")
+    for f in dataclasses.fields(settings):
+        plain = [] if f.default is dataclasses.MISSING else f.default
+        if f.name in CONVERSION and not settings.source and getattr(settings, f.name) != plain:
+            raise ValueError(f"{f.name} is an option of `bitnet finetune`, which begins with a model")
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
