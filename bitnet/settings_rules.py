@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bitnet.config import TERNARY_LINEARS
-
-if TYPE_CHECKING:
-    from bitnet.settings import Settings
 
 CHOICES = {
     "objective": ("next", "mlm", "contrastive"),
@@ -36,7 +33,7 @@ CONVERSION: tuple[str, ...] = (
 """Options of `bitnet finetune` alone."""
 
 
-def check(settings: Settings) -> None:
+def check(settings: Any) -> None:
     """Raises ValueError: what was found, and what is expected."""
     for name, words in CHOICES.items():
         if getattr(settings, name) not in words:
