@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model
+from bitnet_runtime import InvalidParameterError, Model, Session
+from bitnet_serve import sessions
 from bitnet_serve.server import Serving
 from bitnet_serve.sessions import Memory, Sessions
 from bitnet_serve.stored import Folder
 from runtime_models import small_model
-from servers import post, served
+from servers import post, served, wait
 
 PROMPT = [i % 250 for i in range(150)]
 
@@ -59,6 +65,56 @@ def test_models_that_come_and_go_keep_their_texts(tmp_path: Path) -> None:
                 asked = {"model": name, "prompt": PROMPT, "max_tokens": 1}
                 _, answer = post(serving, "/v1/completions", asked)
                 assert answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0) == expected
+
+
+def test_a_server_that_is_killed_has_kept_its_texts(tmp_path: Path) -> None:
+    """Written while it runs; what was written in part is dropped."""
+    path, folder = small_model(tmp_path), tmp_path / "cache"
+    code = "from bitnet_serve import sessions; sessions.EVERY = 0.05; from bitnet_cli import main; main()"
+    words = [
+        sys.executable,
+        "-c",
+        code,
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--cache-dir",
+        str(folder),
+        "--threads",
+        "1",
+    ]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address = next(line.split()[-1] for line in process.stderr if "Listening on" in line)
+        asked = json.dumps({"prompt": PROMPT, "max_tokens": 20, "seed": 5}).encode()
+        for _ in range(2):
+            with urlopen(Request(f"{address}/v1/completions", asked, {"content-type": "application/json"})) as answer:
+                text = json.load(answer)["choices"][0]["text"]
+            wait(lambda: len(files(folder)) == 1, 60)
+        process.kill()
+    (file,) = files(folder)
+    file.with_name(".left.1234").write_bytes(file.read_bytes()[:1000])
+    with served(path, cache_dir=folder) as serving:
+        assert ask(serving, PROMPT) == (149, text)
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_texts_are_written_beside_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By several models at once, as texts come and go: each once, and nothing is left that is not kept."""
+    monkeypatch.setattr(sessions, "EVERY", 0.001)
+    paths, folder, saved = [small_model(tmp_path, seed) for seed in (0, 1)], tmp_path / "cache", list[Path]()
+    save = Session.save
+    monkeypatch.setattr(Session, "save", lambda session, file, note: (saved.append(file), save(session, file, note)))
+    with served(*paths, cache_dir=folder) as serving, ThreadPoolExecutor(4) as pool:
+
+        def some(i: int) -> None:
+            asked = {"model": f"small-{i % 2}-256", "prompt": [i // 40, *PROMPT[: 100 + i % 40]], "max_tokens": 5}
+            assert post(serving, "/v1/completions", asked)[0] == 200
+
+        list(pool.map(some, range(200)))
+        kept = sum(each.sessions.kept for each in serving.models.values())
+    assert len(files(folder)) == kept and len({*saved}) == len(saved)
 
 
 def test_whatever_is_in_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

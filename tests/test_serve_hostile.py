@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -23,7 +24,7 @@ from bitnet_serve import answers, body, chat, completions, embeddings, fields, m
 from bitnet_serve.server import Options, Serving
 from bitnet_serve.sessions import Memory, Sessions
 from runtime_models import TEMPLATE, scripted_model, small_model
-from servers import as_http, connect, post, request, served, until, wait
+from servers import as_http, connect, port, post, request, served, until, wait
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 MESSAGES: Any = [{"role": "user", "content": "go"}]
@@ -94,7 +95,6 @@ BIG = {"prompt": [1, 2] * 32_000, "max_tokens": 5}  # minutes until the first to
         (COMPLETE, {"prompt": "x", "json_schema": {"type": "x"}}, "json_schema", "invalid_format"),
         (COMPLETE, {"prompt": "x", "regex": "("}, "regex", "invalid_format"),
         (COMPLETE, {"prompt": "x", "regex": "a", "grammar": "start: x"}, "grammar", "invalid_format"),
-        (CHAT, {"messages": MESSAGES, "functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
         (CHAT, {"messages": MESSAGES, "model": 5}, "model", "invalid_type"),
         (COMPLETE, {}, "prompt", "missing_required_parameter"),
         (COMPLETE, {"prompt": []}, "prompt", "invalid_type"),
@@ -246,6 +246,25 @@ def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch)
     again.sendall(b"GET /hea")
     assert closed_after(again) < 8
     again.close()
+
+
+def test_slow_ones_of_an_address_take_places_from_each_other(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(server, "MOST_COMING", 8)
+    monkeypatch.setattr(server, "HEADERS", 60)
+    whole = as_http(COMPLETE, {"prompt": "x"})
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connect(serving, (whole[:9], whole[:-2])[i % 2])) for i in range(40)]
+        other = stack.enter_context(
+            socket.create_connection(("127.0.0.1", port(serving)), 10, source_address=("127.0.0.2", 0))
+        )
+        other.sendall(whole)
+        assert b" 200 " in other.recv(1000)
+        assert request(serving, "GET", "/health")[0] == 200, "the same address, once it is whole"
+        for connection in slow[:32]:
+            assert closed_after(connection) < 8, "the oldest left"
+        slow[-1].sendall(whole[-2:])
+        assert b" 200 " in slow[-1].recv(1000), "the latest have their time"
 
 
 def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

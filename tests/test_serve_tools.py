@@ -167,7 +167,6 @@ def test_receipts_and_scores_of_calls(serving: Serving) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"tools": TOOLS, "regex": "a"}, "tools"),
-        ({"functions": [{"name": "f"}]}, "functions"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages"),
         ({"messages": [{"role": "tool", "content": [5]}]}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}, "strict": True}}]},

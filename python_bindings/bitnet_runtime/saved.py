@@ -15,14 +15,14 @@ from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError, SessionFileError, check, shown
 
 
-def save(session: Any, note: bytes, path: str | os.PathLike[str]) -> None:
-    """A bn_session, at rest, into a file: all of it, or whatever is there stays."""
+def packed(session: Any, note: bytes) -> Any:
+    """A bn_session, at rest, as the bytes of a file."""
     if not isinstance(note, bytes):
         raise InvalidParameterError(f"note is {shown(note)}, expected bytes", "note")
     size = lib.bn_session_saved_size(session, len(note))
     data = ffi.new("uint8_t[]", size)
     check(lib.bn_session_save(session, ffi.from_buffer("uint8_t[]", note), len(note), data, size))
-    replace(Path(path), ffi.buffer(data))
+    return ffi.buffer(data)
 
 
 def writable(path: Path) -> None:

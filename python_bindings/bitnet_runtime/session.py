@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Unpack
 
 from bitnet_runtime import saved
@@ -124,5 +125,6 @@ class Session(SessionInput):
         """
         with self._lock:
             handle = self._open
-            saved.save(handle.pointer, note, path)
-            self._note = note
+            data = saved.packed(handle.pointer, note)
+        saved.replace(Path(path), data)  # which others need not wait for
+        self._note = note

@@ -14,7 +14,7 @@ from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Ready
 from bitnet_runtime.tools import ToolCall, Tools
-from bitnet_serve import fields, offers
+from bitnet_serve import fields, offers, older
 from bitnet_serve.answers import Block, Choice, Shape, Work
 from bitnet_serve.errors import ApiError, refuse
 from bitnet_serve.generation import Ask
@@ -33,7 +33,8 @@ MOST_MESSAGES = 1024
 def understand(served: Served, body: Mapping[str, Any]) -> Work:
     """Raises ApiError, or an error of the runtime."""
     fields.check_known(body, KNOWN)
-    fields.unsupported(body, "functions", "audio", "web_search_options")
+    fields.unsupported(body, "audio", "web_search_options")
+    body, is_older = older.newer(body)
     model = served.model
     tools, n = offers.of_chat(body), fields.choices(body)
     options = fields.sampling(body, model, None)
@@ -44,7 +45,7 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
     ask = asked(model, messages(body), tools, options)
     ask = replace(ask, top=top if wanted else None, receipt=fields.take(body, "receipt", bool, False))
-    return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None), stream)
+    return Work(served, several(model, [ask], n), Chat(served, with_usage if stream else None, is_older), stream)
 
 
 def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -99,10 +100,11 @@ def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
 
 @dataclass
 class Chat(Shape):
-    """The words of it. usage: at the end of a stream; None: not a stream."""
+    """The words of it. usage: at the end of a stream; None: not a stream. older: a call is a `function_call`."""
 
     served: Served
     usage: bool | None
+    older: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -110,20 +112,24 @@ class Chat(Shape):
         yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def begin(self, choice: Choice, block: Block) -> Iterable[Any]:
-        if block.call:
+        if block.call and self.older:
+            yield self._chunk(choice, {"function_call": {"name": block.call.name, "arguments": ""}})
+        elif block.call:
             head = {"index": block.call.number, "id": block.call.id, "type": "function"}
             yield self._chunk(choice, {"tool_calls": [head | {"function": {"name": block.call.name, "arguments": ""}}]})
 
     def piece(self, choice: Choice, block: Block, text: str, scored: Sequence[Scored]) -> Iterable[Any]:
         more: dict[str, Any] = {"content": text}
         if block.call:
-            more = {"tool_calls": [{"index": block.call.number, "function": {"arguments": text}}]}
+            call = {"arguments": text}
+            whole = {"tool_calls": [{"index": block.call.number, "function": call}]}
+            more = {"function_call": call} if self.older else whole
         yield self._chunk(choice, more, self._logprobs(choice, scored))
 
     def end(self, choice: Choice) -> Iterable[Any]:
         rest = self._rest(choice)
         logprobs = self._logprobs(choice, rest) if rest else None
-        yield self._chunk(choice, {}, logprobs, choice.finish_reason)
+        yield self._chunk(choice, {}, logprobs, self._reason(choice))
 
     def close(self, choices: Sequence[Choice]) -> Iterable[Any]:
         if self.usage:
@@ -140,7 +146,7 @@ class Chat(Shape):
                 "index": choice.index,
                 "message": self._message(choice),
                 "logprobs": self._logprobs(choice, [*choice.scored, *self._rest(choice)]),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": self._reason(choice),
                 **receipt_of(choice),
             }
             for choice in choices
@@ -153,7 +159,13 @@ class Chat(Shape):
         if not choice.calls:
             return said
         calls = [ToolCall(call.id, call.name, block.text) for block in choice.calls if (call := block.call)]
-        return said | {"content": choice.text or None, "tool_calls": [call.message() for call in calls]}
+        said["content"] = choice.text or None
+        if self.older:
+            return said | {"function_call": calls[0].message()["function"]}
+        return said | {"tool_calls": [call.message() for call in calls]}
+
+    def _reason(self, choice: Choice) -> str:
+        return "function_call" if self.older and choice.finish_reason == "tool_calls" else choice.finish_reason
 
     def _head(self, kind: str) -> dict[str, Any]:
         names = {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}

@@ -51,13 +51,27 @@ def _offer(
 ) -> Tools | None:
     """tool: one as the runtime takes it; name: of the function that is chosen."""
     choice = body.get("tool_choice", "auto")
+    given: list[Any] = fields.take(body, "tools", list, [])
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        given, choice = _allowed(given, choice.get("allowed_tools", choice), name)
     chosen = name(choice) if isinstance(choice, dict) else choice if choice in CHOICES else None
     if not chosen:
         raise refuse(
             f"tool_choice is {shown(choice)}, expected {', '.join(CHOICES)}, or a function by its name", "tool_choice"
         )
-    given: list[Any] = fields.take(body, "tools", list, [])
     return Tools.of([tool(each) for each in given], chosen, fields.take(body, "parallel_tool_calls", bool, True))
+
+
+def _allowed(given: list[Any], choice: Any, name: Callable[[dict[str, Any]], str | None]) -> tuple[list[Any], str]:
+    """Of the tools those that this request may call: the model is not told of the others. And its "mode"."""
+    mode, tools = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise refuse(f"allowed_tools is {shown(choice)}, expected a mode of auto or required, and tools", "tool_choice")
+    named = {name(each): each for each in given if isinstance(each, dict)}
+    wanted = [name(each) if isinstance(each, dict) else None for each in tools]
+    if unknown := [tool for tool, found in zip(tools, wanted, strict=True) if found is None or found not in named]:
+        raise refuse(f"allowed_tools has {shown(unknown[0])}, expected some of tools by their names", "tool_choice")
+    return [tool for found, tool in named.items() if found in wanted], str(mode)
 
 
 def _name(choice: Any) -> str | None:

@@ -30,6 +30,7 @@ from bitnet_serve.stored import Folder
 HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
 MOST_CONNECTIONS = 512
+MOST_COMING = 128  # of these from one address, whose requests are not whole
 UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
 TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request, where no model sees images and where one does
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -57,18 +58,21 @@ class Options:
 
 
 class Protocol(H11Protocol):
-    """HTTP with a deadline for headers, and a limit of connections."""
+    """HTTP with a deadline for headers, and limits of connections."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self.since = self.loop.time()
         self.app_state = {**self.app_state, "abort": transport.abort}
-        if len(self.connections) > MOST_CONNECTIONS:
+        others = [each for each in self.connections if isinstance(each, Protocol) and not each.transport.is_closing()]
+        if len(others) > MOST_CONNECTIONS:
             transport.write(BUSY)
             transport.close()
         else:
             self._watch()
+            self._share(others)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -77,6 +81,21 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
+
+    def _share(self, connections: Sequence[Protocol]) -> None:
+        """Slow ones of an address only take places from each other: the oldest leaves."""
+        coming = [each for each in connections if each.host == self.host and each.is_coming]
+        if len(coming) > MOST_COMING:
+            min(coming, key=lambda each: each.since).transport.abort()
+
+    @property
+    def host(self) -> str | None:
+        return self.client[0] if self.client else None
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether no whole request is there."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def _watch(self) -> None:
         """The clock runs while headers are incomplete: the first, and those of a later request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+EVERY = 60.0  # seconds, in which a text that is kept gets into the folder
 BLOCK = 64  # tokens that the engine keeps together: fewer in common are not worth a copy
 MOST = 16  # texts that are kept
 
@@ -61,9 +63,13 @@ class Sessions:
         self._taken: dict[Session, int] = {}
         self._idle: dict[Session, int] = {}  # of those that run: see Kept
         self._kept: list[Kept] = []  # the latest last
-        self._shelved = shelved
-        for session, who in shelved.read(model) if shelved else ():
-            self._keep(session, who, 0)
+        self._closing = threading.Event()
+        self._writing: threading.Thread | None = None
+        if shelved:
+            for session, who in shelved.read(model):
+                self._keep(session, who, 0)
+            self._writing = threading.Thread(target=self._write_at_times, args=(shelved,), daemon=True)
+            self._writing.start()
 
     def new(self, room: int, adapter: str | None = None) -> Session:
         """An empty one for so many tokens. ModelTooLargeError: others have the memory."""
@@ -128,10 +134,21 @@ class Sessions:
 
     def close(self) -> None:
         """Nothing runs any more, and nothing is kept in memory."""
-        if self._shelved:
-            self._shelved.write([(kept.session, kept.who) for kept in self._kept])
+        self._closing.set()
+        if self._writing:
+            self._writing.join()
         for kept in [*self._kept]:
             self._drop(kept)
+
+    def _write_at_times(self, shelved: Shelved) -> None:
+        """In a thread of its own, so that no answer waits; the last time when all have ended. A session that is kept
+        does not change, and whoever goes on from one waits no longer than it takes to copy."""
+        wait, last = EVERY, False
+        while not last:
+            last = self._closing.wait(wait)
+            begin = time.monotonic()
+            shelved.write([(kept.session, kept.who) for kept in [*self._kept]])
+            wait = max(EVERY, 20 * (time.monotonic() - begin))  # a slow disk has other work, too
 
     @property
     def kept(self) -> int:

@@ -1,4 +1,5 @@
-"""Texts that were computed, in a folder: those that are kept when a model is unloaded are there when it comes back.
+"""Texts that were computed, in a folder: those that are kept are there when a model comes back, whether it was
+unloaded, or the server ended or was killed.
 
     FOLDER/salt             of the hashes that stand for API keys
     FOLDER/MODEL/*.session  as Session.save writes them; the note says whose they are
@@ -8,15 +9,17 @@ What is there may have been changed by anyone who could: a file that is no sessi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bitnet_runtime.errors import BitnetError, InvalidParameterError, ModelTooLargeError
+from bitnet_runtime.errors import BitnetError, ClosedError, InvalidParameterError, ModelTooLargeError
 from bitnet_runtime.model import Model
 from bitnet_runtime.session import Session
 
@@ -43,6 +46,7 @@ class Folder:
                 "folder that does not exist", "cache_dir",
             )  # fmt: skip
         self._path, self._most = path, most
+        self.lock = threading.Lock()  # one model writes at a time: others' files that are not whole are not left ones
         salt = self._salt()
         who: list[bytes | None] = [None, *(key.encode() for key in keys)]
         self._tags = {each: b"" if each is None else _hashed(each, salt) for each in who}
@@ -78,7 +82,7 @@ class Shelved:
 
     def __init__(self, all: Folder, folder: Path, tags: dict[bytes | None, bytes]) -> None:
         self._all, self._folder, self._tags = all, folder, tags
-        self._read: set[Path] = set()
+        self._there: set[Path] = set()  # or were, of texts that are kept
 
     def read(self, model: Model) -> Iterator[tuple[Session, bytes | None]]:
         """The sessions and whose they are, the least recently used first."""
@@ -99,29 +103,35 @@ class Shelved:
             if session.note not in whose or (session.n_ctx, session.kv_type) != (model.n_ctx, kv_type):
                 session.close()
                 continue
-            self._read.add(file)
+            self._there.add(file)
             yield session, whose[session.note]
 
     def write(self, kept: Sequence[tuple[Session, object]]) -> None:
-        """These sessions, and whose they are, the latest last, in place of those that were read."""
-        try:
-            files, now = set(), time.time_ns()
-            for i, (session, who) in enumerate(kept):
-                if (who is None or isinstance(who, bytes)) and who in self._tags:
-                    files.add(self._write(session, self._tags[who], now + i))
-            for file in self._read - files:
-                file.unlink(missing_ok=True)
-            self._read = files
-            self._all.prune()
-        except OSError as error:
-            log.warning("texts could not be kept in %r: %s", str(self._folder), error)
+        """These sessions, and whose they are, the latest last, in place of those that are there. Each is written once,
+        also where the folder had no room for it. Those that are closed meanwhile are left out."""
+        with self._all.lock:
+            try:
+                files, now = set(), time.time_ns()
+                for i, (session, who) in enumerate(kept):
+                    if (who is None or isinstance(who, bytes)) and who in self._tags:
+                        with contextlib.suppress(ClosedError):
+                            files.add(self._write(session, self._tags[who], now + i))
+                for file in self._there - files:
+                    file.unlink(missing_ok=True)
+                self._there = files
+                self._all.prune()
+            except OSError as error:
+                log.warning("texts could not be kept in %r: %s", str(self._folder), error)
 
     def _write(self, session: Session, tag: bytes, time_ns: int) -> Path:
         digest = hashlib.blake2b(tag + repr((session.adapter, session.tokens)).encode(), digest_size=16).hexdigest()
         file = self._folder / f"{digest}.session"
-        if file not in self._read or not file.is_file():
+        if file not in self._there:
             session.save(file, tag)
-        os.utime(file, ns=(time_ns, time_ns))  # the clock of a file system may stand still between two of them
+            self._there.add(file)
+            self._all.prune()
+        with contextlib.suppress(FileNotFoundError):  # there was no room
+            os.utime(file, ns=(time_ns, time_ns))  # the clock of a file system may stand still between two of them
         return file
 
 
