@@ -112,10 +112,12 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
                      .q_stride = w->in.q_stride,
                      .tokens = c->rows});
     for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
-        const float mean = 1.5f * (float)w->in.q_sum[c->first + b];
-        for (size_t r = first; r < stop; r++)
-            c->logits[b * t->rows + r] = ((float)acc[r - first] - mean) * c->step[r] *
-                                         (t->scales[r] / w->in.s[c->first + b]);
+        const float mean = 1.5f * (float)w->in.q_sum[c->first + b],
+                    unit = 1 / w->in.s[c->first + b];
+        const float *step = c->step + first, *scale = t->scales + first;
+        float *y = c->logits + b * t->rows + first;
+        for (size_t r = 0; r < stop - first; r++)
+            y[r] = ((float)acc[r] - mean) * step[r] * (scale[r] * unit);
     }
 }
 
@@ -127,19 +129,17 @@ void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspa
 
 typedef struct screen {
     sketch of;
-    bn_product product; /* into the row of logits */
-    uint8_t *done;      /* [V] 1: the logit is exact */
-    float noise;        /* of e, without d and σ */
-    float bar;          /* no logit below it is among the k largest */
+    float noise; /* of e, without d and σ */
+    float bar;   /* no logit below it is among the k largest */
 } screen;
 
 static float deviation(const screen *c, size_t row) {
-    return c->noise * (c->of.deviation[row] + ROUNDING) * c->of.head->scales[row];
+    return c->noise * ((c->of.deviation[row] + ROUNDING) * c->of.head->scales[row]);
 }
 
-static void complete(const screen *c, size_t row) {
-    bn_linear_int8_row(&c->of.w->in, &c->product, row);
-    c->done[row] = 1;
+/* Its logit, exactly. */
+static void complete(const sketch *c, size_t row) {
+    c->logits[row] = bn_linear_int8_row(&c->w->in, c->head, row);
 }
 
 /* Ask memory for the codes of a row. */
@@ -155,42 +155,50 @@ static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     const screen *c = context;
     const size_t rows = c->of.head->rows, first = panel * BN_PANEL;
     const size_t count = (end * BN_PANEL < rows ? end * BN_PANEL : rows) - first;
-    float most[SIFT_PANELS * BN_PANEL], *y = c->of.logits + first;
-    size_t left[SIFT_PANELS * BN_PANEL], n = 0;
+    float *y = c->of.logits + first;
+    uint32_t left[SIFT_PANELS * BN_PANEL];
     for (size_t i = 0; i < count; i++)
-        most[i] = y[i] + SIGMAS * deviation(c, first + i);
-    for (size_t i = 0; i < count; i++) {
-        if (c->done[first + i])
-            continue;
-        if (most[i] < c->bar)
-            y[i] = -INFINITY;
-        else
-            left[n++] = first + i;
-    }
+        y[i] += SIGMAS * deviation(c, first + i);
+    const size_t n = c->of.m->kernels.vectors.reaching(left, y, c->bar, count);
+    for (size_t i = 0; i < count; i++)
+        y[i] = -INFINITY;
     for (size_t i = 0; i < n; i++) {
         if (i + 1 < n)
-            prefetch(c->of.head, left[i + 1]);
-        complete(c, left[i]);
+            prefetch(c->of.head, first + left[i + 1]);
+        complete(&c->of, first + left[i]);
     }
 }
 
-/* Tokens of the k largest estimates, any order; blocks that hold none are skipped. */
+/* The least of the maxima of k parts: k numbers reach it, and not many more. */
+static float least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k) {
+    float least = INFINITY;
+    for (size_t i = 0; i < k && i < V; i++) {
+        size_t first, end;
+        bn_share(V, (int32_t)i, (int32_t)(k < V ? k : V), &first, &end);
+        least = fminf(least, kernels->vectors.max(x + first, end - first));
+    }
+    return least;
+}
+
+/* Tokens of the k largest estimates, falling. */
 static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_t k, size_t *top) {
-    enum { BLOCK = 128 };
+    enum { BLOCK = 1024 };
+    uint32_t list[BLOCK];
+    float bar = least_maximum(kernels, x, V, k);
     size_t n = 0;
-    float last = -INFINITY;
     for (size_t first = 0; first < V; first += BLOCK) {
         const size_t size = V - first < BLOCK ? V - first : BLOCK;
-        if (n == k && !(kernels->vectors.max(x + first, size) > last))
-            continue;
-        for (size_t i = first; i < first + size; i++) {
-            if (n == k && !(x[i] > last))
+        const size_t listed = kernels->vectors.reaching(list, x + first, bar, size);
+        for (size_t j = 0; j < listed; j++) {
+            const size_t i = first + list[j];
+            if (n == k && !(x[i] > bar))
                 continue;
             size_t at = n < k ? n++ : k - 1;
             for (; at > 0 && x[top[at - 1]] < x[i]; at--)
                 top[at] = top[at - 1];
             top[at] = i;
-            last = x[top[n - 1]];
+            if (n == k)
+                bar = x[top[k - 1]];
         }
     }
     return n;
@@ -210,7 +218,9 @@ static void take_sample(screen *c, size_t k) {
     const size_t n = largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, top);
     for (size_t i = 0; i < n; i++) {
         const float estimated = y[top[i]];
-        complete(c, top[i]);
+        if (i + 1 < n)
+            prefetch(c->of.head, top[i + 1]);
+        complete(&c->of, top[i]);
         exact[i] = y[top[i]];
         const float e = (exact[i] - estimated) / deviation(c, top[i]);
         squares += e * e;
@@ -220,30 +230,26 @@ static void take_sample(screen *c, size_t k) {
 }
 
 void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
-                 const int32_t *more, size_t n, float *logits, uint8_t *done) {
-    const bn_tensor *head = &stack->head;
+                 const int32_t *more, size_t n, float *logits) {
     int32_t squares = 0;
     for (size_t i = 0; i < stack->config.dim; i++)
         squares += w->in.q[i] * w->in.q[i];
     screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
-                .product = {.w = head, .y = logits, .y_stride = head->rows},
-                .done = memset(done, 0, head->rows),
                 .noise = sqrtf((float)squares) / w->in.s[0]};
     take_sample(&c, k + n);
+    bn_pool_run(m->pool, bn_panels(c.of.head), SIFT_PANELS, sift, &c);
     for (size_t i = 0; i < n; i++)
-        if (!done[more[i]])
-            complete(&c, (size_t)more[i]);
-    bn_pool_run(m->pool, bn_panels(head), SIFT_PANELS, sift, &c);
+        complete(&c.of, (size_t)more[i]);
 }
 
-void bn_head_of(const bn_stack *stack, const bn_workspace *w, const int32_t *tokens, size_t n,
-                float *logits) {
-    const bn_product product = {.w = &stack->head, .y = logits, .y_stride = stack->head.rows};
+void bn_head_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
+                const int32_t *tokens, size_t n, float *logits) {
+    const sketch c = sketch_of(m, stack, w, 0, 1, logits);
     for (size_t i = 0; i < stack->head.rows; i++)
         logits[i] = -INFINITY;
     for (size_t i = 0; i < n; i++) {
         if (i + 1 < n)
-            prefetch(&stack->head, (size_t)tokens[i + 1]);
-        bn_linear_int8_row(&w->in, &product, (size_t)tokens[i]);
+            prefetch(c.head, (size_t)tokens[i + 1]);
+        complete(&c, (size_t)tokens[i]);
     }
 }

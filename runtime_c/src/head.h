@@ -32,13 +32,12 @@ void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspa
                       size_t rows, float *logits);
 
 /* Of row 0, after bn_head_input: estimates become the k largest logits, and those of n tokens
- * more, exactly; whatever can be neither becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST.
- * done: scratch, one byte a token. */
+ * more, exactly; whatever can be neither becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. */
 void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
-                 const int32_t *more, size_t n, float *logits, uint8_t *done);
+                 const int32_t *more, size_t n, float *logits);
 
 /* Of row 0, after bn_head_input: the logits of n tokens, exactly; all others become -INFINITY. */
-void bn_head_of(const bn_stack *stack, const bn_workspace *w, const int32_t *tokens, size_t n,
-                float *logits);
+void bn_head_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
+                const int32_t *tokens, size_t n, float *logits);
 
 #endif

@@ -120,7 +120,6 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     w->chunks_done = take(a, G, sizeof *w->chunks_done);
     w->score_rows = bn_score_rows(stack, B);
     w->scores = take(a, w->score_rows * c->vocab_size, sizeof(float));
-    w->screened = take(a, c->vocab_size, 1);
     if (c->n_experts > 0)
         lay_out_slots(m, stack, w, a);
 }

@@ -37,7 +37,6 @@ typedef struct bn_workspace {
     size_t attend_stride;
     float *scores;          /* [score_rows][V] logits, or estimates of them */
     size_t score_rows;      /* bn_score_rows */
-    uint8_t *screened;      /* [V] scratch of bn_head_top */
     struct bn_slots *slots; /* of a mixture (mixture.h), or NULL */
     size_t size;            /* bytes of all this */
 } bn_workspace;

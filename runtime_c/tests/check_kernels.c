@@ -42,6 +42,7 @@ static const kernel_test vector_tests[] = {
     {"rms_norm", check_rms_norm, time_rms_norm},
     {"layer_norm", check_layer_norm, time_layer_norm},
     {"max", check_max, time_max},
+    {"reaching", check_reaching, time_reaching},
     {"exp_sum", check_exp_sum, time_exp_sum},
     {"relu2_gate", check_relu2_gate, time_relu2_gate},
     {"silu_gate", check_silu_gate, time_silu_gate},

@@ -36,6 +36,10 @@ typedef struct bn_vector_kernels {
      * zero may have either sign. */
     float (*max)(const float *x, size_t n);
 
+    /* list[0..) = the i with x[i] >= bar or NaN, rising; returns how many. list has room for n, at
+     * most 2^32. */
+    size_t (*reaching)(uint32_t *list, const float *x, float bar, size_t n);
+
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */
     float (*exp_sum)(float *x, size_t n, float shift);
 

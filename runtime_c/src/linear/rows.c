@@ -64,10 +64,10 @@ void bn_multiply_int8(const bn_input *in, const bn_product *p, size_t panel, siz
     bn_scale_all(in, p, acc, 0, rows.first, rows.n);
 }
 
-void bn_linear_int8_row(const bn_operands *o, const bn_product *product, size_t row) {
+float bn_linear_int8_row(const bn_operands *o, const bn_tensor *t, size_t row) {
     int32_t sum;
-    sum_int8(&(bn_input){o, 0, 1}, product->w, (span){row, 1}, &sum);
-    bn_scale_sums(o, 0, product, 0, &sum, 0, row, 1);
+    sum_int8(&(bn_input){o, 0, 1}, t, (span){row, 1}, &sum);
+    return (float)sum * (t->scales[row] / o->s[0]); /* as bn_scaling */
 }
 
 void bn_row_f32(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x) {

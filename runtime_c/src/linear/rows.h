@@ -22,7 +22,7 @@ void bn_row_f32(const bn_kernels *kernels, const bn_tensor *t, size_t row, float
 void bn_row_f16(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x);
 void bn_row_int8(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x);
 
-/* One row of a product with an int8 matrix, of row 0 alone and on the calling thread. */
-void bn_linear_int8_row(const bn_operands *o, const bn_product *product, size_t row);
+/* One row of an int8 matrix without a bias times row 0 of the operands, by the calling thread. */
+float bn_linear_int8_row(const bn_operands *o, const bn_tensor *t, size_t row);
 
 #endif

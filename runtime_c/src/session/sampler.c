@@ -8,6 +8,7 @@
  */
 #include "sampler.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -135,6 +136,12 @@ static void sort(candidate *c, size_t n, candidate *spare) {
 
 /* --- Candidates --- */
 
+enum { BLOCK = 1024 };
+
+static size_t block_at(uint32_t first, uint32_t vocab) {
+    return vocab - first < BLOCK ? vocab - first : BLOCK;
+}
+
 static size_t take_all(candidate *c, const float *x, uint32_t vocab) {
     size_t n = 0;
     for (uint32_t i = 0; i < vocab; i++)
@@ -143,25 +150,26 @@ static size_t take_all(candidate *c, const float *x, uint32_t vocab) {
     return n;
 }
 
-/* The k largest, sorted, by insertion: few tokens pass the k-th so far, and hardly a block of
- * them does. Ids rise, so a tie goes behind those before it, and one with the k-th never enters. */
+/* The k largest, sorted, by insertion: few tokens pass the k-th so far. Ids rise, so a tie goes
+ * behind those before it, and one with the k-th never enters. */
 static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
                        const bn_kernels *kernels) {
-    enum { BLOCK = 128 };
-    float last = -INFINITY;
+    uint32_t list[BLOCK];
+    float last = -FLT_MAX;
     size_t n = 0;
     for (uint32_t first = 0; first < vocab; first += BLOCK) {
-        const uint32_t size = vocab - first < BLOCK ? vocab - first : BLOCK;
-        if (!(kernels->vectors.max(x + first, size) > last))
-            continue;
-        for (uint32_t i = first; i < first + size; i++) {
-            if (!(x[i] > last))
+        const size_t listed =
+            kernels->vectors.reaching(list, x + first, last, block_at(first, vocab));
+        for (size_t j = 0; j < listed; j++) {
+            const uint32_t i = first + list[j];
+            if (n == k && !(x[i] > last))
                 continue;
             size_t at = n < k ? n++ : k - 1;
             for (; at > 0 && c[at - 1].logit < x[i]; at--)
                 c[at] = c[at - 1];
             c[at] = (candidate){x[i], (int32_t)i};
-            last = n < k ? -INFINITY : c[k - 1].logit;
+            if (n == k)
+                last = c[k - 1].logit;
         }
     }
     return n;
@@ -248,6 +256,21 @@ static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float
     return first_to_come(c, w, n, noise);
 }
 
+/* The first that has the largest logit, or -1: one is NaN. */
+static int32_t first_of(const float *x, uint32_t vocab, float best, const bn_kernels *kernels) {
+    uint32_t list[BLOCK];
+    int32_t found = -1;
+    for (uint32_t first = 0; first < vocab; first += BLOCK) {
+        const size_t n = kernels->vectors.reaching(list, x + first, best, block_at(first, vocab));
+        for (size_t i = 0; i < n; i++)
+            if (isnan(x[first + list[i]]))
+                return -1;
+        if (n > 0 && found < 0)
+            found = (int32_t)(first + list[0]);
+    }
+    return found;
+}
+
 bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
                     const int32_t *tokens, int32_t n_tokens, uint64_t seed, void *memory,
                     const bn_kernels *kernels, int32_t *token) {
@@ -275,20 +298,10 @@ bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t voc
     }
 
     const float best = kernels->vectors.max(x, vocab);
-    int nan = 0;
-    for (uint32_t i = 0; i < vocab; i++)
-        nan |= x[i] != x[i];
-    if (nan || !isfinite(best))
+    const int32_t first = first_of(x, vocab, best, kernels);
+    if (first < 0 || !isfinite(best))
         return BN_ERR_NUMERIC;
-
-    if (s->temperature == 0) {
-        int32_t first = 0;
-        while (x[first] != best)
-            first++;
-        *token = first;
-    } else {
-        const bn_noise noise = bn_noise_at(seed, (uint32_t)n_tokens);
-        *token = sample(s, x, vocab, best, room, noise, kernels);
-    }
+    const bn_noise noise = bn_noise_at(seed, (uint32_t)n_tokens);
+    *token = s->temperature == 0 ? first : sample(s, x, vocab, best, room, noise, kernels);
     return BN_OK;
 }

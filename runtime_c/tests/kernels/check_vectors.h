@@ -169,6 +169,30 @@ static void time_max(bench *b) {
     time_vector(b, "max", call_max, 4);
 }
 
+static void check_reaching(test *t) {
+    const int kind = (int)below(t, FLOAT_KINDS);
+    const size_t n = size_to(t, 300);
+    const float *x = floats(t, n, kind);
+    const float bar = below(t, 4) ? x[below(t, n)] : random_float(t, kind);
+    uint32_t *list[2];
+    size_t found[2];
+    for (int i = 0; i < 2; i++) {
+        list[i] = buffer(t, n * sizeof **list);
+        found[i] = (i ? t->scalar : t->tier)->vectors.reaching(list[i], x, bar, n);
+    }
+    CHECK_EQ(found[0], found[1]);
+    same_bytes(t, list[0], list[1], found[1] * sizeof **list, "reaching");
+    done(t, "reaching");
+}
+
+static void call_reaching(bench *b) {
+    b->acc[0] = (int32_t)b->k->vectors.reaching((uint32_t *)b->acc, b->x, 1e30f, b->cols);
+}
+
+static void time_reaching(bench *b) {
+    time_vector(b, "reaching", call_reaching, 4);
+}
+
 static void check_exp_sum(test *t) {
     const int kind = (int)below(t, FLOAT_KINDS);
     const size_t n = size_to(t, 700);

@@ -66,6 +66,14 @@ static float max_of(const float *x, size_t n) {
     return m;
 }
 
+static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
+    size_t listed = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!(x[i] < bar))
+            list[listed++] = (uint32_t)i;
+    return listed;
+}
+
 float bn_exp(float x) {
     if (isnan(x))
         return x;
@@ -142,6 +150,7 @@ const bn_vector_kernels bn_scalar_vectors = {
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .max = max_of,
+    .reaching = reaching,
     .exp_sum = exp_sum,
     .relu2_gate = relu2_gate,
     .silu_gate = silu_gate,

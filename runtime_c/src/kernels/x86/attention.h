@@ -258,6 +258,7 @@ static void set_float_kernels(bn_kernels *table) {
                                          .rms_norm = rms_norm,
                                          .layer_norm = layer_norm,
                                          .max = max_of,
+                                         .reaching = reaching,
                                          .exp_sum = exp_sum,
                                          .silu_gate = silu_gate,
                                          .relu2_gate = relu2_gate,

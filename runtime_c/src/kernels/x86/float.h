@@ -270,6 +270,18 @@ static float max_of(const float *x, size_t n) {
     return largest;
 }
 
+/* A list is never longer than what was looked at, so it has room for a register more. */
+static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
+    const vec least = vec_set(bar);
+    size_t listed = 0, i = 0;
+    for (; i + LANES <= n; i += LANES)
+        listed += vec_reaching(list + listed, i, vec_load(x + i), least);
+    for (; i < n; i++)
+        if (!(x[i] < bar))
+            list[listed++] = (uint32_t)i;
+    return listed;
+}
+
 /* --- conversions --- */
 
 static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {

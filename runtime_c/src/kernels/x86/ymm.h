@@ -177,6 +177,15 @@ INLINE vec vec_add_exponent(vec a, vec n) {
     const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
 }
+/* The places of lanes that are not below, from `first` on, into a list with room for all: how many.
+ */
+INLINE size_t vec_reaching(uint32_t *list, size_t first, vec a, vec bar) {
+    unsigned reach = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, bar, _CMP_NLT_UQ));
+    size_t n = 0;
+    for (; reach != 0; reach &= reach - 1)
+        list[n++] = (uint32_t)first + (uint32_t)__builtin_ctz(reach);
+    return n;
+}
 INLINE float vec_largest(vec a) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));

@@ -169,6 +169,15 @@ INLINE vec vec_round(vec a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #pragma GCC diagnostic pop
+/* The places of lanes that are not below, from `first` on, into a list with room for all: how many.
+ */
+INLINE size_t vec_reaching(uint32_t *list, size_t first, vec a, vec bar) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __mmask16 reach = _mm512_cmp_ps_mask(a, bar, _CMP_NLT_UQ);
+    const __m512i place = _mm512_add_epi32(lane, _mm512_set1_epi32((int32_t)first));
+    _mm512_storeu_si512(list, _mm512_maskz_compress_epi32(reach, place));
+    return (size_t)__builtin_popcount(reach);
+}
 INLINE float vec_largest(vec a) {
     return _mm512_reduce_max_ps(a);
 }
