@@ -5,12 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def refuse(message: str) -> int:
     """Say what is wrong; the exit code of wrong usage."""
     print(f"bitnet: error: {message}", file=sys.stderr)
     return 2
+
+
+class Once(argparse.Action):
+    """An option that is not given twice: the last one would silently win."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        if getattr(args, self.dest) is not None:
+            parser.error(f"{option} is given twice, expected once")
+        setattr(args, self.dest, value)
 
 
 def at_least(low: int) -> Callable[[str], int]:

@@ -102,6 +102,7 @@ def test_the_command_line_and_python_give_the_same_tokens(models: Path) -> None:
         (("generate", "{}/script", "-n", "many"), 2, "max_tokens is 'many', expected an integer from 0"),
         (("generate", "{}/script", "--top-q", "1"), 2, "--top-q"),
         (("generate", "{}/script", "-p", "x", "-f", "y"), 2, "not allowed with"),
+        (("generate", "{}/script", "-p", "x", "-p", "y"), 2, "-p is given twice, expected once"),
         (("generate", "{}/script", "--logit-bias", "x"), 2, "expected a token id, =, and a number or -inf"),
         (("generate", "{}/script", "-t", "0"), 2, "expected an integer of at least 1"),
         (("generate", "{}/none", "-p", "x"), 1, "No such file"),

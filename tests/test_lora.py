@@ -41,7 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path) -> None:
+def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     options = [*LORA, "--data", base / "other", "--lora-linears", "q", "v", "up", "down", "--keep-best"]
     assert bitnet("finetune", base / "run", *options, "--out", run) == 0
@@ -64,6 +64,10 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path) -> None:
     size = (tmp_path / "a.bitnet").stat().st_size
     assert alone.adapter_bytes == size and f"adapter    {size / 1e6:.2f} MB" in str(alone)
     assert size < (base / "model.bitnet").stat().st_size / 2
+    capsys.readouterr()
+    assert bitnet("inspect", tmp_path / "a.bitnet", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["kind"] == "adapter" and facts["weights"] == PackedFile.open(base / "model.bitnet").weights._asdict()
     tokens = [3, 1, 4, 1, 5, 9, 2, 6]
     with torch.no_grad():
         expected = after.model(torch.tensor([tokens]))[0].numpy()
@@ -77,7 +81,7 @@ def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path) -> None:
 
 
 def test_scales_of_the_same_model_may_differ_by_a_rounding(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they do where the model was exported with another number of threads."""
+    """As they do where the model was converted, with a mean that its own code computes."""
     whole, model = (PackedFile.open(base / "model.bitnet") for _ in range(2))
     for factor, differs in ((1 + 2**-22, False), (1 + 1e-4, True)):
         monkeypatch.setattr(model, "scales", lambda record, f=factor: whole.scales(record) * np.float32(f))
@@ -113,6 +117,7 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
         ("--lora", "4", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --lora first",
         ("--draft-only", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --draft-only first",
         ("--lora", "4", "--fim", "0.5"): "--chat or --fim needs",
+        ("--lora", "4096"): "lora is 4096, expected at most the model's width, ",
         ("--lora", "4", "--draft-only"): "--draft-only and --lora are both given",
         ("--lora", "4", "--quantize-warmup", "0.5"): "--quantize-warmup does not go with --lora",
     }

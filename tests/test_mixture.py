@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from bitnet.data import masked
+from bitnet.data import corpus, masked
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Tokens
 from bitnet.data.mixed import Mixed, counts
@@ -158,6 +158,36 @@ def test_a_file_that_is_no_mixture(
     assert bitnet("train", *TINY, "--mixture", tmp_path / "x" / "mix.toml", "--out", tmp_path / "run") == 1
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+def test_no_source_learns_what_another_holds_out(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hashes alone see to that; a source of one text is cut, whose other part must not be learnt elsewhere."""
+    texts = [f"{i} and more of it" for i in range(200)]
+    seen = {side: [t for t in texts if t in [*corpus.split(texts, 0.2)[side]]] for side in (0, 1)}
+
+    def check(**sources: list[str]) -> None:
+        corpus.check_apart({name: corpus.split(source, 0.2) for name, source in sources.items()})
+
+    learnt, held_out = seen[0][0], seen[1][0]
+    check(a=texts, b=texts[::-1], c=[*texts, "another"])
+    check(a=[learnt], b=[learnt], c=["another"])
+    check(a=[learnt], b=[text for text in texts if text != learnt])
+    for a, b, said in (
+        ([learnt], texts, "source b learns from a document of which source a holds out"),
+        ([held_out], texts, "source a learns from a document of which source b holds out"),
+        (seen[1][:2], [learnt, seen[1][0]], "source a learns from a document of which source b holds out"),
+        (seen[1][:2], [learnt, seen[1][1]], "source a learns from a document of which source b holds out"),
+    ):
+        for sources in ({"a": a, "b": b}, {"b": b, "a": a}):
+            with pytest.raises(DataError, match=said):
+                check(**sources)
+    shutil.copytree(folder, tmp_path / "x")
+    learnt = next(iter(corpus.split([file.read_text() for file in (folder / "animals").iterdir()], 0.05)[0]))
+    (tmp_path / "x" / "numbers.jsonl").write_text(json.dumps({"content": learnt}))
+    assert bitnet("train", *TINY, "--mixture", tmp_path / "x" / "mix.toml", "--out", tmp_path / "run") == 1
+    assert "source animals learns from a document of which source numbers holds out" in capsys.readouterr().err
 
 
 # ---- runs ----

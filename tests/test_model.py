@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet.config import ModelConfig
 from bitnet.model.layers import rotate
-from bitnet.model.positions import rope_frequencies
+from bitnet.model.positions import rope_frequencies, rope_tables
 from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 
@@ -285,6 +285,12 @@ def test_positions_are_relative() -> None:
     assert score(3, 1) != pytest.approx(score(3, 2), abs=1e-3)
 
 
+def test_positions_may_begin_with_1() -> None:
+    like = torch.empty(1)
+    later, usual = (rope_tables(SMALL.replace(first_position=first), 9 - first, like) for first in (1, 0))
+    assert all(a.equal(b[1:]) for a, b in zip(later, usual, strict=True))
+
+
 def test_rope_frequencies_by_hand() -> None:
     config = SMALL.replace(head_dim=4, rope_dim=4, rope_theta=10_000.0)
     assert rope_frequencies(config).tolist() == [1.0, pytest.approx(0.01)]
@@ -336,8 +342,9 @@ def test_what_is_not_computed_yet_is_refused(changes: dict[str, Any], said: str)
 
 def test_every_option_is_used() -> None:
     """Changing any field changes the model: nothing is ignored in silence."""
-    # a label, a limit, what the caller gives or not, a kind tested with its numbers, and what is only in training
-    elsewhere = {"name", "max_context", "input", "rope_scaling", "dropout"}
+    # a label, a limit, what the caller gives or not, a kind tested with its numbers, what is only in training,
+    # and what moves roundings alone
+    elsewhere = {"name", "max_context", "input", "rope_scaling", "dropout", "first_position"}
     elsewhere |= {
         field for field in FIELDS if field.startswith((*LATER, *OF_IMAGES))
     }  # the latter: test_vision_model.py
@@ -351,7 +358,7 @@ def test_every_option_is_used() -> None:
                      "rope_high_freq_factor": "llama3", "rope_beta_fast": "yarn", "rope_beta_slow": "yarn"}  # fmt: skip
     other: dict[str, Any] = {
         "ternary": ["q"], "weight_scale": "row", "head_format": "f16", "activation": "silu", "mask": "bidirectional",
-        "norm": "layer", "ffn": "plain", "position": "none", "pooling": "mean", "first_position": 1,
+        "norm": "layer", "ffn": "plain", "position": "none", "pooling": "mean",
         "experts_per_token": None,
     }  # fmt: skip
     tokens = torch.arange(40).reshape(1, 40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,23 @@ def test_sharing_the_input_changes_no_bit(scope: str) -> None:
     for y, w in zip(together, weights, strict=True):
         assert y.shape == (2, 7, w.shape[0])
         assert y.equal(quant.ternary_linear(x, w, scope=scope)[0])
+
+
+@pytest.mark.parametrize("shape", [(3, 300), (64, 4096), (5, 1)])
+def test_scale_is_the_mean_rounded_once_in_any_order(shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    w = torch.randn(shape) * 0.02
+    shuffled = w.flatten()[torch.randperm(w.numel())].view(shape)
+    exact = [math.fsum(row) / shape[1] for row in w.abs().tolist()]
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found += [quant.weight_scale(w), quant.weight_scale(shuffled), quant.weight_scale(w.T.contiguous().T)]
+    torch.set_num_threads(1)
+    assert all(gamma.equal(found[0]) for gamma in found)
+    # a unit of 2⁻³² is rounded, for whole weights of 2⁻⁸ or less, before the mean is
+    assert found[0].double().item() == pytest.approx(math.fsum(exact) / shape[0], rel=2**-24, abs=2**-33)
+    assert quant.weight_scale(w, "row").tolist() == pytest.approx(exact, rel=2**-24, abs=2**-33)
 
 
 @pytest.mark.parametrize("scope", ["tensor", "row", "group"])

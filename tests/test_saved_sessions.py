@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bitnet_cli import main
 from bitnet_export import random_model
 from bitnet_runtime import ClosedError, InvalidParameterError, Model, SessionFileError, available_isas
 from runtime_models import SMALL, byte_tokenizer, small_model
@@ -66,6 +69,24 @@ def test_all_of_its_state(model: Model, saved: Path) -> None:
         again = saved.with_name("again")
         session.save(again, session.note)
         assert again.read_bytes() == saved.read_bytes()
+
+
+def test_it_is_inspected_without_its_model(path: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(path), "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)
+    assert main(["inspect", str(saved), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "file": str(saved), "kind": "session", "bytes": saved.stat().st_size, "position": len(TEXT), "context": 200,
+        "kv_type": "f16", "seed": 5, "note_bytes": 6, "model_bytes": path.stat().st_size,
+        "model_checksum": model["header_crc"], "adapter_bytes": 0, "adapter_checksum": "",
+    }  # fmt: skip
+    assert main(["inspect", str(saved)]) == 0
+    assert f"{len(TEXT)} of 200 tokens of context" in capsys.readouterr().out
+    raw = saved.read_bytes()
+    for wrong in (raw[:8], raw[:111], raw[:-1], raw + b"x", raw[:8] + b"\2" + raw[9:], raw[:-1] + b"\0"):
+        saved.write_bytes(wrong)
+        assert main(["inspect", str(saved)]) == 1
+        assert re.search("session|damaged", capsys.readouterr().err)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(model: Model, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

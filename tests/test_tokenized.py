@@ -69,6 +69,19 @@ def test_what_does_not_fit(text: Path, ids: Path, tmp_path: Path, capsys: pytest
     assert "tokenizer is 'words', expected" in capsys.readouterr().err
 
 
+def test_tokens_to_fill_in_the_middle(
+    text: Path, ids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, fim = tmp_path / "fim", ("--fim", "0.5")
+    assert bitnet_cli.main(["tokenize", str(made), "--data", str(text), "--vocab-size", "300", "--fim"]) == 0
+    assert train(tmp_path / "run", made, *fim) == 0
+    assert train(tmp_path / "other", ids, *fim) == 1
+    assert "the tokenizer lacks tokens to fill in the middle" in capsys.readouterr().err
+    given = ["--tokenizer", str(made / "tokenizer.json"), "--fim"]
+    assert bitnet_cli.main(["tokenize", str(tmp_path / "x"), "--data", str(text), *given]) == 2
+    assert "--fim is for a new tokenizer" in capsys.readouterr().err
+
+
 def test_damaged_folders(ids: Path, tmp_path: Path) -> None:
     """What is no such folder, or not what it was, is named."""
     assert tokenized.named([str(ids)]) == ids and tokenized.named([str(tmp_path)]) is None

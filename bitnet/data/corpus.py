@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,6 +149,7 @@ class Texts:
     digests: list[bytes]  # SHA-256 of those that do
     n_bytes: int
     cut: tuple[int, slice] = (-1, slice(None))  # a document of which only this part belongs here
+    cut_digest: bytes = b""  # of all of that document
 
     def __iter__(self) -> Iterator[str]:
         at, part = self.cut
@@ -211,11 +212,33 @@ def _cut(texts: Texts, longest: str, at: int, validation: float) -> tuple[Texts,
     parts = slice(place), slice(place, None)
     first, last = (longest[part].encode() for part in parts)
     digests, before = list(texts.digests), sum(texts.chosen[:at])
+    whole = digests[before]
     digests[before] = hashlib.sha256(first).digest()
     only = bytes(i == at for i in range(len(texts.chosen)))
     return (
-        Texts(texts.source, texts.chosen, digests, texts.n_bytes - len(last), (at, parts[0])),
-        Texts(texts.source, only, [hashlib.sha256(last).digest()], len(last), (at, parts[1])),
+        Texts(texts.source, texts.chosen, digests, texts.n_bytes - len(last), (at, parts[0]), whole),
+        Texts(texts.source, only, [hashlib.sha256(last).digest()], len(last), (at, parts[1]), whole),
+    )
+
+
+def check_apart(sides: Mapping[str, tuple[Texts, Texts]]) -> None:
+    """Raises DataError: one source holds out what another learns from. sides: of `split`, by the name of the source.
+
+    Equal documents are on the same side by their hash, unless a source was cut to have two sides.
+    """
+    for (name, (train, held_out)), (other, (its_train, its_held_out)) in itertools.permutations(sides.items(), 2):
+        if not held_out.cut_digest:
+            continue
+        if held_out.cut_digest in its_train.digests:
+            raise DataError(_shared(other, name))
+        if not {train.cut_digest, *train.digests}.isdisjoint(its_held_out.digests):
+            raise DataError(_shared(name, other))
+
+
+def _shared(learns: str, holds_out: str) -> str:
+    return (
+        f"source {learns} learns from a document of which source {holds_out} holds out a part or all; remove it from "
+        "one of them"
     )
 
 

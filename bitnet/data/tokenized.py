@@ -32,17 +32,19 @@ def make(
     vocab_size: int,
     say: Callable[[str], object],
     alike: float = 0.0,
+    more: Sequence[str] = (),
 ) -> dict[str, Tokens]:
     """Token ids of text, split as a run would split it. kind: of tokenizer, or the path of a tokenizer.json.
 
     alike: share of their pieces that two texts have in common, from which on one of them is left out; 0: none is.
+    more: special tokens of a new tokenizer.
     """
     take = Index(alike).add if alike else lambda _: True
     train, held_out = corpus.split(texts, validation, say, take)
     if texts.left_out:
         say(texts.left_out)
     given = Path(kind).is_file()
-    words = tokenizer.load(kind) if given else tokenizer.build(kind, train, vocab_size)
+    words = tokenizer.load(kind) if given else tokenizer.build(kind, train, vocab_size, *more)
     first = tokenizer.separator(words, tokenizer.ends_beside(kind) if given else {})
     write(folder, words, {"train": train, "validation": held_out}, first)
     return dict(zip(("train", "validation"), read(folder, "train", "validation")[1], strict=True))

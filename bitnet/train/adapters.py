@@ -22,6 +22,8 @@ def added(base: ModelConfig, overrides: dict[str, Any], settings: Settings) -> M
             f"--lora is for a ternary model of texts, and the source {found}"
             + "; bitnet finetune without --lora makes it ternary" * (not base.ternary)
         )
+    if settings.lora > base.dim:
+        raise ValueError(f"lora is {settings.lora}, expected at most the model's width, {base.dim}; usual: 8 to 64")
     there = [role for role in base.ternary if base.ffn == "gated" or role != "gate"]
     if missing := [role for role in settings.lora_linears if role not in there]:
         raise ValueError(f"lora_linears has {missing[0]}, and the ternary linears of the source are {', '.join(there)}")

@@ -42,6 +42,7 @@ def read(
             say(f"{settings.run_folder}: reading source {name} and making token ids of it")
             with _of(name):
                 texts[name] = _split(source, settings, say)
+    corpus.check_apart(texts)
     if shared and not (before or settings.source or Path(settings.tokenizer).is_file()):
         words = tokenized.tokenizer_of(next(iter(shared.values())))
     else:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bitnet_cli.arguments import refuse
+from bitnet_cli.arguments import Once, refuse
 from bitnet_cli.model_options import (
     adapter_of,
     add_adapter,
@@ -34,8 +34,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Continue a text. The prompt comes from -p, from -f, or from standard input."
     add_model(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue")
-    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file with the text to continue")
+    source.add_argument("-p", "--prompt", action=Once, metavar="TEXT", help="the text to continue")
+    source.add_argument("-f", "--file", action=Once, type=Path, metavar="FILE", help="a file with the text to continue")
     add_adapter(parser)
     add_images(parser, "a picture that the prompt is about; may be repeated")
     add_sampling(parser)

@@ -1,4 +1,4 @@
-"""`bitnet inspect`: what is in a packed file."""
+"""`bitnet inspect`: what is in a packed file, a model or an adapter alone, or in a saved session."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bitnet_runtime.saved import Saved
 from bitnet_runtime.terminal import escape
 
 if TYPE_CHECKING:
@@ -16,20 +17,39 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Check every byte of a packed file and show its header, configuration and tensors."
-    parser.add_argument("file", help="a packed file")
+    parser.description = (
+        "Check every byte of a packed file and show its header, configuration and tensors; or of a saved session, and "
+        "show what it is of."
+    )
+    parser.add_argument("file", help="a packed file, a model or an adapter; or a saved session")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     from bitnet_export.packed.reader import PackedFile
 
-    file = PackedFile.open(args.file)
-    if args.json:
-        print(json.dumps({"file": args.file} | describe(file), indent=2))
+    if Saved.is_at(args.file):
+        session = Saved.of(args.file)
+        facts, shown = {"kind": "session"} | session._asdict(), _of_session(session)
     else:
-        print(_table(file))
+        file = PackedFile.open(args.file, adapter=None)
+        facts, shown = describe(file), _table(file)
+    print(json.dumps({"file": args.file} | facts, indent=2) if args.json else shown)
     return 0
+
+
+def _of_session(session: Saved) -> str:
+    def whose(what: str, size: int, checksum: str) -> str:
+        return f"of the {what} of {size:,} bytes with header checksum {checksum}"
+
+    lines = [
+        f"saved session, {session.bytes:,} bytes: {session.position:,} of {session.context:,} tokens of context",
+        f"  {whose('model', session.model_bytes, session.model_checksum)}",
+        f"  cache {session.kv_type}, seed {session.seed}, a note of {session.note_bytes:,} bytes",
+    ]
+    if session.adapter_bytes:
+        lines.insert(2, f"  {whose('adapter', session.adapter_bytes, session.adapter_checksum)}")
+    return "\n".join(lines)
 
 
 def describe(file: PackedFile) -> dict[str, Any]:
@@ -50,9 +70,11 @@ def describe(file: PackedFile) -> dict[str, Any]:
         }
 
     return {
+        "kind": "adapter" if file.base else "model",
         "version": file.version,
         "file_size": file.file_size,
         "header_crc": f"{file.header_crc:08x}",
+        "weights": (file.base or file.weights)._asdict(),
         "sections": [
             {"name": s.name, "offset": s.offset, "bytes": s.size, "crc": f"{s.crc:08x}"} for s in file.sections
         ],
@@ -107,7 +129,12 @@ def _stack(file: PackedFile, number: int) -> dict[str, Any]:
 
 def _table(file: PackedFile) -> str:
     facts = describe(file)
-    lines = [f"packed model, format {file.version}, {file.file_size:,} bytes, header checksum {facts['header_crc']}"]
+    kind, weights = facts["kind"], facts["weights"]
+    whose = "of the model whose weights are" if file.base else "weights of"
+    lines = [
+        f"packed {kind}, format {file.version}, {file.file_size:,} bytes, header checksum {facts['header_crc']}",
+        f"{whose} {weights['data_size']:,} bytes, checksum {weights['data_crc']:08x}",
+    ]
     rows = [(s["name"], f"{s['offset']:,}", f"{s['bytes']:,}", s["crc"]) for s in facts["sections"]]
     lines += ["", *_columns(("section", "offset", "bytes", "checksum"), rows, "<>><")]
     for stack, config in zip(facts["stacks"], facts["config"], strict=True):

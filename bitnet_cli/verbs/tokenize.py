@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from bitnet.settings import Settings
+from bitnet_cli.arguments import refuse
 from bitnet_runtime.terminal import escape, say, show
 
 USUAL = Settings()
@@ -25,6 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", default=USUAL.tokenizer, metavar="", help="as of bitnet train [bpe]")
     parser.add_argument("--vocab-size", type=int, default=2048, metavar="", help="tokens of a new tokenizer [2048]")
     parser.add_argument(
+        "--fim", action="store_true", help="give a new tokenizer the tokens that `bitnet train --fim` needs"
+    )
+    parser.add_argument(
         "--near-duplicates", type=float, default=0.0, metavar="",
         help="leave out documents of which another has this share of all runs of five words; usual: 0.8; 0: none [0]",
     )  # fmt: skip
@@ -36,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     from bitnet import process
     from bitnet.data import corpus, tokenized, tokenizer
 
+    given = Path(args.tokenizer).is_file()
+    if args.fim and given:
+        return refuse("--fim is for a new tokenizer, not for one that exists")
     Settings(validation=args.validation)  # refuses what is no share
     if args.near_duplicates and not 0.5 <= args.near_duplicates <= 1:
         raise ValueError(f"--near-duplicates is {args.near_duplicates:g}, expected 0.5 to 1, or 0")
@@ -43,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--workers is {args.workers}, expected 0 or more")
     if args.workers:
         os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # what the tokenizers library looks at, the first time
-    if not Path(args.tokenizer).is_file():
+    if not given:
         tokenizer.check_kind(args.tokenizer)
     folder = Path(args.folder)
     with process.claimed(folder) as claim:
@@ -58,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
             args.vocab_size,
             lambda line: say(escape(line)),
             args.near_duplicates,
+            tokenizer.FIM if args.fim else (),
         )
         claim.begun = True
     found = {name: {"tokens": ids.n_tokens, "bytes": ids.n_bytes} for name, ids in made.items()}

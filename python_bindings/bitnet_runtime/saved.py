@@ -7,9 +7,11 @@ import mmap
 import os
 import secrets
 import stat
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError, SessionFileError, check, shown
@@ -74,6 +76,50 @@ def load(model: Any, path: str | os.PathLike[str]) -> tuple[Any, bytes]:
         if status:
             raise SessionFileError(f"{path}: {why}")
         return out[0], bytes(ffi.buffer(note[0], size[0]))
+
+
+_RECORD = struct.Struct("<8s2I3Q2I4i2I2i2Q2IiI")
+_MAGIC, _VERSION, _COVERED = b"\x89BNSESS\n", 1, 16  # these and the record as saved.c has them
+
+
+class Saved(NamedTuple):
+    """What a file with a session says of itself, without its model."""
+
+    bytes: int
+    position: int
+    context: int
+    kv_type: str
+    seed: int
+    note_bytes: int
+    model_bytes: int
+    model_checksum: str  # of its header, as `bitnet inspect` shows it
+    adapter_bytes: int  # 0: it has none
+    adapter_checksum: str
+
+    @classmethod
+    def is_at(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether a file begins as one. Raises OSError."""
+        if not Path(path).is_file():
+            return False
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Self:
+        """Raises SessionFileError: it is none, or damaged; OSError."""
+        with _mapped(Path(path)) as data:
+            if len(data) < _RECORD.size or data[: len(_MAGIC)] != _MAGIC:
+                raise SessionFileError(f"{path} is no saved session, or only the beginning of one")
+            _, version, crc, size, note, model, header, _, n_ctx, kv, _, position, *more = _RECORD.unpack_from(data)
+            seed, adapter, adapter_header = more[4:7]
+            if version != _VERSION:
+                raise SessionFileError(f"{path} is a session of version {version}, expected {_VERSION}")
+            with memoryview(data)[_COVERED:] as covered:
+                if size != len(data) or zlib.crc32(covered) != crc or kv not in range(lib.BN_KV_TYPES):
+                    raise SessionFileError(f"{path} is damaged: its size or its checksum is not what it says")
+            name = ffi.string(lib.bn_kv_name(kv)).decode()
+            of_adapter = f"{adapter_header:08x}" if adapter else ""
+            return cls(size, position, n_ctx, name, seed, note, model, f"{header:08x}", adapter, of_adapter)
 
 
 @contextlib.contextmanager
