@@ -54,3 +54,22 @@ def flipped(source: Source, role: str) -> Source:
         return Floats.of(values)
 
     return Source(what=source.what, config=source.config, load=load, tokenizer=source.tokenizer)
+
+
+def assert_same_tensors(back: PackedFile, ours: PackedFile) -> None:
+    """Of a file that went to a Hugging Face folder and came back."""
+    assert list(back.tensors) == list(ours.tensors)
+    for key, record in ours.tensors.items():
+        again = back.tensors[key]
+        assert (again.encoding, again.scope) == (record.encoding, record.scope), key.name
+        if record.encoding == encodings.TERNARY_2BIT:
+            assert np.array_equal(back.codes(again), ours.codes(record)), key.name
+            assert back.scales(again).tobytes() == ours.scales(record).tobytes(), key.name
+        elif record.encoding.kind == "int8":
+            assert np.array_equal(back.codes(again), ours.codes(record)), key.name
+            # σ comes back as (127·σ)/127: two roundings.
+            assert np.allclose(back.scales(again), ours.scales(record), rtol=2**-22, atol=0), key.name
+        elif key.part:  # stored as b/γ, because transformers adds it before it multiplies by γ: two roundings
+            assert np.allclose(back.values(again), ours.values(record), rtol=2**-22, atol=0), key.name
+        else:
+            assert back.values(again).tobytes() == ours.values(record).tobytes(), key.name

@@ -353,7 +353,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({"intermediate_size": 98}, "is packed, but the configuration calls for 98 rows, not a multiple of 4"),
         ({"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 8},
          "expected full_attention in every n-th layer"),
-        ({"quantization_config": hf_models.DIVIDE | {"modules_to_not_convert": ["model"]}}, "names every projection"),
+        ({"quantization_config": hf_models.DIVIDE | {"modules_to_not_convert": ["model"]}}, "has dtype U8, expected"),
         ({"quantization_config": hf_models.ONLINE | {"modules_to_not_convert": ["x"]}}, "does not name lm_head"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types is"),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is missing"),

@@ -293,14 +293,17 @@ def test_out_again(name: str, tmp_path: Path) -> None:
 
 
 def test_what_no_class_computes_is_refused_by_name(tmp_path: Path) -> None:
-    """A model of ours with norms of its own, and ternary ones."""
-    hf_vision.save("siglip", tmp_path / "model")
+    """A model with norms of its own, one that is ternary here and there, and one that does not say where texts end."""
+    hf_vision.save("clip", tmp_path / "model")
     with open_source(tmp_path / "model") as source:
-        pack_source(source, tmp_path / "int8.bitnet", head="f32", linears="int8")
+        config = source.config
     random_model(PRESETS["siglip-tiny"], tmp_path / "tiny.bitnet")
+    random_model(config.replace(ternary=("q", "up")), tmp_path / "some.bitnet")
+    random_model(config, tmp_path / "endless.bitnet")
     for file, message in (
-        ("int8.bitnet", "layers or head are quantized, only floats can be written"),
         ("tiny.bitnet", "the nearest is SiglipModel: text: .*pooling is 'mean', it computes 'last'"),
+        ("some.bitnet", "text: some matrices of its layers are quantized, only all or none can be written"),
+        ("endless.bitnet", "the nearest is CLIPModel: the file names no end token"),
     ):
         with pytest.raises(ValueError, match=message):
             write_folder(tmp_path / file, tmp_path / "hf")

@@ -16,7 +16,9 @@ from bitnet.source_settings import of_source
 from bitnet.train import source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export.convert.masters import read_start
+from bitnet_export.foreign.hf.write import write_folder
 from picture_data import DECODER, captions, questions
+from test_hf_vision_ternary import assert_computes_the_same
 from training import bitnet, losses
 
 torch.set_num_threads(1)
@@ -78,6 +80,9 @@ def test_it_becomes_ternary(name: str, tmp_path: Path) -> None:
     first = read_start(str(tmp_path / "model")).weights
     moved = [key for key, value in first.items() if not torch.equal(weights[key], value)]
     assert any(key.startswith("vision.layers.0.") for key in moved) and "vision.patch.weight" in moved
+    write_folder(tmp_path / "m.bitnet", tmp_path / "back")
+    if name == "siglip, bytes":  # of the other `test_hf_vision_ternary.py` knows no image token
+        assert_computes_the_same("siglip", tmp_path / "m.bitnet", tmp_path / "back")
 
 
 def test_what_sees_alone_has_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ import hf_vision
 from bitnet_export.convert.incoming import open_source
 from bitnet_export.foreign.source import SourceError
 from bitnet_export.packed import records
+from hf_models import DIVIDE
 
 ODD = [None, True, -1, 0, 10**30, 1e30, "x", [], {}, [1], {"a": 1}]
 
@@ -73,7 +74,9 @@ def edit(folder: Path, at: str, changes: dict[str, Any]) -> None:
         ("siglip", "", {"vision_config": None}, "config.json has no vision_config, which describes a stack of it"),
         ("siglip", "", {"text_config": None}, "config.json has no text_config"),
         ("siglip", "", {"text_config": [1]}, r"text_config is \[1\], expected an object"),
-        ("siglip", "", {"quantization_config": {}}, "quantization_config = {} changes the computation"),
+        ("siglip", "", {"quantization_config": {}}, "quantization_config: quant_method is None, expected bitnet"),
+        ("siglip", "", {"quantization_config": DIVIDE},
+         "modules_to_not_convert does not name text_model.head: quantized it is not supported"),
         ("siglip", "vision_config", {"model_type": "vit"}, "model_type is 'vit', expected siglip_vision_model"),
         ("siglip", "vision_config", {"image_size": [17, 20]}, r"image_size is \[17, 20\], expected pixels"),
         ("siglip", "vision_config", {"image_size": 0}, "image_size is 0, expected pixels of a square's side"),

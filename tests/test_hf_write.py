@@ -25,7 +25,7 @@ from bitnet_export.foreign.hf.write import write_folder
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import ROLES
 from bitnet_runtime import Model
-from packed_source import source_of
+from packed_source import assert_same_tensors, source_of
 from runtime_models import TEMPLATE, byte_tokenizer
 
 BITNET = ModelConfig(
@@ -143,22 +143,19 @@ def test_there_and_back_gives_the_same_codes_and_scales(model: tuple[Path, Path,
     ours = PackedFile.open(path)
     with open_source(folder) as source:
         pack_source(source, tmp_path / "back.bitnet", head=ours.configs[0].head_format)
-    back = PackedFile.open(tmp_path / "back.bitnet")
-    assert list(back.tensors) == list(ours.tensors)
-    for key, record in ours.tensors.items():
-        again = back.tensors[key]
-        assert (again.encoding, again.scope) == (record.encoding, record.scope), key.name
-        if record.encoding == encodings.TERNARY_2BIT:
-            assert np.array_equal(back.codes(again), ours.codes(record)), key.name
-            assert back.scales(again).tobytes() == ours.scales(record).tobytes(), key.name
-        elif record.encoding.kind == "int8":
-            assert np.array_equal(back.codes(again), ours.codes(record)), key.name
-            # σ comes back as (127·σ)/127: two roundings.
-            assert np.allclose(back.scales(again), ours.scales(record), rtol=2**-22, atol=0), key.name
-        elif key.part:  # stored as b/γ, because transformers adds it before it multiplies by γ: two roundings
-            assert np.allclose(back.values(again), ours.values(record), rtol=2**-22, atol=0), key.name
-        else:
-            assert back.values(again).tobytes() == ours.values(record).tobytes(), key.name
+    assert_same_tensors(PackedFile.open(tmp_path / "back.bitnet"), ours)
+
+
+def test_biases_of_norms_have_no_scale(tmp_path: Path) -> None:
+    """In a ternary BERT they come behind those of projections."""
+    config = PLAIN.replace(
+        n_kv_heads=3, norm="layer", norm_bias=True, position="learned", ffn="plain", qkv_bias=True, o_bias=True,
+        ffn_bias=True, mask="bidirectional", pre_norm=False, residual_norm=True, embedding_norm=True, final_norm=False,
+        has_head=False, activation="gelu_erf", pooling="mean", head_format="f32",
+    )  # fmt: skip
+    path = build(config, tmp_path / "m.bitnet")
+    write_folder(path, tmp_path / "hf")
+    test_there_and_back_gives_the_same_codes_and_scales((path, tmp_path / "hf", "BertModel"), tmp_path)
 
 
 @pytest.mark.parametrize("stored", [{"encoding": "1.6"}, {"encoding": "2.0", "sparse": True}])

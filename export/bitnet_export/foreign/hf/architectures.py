@@ -151,11 +151,16 @@ def describe(file: PackedFile, c: ModelConfig, architecture: Architecture) -> di
     left = [architecture.places.module(r.key) for r in projections(file) if r.scope == encodings.SCALE_NONE]
     left += [] if head_is_quantized(file) else ["lm_head"]
     if quantizes(file):
-        values["quantization_config"] = {
-            "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
-            "use_rms_norm": c.linear_norm, "rms_norm_eps": c.norm_eps, "modules_to_not_convert": left,
-        }  # fmt: skip
+        values["quantization_config"] = quantization(c, left)
     return values
+
+
+def quantization(c: ModelConfig, left: list[str]) -> dict[str, Any]:
+    """quantization_config. left: the modules that stay float."""
+    return {
+        "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
+        "use_rms_norm": c.linear_norm, "rms_norm_eps": c.norm_eps, "modules_to_not_convert": left,
+    }  # fmt: skip
 
 
 def _rope(c: ModelConfig) -> dict[str, Any]:

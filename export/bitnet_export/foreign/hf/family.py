@@ -11,6 +11,8 @@ from . import configuration as its
 from .fields import Fields
 from .places import Name
 
+QUANTIZATION = "quantization_config"  # of config.json; always of the whole
+
 
 class Family(NamedTuple):
     """An architecture."""
@@ -41,7 +43,7 @@ class Family(NamedTuple):
         str, ...
     ] = ()  # the objects of config.json that may describe it, the first that is there; (): the whole
     part_type: str = ""  # the model_type of that
-    shared: tuple[str, ...] = ()  # fields of the whole that count for it
+    shared: tuple[str, ...] = ()  # fields of the whole that count for it, beside QUANTIZATION
     vision: Family | None = None  # the stack that looks at images for this one
     others: Mapping[str, Family] = {}  # the same architecture with another kind of part, by its model_type
 
@@ -51,7 +53,7 @@ class Family(NamedTuple):
         if self.part and not name:
             raise SourceError(f"{what} has no {self.part[-1]}, which describes a stack of it; download it again")
         part = whole.object(name) if name else values
-        fields = {**(part or {}), **{each: whole[each] for each in self.shared if each in whole}}
+        fields = {**(part or {}), **{each: whole[each] for each in (*self.shared, QUANTIZATION) if each in whole}}
         what = f"{what}: {name}" if name else what
         return Fields(fields, what, theirs=self.fields, defaults=self.defaults)
 

@@ -1,6 +1,6 @@
 """Which architecture of transformers computes a packed file that sees images, and the files that say so.
 
-Only of floats: the matrices of a tower are quantized by none of its classes. Source: as `architectures.py`.
+Source: as `architectures.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ import numpy as np
 
 from bitnet.config import ModelConfig
 from bitnet_export.foreign.outgoing import SIZES, Graph, nearest, rope_problems, scale_problems
+from bitnet_export.foreign.side_files import generation_of
+from bitnet_export.packed import encodings
 from bitnet_export.packed.reader import PackedFile
+from bitnet_export.packed.records import ROLES
 
 from . import architectures as plain
 from . import images
 from .architectures import Architecture
 from .families import FAMILIES
-from .family import Family
-from .places import Places
+from .family import QUANTIZATION, Family
+from .places import LINEAR_ASIDE, Places
 
 _FREE = (
-    *SIZES, "activation", "tie_embeddings", "weight_scale", "head_format", "dropout", "out_dim", "image_size",
-    "patch_size", "channels", "pixel_mean", "pixel_std", "similarity_scale",
+    *SIZES, "activation", "tie_embeddings", "ternary", "weight_scale", "head_format", "dropout", "out_dim",
+    "image_size", "patch_size", "channels", "pixel_mean", "pixel_std", "similarity_scale",
 )  # fmt: skip
 _LAYERS: dict[str, tuple[Any, ...]] = {
     "norm": ("layer",), "norm_bias": (True,), "position": ("learned",), "ffn": ("plain",), "qkv_bias": (True,),
-    "o_bias": (True,), "ffn_bias": (True,), "has_head": (False,), "ternary": ((),),
+    "o_bias": (True,), "ffn_bias": (True,), "has_head": (False,),
 }  # fmt: skip
 _SEES = _LAYERS | {"input": ("images",), "mask": ("bidirectional",)}
 _SIGLIP = _SEES | {"patch_bias": (True,), "pooling": ("attention",)}
@@ -38,6 +41,8 @@ _VIT = _SEES | {"class_token": (True,), "patch_bias": (True,), "pooling": ("firs
 _VIT |= {"qkv_bias": (True, False)}
 _SIGLIP_TEXT = _LAYERS | {"mask": ("bidirectional",), "pooling": ("last",), "projector_bias": (True,)}
 _CLIP_TEXT = _LAYERS | {"pooling": ("last",)}
+_ENDS = ("CLIPModel", "CLIPTextModel", "CLIPTextModelWithProjection")  # take the vector of the first end token
+_HEADS = {"vit": ("pooler", "classifier")}  # linear layers that transformers adds
 _FILTERS = {"bilinear": 2, "bicubic": 3}
 
 
@@ -50,12 +55,14 @@ class _Candidate(NamedTuple):
 
     def problems(self, file: PackedFile) -> list[str]:
         found = []
-        for graph, c in zip(self.graphs, file.configs, strict=True):
+        if self.name in _ENDS and not generation_of(file)["eos_token_ids"]:
+            found.append("the file names no end token, whose vector it takes for that of a text")
+        for stack, (graph, c) in enumerate(zip(self.graphs, file.configs, strict=True)):
             tower = "layer" in graph.computes.get("norm", ())
             also = _of_tower(c) if tower else _of_decoder(file, c)
             found += [f"{c.name}: {problem}" for problem in (*graph.differences(c), *also)]
-        if plain.quantizes(file):
-            found.append("layers or head are quantized, only floats can be written of a model that sees images")
+            if len(set(_quantized(file, stack))) > 1:
+                found.append(f"{c.name}: some matrices of its layers are quantized, only all or none can be written")
         return found
 
 
@@ -120,7 +127,7 @@ def _candidates(configs: tuple[ModelConfig, ...]) -> list[_Candidate]:
     first = FAMILIES["PaliGemmaForConditionalGeneration"]
     for kind, family in {first.part_type: first, **first.others}.items():
         gemma = plain.graph_of(kind, main)
-        computes = {**gemma.computes, "mask": ("prefix",), "first_position": (0, 1), "ternary": ((),)}
+        computes = {**gemma.computes, "mask": ("prefix",), "first_position": (0, 1), "linear_norm": (False,)}
         free = tuple(name for name in (*gemma.free, "image_token") if name not in computes)
         assert family.vision
         graphs = Graph(gemma.name, computes, free), tower("SigLIP", _PALIGEMMA)
@@ -149,6 +156,8 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
     parts = [_part(file, family, c) for family, c in zip(families, file.configs, strict=True)]
     head: dict[str, Any] = {"architectures": [architecture.name], "model_type": architecture.model_type}
     head["dtype"] = "float32"
+    if plain.quantizes(file):
+        head[QUANTIZATION] = plain.quantization(file.configs[0], _left_alone(file, architecture))
     ends = generation.get("eos_token_ids")
     end = {"eos_token_id": ends[0]} if ends else {}
     if len(parts) == 1:
@@ -163,12 +172,32 @@ def describe_images(file: PackedFile, architecture: Architecture, generation: Ma
     return head | whole
 
 
+def _left_alone(file: PackedFile, architecture: Architecture) -> list[str]:
+    """Modules with floats, by names that transformers has for them in memory, and others in folders."""
+    left = [] if plain.head_is_quantized(file) else ["lm_head"]
+    for record in file.tensors.values():
+        if ROLES[record.key.role] in LINEAR_ASIDE and record.key.part == 0:
+            left.append(architecture.of(record.key.stack)[1].module(record.key))
+    for stack in range(len(file.configs)):
+        family, places = architecture.of(stack)
+        if not any(_quantized(file, stack)):
+            name = places.layers.split(".")[0]
+            left += [name, f"model.{name}"]
+        left += _HEADS.get(family.model_type, ())
+    return left
+
+
+def _quantized(file: PackedFile, stack: int) -> list[bool]:
+    """Of each matrix of the layers of a stack."""
+    return [r.scope != encodings.SCALE_NONE for r in plain.projections(file) if r.key.stack == stack]
+
+
 def _part(file: PackedFile, family: Family, c: ModelConfig) -> dict[str, Any]:
     kind = family.part_type or family.model_type
     if c.has_head:
         places = Places.written(family.names, family.prefixes[0], family.layers, whole=True)
         values = plain.describe(file, c, Architecture(kind, kind, family, places, []))
-        return {name: value for name, value in values.items() if name != "architectures"}
+        return {name: value for name, value in values.items() if name not in ("architectures", QUANTIZATION)}
     values = {
         "model_type": kind, "hidden_size": c.dim, "intermediate_size": c.ffn_dim, "num_hidden_layers": c.n_layers,
         "num_attention_heads": c.n_heads, "hidden_act": plain.ACTIVATIONS[c.activation], "layer_norm_eps": c.norm_eps,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export.foreign.source import SourceError, Ternary
 from bitnet_export.foreign.ternary_values import ternary_values
-from bitnet_export.packed import encodings
+from bitnet_export.packed import encodings, records
 from bitnet_export.packed.records import NONE, PER_EXPERT, ROLE, Key
 
+from .places import LINEAR_ASIDE
 from .weights import Quantization, Weights
 
 Found = tuple[ModelConfig, str, list[str]]  # the configuration with what was found, words for it, assumptions
@@ -21,8 +22,6 @@ _DIVIDE_OR_MULTIPLY = {True: "scales divide", False: "scales multiply"}
 def look(model: ModelConfig, weights: Weights, quantization: Quantization | None) -> Found:
     """Of a folder that is to be converted."""
     weights.floats = _left_alone(model, weights, quantization)
-    if weights.floats.issuperset(_linears(model)):
-        raise SourceError("modules_to_not_convert names every projection: nothing of this model is ternary")
     if not weights.masters:
         weights.floats = frozenset(role for role in _linears(model) if not _is_ternary(weights, _first(model, role)))
     roles = [role for role in _linears(model) if role not in weights.floats]
@@ -30,11 +29,11 @@ def look(model: ModelConfig, weights: Weights, quantization: Quantization | None
         return _full_precision(model, weights)
     keys = [_first(model, role) for role in roles]
     scopes = [tensor.scope for tensor in map(weights.load, keys) if isinstance(tensor, Ternary)]
-    tables = ["embedding"] + ["head"] * (model.has_head and not model.tie_embeddings)
+    tables = ["embedding"] * (model.input == "tokens") + ["head"] * (model.has_head and not model.tie_embeddings)
     ternary = [isinstance(weights.load(Key(0, NONE, ROLE[role], NONE, 0)), Ternary) for role in tables]
     weights.tables = dict.fromkeys(tables, all(ternary))
     model = model.replace(ternary=roles, weight_scale=encodings.SCOPE_NAMES[max(scopes)])
-    if all(ternary):
+    if model.has_head and all(ternary):
         model = model.replace(head_format="ternary")
     dtype = weights.entry(keys[0]).dtype
     if dtype == "U8":
@@ -97,6 +96,9 @@ def _left_alone(model: ModelConfig, weights: Weights, quantization: Quantization
         return frozenset()
     if quantization.online and quantization.converts("lm_head") and model.has_head:
         raise SourceError("modules_to_not_convert does not name lm_head: a head quantized from floats is not supported")
+    for key in (spec.key for spec in records.expected_tensors(model) if records.ROLES[spec.key.role] in LINEAR_ASIDE):
+        if quantization.converts(module := weights.module(key)):
+            raise SourceError(f"modules_to_not_convert does not name {module}: quantized it is not supported")
     roles = set()
     for role in _linears(model):
         modules = [weights.module(_first(model, role, layer)) for layer in range(model.n_layers)]

@@ -22,6 +22,7 @@ from .shards import Entry
 
 EXPERT = "{expert}"  # in a name: the number of the expert
 LINEAR_NORM = "_linear_norm"
+LINEAR_ASIDE = ("projector", "pool_o", "pool_up", "pool_down")  # linear layers of torch that are none of a layer
 
 
 class Slice(NamedTuple):

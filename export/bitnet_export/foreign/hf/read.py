@@ -13,7 +13,7 @@ from bitnet_export.foreign.source import Source, SourceError, Tensor
 from bitnet_export.packed.records import Key
 
 from .families import family_of
-from .family import Family
+from .family import QUANTIZATION, Family
 from .fields import Fields
 from .folder import Folder
 from .known import refuse
@@ -76,9 +76,9 @@ def _refuse_whole(values: Mapping[str, Any], families: Sequence[Family], what: s
     """As `refuse`, for the fields beside those of the stacks, where there are several."""
     if not families[0].part:
         return []
-    theirs = {name for family in families for name in (*family.part, *family.shared)}
+    theirs = {name for family in families for name in (*family.part, *family.shared, QUANTIZATION)}
     rest = Fields({name: value for name, value in values.items() if name not in theirs}, what)
-    return refuse(rest, (), {"quantization_config": ()})
+    return refuse(rest, (), {})
 
 
 def _joined(configs: Sequence[ModelConfig], what: str) -> ModelConfig:

@@ -130,8 +130,8 @@ def _entries(file: PackedFile, architecture: Architecture) -> Iterator[_Entry]:
         if isinstance(place, Slice) or (family.transposed and role in TERNARY_LINEARS and record.key.part == 0):
             if not isinstance(place, Slice) or place.at == 0:  # the others are in that of the first
                 yield _whole(file, record, architecture)
-        elif record.key.part == 1:  # transformers adds the bias before it multiplies by the scale
-            yield _vector(name, file.values(record)[0] / scale)
+        elif record.key.part == 1:  # transformers adds that of a projection before it multiplies by the scale
+            yield _vector(name, file.values(record)[0] / (scale if role in TERNARY_LINEARS else np.float32(1)))
         elif role in _DENSE:
             spec = Spec(record.key, record.rows, record.cols, "vector" if record.key.role in WHOLE else "dense")
             yield _vector(name, file.values(record).reshape(places.shape(spec, record.rows)))
