@@ -3,8 +3,8 @@
     python vision.py FOLDER
 
 FOLDER holds siglip.bitnet, paligemma.bitnet, and in `unseen` what `python -m bitnet.data.drawn --held-out` wrote.
-Prints what they get right, beside what the same models in full precision got right (benchmarks/results/image_gap.json),
-and writes FOLDER/vision.html.
+Prints what they get right, beside what the same models in full precision got right after more steps
+(benchmarks/results/image_gap.json), and writes FOLDER/vision.html.
 """
 
 from __future__ import annotations
@@ -81,39 +81,48 @@ def ask(model: Model, folder: Path) -> list[Asked]:
     return found
 
 
-def shares(asked: list[Asked]) -> dict[str, float]:
-    """What share is answered right: of all, and of each kind."""
-    kinds: dict[str, list[bool]] = defaultdict(list)
+@dataclass(frozen=True)
+class Figure:
+    """What share of so many is right, and what share a model in full precision had right, if that was measured."""
+
+    what: str
+    right: float
+    of: int
+    twin: float | None = None
+
+    def __str__(self) -> str:
+        twin = "" if self.twin is None else f" (full precision: {self.twin:.1%})"
+        return f"{self.right:.1%} of {self.of:,}{twin}"
+
+
+def figures(matched: Matched, asked: list[Asked]) -> list[Figure]:
+    """The right caption of each picture, the right picture of each caption, the right answer word for word."""
+    twin, (recall, back), n = recorded(), matched.recall, len(matched.images)
+    right = sum(each.said == each.right for each in asked) / len(asked)
+    return [
+        Figure("Right caption of a picture", recall, n, twin.get("recall")),
+        Figure("Right picture of a caption", back, n, twin.get("recall_back")),
+        Figure("Right answers", right, len(asked), twin.get("accuracy")),
+    ]
+
+
+def kinds(asked: list[Asked]) -> list[Figure]:
+    """The answers by kind of question, the best first."""
+    found: dict[str, list[bool]] = defaultdict(list)
     for each in asked:
-        kinds[each.kind].append(each.said == each.right)
-    of_kinds = {kind: sum(right) / len(right) for kind, right in kinds.items()}
-    return {"all": sum(each.said == each.right for each in asked) / len(asked)} | of_kinds
+        found[each.kind].append(each.said == each.right)
+    shares = [Figure(kind, sum(right) / len(right), len(right)) for kind, right in found.items()]
+    return sorted(shares, key=lambda share: -share.right)
 
 
-def recorded() -> dict[str, Any]:
-    """What models in full precision got right after the same training; nothing where it was not measured."""
+def recorded() -> dict[str, float]:
+    """What models in full precision got right; nothing where it was not measured."""
     try:
         rows: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))["rows"]
     except OSError:
         return {}
-    return next(row for row in rows if row["variant"] == "full")
-
-
-def lines(matched: Matched, asked: list[Asked], seconds: float) -> list[str]:
-    """What is printed, and stands at the top of the page."""
-    twin, (recall, back), share = recorded(), matched.recall, shares(asked)
-
-    def beside(name: str) -> str:
-        return f" (full precision: {twin[name]['mean']:.1%})" if name in twin else ""
-
-    return [
-        f"{len(matched.images)} pictures with combinations that no picture in training had.",
-        f"The caption that fits best is the right one: {recall:.1%}{beside('recall')}, of {len(matched.captions)}.",
-        f"The picture that fits best is the right one: {back:.1%}{beside('recall_back')}.",
-        f"Answers that are right, word for word: {share.pop('all'):.1%}{beside('accuracy')} of {len(asked):,}.",
-        "By question: " + ", ".join(f"{kind} {right:.0%}" for kind, right in share.items()) + ".",
-        f"{1000 * seconds / len(asked):.1f} ms for a picture, a question and its answer.",
-    ]
+    row = next(row for row in rows if row["variant"] == "full")
+    return {name: value["mean"] for name, value in row.items() if name != "variant"}
 
 
 def main(folder: Path) -> None:
@@ -127,9 +136,14 @@ def main(folder: Path) -> None:
     print(f"\n{RULE}")
     for each in asked[: 4 * len(KINDS) : 3]:
         print(f"{each.image}  {each.question}  {each.said}" + f"   [wrong: {each.right}]" * (each.said != each.right))
-    found = lines(matched, asked, seconds)
-    print(RULE, *found, sep="\n")
-    (folder / "vision.html").write_text(page(unseen, found, matched, asked), encoding="utf-8")
+    print(RULE)
+    print(f"{len(matched.images)} pictures with combinations that no picture in training had.")
+    of_all, of_kinds = figures(matched, asked), kinds(asked)
+    for figure in of_all + of_kinds:
+        print(f"{figure.what + ':':28} {figure}")
+    took = f"{1000 * seconds / len(asked):.1f} ms for a picture, a question and its answer."
+    print(f"{took}\nFull precision had more steps: benchmarks/results/image_gap.md")
+    (folder / "vision.html").write_text(page(unseen, matched, asked, of_all, of_kinds, took), encoding="utf-8")
     print(f"All pictures and answers: {folder / 'vision.html'}")
 
 
