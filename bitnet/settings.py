@@ -47,6 +47,10 @@ class Settings:
     )
     documents: bool = option(False, "attention stays within a document; for the next token, without prefixes")
     chat: list[str] = option([], "instead of --data: .jsonl files of conversations, to learn the answers")
+    preference: list[str] = option(
+        [],
+        "instead of --data: .jsonl files of prompts with two answers, of which one is preferred; see docs/finetune.md",
+    )
     out: str = option("", "run folder; none: runs/<preset>, or runs/<name of the source>")
     draft: bool = option(
         False,
@@ -105,6 +109,10 @@ class Settings:
         0.7,
         "share of the run, or number of tokens, in which weights and activations go over from float to quantized; "
         "finetune: 0.5 at most",
+    )
+    beta: float = option(
+        0.1,
+        "with --preference, what a nat is worth by which an answer is likelier than it was; with less a model moves further",
     )
     balance_loss: float = option(
         0.0, "weight in the loss of how unevenly the experts are taken, 1 to their number; usual: 0.01"

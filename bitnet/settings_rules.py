@@ -28,7 +28,7 @@ LEAST_TOKENS = 1000
 LORA = ("lora", "lora_alpha", "lora_linears")
 CONVERSION: tuple[str, ...] = (
     "source", "distill", "distill_temperature", "distill_relations", "distill_layer", "distill_features", "teacher",
-    *LORA, "draft_only", "self_written",
+    *LORA, "draft_only", "self_written", "preference", "beta",
 )  # fmt: skip
 """Options of `bitnet finetune` alone."""
 
@@ -49,7 +49,7 @@ def check(settings: Any) -> None:
         "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
         "lora": (0, 4096), "lora_alpha": (0, 1e6),
         "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
-        "fim": (0, 1),
+        "fim": (0, 1), "beta": (1e-4, 100),
     }  # fmt: skip
     for name, (low, high) in ranges.items():
         if not low <= getattr(settings, name) <= high:
@@ -61,7 +61,7 @@ def check(settings: Any) -> None:
             raise ValueError(
                 f"{name} is {value:g}, expected 0 to {most:g}, a share of the run, or {LEAST_TOKENS:,} and more, tokens"
             )
-    given = [flag_of(name) for name in ("data", "mixture", "chat") if getattr(settings, name)]
+    given = [flag_of(name) for name in ("data", "mixture", "chat", "preference") if getattr(settings, name)]
     if len(given) > 1:
         raise ValueError(f"both {given[0]} and {given[1]} are given, expected one kind of data")
     if settings.freeze_vision and not settings.vision:
@@ -79,6 +79,11 @@ def check(settings: Any) -> None:
         raise ValueError("self_written is of a draft that learns alone from text; add --draft-only and --data")
     if settings.teacher and not settings.distilled:
         raise ValueError("teacher is given and nothing to learn from it; add --distill, or one of its relatives")
+    others = ("quantize_warmup", "draft", "distilled", "fim", "documents", "vision")
+    for name in others if settings.preference and settings.source else ():
+        if getattr(settings, name):
+            option = flag_of("distill" if name == "distilled" else name)
+            raise ValueError(f"{option} does not go with --preference, which a model learns as it is; leave it out")
     if unknown := [role for role in settings.lora_linears if role not in TERNARY_LINEARS]:
         raise ValueError(f"lora_linears has {unknown[0]!r}, expected some of {', '.join(TERNARY_LINEARS)}")
     if not settings.lora and (settings.lora_alpha or settings.lora_linears):

@@ -11,15 +11,24 @@ LORA_SETTINGS = FINETUNE_SETTINGS | {"lr": 1e-3, "quantize_warmup": 0.0}
 """Those of adapters, which begin with nothing."""
 
 
-def of_source(config: ModelConfig, draft_only: bool = False, lora: bool = False) -> tuple[dict[str, Any], ModelConfig]:
+PREFERENCE_SETTINGS = {"lr": 1e-5, "quantize_warmup": 0.0, "draft": False}
+"""Those of a model that is taught preferences: it stays as it is, and near what it says. Adapters take ten times."""
+
+
+def of_source(
+    config: ModelConfig, draft_only: bool = False, lora: bool = False, preference: bool = False
+) -> tuple[dict[str, Any], ModelConfig]:
     """Settings and model of `bitnet finetune` from a source with this configuration, before the user's own.
 
     A full-precision model becomes ternary, slowly; one that is ternary already goes on so. draft_only,
-    lora: it stays.
+    lora, preference: it stays.
     """
     settings: dict[str, Any] = {"draft": bool(config.draft)}
     if config.max_context > CONTEXT:
         settings["context"] = CONTEXT
+    if preference:
+        more = {"lr": 1e-4} if lora else {}
+        return FINETUNE_SETTINGS | settings | PREFERENCE_SETTINGS | more, config
     if lora:
         return LORA_SETTINGS | settings | {"draft": False}, config
     if draft_only:

@@ -11,7 +11,7 @@ import torch
 
 import bitnet_cli
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, dataset, tokenizer
+from bitnet.data import conversations, dataset, packing, tokenizer
 from bitnet.model.masks import positions
 from bitnet.model.transformer import Transformer
 from bitnet.train.checkpoint import Checkpoint
@@ -157,11 +157,11 @@ def test_positions_begin_anew() -> None:
 
 def test_batches_visit_every_row_once_an_epoch_and_do_not_depend_on_the_past() -> None:
     found, _ = dialogues(23)
-    batches = conversations.Batches(found, 4, 60, seed=1)
+    batches = packing.Batches(found, 4, 60, seed=1)
     rows = [row for i in range(batches.per_epoch) for row in batches[i][0].tolist()]  # four epochs
     assert all(rows.count(row) % 4 == 0 for row in rows)
     later = [t.tolist() for t in batches[7]]
-    assert [t.tolist() for t in conversations.Batches(found, 4, 60, seed=1)[7]] == later
+    assert [t.tolist() for t in packing.Batches(found, 4, 60, seed=1)[7]] == later
 
 
 def test_long_conversations_lose_their_end() -> None:
@@ -169,7 +169,7 @@ def test_long_conversations_lose_their_end() -> None:
     longest = max(len(d.ids) for d in found._all)
     assert found.too_long(longest - 1) == 0 and found.too_long(longest - 2) == 1
     with pytest.raises(dataset.DataError, match="no answer lies within the first 3 tokens"):
-        conversations.Batches(found, 1, 3, seed=0)
+        packing.Batches(found, 1, 3, seed=0)
 
 
 # ---- files ----

@@ -8,7 +8,6 @@ positions it would have alone, so that packing changes no logit.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError, repetitions
-from bitnet.data.dataset import IGNORED, Shuffled
+from bitnet.data.dataset import IGNORED
+from bitnet.data.packing import Dialogue as Dialogue
+from bitnet.data.packing import best_fit, filled
 from bitnet.data.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate, is_message
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError
@@ -57,18 +57,24 @@ def read(files: Iterable[Path], parts: bool = False) -> Iterator[Conversation]:
     They may have "tools", and messages "tool_calls", as OpenAI's API has them. parts: a content may also be a list of
     parts, texts and images. Raises DataError naming file and line.
     """
+    for line, where in lines_of(files, "conversation"):
+        yield conversation(record_of(line, where), where, parts)
+
+
+def lines_of(files: Iterable[Path], what: str) -> Iterator[tuple[bytes, str]]:
+    """The lines of .jsonl files that are not empty, and where each is. what: that one holds, for messages."""
     for file in files:
         if file.suffix != ".jsonl":
-            raise DataError(f"{file} is no .jsonl file, expected one conversation a line")
+            raise DataError(f"{file} is no .jsonl file, expected one {what} a line")
         with file.open("rb") as lines:
             number = 0
             while line := lines.readline(MAX_LINE + 1):
                 number += 1
                 where = f"{file}, line {number}"
                 if len(line) > MAX_LINE:
-                    raise DataError(f"{where} is longer than {MAX_LINE} bytes, expected one conversation")
+                    raise DataError(f"{where} is longer than {MAX_LINE} bytes, expected one {what}")
                 if line.strip():
-                    yield _conversation(line, where, parts)
+                    yield line, where
 
 
 def among(data: Sequence[str]) -> list[Path]:
@@ -84,13 +90,18 @@ def among(data: Sequence[str]) -> list[Path]:
     return files if isinstance(record, dict) and "messages" in record else []
 
 
-def _conversation(line: bytes, where: str, parts: bool) -> Conversation:
+def record_of(line: bytes, where: str) -> Any:
+    """What a line says, in JSON."""
     try:
-        record = json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 (byte {error.start})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from None
+
+
+def conversation(record: Any, where: str, parts: bool = False) -> Conversation:
+    """That of a record, checked."""
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         raise DataError(f'{where}: expected an object with "messages", a list that is not empty')
@@ -156,13 +167,6 @@ def with_template(
         ends = [words.token_to_id(END), *ends]
         named["eos_token"] = END
     return template, generation | {"eos_token_ids": ends, "special_tokens": named}
-
-
-class Dialogue(NamedTuple):
-    """Token ids, and which of them are learnt."""
-
-    ids: NDArray[np.int32]
-    counts: NDArray[np.bool_]
 
 
 class Encoder:
@@ -250,58 +254,20 @@ class Dialogues:
         return len(self._rows(context))
 
     def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
-        """Inputs, targets (IGNORED where nothing is learnt) and documents, int64 (len(indices), context) each; with
-        `prefix` the length of each row's prefix, (len(indices),)."""
-        import torch
-
+        """`packing.filled` of these rows; with `prefix` the length of each row's prefix, (len(indices),)."""
         rows = self._rows(context)
-        inputs = torch.zeros(len(indices), context, dtype=torch.int64)
-        targets, documents = torch.full_like(inputs, IGNORED), torch.full_like(inputs, -1)
-        for row, index in enumerate(indices):
-            first = 0
-            for number, i in enumerate(rows[index]):
-                ids, counts = (torch.from_numpy(part[: context + 1]) for part in self._all[i])
-                last = first + len(ids) - 1
-                inputs[row, first:last] = ids[:-1]
-                targets[row, first:last] = torch.where(counts[1:], ids[1:].long(), IGNORED)
-                documents[row, first:last] = number
-                first = last
+        inputs, targets, documents = filled(
+            [enumerate(self._all[i] for i in rows[index]) for index in indices], context
+        )
         if not self.prefix:
             return inputs, targets, documents
         return inputs, targets, documents, (targets != IGNORED).int().argmax(1) + 1
 
     def _rows(self, context: int) -> list[list[int]]:
-        """Best fit: the longest first, each into the fullest row that takes it."""
+        """The dialogues of each row."""
         if self._packed[0] != context:
             lengths = [min(len(dialogue.ids) - 1, context) for dialogue in self._all]
             learnt = [i for i, dialogue in enumerate(self._all) if dialogue.counts[1 : context + 1].any()]
-            rows: list[list[int]] = []
-            free: list[tuple[int, int]] = []  # room, row; sorted
-            for i in sorted(learnt, key=lambda i: -lengths[i]):
-                place = len(free) if self.prefix else bisect.bisect_left(free, (lengths[i], -1))
-                room, row = free.pop(place) if place < len(free) else (context, len(rows))
-                if row == len(rows):
-                    rows.append([])
-                rows[row].append(i)
-                bisect.insort(free, (room - lengths[i], row))
+            rows = best_fit({i: lengths[i] for i in learnt}, context, alone=self.prefix)
             self._packed = (context, rows)
         return self._packed[1]
-
-
-class Batches:
-    """Sequence n, a pure function of the seed and n; an epoch visits every row once in random order."""
-
-    def __init__(self, dialogues: Dialogues, batch: int, context: int, seed: int) -> None:
-        self.tokens, self.batch, self.context, self.seed = dialogues, batch, context, seed
-        self.per_epoch = dialogues.windows(context)
-        if not self.per_epoch:
-            raise DataError(f"no answer lies within the first {context} tokens of its conversation; raise --context")
-        self._order = Shuffled(self.per_epoch, seed)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        """Batch i."""
-        return self.sequences(i * self.batch, (i + 1) * self.batch)
-
-    def sequences(self, first: int, last: int) -> tuple[Tensor, ...]:
-        """`Dialogues.window` of the sequences from `first` to before `last`."""
-        return self.tokens.window([self._order[n] for n in range(first, last)], self.context)

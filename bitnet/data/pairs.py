@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bitnet.data import corpus, hub
+from bitnet.data.conversations import record_of
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import Shuffled, Tokens
 
@@ -70,12 +71,7 @@ class Joined:
 
 def _pair(line: bytes, where: str, names: tuple[str, str] | None) -> tuple[tuple[str, str], list[str]]:
     """The names of the two fields, those of the first line, and what a line has there."""
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8 (byte {error.start})") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from None
+    record = record_of(line, where)
     texts = record if isinstance(record, dict) else {}
     if names is None:
         first, second = (name for name, value in texts.items() if isinstance(value, str))

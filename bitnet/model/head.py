@@ -6,7 +6,7 @@ portion's gradient is made when its logits are; the backward pass only scales it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -128,6 +128,59 @@ def summed_cross_entropy(
     """Σ cross-entropy over the targets that count (>= 0), in nats. x: hidden states after the final norm."""
     apply: Callable[..., Tensor] = _HeadLoss.apply
     return apply(x_ND, w_VD, bias_V, targets_N, config, amount, of_portion)
+
+
+class _LogProbabilities(torch.autograd.Function):
+    """As `_HeadLoss`, but that each target is for itself: so its logits are made again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, w_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: Head) -> Tensor:
+        device = x_ND.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+        w, codes = head_operands(w_VD, head.config.head_format, head.amount, head.config.weight_scale, dtype)
+        ctx.made, ctx.dtype = (w, codes, bias_V, head, dtype), w_VD.dtype
+        ctx.save_for_backward(x_ND, targets_N)
+        found_N = torch.empty(len(x_ND), device=x_ND.device, dtype=torch.promote_types(x_ND.dtype, torch.float32))
+        for here, _, z_NV in _portions(x_ND, *ctx.made):
+            found_N[here] = z_NV.gather(1, targets_N[here, None])[:, 0] - z_NV.logsumexp(-1)
+        return found_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
+        (x_ND, targets_N), (w, _, bias_V, head, dtype) = ctx.saved_tensors, ctx.made
+        grad_x, grad_w = torch.empty_like(x_ND), torch.zeros_like(w, dtype=ctx.dtype)
+        grad_b = None if bias_V is None else torch.zeros_like(bias_V)
+        for here, x, z_NV in _portions(x_ND, *ctx.made):
+            g_NV = z_NV.softmax(-1).neg_()
+            g_NV.scatter_add_(1, targets_N[here, None], torch.ones_like(g_NV[:, :1])).mul_(grad_N[here, None])
+            if head.config.logit_softcap:
+                g_NV.mul_(1 - (z_NV / head.config.logit_softcap).square())
+            g = g_NV.to(dtype)
+            grad_x[here] = g @ w
+            grad_w += g.T @ x
+            if grad_b is not None:
+                grad_b += g.sum(0)
+        return grad_x, grad_w, grad_b, None, None
+
+
+def _portions(
+    x_ND: Tensor, w: Tensor, codes: tuple[Tensor, Tensor] | None, bias_V: Tensor | None, head: Head, dtype: torch.dtype
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Of so many states each time: where they are, as they count, and their logits."""
+    rows = max(1, PORTION.get(x_ND.device.type, 1 << 24) // len(w))
+    with torch.autocast(x_ND.device.type, enabled=False):
+        for first in range(0, len(x_ND), rows):
+            here = slice(first, first + rows)
+            x, integers = _as_it_counts(x_ND[here], codes, head.config, head.amount, dtype)
+            yield here, x, _logits(x, w, integers, bias_V, head.config.logit_softcap)
+
+
+def log_probabilities(head: Head, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+    """Of each target that counts (>= 0), in nats, 0 of the others: (B, T). x: hidden states after the final norm."""
+    counts = targets_BT >= 0
+    apply: Callable[..., Tensor] = _LogProbabilities.apply
+    found = apply(x_BTD[counts], head.weight, head.bias, targets_BT[counts], head)
+    return torch.zeros(counts.shape, device=found.device, dtype=found.dtype).masked_scatter(counts, found)
 
 
 TEXT = 0.1

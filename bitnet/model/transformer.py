@@ -24,7 +24,7 @@ from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig, not_yet
 from bitnet.model.block import Block
 from bitnet.model.draft import Draft, Steps, unrolled
-from bitnet.model.head import Bias, Head, Portion, portion, summed_cross_entropy
+from bitnet.model.head import Bias, Head, Portion, log_probabilities, portion, summed_cross_entropy
 from bitnet.model.images import Images, Shared, Similarity, looked_at, one_batch, patches_of, put_in_place
 from bitnet.model.initial import draw_weights
 from bitnet.model.layers import norm_of
@@ -250,11 +250,13 @@ class Transformer(nn.Module):
         images: Images | None = None,
         which_n: Tensor | None = None,
         targets_BT: Tensor | None = None,
+        each: bool = False,
     ) -> Tensor:
         """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
 
         targets: the tokens to be said, negative where none counts; then Σ cross-entropy in nats in place of logits,
-        which are never in memory together. In training the draft is computed, too (`drafted`).
+        which are never in memory together. In training the draft is computed, too (`drafted`). each: not their sum, but
+        the log-probability of each target, (B, T), 0 where none counts.
         images: those that the texts show in the places of `image_token`, with `which` each one of them; of two towers
         any, (n, C, S, S), whose vectors then follow those of the texts.
         """
@@ -268,6 +270,8 @@ class Transformer(nn.Module):
         hidden_BTD, head = self.hidden(tokens_BT, documents_BT, prefix_B, images), self.own_head
         if targets_BT is None:
             return head.logits(hidden_BTD)
+        if each:
+            return log_probabilities(head, hidden_BTD, targets_BT)
         if self.draft is not None and self.training and torch.is_grad_enabled():
             self.drafted = self.unrolled(hidden_BTD, tokens_BT, targets_BT, documents_BT)
             if self.draft_only:

@@ -62,7 +62,7 @@ def summary(run: Path, records: Records) -> Facts:
         each = "pair" if len(series(records, "validation", "nats_per_pair")[1]) else "token"
         facts["validation loss"] = f"{nats[-1]:.4f} nats/{each}"
         for name, shown in (("bits_per_byte", "{:.4f} bits/byte"), ("accuracy", "{:.1%} right"),
-                            ("right", "{:.1%} of the answers right"),
+                            ("right", "{:.1%} of the answers right"), ("margin", "margin {:.3f}"),
                             ("recall", "recall@1 {:.1%}"), ("recall_back", "back {:.1%}")):  # fmt: skip
             if len(found := series(records, "validation", name)[1]):
                 facts["validation loss"] += ", " + shown.format(found[-1])

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from bitnet import process
 from bitnet.data import dataset
+from bitnet.data.preferences import Preferences
 from bitnet.model import compiler, draft, parallel
 from bitnet.train import (
     checkpoint,
     distill,
     mixtures,
     objectives,
+    preferences,
     replay,
     runlog,
     saving,
@@ -225,6 +227,7 @@ def update(run: Run) -> Made:
     (counted,) = parallel.total([work.counted])
     amount = schedule.quantization(settings, place)
     weights = distill.weights(settings, run.state["sizes"])
+    weights = dict(preferences.WEIGHTS) if settings.preference else weights
     weights |= {"balance": settings.balance_loss} if model.config.n_experts else {}
     weights = {"draft": 1.0} if settings.draft_only else weights | ({"draft": 0.0} if model.draft else {})
     values: list[Tensor] = []
@@ -290,7 +293,10 @@ def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict
     their balance, of a draft its loss. told: what the model is told of the inputs: documents, prefixes, images."""
     if run.settings.draft_only:
         return {"draft": run.forward(inputs, *told, targets_BT=targets)}
-    if run.model.config.has_head and not run.distillation:
+    tokens = run.batches.tokens
+    if isinstance(tokens, Preferences):
+        terms = preferences.terms(run.forward, tokens.reference, run.settings.beta, inputs, targets, *told)
+    elif run.model.config.has_head and not run.distillation:
         terms = {"cross_entropy": run.forward(inputs, *told, targets_BT=targets)}
     else:
         output = run.forward(inputs, *told)
@@ -298,7 +304,8 @@ def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict
     if run.distillation:
         terms |= run.distillation.terms(output, targets, inputs, *told)
     if run.model.config.n_experts:
-        terms["balance"] = (targets != dataset.IGNORED).sum() * run.model.balance
+        count = preferences.counted(told[0]) if run.settings.preference else (targets != dataset.IGNORED).sum()
+        terms["balance"] = count * run.model.balance
     if run.model.drafted:
         terms["draft"] = run.model.drafted.loss
     return terms

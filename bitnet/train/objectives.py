@@ -25,6 +25,7 @@ from bitnet.data import (
     masked,
     mixed,
     mixture,
+    packing,
     pairs,
     picture_rows,
     picture_talks,
@@ -32,23 +33,33 @@ from bitnet.data import (
 )
 from bitnet.data.picture_rows import Answers, Captions, Rows
 from bitnet.data.picture_talks import Talks
+from bitnet.data.preferences import Preferences
 from bitnet.evaluate import acceptance, answers, contrast, loss
 from bitnet.model.transformer import Transformer
 from bitnet.settings import PRESET_SETTINGS, Settings
+from bitnet.train import preferences
 from bitnet.train.errors import TrainingError
 
 Kept = dataset.Tokens | mixture.Sources | pairs.Pairs | Captions | Answers
 Batches = (
-    dataset.Batches | mixed.Mixed | conversations.Batches | pairs.Batches | picture_rows.Batches | picture_talks.Batches
+    dataset.Batches
+    | mixed.Mixed
+    | packing.Batches[conversations.Dialogues]
+    | packing.Batches[Preferences]
+    | pairs.Batches
+    | picture_rows.Batches
+    | picture_talks.Batches
 )
-HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues | Talks
-Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted
+HeldOut = Kept | loss.Overlapping | masked.ViewedTokens | conversations.Dialogues | Talks | Preferences
+Result = loss.Result | loss.Hidden | contrast.Contrast | answers.Answered | acceptance.Accepted | preferences.Preferred
 
 HELD_OUT_SEED = 0  # of hidden tokens and prefixes in evaluations: the same for every run
 
 
 def check(settings: Settings, config: ModelConfig) -> None:
     """Raises TrainingError: objective, model and options do not go together."""
+    if settings.preference:
+        preferences.check(settings, config)
     objective, sees = settings.objective, config.vision is not None
     head = f"the model has {'a' if config.has_head else 'no'} head"
     towers, decoder = (sees and config.has_head == answers for answers in (False, True))
@@ -178,7 +189,7 @@ def _text_of(tokens: HeldOut) -> dataset.Tokens | mixture.Sources | None:
 
 def tokens_each(tokens: HeldOut, context: int) -> int:
     """What a step counts for one of its sequences, or pairs."""
-    return tokens.tokens_each(context) if isinstance(tokens, pairs.Pairs | Captions) else context
+    return tokens.tokens_each(context) if isinstance(tokens, pairs.Pairs | Captions | Preferences) else context
 
 
 def view_of(
@@ -191,6 +202,14 @@ def view_of(
     if settings.documents:
         return masked.Apart(tokens.first)
     return masked.Prefixing(seed) if config.mask == "prefix" else None
+
+
+def counted(batches: Batches, batch: tuple[Tensor, ...]) -> int:
+    """The targets of a batch that count, or its pairs."""
+    _, targets, *told = batch
+    if isinstance(batches.tokens, Preferences):
+        return preferences.counted(told[0])
+    return int((targets != dataset.IGNORED).sum())
 
 
 def term(settings: Settings, model: Transformer, output: Tensor, targets: Tensor) -> Tensor:
@@ -215,6 +234,8 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
         return drafts(model, text, context, limit)
     if isinstance(text, pairs.Pairs | Captions):
         return contrast.evaluate(model, text, context, *comparison(settings, model), settings.batch, limit)
+    if isinstance(text, Preferences):
+        return preferences.evaluate(model, text, settings.beta, context, settings.batch, limit)
     if isinstance(text, Answers | Talks):
         return answers.evaluate(model, text, context, settings.batch, limit)
     if isinstance(text, mixture.Sources):

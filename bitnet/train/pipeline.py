@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from bitnet.data import dataset
 from bitnet.model import parallel
 from bitnet.train import objectives
 
@@ -29,7 +28,7 @@ class Work(NamedTuple):
 
     numbers: list[int]  # the first sequence of each forward pass
     batches: list[tuple[Tensor, ...]]
-    counted: int  # the targets that count
+    counted: int  # the targets, or pairs, by which the loss is divided
 
 
 def work_of(batches: objectives.Batches, step: int, sequences: int, pinned: bool) -> Work:
@@ -37,7 +36,7 @@ def work_of(batches: objectives.Batches, step: int, sequences: int, pinned: bool
     first, last = parallel.share(step * sequences, (step + 1) * sequences)
     numbers = list(range(first, last, batches.batch))
     made = [batches.sequences(number, min(number + batches.batch, last)) for number in numbers]
-    counted = sum(int((targets != dataset.IGNORED).sum()) for _, targets, *_ in made)
+    counted = sum(objectives.counted(batches, batch) for batch in made)
     if pinned:
         made = [tuple(tensor.pin_memory() for tensor in batch) for batch in made]
     return Work(numbers, made, counted)

@@ -27,6 +27,7 @@ from bitnet.train import (
     objectives,
     optimizers,
     own_text,
+    preferences,
     reporting,
     source_model,
     validation,
@@ -84,8 +85,8 @@ def prepare(
         stays = "--lora" if settings.lora else "--draft-only" if settings.draft_only else ""
         if stays and start and config.vocab_size != start.config.vocab_size:
             raise TrainingError(
-                f"{stays} leaves the model as it is, with {start.config.vocab_size:,} tokens, but --chat or --fim "
-                f"needs {config.vocab_size:,}; finetune it so without {stays} first"
+                f"{stays} leaves the model as it is, with {start.config.vocab_size:,} tokens, but --chat, --preference "
+                f"or --fim needs {config.vocab_size:,}; finetune it so without {stays} first"
             )
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
@@ -131,6 +132,8 @@ def prepare(
         say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or train for less")
     if line:
         say(line)
+    if settings.preference:
+        state["reference"] = preferences.refer(model, batches.tokens, held_out, settings, batches.context, before)
     parts = words, batches, held_out, sequences, end, model, forward, optimizer
     run = Run(settings, folder, *parts, state, template, generation)
     if settings.distilled:

@@ -21,7 +21,9 @@ Gradients are added to the parameters'; returns the terms of the loss."""
 def possible(settings: Settings, config: ModelConfig, processes: int) -> bool:
     """Whether all that a step computes is on the GPU: routing of experts and dropout ask the CPU, teachers and images
     come in other shapes, a draft counts what it guessed, and of several processes one waits for another."""
-    others = config.n_experts or config.dropout or config.vision or config.draft or settings.distilled
+    others = (
+        config.n_experts or config.dropout or config.vision or config.draft or settings.distilled or settings.preference
+    )
     plain = not others and config.has_head
     return settings.device == "cuda" and settings.compile and plain and processes == 1
 

@@ -28,7 +28,7 @@ from bitnet.train import adapters, thinker
 if TYPE_CHECKING:
     from bitnet.train.source_model import Start
 
-PATHS = ("data", "mixture", "chat", "tokenizer", "source", "teacher", "vision")
+PATHS = ("data", "mixture", "chat", "preference", "tokenizer", "source", "teacher", "vision")
 """Options that a run keeps as absolute paths, so that it can be gone on with from any folder."""
 
 VISION = "vision"

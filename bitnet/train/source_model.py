@@ -41,13 +41,15 @@ class Start:
     assumptions: tuple[str, ...] = ()  # a line each
     writes: Callable[[Sequence[list[int]], int, int], Iterator[list[int]]] | None = None  # prompts, most tokens, seed
 
-    def defaults(self, draft_only: bool = False, lora: bool = False) -> tuple[dict[str, Any], ModelConfig]:
+    def defaults(
+        self, draft_only: bool = False, lora: bool = False, preference: bool = False
+    ) -> tuple[dict[str, Any], ModelConfig]:
         """Settings and model of a run, before the user's own. Raises SourceModelError: it reads no text.
 
-        draft_only, lora: of a run that learns a draft alone, or adapters.
+        draft_only, lora, preference: of a run that learns a draft alone, or adapters, or preferences.
         """
         assert self.words
-        return of_source(self.config, draft_only, lora)
+        return of_source(self.config, draft_only, lora, preference)
 
     @property
     def words(self) -> Tokenizer:

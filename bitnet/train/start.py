@@ -28,7 +28,7 @@ from bitnet.train.run import Run
 
 WRITTEN = (
     r"\..*|lock|log\.jsonl|log\.partial|loss\.png|trace\.json|tensorboard|wandb|(report|attention)\.html|step-.*"
-    r"|(train|validation)-\w+\.(bin|pixels|owners|partial)"
+    r"|(train|validation)-\w+\.(bin|pixels|owners|reference|partial)"
 )
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
@@ -58,7 +58,7 @@ def train(given: Given, read: Read = source_model.read_checkpoint, resume: bool 
 
 def _begin(given: Given, read: Read) -> Outcome:
     start, tower = (read(path) if (path := named(given, name)) else None for name in ("source", "vision"))
-    base = start.defaults(asks(given, "draft_only"), asks(given, "lora")) if start else None
+    base = start.defaults(*(asks(given, name) for name in ("draft_only", "lora", "preference"))) if start else None
     settings, config = resolve(given, base=base, tower=tower)
     folder = settings.run_folder
     _check_free(folder, given.config)
@@ -163,5 +163,5 @@ def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
 def _take(source: Path, folder: Path) -> None:
     """The token ids and pictures of a run, and its log, for another one."""
     for file in source.iterdir():
-        if re.fullmatch(r"(train|validation)-\w+\.(bin|pixels|owners)|log\.jsonl", file.name):
+        if re.fullmatch(r"(train|validation)-\w+\.(bin|pixels|owners|reference)|log\.jsonl", file.name):
             shutil.copy(file, folder / file.name)

@@ -9,10 +9,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, corpus, dataset, pairs, picture_talks, pictures, tokenized, tokenizer
+from bitnet.data import conversations, corpus, dataset, packing, pairs, picture_talks, pictures, tokenized, tokenizer
 from bitnet.model import parallel
 from bitnet.settings import Settings
-from bitnet.train import mixtures, objectives, sights, source_model
+from bitnet.train import mixtures, objectives, preferences, sights, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.progress import say
 
@@ -59,8 +59,12 @@ def read_data(
         dialogues, others = (conversations.Dialogues(side, encoder, words, prefix) for side in talks)
         if cut := dialogues.too_long(context):
             say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
-        talk_batches = conversations.Batches(dialogues, settings.batch, context, settings.seed)
+        talk_batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
         return words, template, generation, talk_batches, others
+    if settings.preference:
+        words = parallel.from_first(lambda: choose([]))
+        words.encode_special_tokens = True
+        return words, *preferences.read(settings, words, template, generation, context)
     if config.vision:
         vision = config.vision
         words, kept = parallel.from_first(lambda: sights.read(settings, vision, before, generation, choose))
@@ -159,6 +163,9 @@ def of_checkpoint(
         seen = seen or sights.of_checkpoint(settings, config.vision, words, generation, data, scratch)
         rows = sights.rows(settings, config.vision, words, generation, seen, context)
         return objectives.held_out(settings, config, words, rows, context)
+    if settings.preference and not data:
+        more = checkpoint.generation, state, checkpoint.folder.resolve().parent, context
+        return preferences.of_checkpoint(settings, words, checkpoint.template, *more)
     first, contrastive = tokenizer.separator(words, checkpoint.generation), settings.objective == "contrastive"
     kept = None if data else dataset.recorded(state, "validation", checkpoint.folder.resolve().parent)
     if not data and settings.mixture:

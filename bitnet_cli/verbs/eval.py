@@ -212,6 +212,11 @@ def _window(args: argparse.Namespace, usual: int, most: int) -> tuple[int, int]:
 
 
 def line(figures: dict[str, Any]) -> str:
+    if "margin" in figures:
+        return (
+            f"{figures['nats_per_pair']:.4f} nats/pair  margin {figures['margin']:.3f}  {figures['accuracy']:.1%} "
+            f"preferred rightly  ({figures['pairs']:,} pairs, context {figures['context']:,})"
+        )
     if "recall" in figures:
         return (
             f"{figures['nats_per_pair']:.4f} nats/pair  recall@1 {figures['recall']:.1%}  back "

@@ -1,0 +1,182 @@
+"""Prompts with two answers, of which one is preferred: records, token ids, and rows that hold several of them.
+
+Of each line the forms that data sets on the Hugging Face hub have:
+
+    {"prompt": "…", "chosen": "…", "rejected": "…"}                texts, which go on as they are
+    {"prompt": [messages], "chosen": [answer], "rejected": [answer]}    messages, through the chat template
+    {"chosen": [messages and answer], "rejected": [the same messages, another answer]}
+
+Beside the last form a prompt that is a text repeats what was asked, or is it, where the lists hold answers alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from bitnet.data.conversations import Conversation, Encoder, conversation, lines_of, record_of
+from bitnet.data.corpus import DataError, repetitions
+from bitnet.data.packing import Dialogue, best_fit, filled
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXPECTED = 'expected {"prompt": "…", "chosen": "…", "rejected": "…"}, or lists of messages in their place'
+
+
+class Preference(NamedTuple):
+    """Two answers to a prompt: texts that go on with it, or conversations of which only the last message differs."""
+
+    prompt: str
+    chosen: str | Conversation
+    rejected: str | Conversation
+
+
+def read(files: Iterable[Path]) -> Iterator[Preference]:
+    """The lines of .jsonl files. Raises DataError naming file and line."""
+    for line, where in lines_of(files, "preference"):
+        record = record_of(line, where)
+        prompt, chosen, rejected = (
+            (record.get("prompt", ""), record.get("chosen"), record.get("rejected"))
+            if isinstance(record, dict)
+            else [None] * 3
+        )
+        if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str):
+            yield _of_texts(prompt, chosen, rejected, where)
+        elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list):
+            yield _of_messages(prompt, chosen, rejected, record.get("tools"), where)
+        else:
+            raise DataError(f"{where}: {line.decode()[:80]!r}, {EXPECTED}")
+
+
+def _of_texts(prompt: str, chosen: str, rejected: str, where: str) -> Preference:
+    try:
+        (prompt + chosen + rejected).encode()
+    except UnicodeEncodeError:  # JSON can spell it
+        raise DataError(f"{where}: a text holds half of a surrogate pair, which is no character") from None
+    return Preference(prompt, chosen, rejected)
+
+
+def _of_messages(prompt: str | list[Any], chosen: list[Any], rejected: list[Any], tools: Any, where: str) -> Preference:
+    before = prompt if isinstance(prompt, list) else []
+    first = chosen[0] if chosen else None
+    if isinstance(prompt, str) and isinstance(first, dict) and first.get("role") == "assistant":
+        before = [{"role": "user", "content": prompt}]
+    sides = [conversation({"messages": before + side, "tools": tools}, where) for side in (chosen, rejected)]
+    (*asked, answer), (*others, other) = (side.messages for side in sides)
+    if asked != others:
+        raise DataError(f"{where}: the two differ before their last message; expected two answers to the same messages")
+    if wrong := [last["role"] for last in (answer, other) if last["role"] != "assistant"]:
+        raise DataError(f"{where}: the last message is of {wrong[0]!r:.40}, expected an answer of assistant")
+    return Preference(json.dumps(asked, sort_keys=True), *sides)
+
+
+def split(
+    preferences: Iterable[Preference], validation: float, say: Callable[[str], object] = lambda _: None
+) -> tuple[list[Preference], list[Preference]]:
+    """For training and for validation, by the hash of the prompt: one that is held out is asked nowhere else.
+
+    Repetitions are left out, and what prefers an answer to itself, of which `say` is told. At least one prompt is on
+    each side.
+    """
+    unique, n, same = {}, 0, 0
+    for each in preferences:
+        n += 1
+        answers = [side if isinstance(side, str) else side.messages[-1] for side in each[1:]]
+        if answers[0] == answers[1]:
+            same += 1
+        else:
+            unique[json.dumps([each.prompt, *answers], sort_keys=True)] = each
+    for line in (
+        repetitions(n - same - len(unique), n, "preferences"),
+        f"{same:,} of {n:,} preferences have the same answer twice and were left out" if same else "",
+    ):
+        if line:
+            say(line)
+    prompts = sorted({hashlib.sha256(each.prompt.encode()).digest() for each in unique.values()})
+    if len(prompts) < 2:
+        raise DataError(f"{len(prompts)} different prompts, expected at least 2: one is held out for validation")
+    held_out = [key for key in prompts if int.from_bytes(key[:8]) < validation * 2**64] or prompts[:1]
+    chosen = set(held_out[: len(prompts) - 1])
+    sides: tuple[list[Preference], list[Preference]] = ([], [])
+    for each in unique.values():
+        sides[hashlib.sha256(each.prompt.encode()).digest() in chosen].append(each)
+    return sides
+
+
+# ---- token ids and rows ----
+
+
+class Spelling:
+    """Answers to token ids, as the engine makes them. encoder: of conversations; None where there are none."""
+
+    def __init__(self, words: Tokenizer, first: int, end: int, encoder: Encoder | None) -> None:
+        self.words, self._first, self._end, self._encoder = words, first, end, encoder
+
+    def pair(self, preference: Preference) -> tuple[Dialogue, Dialogue]:
+        first, second = (self._answer(preference.prompt, side) for side in preference[1:])
+        return first, second
+
+    def _answer(self, prompt: str, answer: str | Conversation) -> Dialogue:
+        if not isinstance(answer, str):
+            assert self._encoder
+            return self._encoder.encode(answer, apart=True)[-1]
+        asked, ids = (self.words.encode(text, add_special_tokens=False).ids for text in (prompt, prompt + answer))
+        same = next((i for i, (a, b) in enumerate(zip(asked, ids, strict=False)) if a != b), min(len(asked), len(ids)))
+        ids = [self._first, *ids, self._end]
+        return Dialogue(np.array(ids, np.int32), np.arange(len(ids)) > same)
+
+
+class Preferences:
+    """Pairs of answers in token ids. A sequence is two rows: chosen answers, and those rejected in their place.
+
+    reference: what the model says of them before it learns, log-probabilities in nats, (n, 2).
+    """
+
+    reference: Tensor
+
+    def __init__(self, preferences: Sequence[Preference], spelling: Spelling) -> None:
+        self.pairs = [spelling.pair(each) for each in preferences]
+        recipe = hashlib.sha256(spelling.words.to_str().encode())
+        for text in (text for pair in self.pairs for text in pair):
+            recipe.update(len(text.ids).to_bytes(8) + text.ids.tobytes() + text.counts.tobytes())
+        self.digest = recipe.hexdigest()[:16]
+        self.n_tokens = sum(len(text.ids) for pair in self.pairs for text in pair)
+        self._packed: tuple[int, list[list[int]]] = (0, [])
+
+    def tokens_each(self, context: int) -> int:
+        """Of a sequence."""
+        return 2 * context
+
+    def _lengths(self) -> NDArray[np.int64]:
+        """Inputs of the longer answer of each, with its prompt."""
+        return np.array([max(len(text.ids) - 1 for text in pair) for pair in self.pairs])
+
+    def too_long(self, context: int) -> int:
+        """How many do not fit a row, and are left out."""
+        return int((self._lengths() > context).sum())
+
+    def windows(self, context: int) -> int:
+        """The number of sequences."""
+        return len(self.rows(context))
+
+    def rows(self, context: int) -> list[list[int]]:
+        """The pairs of each sequence."""
+        if self._packed[0] != context:
+            lengths = {i: int(length) for i, length in enumerate(self._lengths()) if length <= context}
+            self._packed = (context, best_fit(lengths, context))
+        return self._packed[1]
+
+    def window(self, indices: Sequence[int], context: int) -> tuple[Tensor, ...]:
+        """`packing.filled`, first of chosen answers, then of rejected ones; documents are the numbers of pairs."""
+        rows = self.rows(context)
+        return filled(
+            [[(i, self.pairs[i][side]) for i in rows[index]] for side in (0, 1) for index in indices], context
+        )

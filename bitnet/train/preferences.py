@@ -1,0 +1,245 @@
+"""`bitnet finetune --preference`: a model learns which of two answers is preferred (DPO, arXiv 2305.18290).
+
+    reward = β · (what the model says of an answer − what it said before it learnt)   log-probabilities, in nats
+    loss   = −log σ(reward of the chosen answer − reward of the rejected one)         nats a pair
+
+What the model said before, the reference, is computed once and kept in the run folder: no second model is in memory.
+Its file is named by the weights and the pairs. Terms of the loss, and figures beside it: `WEIGHTS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bitnet.config import ModelConfig
+from bitnet.data import conversations, corpus, packing, preferences, tokenizer
+from bitnet.data.preferences import Preference, Preferences
+from bitnet.evaluate.loss import chosen_windows
+from bitnet.model import compiler, parallel
+from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+from bitnet.train.errors import TrainingError
+from bitnet.train.progress import say
+
+WEIGHTS = {"preference": 1.0, "margin": 0.0, "accuracy": 0.0, "chosen": 0.0}
+"""Loss; and to be seen beside it: reward of the chosen answer less that of the other, how often that is positive (a tie
+is half a time), and the reward of the chosen answer, which falls where both become less likely."""
+
+
+@dataclass(frozen=True)
+class Preferred:
+    """Of held-out pairs."""
+
+    nats_per_pair: float  # log 2 before anything is learnt
+    margin: float
+    accuracy: float
+    chosen: float
+    pairs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nats_per_pair:.4f} nats/pair, margin {self.margin:.3f} (chosen {self.chosen:+.3f}), "
+            f"{self.accuracy:.1%} preferred rightly"
+        )
+
+
+def check(settings: Settings, config: ModelConfig) -> None:
+    """Raises TrainingError: the model is none that preferences can be taught."""
+    causal = config.has_head and config.mask == "causal" and config.input == "tokens" and not config.vision
+    problems = [
+        (not causal, "this model is no decoder of text alone"),
+        (causal and not config.ternary, "the source is a full-precision model; bitnet finetune without --preference "
+         "makes it ternary"),
+        (settings.objective != "next", f"--objective is {settings.objective}"),
+    ]  # fmt: skip
+    for wrong, found in problems:
+        if wrong:
+            raise TrainingError(f"--preference is for a ternary model of the next token, and {found}")
+
+
+# ---- what it learns from ----
+
+
+def read(
+    settings: Settings, words: Tokenizer, template: str | None, generation: dict[str, Any], context: int
+) -> tuple[str | None, dict[str, Any], packing.Batches[Preferences], Preferences]:
+    """Chat template, generation defaults, batches and what is held out."""
+    sides = preferences.split(preferences.read(corpus.files_of(settings.preference)), settings.validation, say)
+    template, generation, spelling = _spelling(sides[0] + sides[1], words, template, generation)
+    seen, held_out = (_made(side, spelling, context) for side in sides)
+    if not held_out.windows(context):
+        raise corpus.DataError(f"no held-out pair fits --context {context:,}; raise it, or --validation")
+    return template, generation, packing.Batches(seen, settings.batch, context, settings.seed), held_out
+
+
+def _spelling(
+    said: list[Preference], words: Tokenizer, template: str | None, generation: dict[str, Any]
+) -> tuple[str | None, dict[str, Any], preferences.Spelling]:
+    encoder = None
+    if any(not isinstance(each.chosen, str) for each in said):
+        template, generation = conversations.with_template(words, template, generation)
+        encoder = conversations.Encoder(words, template, generation)
+    first, end = tokenizer.separator(words, generation), tokenizer.end_token(words, generation)
+    return template, generation, preferences.Spelling(words, first, end, encoder)
+
+
+def _made(side: list[Preference], spelling: preferences.Spelling, context: int) -> Preferences:
+    made = Preferences(side, spelling)
+    if long := made.too_long(context):
+        say(f"{long:,} of {len(made.pairs):,} pairs are longer than {context:,} tokens and left out; see --context")
+    return made
+
+
+def of_checkpoint(
+    settings: Settings, words: Tokenizer, template: str | None, generation: dict[str, Any], state: dict[str, Any],
+    folder: Path, context: int,
+) -> Preferences:  # fmt: skip
+    """What a run holds out, with its reference."""
+    said = preferences.split(preferences.read(corpus.files_of(settings.preference)), settings.validation)
+    side = Preferences(said[1], _spelling(said[0] + said[1], words, template, generation)[2])
+    side.reference = _kept(folder / Path(str(state["reference"]["validation"])).name, side, context)
+    return side
+
+
+# ---- the reference ----
+
+
+def refer(
+    model: Transformer, seen: object, held_out: object, settings: Settings, context: int, before: dict[str, Any]
+) -> dict[str, str]:  # fmt: skip
+    """Let both sides have their reference: what `model` says before its first step, or what was kept of that.
+
+    What is learnt is compared in the precision of the run, what is held out in fp32, as it is measured. before: the
+    state of a run that goes on. Returns the files. All processes call it.
+    """
+    assert isinstance(seen, Preferences) and isinstance(held_out, Preferences)
+    sides = {"train": seen, "validation": held_out}
+    bf16 = torch.autocast(settings.device, torch.bfloat16, enabled=settings.precision == "bf16")
+    files: dict[str, str] = before.get("reference") or {
+        name: _file_of(model, side, name, settings, context) for name, side in sides.items()
+    }
+    for name, side in sides.items():
+        file = settings.run_folder / files[name]
+        if not before and not parallel.from_first(file.is_file):
+            say(f"{file.parent}: what the model says of {len(side.pairs):,} {name} pairs before it learns")
+            found = _reference(model, side, context, settings.batch, bf16 if name == "train" else nullcontext())
+            if parallel.is_first():
+                _keep(file, found)
+            parallel.wait_for_first()
+        side.reference = _kept(file, side, context).to(model.device)
+    return files
+
+
+def _file_of(model: Transformer, side: Preferences, name: str, settings: Settings, context: int) -> str:
+    recipe = hashlib.sha256(f"{side.digest} {context} {settings.precision}".encode())
+    for key, tensor in sorted(model.state_dict().items()):
+        recipe.update(key.encode() + parallel.whole(tensor).detach().cpu().contiguous().numpy().tobytes())
+    return f"{name}-{recipe.hexdigest()[:16]}.reference"
+
+
+def _reference(
+    model: Transformer, side: Preferences, context: int, batch: int, autocast: AbstractContextManager[Any]
+) -> NDArray[np.float32]:
+    """NaN of pairs that have no room."""
+    n, sums = side.windows(context), torch.zeros(len(side.pairs), 2)
+    with torch.no_grad(), compiler.eagerly(), model.evaluating():
+        for i, counts in parallel.dealt(math.ceil(n / batch)):
+            rows = [t.to(model.device) for t in side.window(range(i * batch, min(n, (i + 1) * batch)), context)]
+            with autocast:
+                said = _said(model, len(side.pairs), *rows)[0]
+            sums += said.cpu() * counts
+    found = np.array(parallel.total(sums.flatten().tolist()), np.float32).reshape(-1, 2)
+    found[list(set(range(len(found))) - {i for row in side.rows(context) for i in row})] = np.nan
+    return found
+
+
+def _keep(file: Path, found: NDArray[np.float32]) -> None:
+    """The numbers, and the SHA-256 of them."""
+    partial = file.with_suffix(".partial")
+    try:
+        with partial.open("wb") as out:
+            out.write(found.tobytes() + hashlib.sha256(found.tobytes()).digest())
+            out.flush()
+            os.fsync(out.fileno())
+        partial.rename(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _kept(file: Path, side: Preferences, context: int) -> Tensor:
+    try:
+        kept = file.read_bytes()
+    except FileNotFoundError:
+        raise TrainingError(
+            f"{file} is missing: what the model said before it learnt; a model that has learnt cannot say it again, so "
+            "begin another run with --out"
+        ) from None
+    numbers, digest = kept[:-32], kept[-32:]
+    if len(numbers) != 8 * len(side.pairs) or hashlib.sha256(numbers).digest() != digest:
+        raise TrainingError(f"{file} is damaged; remove it and begin the run again, or another one with --out")
+    found = torch.frombuffer(bytearray(numbers), dtype=torch.float32).reshape(-1, 2)
+    if bool(found[[i for row in side.rows(context) for i in row]].isnan().any()):
+        raise TrainingError(f"{file} has no numbers of the longest pairs; go on with the --context that the run had")
+    return found
+
+
+# ---- the loss ----
+
+
+def _said(forward: nn.Module, n: int, inputs: Tensor, targets: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the answers of n pairs (n, 2), 0 of those that are not here; and which are (n,)."""
+    logs_BT = forward(inputs, documents, targets_BT=targets, each=True)
+    half, of_BT = len(inputs) // 2, documents + 1  # 0: filling
+    sides = [torch.zeros(n + 1, device=logs_BT.device, dtype=logs_BT.dtype) for _ in range(2)]
+    chosen, rejected = (
+        side.scatter_add(0, of.flatten(), logs.flatten())
+        for side, of, logs in zip(sides, of_BT.split(half), logs_BT.split(half), strict=True)
+    )
+    here = torch.zeros_like(sides[0]).scatter(0, of_BT.flatten(), 1.0)
+    return torch.stack([chosen, rejected], -1)[1:], here[1:]
+
+
+def terms(
+    forward: nn.Module, reference: Tensor, beta: float, inputs: Tensor, targets: Tensor, documents: Tensor
+) -> dict[str, Tensor]:
+    """Sums over the pairs, named as in `WEIGHTS`."""
+    said, here = _said(forward, len(reference), inputs, targets, documents)
+    rewards = beta * (said - reference.nan_to_num())
+    margin = rewards[:, 0] - rewards[:, 1]
+    values = -F.logsigmoid(margin), margin, (margin.sign() + 1) / 2, rewards[:, 0]
+    return {name: (value * here).sum() for name, value in zip(WEIGHTS, values, strict=True)}
+
+
+def counted(documents: Tensor) -> int:
+    """The pairs of a batch."""
+    return len(documents.unique()) - bool((documents < 0).any())
+
+
+def evaluate(model: Transformer, side: Preferences, beta: float, context: int, batch: int, limit: int = 0) -> Preferred:
+    """Of held-out pairs, in fp32; limit: tokens, 0 for all."""
+    rows = chosen_windows(side.windows(context), limit and max(1, limit // side.tokens_each(context)))
+    found, n = dict.fromkeys(WEIGHTS, 0.0), 0
+    with torch.no_grad(), model.evaluating():
+        for i, counts in parallel.dealt(math.ceil(len(rows) / batch)):
+            inputs, targets, documents = side.window(rows[i * batch : (i + 1) * batch], context)
+            seen = [tensor.to(model.device) for tensor in (inputs, targets, documents)]
+            sums = terms(model, side.reference.to(model.device), beta, *seen)
+            if counts:
+                n += counted(documents)
+                found = {name: found[name] + float(value) for name, value in sums.items()}
+    *sums_of_all, pairs = parallel.total([*found.values(), n])
+    loss, margin, accuracy, chosen = (value / pairs for value in sums_of_all)
+    return Preferred(loss, margin, accuracy, chosen, int(pairs))
