@@ -112,7 +112,7 @@ class Settings:
     )
     beta: float = option(
         0.1,
-        "with --preference, what a nat is worth by which an answer is likelier than it was; with less a model moves further",
+        "of --preference: what a nat is worth that an answer became likelier by; larger stays nearer to the source",
     )
     balance_loss: float = option(
         0.0, "weight in the loss of how unevenly the experts are taken, 1 to their number; usual: 0.01"

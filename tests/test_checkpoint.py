@@ -251,14 +251,14 @@ def test_a_full_disk(
     sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the checkpoint of step 20, and then, after a resume, in the log of step 17."""
-    run, save, write = tmp_path / "run", saving.save, runlog.Log.write
+    run, save, write = tmp_path / "run", saving.write, runlog.Log.write
 
-    def full(folder: Path, model: Any, words: str, optimizer: Any, state: dict[str, Any], *more: Any) -> Path:
+    def full(folder: Path, snapshot: saving.Snapshot) -> Path:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if state["step"] == 20:
+        if snapshot.step == 20:
             resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
         try:
-            return save(folder, model, words, optimizer, state, *more)
+            return save(folder, snapshot)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -268,7 +268,7 @@ def test_a_full_disk(
         write(log, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "save", full)
+        patch.setattr(saving, "write", full)
         assert bitnet("train", *TINY, "--data", sentences, "--out", run) == 1
     with monkeypatch.context() as patch:
         patch.setattr(runlog.Log, "write", full_log)

@@ -19,7 +19,7 @@ from bitnet.config import ModelConfig
 from bitnet.model import compiler
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import loop
+from bitnet.train import passes
 from bitnet.train.replay import Replay
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -51,10 +51,10 @@ def test_passes_that_are_replayed_are_the_passes(documents: bool) -> None:
     settings = Settings(device="cuda", compile=True, precision="fp32")
     run: Any = argparse.Namespace(model=model, forward=model, settings=settings, distillation=None)
 
-    def passes(batch: Any, counted: Any, amount: Any) -> dict[str, Tensor]:
-        return loop.passes(run, batch, counted, amount, {"cross_entropy": 1.0})
+    def made(batch: Any, counted: Any, amount: Any) -> dict[str, Tensor]:
+        return passes.passes(run, batch, counted, amount, {"cross_entropy": 1.0})
 
-    replay = Replay(passes, list(model.parameters()))
+    replay = Replay(made, list(model.parameters()))
     for amount in (0.25, 0.5, 1.0, 1.0, 0.75):
         found = []
         for replayed in (False, True):
@@ -62,7 +62,7 @@ def test_passes_that_are_replayed_are_the_passes(documents: bool) -> None:
             losses = []
             for batch in batches(3, documents):
                 on_device = [tensor.cuda() for tensor in batch]
-                terms = (replay if replayed else passes)(on_device, 768.0, amount)
+                terms = (replay if replayed else made)(on_device, 768.0, amount)
                 losses.append(terms["cross_entropy"].item())
             found.append((losses, [p.grad.clone() for p in model.parameters() if p.grad is not None]))
         (losses, gradients), (again, as_recorded) = found

@@ -116,7 +116,7 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path, capsys
         ("--lora", "4", "--lora-linears", "head"): "lora_linears has 'head', expected some of q, k",
         ("--lora", "4", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --lora first",
         ("--draft-only", "--chat", tmp_path / "talks.jsonl"): "finetune it so without --draft-only first",
-        ("--lora", "4", "--fim", "0.5"): "--chat or --fim needs",
+        ("--lora", "4", "--fim", "0.5"): "--preference or --fim needs",
         ("--lora", "4096"): "lora is 4096, expected at most the model's width, ",
         ("--lora", "4", "--draft-only"): "--draft-only and --lora are both given",
         ("--lora", "4", "--quantize-warmup", "0.5"): "--quantize-warmup does not go with --lora",

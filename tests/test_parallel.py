@@ -33,7 +33,7 @@ from bitnet.evaluate import contrast
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import loop, manifest, optimizers, runlog, saving
+from bitnet.train import loop, manifest, optimizers, passes, runlog, saving
 from bitnet.train.checkpoint import Checkpoint
 from picture_data import DECODER, TOWERS, VISION, captions, questions
 
@@ -341,27 +341,27 @@ def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], 
 
 def poisoned(argv: list[str]) -> int:
     """A run whose second process finds a NaN in its part of the sixth step."""
-    loss_terms = loop.loss_terms
+    loss_terms = passes.loss_terms
 
     def poison(run: loop.Run, *batch: Any) -> Any:
         bad = parallel.rank() == 1 and run.state["step"] == 5
         return {name: term * (float("nan") if bad else 1) for name, term in loss_terms(run, *batch).items()}
 
-    loop.loss_terms = poison
+    passes.loss_terms = poison
     return bitnet_cli.main(argv)
 
 
 def on_a_full_disk(argv: list[str]) -> int:
     """A run that cannot write more than 20,000 bytes of a file when it saves step 4."""
-    save = saving.save
+    write = saving.write
 
-    def full(run: Path, model: Any, words: str, optimizer: Any, state: dict[str, Any], *more: Any) -> Path:
-        if state["step"] == 4:
+    def full(run: Path, snapshot: saving.Snapshot) -> Path:
+        if snapshot.step == 4:
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-        return save(run, model, words, optimizer, state, *more)
+        return write(run, snapshot)
 
-    saving.save = full
+    saving.write = full
     return bitnet_cli.main(argv)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitnet.data import dataset
-from bitnet.train import checkpoint, loop, prepare
+from bitnet.train import checkpoint, loop, passes, prepare
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.pipeline import Ahead, Made, Work
 from training import TINY, bitnet, bits, losses
@@ -122,13 +122,13 @@ def test_a_bad_step_is_named_and_nothing_is_saved_after_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    loss_terms = loop.loss_terms
+    loss_terms = passes.loss_terms
 
     def spoiled(run: loop.Run, *batch: Any) -> Any:
         bad = run.state["step"] + 1 == step
         return {name: term * (float("nan") if bad else 1) for name, term in loss_terms(run, *batch).items()}
 
-    monkeypatch.setattr(loop, "loss_terms", spoiled)
+    monkeypatch.setattr(passes, "loss_terms", spoiled)
     assert bitnet("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == 1
     errors = capsys.readouterr().err
     assert f"loss is nan, gradient norm nan at step {step}; lower --lr" in errors

@@ -27,7 +27,7 @@ from bitnet.model.transformer import Transformer
 from bitnet.presets import PRESETS
 from bitnet.quant import embedding_rows, ternary_codes
 from bitnet.settings import Settings
-from bitnet.train import checkpoint, loop, runlog
+from bitnet.train import checkpoint, loop, passes, runlog
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.telemetry import QUANTITIES, Probe
 
@@ -301,13 +301,13 @@ def test_trackers_get_the_log(
 
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: range, how: float) -> None:
     """Losses of these steps (counted from 1) times `how`."""
-    inner, calls = loop.loss_terms, iter(range(1, 10_000))
+    inner, calls = passes.loss_terms, iter(range(1, 10_000))
 
     def spoiled(run: loop.Run, *batch: Tensor) -> dict[str, Tensor]:
         factor = how if next(calls) in steps else 1.0
         return {name: factor * term for name, term in inner(run, *batch).items()}
 
-    monkeypatch.setattr(loop, "loss_terms", spoiled)
+    monkeypatch.setattr(passes, "loss_terms", spoiled)
 
 
 @pytest.mark.parametrize(("how", "spike"), [(float("nan"), "0"), (float("inf"), "0"), (10.0, "5")])

@@ -8,7 +8,6 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from torch import Tensor
 
 from bitnet import process
 from bitnet.data import dataset
-from bitnet.data.preferences import Preferences
-from bitnet.model import compiler, draft, parallel
+from bitnet.model import draft, parallel
 from bitnet.train import (
     checkpoint,
     distill,
     mixtures,
     objectives,
+    passes,
     preferences,
     replay,
     runlog,
@@ -39,6 +38,7 @@ from bitnet.train.pipeline import Ahead, Made, work_of
 from bitnet.train.profiling import profiled
 from bitnet.train.progress import Progress, say
 from bitnet.train.run import Run
+from bitnet.train.saver import Saver
 
 RECENT = 20  # losses that a spike is held against
 SKIPPED = 10  # bad steps in a row that no more data will cure
@@ -70,7 +70,9 @@ def _carry_out(run: Run) -> Outcome:
             run.save()  # now that what it reports to has begun
             if run.settings.source:
                 run.evaluate_source(log)
-        stopped_by = loop(run, log)
+        with Saver.ready() as run.saver:
+            stopped_by = loop(run, log)
+        run.saver = None
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
             return Outcome(stopped_by)
@@ -94,7 +96,7 @@ def loop(run: Run, log: runlog.Log) -> int:
     saved_step, saved_at = state["step"], state["seconds"]
     pinned = settings.device == "cuda"
     if replay.possible(settings, run.model.config, parallel.size()):
-        of_batch = functools.partial(passes, run, weights={"cross_entropy": 1.0})
+        of_batch = functools.partial(passes.passes, run, weights={"cross_entropy": 1.0})
         run.replay = replay.Replay(of_batch, list(run.model.parameters()))
     batches = Ahead.of(lambda step: work_of(run.batches, step, run.sequences, pinned))
     with (
@@ -112,6 +114,8 @@ def loop(run: Run, log: runlog.Log) -> int:
             mixtures.advance(run)
             before = run.progress
             step(run, log, started)
+            if run.saver:
+                run.saver.settle(wait=False)
             step_is_over()
             late = settings.save_minutes and state["seconds"] - saved_at >= 60 * settings.save_minutes
             to_save = bool(state["step"] % settings.save_every == 0 or late)
@@ -233,7 +237,7 @@ def update(run: Run) -> Made:
     values: list[Tensor] = []
     for i, (number, batch) in enumerate(zip(work.numbers, work.batches, strict=True), start=1):
         if run.probe and settings.compile and i == 1:
-            look(run, run.probe, [tensor.to(device) for tensor in batch], amount)
+            passes.look(run, run.probe, [tensor.to(device) for tensor in batch], amount)
         if model.config.dropout:  # what is dropped is a function of the seed and the sequence, as the sequence is
             torch.manual_seed(dataset.seed_of(settings.seed, number))
         if run.replay:
@@ -242,7 +246,7 @@ def update(run: Run) -> Made:
             on_device = [tensor.to(device, non_blocking=True) for tensor in batch]
             seen = run.probe.looking() if run.probe and not settings.compile else contextlib.nullcontext()
             with seen, parallel.gradients_kept(run.forward, keep=i < len(work.batches)):
-                terms = passes(run, on_device, counted, amount, weights)
+                terms = passes.passes(run, on_device, counted, amount, weights)
         values.append(torch.stack([terms[name] for name in weights]))
     clipped = [torch.nn.utils.clip_grad_norm_(part, settings.clip or math.inf) for part in learnt(model) if part]
     norm = parallel.whole(clipped[0])
@@ -260,52 +264,3 @@ def update(run: Run) -> Made:
     if distill.balanced(settings):
         run.state["sizes"] = distill.running_means(run.state["sizes"], made.read[2])
     return made
-
-
-def passes(
-    run: Run, batch: Sequence[Tensor], counted: float | Tensor, amount: float | Tensor, weights: Mapping[str, float]
-) -> dict[str, Tensor]:
-    """Forward and backward pass. Returns the terms of the loss, nats per token that counts."""
-    # With --recompute the backward pass quantizes, too.
-    with run.model.partly_quantized(amount, vision=run.state["phased"]):  # else it is quantized already
-        with autocast(run):
-            terms = {name: term / counted for name, term in loss_terms(run, *batch).items()}
-        learns = {**weights, "draft": 1.0}  # beside the loss: it moves nothing but itself
-        loss = torch.stack([learns[name] * term for name, term in terms.items()]).sum()
-        (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
-    return {name: term.detach() for name, term in terms.items()}
-
-
-def look(run: Run, probe: telemetry.Probe, batch: Sequence[Tensor], amount: float) -> None:
-    """Let `probe` see a batch in a forward pass of its own, so that the one that learns runs compiled, or replayed."""
-    inputs, _, *told = batch
-    quantized = run.model.partly_quantized(amount, vision=run.state["phased"])
-    with torch.no_grad(), compiler.eagerly(), run.model.evaluating(), probe.looking(), quantized, autocast(run):
-        run.model(inputs, *told)
-
-
-def autocast(run: Run) -> torch.autocast:
-    return torch.autocast(run.model.device.type, torch.bfloat16, enabled=run.settings.precision == "bf16")
-
-
-def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:
-    """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
-    their balance, of a draft its loss. told: what the model is told of the inputs: documents, prefixes, images."""
-    if run.settings.draft_only:
-        return {"draft": run.forward(inputs, *told, targets_BT=targets)}
-    tokens = run.batches.tokens
-    if isinstance(tokens, Preferences):
-        terms = preferences.terms(run.forward, tokens.reference, run.settings.beta, inputs, targets, *told)
-    elif run.model.config.has_head and not run.distillation:
-        terms = {"cross_entropy": run.forward(inputs, *told, targets_BT=targets)}
-    else:
-        output = run.forward(inputs, *told)
-        terms = {"cross_entropy": objectives.term(run.settings, run.model, output, targets)}
-    if run.distillation:
-        terms |= run.distillation.terms(output, targets, inputs, *told)
-    if run.model.config.n_experts:
-        count = preferences.counted(told[0]) if run.settings.preference else (targets != dataset.IGNORED).sum()
-        terms["balance"] = count * run.model.balance
-    if run.model.drafted:
-        terms["draft"] = run.model.drafted.loss
-    return terms

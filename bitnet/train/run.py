@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from bitnet.train.horizon import Horizon
 from bitnet.train.pipeline import Ahead, Made
 from bitnet.train.progress import say
 from bitnet.train.replay import Replay
+from bitnet.train.saver import Saver
 
 
 @dataclasses.dataclass
@@ -45,6 +48,7 @@ class Run:
     template: str | None = None  # of a model that answers
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     distillation: distill.Distillation | None = None
+    saver: Saver | None = None  # who writes its checkpoints beside the steps, while it steps
     ahead: Ahead | None = None  # where the batches of its steps come from, while it steps
     unread: Made | None = None  # a step that is on its way
     replay: Replay | None = None  # of the passes, where a GPU can
@@ -92,14 +96,25 @@ class Run:
             name = list(parameters)[broken.index(1)]
             raise TrainingError(f"{name} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
         self.state["quantized"] = schedule.quantization(self.settings, self.place)
+        best = [self.state["best"]["step"] or None] if self.settings.keep_best else []
+        keep = [self.state["stable"], *best]
+        if self.saver:
+            self.saver.settle()  # one snapshot at a time
         more = self.template, self.generation
+        snapshot = saving.Snapshot.of(self.model, self.words.to_str(), self.optimizer, self.state, *more)
+        if self.saver is None or not snapshot.may_be_copied():
+            self._write(snapshot, keep)
+        elif parallel.is_first():
+            self.saver.begin(functools.partial(self._write, snapshot.copied(), keep))
+
+    def _write(self, snapshot: saving.Snapshot, keep: Sequence[int | None]) -> None:
+        """keep: the steps of checkpoints to keep besides the newest."""
         try:
-            saving.save(self.folder, self.model, self.words.to_str(), self.optimizer, self.state, *more)
+            saving.write(self.folder, snapshot)
+            if parallel.is_first():
+                saving.keep_newest(self.folder, self.settings.keep, keep)
         except (OSError, SafetensorError) as error:
-            raise self.failure(error) from error
-        if parallel.is_first():
-            best = [self.state["best"]["step"] or None] if self.settings.keep_best else []
-            saving.keep_newest(self.folder, self.settings.keep, [self.state["stable"], *best])
+            raise self.failure(error, snapshot.step) from error
 
     def open_log(self) -> runlog.Log:
         """Going on after the steps that were made."""
@@ -116,13 +131,14 @@ class Run:
         except OSError as error:
             return f"the checkpoints cannot be read now ({error.strerror})"
 
-    def failure(self, error: OSError | SafetensorError) -> TrainingError:
-        """What to say when a file of the run cannot be written, because the disk is full, for example."""
+    def failure(self, error: OSError | SafetensorError, at: int | None = None) -> TrainingError:
+        """What to say when a file of the run cannot be written, because the disk is full, for example. at: a step."""
+        step = self.state["step"] if at is None else at
         what = getattr(error, "strerror", None) or str(error)
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
         good = self.last_good()
-        advice = f"{good}, from which --resume goes on" if self.state["step"] else good
-        return TrainingError(f"{self.folder} cannot be written at step {self.state['step']:,}: {what}{where}; {advice}")
+        advice = f"{good}, from which --resume goes on" if step else good
+        return TrainingError(f"{self.folder} cannot be written at step {step:,}: {what}{where}; {advice}")
 
     def evaluate_source(self, log: runlog.Log) -> None:
         """Loss of the model that a finetuning begins with, in full precision where it is yet to become ternary."""

@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -18,39 +18,72 @@ from torch import Tensor
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.process import flush
-from bitnet.train import manifest
+from bitnet.train import manifest, memory
 from bitnet.train.checkpoint import CONFIG, GENERATION, OPTIMIZER, STATE, TEMPLATE, TOKENIZER, WEIGHTS, all_of
 
 REPLACED = ".replaced"  # ending of a checkpoint while another of the same step takes its place
 
 
-def save(
-    run: Path,
-    model: Transformer,
-    tokenizer_json: str,
-    optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    template: str | None = None,
-    generation: dict[str, Any] | None = None,
-) -> Path:
-    """Write `run/step-<state["step"]>` in one atomic move; returns it. All processes of a run call it."""
-    final = run / name_of(state["step"])
+class Snapshot(NamedTuple):
+    """What a checkpoint is made of."""
+
+    step: int
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    texts: dict[str, str]  # by the name of the file
+
+    @classmethod
+    def of(
+        cls,
+        model: Transformer,
+        tokenizer_json: str,
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+        template: str | None = None,
+        generation: dict[str, Any] | None = None,
+    ) -> Snapshot:
+        """The tensors are those of the model and the optimizer; what changes them changes the snapshot."""
+        texts = {
+            CONFIG: model.config.to_json() + "\n",
+            TOKENIZER: tokenizer_json,
+            STATE: json.dumps(state, indent=2) + "\n",
+        }
+        texts |= {TEMPLATE: template} if template is not None else {}
+        texts |= {GENERATION: json.dumps(generation, indent=2) + "\n"} if generation else {}
+        return cls(state["step"], model.state_dict(), _moments(optimizer, model), texts)
+
+    def may_be_copied(self) -> bool:
+        """Whether a copy has room in memory, and is no matter of several processes."""
+        tensors = [*self.weights.values(), *self.moments.values()]
+        size = sum(tensor.nbytes for tensor in tensors)
+        return not any(map(parallel.is_sharded, tensors)) and size < memory.available()[0] / 2
+
+    def copied(self) -> Snapshot:
+        """One that stays as it is, in the memory of the CPU."""
+        sides = (self.weights, self.moments)
+        weights, moments = ({name: t.detach().to("cpu", copy=True) for name, t in side.items()} for side in sides)
+        return self._replace(weights=weights, moments=moments)
+
+
+def save(run: Path, *parts: Any) -> Path:
+    """`write` a `Snapshot.of` these parts."""
+    return write(run, Snapshot.of(*parts))
+
+
+def write(run: Path, snapshot: Snapshot) -> Path:
+    """Write `run/step-<step>` in one atomic move; returns it. Of a sharded model all processes of a run call it."""
+    final = run / name_of(snapshot.step)
     work = run / f".{final.name}.partial"
     if parallel.is_first():
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
     try:
-        _write_tensors(model.state_dict(), work / WEIGHTS)
-        _write_tensors(_moments(optimizer, model), work / OPTIMIZER)
+        _write_tensors(snapshot.weights, work / WEIGHTS)
+        _write_tensors(snapshot.moments, work / OPTIMIZER)
         if not parallel.is_first():
             return final
-        (work / CONFIG).write_text(model.config.to_json() + "\n", encoding="utf-8")
-        (work / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
-        (work / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        if template is not None:
-            (work / TEMPLATE).write_text(template, encoding="utf-8")
-        if generation:
-            (work / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+        for name, text in snapshot.texts.items():
+            (work / name).write_text(text, encoding="utf-8")
         manifest.write(work)
         for file in work.iterdir():
             flush(file)

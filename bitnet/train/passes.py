@@ -1,0 +1,64 @@
+"""Forward and backward pass of a batch, and the terms of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bitnet.data import dataset
+from bitnet.data.preferences import Preferences
+from bitnet.model import compiler, parallel
+from bitnet.train import objectives, preferences, telemetry
+from bitnet.train.run import Run
+
+
+def passes(
+    run: Run, batch: Sequence[Tensor], counted: float | Tensor, amount: float | Tensor, weights: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """Forward and backward pass. Returns the terms of the loss, nats per token that counts."""
+    # With --recompute the backward pass quantizes, too.
+    with run.model.partly_quantized(amount, vision=run.state["phased"]):  # else it is quantized already
+        with autocast(run):
+            terms = {name: term / counted for name, term in loss_terms(run, *batch).items()}
+        learns = {**weights, "draft": 1.0}  # beside the loss: it moves nothing but itself
+        loss = torch.stack([learns[name] * term for name, term in terms.items()]).sum()
+        (loss * parallel.size()).backward()  # gradients are averaged over the processes, their sum is wanted
+    return {name: term.detach() for name, term in terms.items()}
+
+
+def look(run: Run, probe: telemetry.Probe, batch: Sequence[Tensor], amount: float) -> None:
+    """Let `probe` see a batch in a forward pass of its own, so that the one that learns runs compiled, or replayed."""
+    inputs, _, *told = batch
+    quantized = run.model.partly_quantized(amount, vision=run.state["phased"])
+    with torch.no_grad(), compiler.eagerly(), run.model.evaluating(), probe.looking(), quantized, autocast(run):
+        run.model(inputs, *told)
+
+
+def autocast(run: Run) -> torch.autocast:
+    return torch.autocast(run.model.device.type, torch.bfloat16, enabled=run.settings.precision == "bf16")
+
+
+def loss_terms(run: Run, inputs: Tensor, targets: Tensor, *told: Tensor) -> dict[str, Tensor]:
+    """Sums over the targets that count: cross-entropy in nats, with a teacher what is learnt from it, of experts
+    their balance, of a draft its loss. told: what the model is told of the inputs: documents, prefixes, images."""
+    if run.settings.draft_only:
+        return {"draft": run.forward(inputs, *told, targets_BT=targets)}
+    if run.settings.preference:
+        known = cast(Preferences, run.batches.tokens).reference
+        terms = preferences.terms(run.forward, known, run.settings.beta, inputs, targets, *told)
+    elif run.model.config.has_head and not run.distillation:
+        terms = {"cross_entropy": run.forward(inputs, *told, targets_BT=targets)}
+    else:
+        output = run.forward(inputs, *told)
+        terms = {"cross_entropy": objectives.term(run.settings, run.model, output, targets)}
+    if run.distillation:
+        terms |= run.distillation.terms(output, targets, inputs, *told)
+    if run.model.config.n_experts:
+        count = preferences.counted(told[0]) if run.settings.preference else (targets != dataset.IGNORED).sum()
+        terms["balance"] = count * run.model.balance
+    if run.model.drafted:
+        terms["draft"] = run.model.drafted.loss
+    return terms
