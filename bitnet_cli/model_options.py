@@ -15,8 +15,8 @@ from bitnet_cli.arguments import at_least
 from bitnet_cli.notes import fitting
 from bitnet_runtime.defaults import FIELDS, help_of, is_whole, resolve
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.formats import KINDS
+from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import say
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from bitnet_runtime import (
     TokenizerError,
     available_isas,
 )
-from bitnet_runtime.facts import KV_TYPES
+from bitnet_runtime.shape import KV_TYPES
 from runtime_models import SMALL, byte_tokenizer, small_model
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet_runtime.facts import KV_TYPES
+from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.terminal import escape, say, show
 
 if TYPE_CHECKING:

@@ -38,13 +38,13 @@ from bitnet_runtime.errors import (
     ToolCallError,
     UnsupportedModelError,
 )
-from bitnet_runtime.facts import ModelInfo
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.machine import available_isas, default_threads, version
 from bitnet_runtime.model import Model
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Piece, Result, Timings, Usage
 from bitnet_runtime.session import Session
+from bitnet_runtime.shape import ModelInfo
 from bitnet_runtime.tools import ToolCall
 from bitnet_runtime.verifying import Verdict
 

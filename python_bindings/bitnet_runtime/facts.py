@@ -1,83 +1,37 @@
-"""What an open model says of itself, and what its file carries beside the weights."""
+"""What the file of an open model carries beside the weights: defaults, tokenizer, template."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bitnet_runtime._native import ffi, lib
-from bitnet_runtime.defaults import Sampling, model_defaults, whole
-from bitnet_runtime.errors import (
-    InvalidParameterError,
-    ModelFormatError,
-    TemplateError,
-    TokenizerError,
-    UnsupportedModelError,
-    check,
-    shown,
-)
+from bitnet_runtime.defaults import Sampling, model_defaults
+from bitnet_runtime.errors import ModelFormatError, TemplateError, TokenizerError, check, shown
 from bitnet_runtime.formats import held_to
 from bitnet_runtime.handles import Handle
-from bitnet_runtime.image_info import ImageInfo, read_image_info
-from bitnet_runtime.model_adapters import ModelAdapters
 from bitnet_runtime.once import once
+from bitnet_runtime.shape import ModelShape
 from bitnet_runtime.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from bitnet_runtime.chat import ChatTemplate
     from bitnet_runtime.guide import Grammars, Guide
 
-KV_TYPES = {ffi.string(lib.bn_kv_name(number)).decode(): number for number in range(lib.BN_KV_TYPES)}
-POOLING = {"last": lib.BN_POOL_LAST, "mean": lib.BN_POOL_MEAN, "first": lib.BN_POOL_FIRST}
-MASKS = {lib.BN_MASK_CAUSAL: "causal", lib.BN_MASK_BIDIRECTIONAL: "bidirectional", lib.BN_MASK_PREFIX: "prefix"}
 SECTIONS = (lib.BN_SECTION_METADATA, lib.BN_SECTION_TOKENIZER, lib.BN_SECTION_TEMPLATE)
 
 
-class ModelInfo(NamedTuple):
-    """Facts on an open model; names and units as in `bn_model_info` of the C header."""
-
-    vocab_size: int
-    dim: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ffn_dim: int
-    max_context: int
-    width: int
-    file_bytes: int
-    ternary_weights: int
-    bytes_per_token: int
-    macs_per_token: int
-    threads: int
-
-
-class ModelFacts(ModelAdapters):
+class ModelFacts(ModelShape):
     """The part of `Model` that computes nothing."""
 
     def _describe(
         self, path: Path, handle: Handle, n_ctx: int | None, kv_type: str, adapters: Mapping[str, Path]
     ) -> None:
         """Read all that does not change."""
-        self._adapters = dict(adapters)
-        self._path, self._kv_type = path, kv_type
-        self._handle: Handle | None = handle  # None when closed
-        struct = ffi.new("bn_model_info *")
-        check(lib.bn_model_get_info(handle.pointer, struct))
-        self._info = ModelInfo(*(int(getattr(struct, name)) for name in ModelInfo._fields))
-        self._has_head, self._has_embedding = bool(struct.has_head), bool(struct.has_embedding)
-        self._has_text, self._has_draft = bool(struct.has_text), bool(struct.has_draft)
-        self._mask, self._window = MASKS[struct.mask], int(struct.sliding_window)
-        self._pooling = next((name for name, number in POOLING.items() if number == struct.pooling), None)
-        self._isa: str = ffi.string(struct.isa).decode()
-        most = self._info.max_context
-        self._n_ctx = most if n_ctx is None else whole("n_ctx", n_ctx, 1, most, ", the model's context")
-        self._kv_bytes_per_token = int(struct.kv_bytes_per_token[KV_TYPES[kv_type]])
-        self._kv_window_bytes_per_token = int(struct.kv_window_bytes_per_token[KV_TYPES[kv_type]])
+        super()._describe(path, handle, n_ctx, kv_type, adapters)
         self._present = {kind: bool(self._section(kind)) for kind in SECTIONS}
         self._metadata = self._json_section(lib.BN_SECTION_METADATA)
         generation = self._metadata.get("generation") or {}
@@ -86,139 +40,6 @@ class ModelFacts(ModelAdapters):
         self._defaults = model_defaults(generation)
         self._end_tokens = frozenset(self._token_ids(generation, "eos_token_ids"))
         self._bos_token = next(iter(self._token_ids(generation, "bos_token_id")), None)
-
-    # ---- the model ----
-
-    @property
-    def path(self) -> Path:
-        """The packed file."""
-        return self._path
-
-    @property
-    def info(self) -> ModelInfo:
-        """Shapes, sizes and costs; units as in `bn_model_info` of the C header."""
-        return self._info
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this."""
-        return self._info.vocab_size
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of context that a new session has room for, unless it asks for less."""
-        return self._n_ctx
-
-    @property
-    def isa(self) -> str:
-        """The instruction set tier in use, such as "avx2"."""
-        return self._isa
-
-    @property
-    def threads(self) -> int:
-        """Threads that compute, the caller's included."""
-        return self._info.threads
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of cache that each token of context adds, however long it is."""
-        return self._kv_bytes_per_token
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of cache that the sessions take now, in blocks of 64 tokens; what forks share counts once."""
-        handle = self._open
-        return int(lib.bn_model_cache_bytes(handle.pointer))
-
-    def kv_bytes(self, n_tokens: int) -> int:
-        """Bytes of cache that a token sees, the last of `n_tokens`: layers with a window no more than that."""
-        return self._kv_bytes_per_token * n_tokens + self._kv_window_bytes_per_token * min(n_tokens, self._window)
-
-    @property
-    def mask(self) -> str:
-        """What a token sees: "causal", itself and what is before it; "bidirectional", all of its text; "prefix",
-        as causal, and all of the prompt."""
-        return self._mask
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether it can guess tokens, so that several are computed together."""
-        return self._has_draft
-
-    @property
-    def has_embedding(self) -> bool:
-        """Whether it takes tokens; else it takes vectors in their place (`Session.append_embeddings`)."""
-        return self._has_embedding
-
-    @property
-    def has_head(self) -> bool:
-        """Whether it gives logits, and so text; else it embeds."""
-        return self._has_head
-
-    @property
-    def has_text(self) -> bool:
-        """Whether it takes texts, tokens or vectors; else it only sees images, see `image`."""
-        return self._has_text
-
-    @property
-    def pooling(self) -> str | None:
-        """How the file wants states of tokens made one vector; None: it does not say."""
-        return self._pooling
-
-    def require_text(self) -> None:
-        """Raises UnsupportedModelError if the model only sees images."""
-        if not self.has_text:
-            raise UnsupportedModelError(
-                f"{self.path.name} sees images and takes no text: see Model.encode_image and embed_images"
-            )
-
-    def require_head(self) -> None:
-        """Raises UnsupportedModelError if the model has no logits."""
-        self.require_text()
-        if not self.has_head:
-            verbs = ("embed", "similarity") if self.image else ("embed",)
-            raise UnsupportedModelError(
-                f"{self.path.name} has no head, so it gives no logits and no text: it turns a text into a vector, "
-                "see " + " and ".join(f"Model.{verb} (`bitnet {verb}`)" for verb in verbs)
-            )
-
-    def require_images(self) -> ImageInfo:
-        """Raises UnsupportedModelError if the model sees no images."""
-        if self.image is None:
-            raise UnsupportedModelError(f"{self.path.name} sees no images, it takes text alone")
-        return self.image
-
-    def require_embedding(self) -> None:
-        """Raises UnsupportedModelError if the model has no table of tokens."""
-        self.require_text()
-        if not self.has_embedding:
-            raise UnsupportedModelError(
-                f"{self.path.name} has no embedding of tokens: it takes vectors, see Session.append_embeddings"
-            )
-
-    def require_next_token(self) -> None:
-        """Raises UnsupportedModelError if a text has no next token: without a head, or where tokens see all."""
-        self.require_head()
-        if self.mask == "bidirectional":
-            raise UnsupportedModelError(
-                f"{self.path.name} is bidirectional: its tokens see those that follow, so none can be generated or "
-                "scored; use embed, or Session.append for the logits of a whole text"
-            )
-
-    @once
-    def image(self) -> ImageInfo | None:
-        """How the model sees: sizes, tokens, what it can do; None when it sees no images."""
-        return read_image_info(self._open)
-
-    @once
-    def digest(self) -> str:
-        """SHA-256 of the packed file, as it was opened."""
-        data, size = ffi.new("const uint8_t **"), ffi.new("size_t *")
-        handle = self._open
-        check(lib.bn_model_get_file(handle.pointer, data, size))
-        return hashlib.sha256(ffi.buffer(data[0], size[0])).hexdigest()
-
-    # ---- what the file says of text ----
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -261,26 +82,6 @@ class ModelFacts(ModelAdapters):
         return self._present[lib.BN_SECTION_TEMPLATE]
 
     # ---- for the rest of the package ----
-
-    def _pooling_number(self, pooling: str | None) -> int:
-        """`bn_pooling` of a name; None: the model's own, which then must exist."""
-        name = self.pooling if pooling is None else pooling
-        if not isinstance(name, str) or name not in POOLING:
-            found = "pooling is not given, and the model names none" if name is None else f"pooling is {shown(name)}"
-            raise InvalidParameterError(f"{found}; expected one of {', '.join(POOLING)}", "pooling")
-        return int(POOLING[name])
-
-    def _session_options(
-        self,
-        n_ctx: int | None = None,
-        kv_type: str | None = None,
-        adapter: str | None = None,
-        draft: bool = True,
-    ) -> Any:
-        """`bn_session_options *` of a session with room for `n_ctx` tokens; None: the model's own number, and type."""
-        room = self.n_ctx if n_ctx is None else whole("n_ctx", n_ctx, 1, self.info.max_context, ", the model's context")
-        fields = {"n_ctx": room, "kv_type": KV_TYPES[kv_type or self._kv_type], "no_draft": not draft}
-        return ffi.new("bn_session_options *", fields | {"adapter": self.adapter_number(adapter)})
 
     def _section(self, kind: int) -> bytes:
         """A copy of an opaque section; empty when the file has none."""

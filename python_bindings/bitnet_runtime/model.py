@@ -12,7 +12,6 @@ from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
 from bitnet_runtime.embedding import embed
 from bitnet_runtime.errors import InvalidParameterError, check, check_open, shown
-from bitnet_runtime.facts import KV_TYPES
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
@@ -23,6 +22,7 @@ from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Result
 from bitnet_runtime.session import Session
 from bitnet_runtime.session_state import all_sessions
+from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.together import generate_batch
 from bitnet_runtime.verifying import Verdict, verify
 

@@ -7,11 +7,12 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from bitnet_runtime.errors import BitnetError, InvalidParameterError, ReceiptError, shown
-from bitnet_runtime.facts import KV_TYPES, ModelFacts
+from bitnet_runtime.facts import ModelFacts
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.ids import token_ids
 from bitnet_runtime.receipt import Receipt, written
 from bitnet_runtime.session import Session
+from bitnet_runtime.shape import KV_TYPES
 
 TOGETHER = 64  # tokens of a draft
 
