@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Several processes test at a time: one thread of torch each. The models are too small for more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Neither the clock nor luck decides: a slow machine is not wrong, and what fails once fails always.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 # A shell without job control starts background jobs with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bitnet.config import ModelConfig
@@ -21,6 +22,7 @@ from bitnet.presets import PRESETS
 from bitnet_export import Encoded, random_model, write_packed
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary
+from bitnet_runtime import Session
 from bitnet_runtime.text import byte_level_alphabet
 
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
@@ -32,6 +34,20 @@ TEMPLATE = (
 SMALL = ModelConfig(
     vocab_size=512, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, max_context=256,
 )  # fmt: skip
+
+
+def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each step of a session with guesses gives, from now on."""
+    found: list[int] = []
+    advance = Session.advance
+
+    def counted(*args: Any) -> list[int]:
+        tokens = advance(*args)
+        found.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Session, "advance", counted)
+    return found
 
 
 def byte_tokenizer(pieces: Sequence[bytes] = ()) -> Tokenizer:

@@ -33,11 +33,11 @@ def served(*paths: Path, threads: int = 1, adapters: Sequence[Path] = (), **opti
         yield serving
     finally:
         serving.stop()
-        running.join(20)
+        running.join(60)
         assert not running.is_alive()
 
 
-def wait(done: Callable[[], bool], seconds: float = 10) -> None:
+def wait(done: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, f"waited {seconds} s"

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
 from bitnet.quant import embedding_rows
-from bitnet.train.checkpoint import Checkpoint
-from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.packed.random_model import random_model
-from bitnet_runtime import Model, Session
+from bitnet_runtime import Model
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.sampler import Sampler
+from drawn_models import made
+from runtime_models import counted_steps
 
 SMALL = ModelConfig(vocab_size=61, dim=36, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=10, ffn_dim=50, max_context=64)
 KINDS: dict[str, dict[str, Any]] = {
@@ -36,24 +35,12 @@ GREEDY = Sampler(resolve({"temperature": 0}), SMALL.vocab_size)
 
 
 def packed(changes: dict[str, Any], floats: bool, folder: Path) -> tuple[Transformer, Path]:
-    """Drawn so that no gain is 1 and no bias 0."""
     config = SMALL.replace(**changes).with_draft()
     if floats:
         assert config.draft
         plain: dict[str, Any] = {"ternary": (), "head_format": "f32"}
         config = config.replace(**plain, draft=config.draft.replace(**plain))
-    torch.manual_seed(3)
-    model = Transformer(config).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, std=0.2)
-        else:
-            torch.nn.init.uniform_(parameter, *((-0.3, 0.3) if name.endswith("bias") else (0.5, 1.5)))
-    (folder / "c").mkdir()
-    save_file(model.state_dict(), folder / "c" / "model.safetensors")
-    (folder / "c" / "config.json").write_text(config.to_json())
-    pack_checkpoint(Checkpoint.open(folder / "c"), folder / "m.bitnet")
-    return model, folder / "m.bitnet"
+    return made(config, folder)
 
 
 def of_torch(model: Transformer, texts: list[list[int]], dtype: torch.dtype) -> NDArray[np.float64]:
@@ -123,15 +110,7 @@ def test_guesses_that_are_right_save_steps(tmp_path: Path, monkeypatch: pytest.M
     """Of a text that noise decides, which a guess and a token meet alike. Before it knows how long steps take, a
     model makes all guesses."""
     random_model(SMALL.with_draft(), tmp_path / "m.bitnet")
-    steps: list[int] = []
-    advance = Session.advance
-
-    def counted(*args: Any) -> list[int]:
-        tokens = advance(*args)
-        steps.append(len(tokens))
-        return tokens
-
-    monkeypatch.setattr(Session, "advance", counted)
+    steps = counted_steps(monkeypatch)
     with Model.load(tmp_path / "m.bitnet", threads=1) as model:
         model.generate([1, 2, 3], max_tokens=20, seed=1, temperature=1e6, top_k=0, top_p=1.0, min_p=0)
     assert steps[0] == 8

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
@@ -20,6 +19,7 @@ from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import Model, available_isas
+from drawn_models import drawn, made
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
@@ -74,28 +74,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def checkpoint_of(config: ModelConfig, folder: Path) -> Transformer:
-    """Drawn so that everything matters: no gain is 1, no bias 0."""
-    torch.manual_seed(3)
-    model = Transformer(config).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, std=0.2)
-        else:
-            low, high = (-0.3, 0.3) if name.endswith("bias") else (0.5, 1.5)
-            torch.nn.init.uniform_(parameter, low, high)
-    folder.mkdir()
-    save_file(model.state_dict(), folder / "model.safetensors")
-    (folder / "config.json").write_text(config.to_json())
-    return model
-
-
-def packed(changes: dict[str, Any], folder: Path) -> tuple[Transformer, Path]:
-    model = checkpoint_of(BASE.replace(**changes), folder / "c")
-    pack_checkpoint(Checkpoint.open(folder / "c"), folder / "m.bitnet")
-    return model, folder / "m.bitnet"
-
-
 def texts(n: int, length: int) -> list[list[int]]:
     tokens: list[list[int]] = np.random.default_rng(1).integers(0, BASE.vocab_size, (n, length)).tolist()
     return tokens
@@ -119,7 +97,7 @@ def of_torch(model: Transformer, rows: list[list[int]], dtype: torch.dtype = tor
 
 @pytest.mark.parametrize("changes", [*FIELDS.values(), *FAMILIES.values()], ids=[*FIELDS, *FAMILIES])
 def test_float_models(changes: dict[str, Any], tmp_path: Path) -> None:
-    model, path = packed(changes | FLOAT, tmp_path)
+    model, path = made(BASE.replace(**changes, **FLOAT), tmp_path)
     rows = texts(3, 40)
     expected = of_torch(model, rows, torch.float64)
     # fp32: three layers of sums of 50 terms, each rounded to 6e-8, and the norms of what they add up to.
@@ -129,7 +107,7 @@ def test_float_models(changes: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 def test_ternary_models(changes: dict[str, Any], tmp_path: Path) -> None:
     """Design §10, the noise floor: exact where no activation changed its code, else like fp32 against fp64."""
-    model, path = packed(changes, tmp_path)
+    model, path = made(BASE.replace(**changes), tmp_path)
 
     def log_p(logits: NDArray[np.float64]) -> NDArray[np.float64]:
         scores: NDArray[np.float64] = torch.from_numpy(logits).log_softmax(-1).numpy()
@@ -149,7 +127,7 @@ def test_ternary_models(changes: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 def test_same_bits_on_every_tier(changes: dict[str, Any], kv_type: str, tmp_path: Path) -> None:
     """And for every number of threads, cut and batch."""
-    _, path = packed(changes, tmp_path)
+    _, path = made(BASE.replace(**changes), tmp_path)
     text, batch = texts(1, 60)[0], [row[: 1 + i % 9] for i, row in enumerate(texts(30, 9))]
     logits, vectors = set(), set()
     for isa in available_isas():
@@ -166,7 +144,7 @@ def test_same_bits_on_every_tier(changes: dict[str, Any], kv_type: str, tmp_path
 
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 def test_export_verifies_them(changes: dict[str, Any], tmp_path: Path) -> None:
-    checkpoint_of(BASE.replace(**changes), tmp_path / "c")
+    drawn(BASE.replace(**changes), tmp_path / "c")
     report = export_checkpoint(tmp_path / "c", tmp_path / "m.bitnet", tokens=512)
     assert report.short.median <= 1e-5
 
@@ -175,7 +153,7 @@ def test_export_verifies_them(changes: dict[str, Any], tmp_path: Path) -> None:
 def test_lines_change_no_bit_behind_a_layer_norm(activation: str, tmp_path: Path) -> None:
     """Which makes of the zeros that lines are skipped for something else."""
     changes = {**LAYER_NORM, **BIASES, "activation": activation, "residual_norm": True, "linear_norm": True}
-    _, path = packed(changes, tmp_path)
-    pack_checkpoint(Checkpoint.open(tmp_path / "c"), tmp_path / "lines.bitnet", sparse=True)
+    _, path = made(BASE.replace(**changes), tmp_path)
+    pack_checkpoint(Checkpoint.open(tmp_path / "checkpoint"), tmp_path / "lines.bitnet", sparse=True)
     rows = texts(3, 40)
     assert np.array_equal(of_engine(path, rows), of_engine(tmp_path / "lines.bitnet", rows))

@@ -18,14 +18,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
-from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import random_model
-from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import InvalidParameterError, Model, NumericError, UnsupportedModelError, available_isas, vision
+from drawn_models import made
 from vision_models import CLIP, PALIGEMMA, TOWERS, VISION, prompt
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
@@ -61,24 +59,6 @@ def of_floats(config: ModelConfig) -> ModelConfig:
     """The same without ternary weights."""
     own: dict[str, Any] = {"ternary": (), "head_format": "f32"}
     return config.replace(**own, **({"vision": own} if config.vision else {}))
-
-
-def made(config: ModelConfig, folder: Path) -> tuple[Transformer, Path]:
-    """Drawn so that everything matters: no gain is 1, no bias 0."""
-    torch.manual_seed(3)
-    model = Transformer(config).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, std=0.2)
-        elif not name.startswith("similarity"):
-            low, high = (-0.3, 0.3) if name.endswith("bias") else (0.5, 1.5)
-            torch.nn.init.uniform_(parameter, low, high)
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    save_file(model.state_dict(), checkpoint / "model.safetensors")
-    (checkpoint / "config.json").write_text(config.to_json())
-    pack_checkpoint(Checkpoint.open(checkpoint), folder / "m.bitnet")
-    return model, folder / "m.bitnet"
 
 
 def pictures(n: int, config: ModelConfig, seed: int = 5) -> NDArray[np.float32]:

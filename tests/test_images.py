@@ -370,7 +370,7 @@ SOURCES = [
 ]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(st.data())
 def test_changed_bytes_give_a_picture_or_an_image_error(data: st.DataObject) -> None:
     changed = bytearray(data.draw(st.sampled_from(SOURCES)))

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bitnet.config import ModelConfig
 from bitnet.model.transformer import Transformer
-from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import random_model
-from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_runtime import (
     ContextLengthError,
     InvalidParameterError,
@@ -29,7 +26,7 @@ from bitnet_runtime import (
 )
 from bitnet_runtime.answer import Lookup
 from bitnet_runtime.embedding import MOST_TOKENS
-from runtime_models import byte_tokenizer
+from drawn_models import made
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
@@ -49,23 +46,6 @@ KINDS = {"plain": PLAIN, "local": LOCAL, "mixed": MIXED, "bert": BERT, "experts"
 MASKS = ("causal", "bidirectional", "prefix")
 
 
-def made(config: ModelConfig, folder: Path) -> tuple[Transformer, Path]:
-    """A seeded model with uneven gains, and its packed file with a byte tokenizer."""
-    torch.manual_seed(3)
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.uniform_(0.5, 1.5)
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    save_file(model.state_dict(), checkpoint / "model.safetensors")
-    (checkpoint / "config.json").write_text(config.to_json())
-    (checkpoint / "tokenizer.json").write_text(byte_tokenizer().to_str())
-    pack_checkpoint(Checkpoint.open(checkpoint), folder / "m.bitnet")
-    return model, folder / "m.bitnet"
-
-
 Pair = tuple[Transformer, Path]
 
 
@@ -77,7 +57,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pair
     def pair(kind: str, mask: str) -> Pair:
         if (kind, mask) not in found:
             config = KINDS[kind].replace(mask=mask)
-            found[kind, mask] = made(config, tmp_path_factory.mktemp(f"{kind}-{mask}"))
+            found[kind, mask] = made(config, tmp_path_factory.mktemp(f"{kind}-{mask}"), std=0, words=True)
         return found[kind, mask]
 
     return pair
@@ -347,7 +327,7 @@ def test_refusals_of_mixed_prefixes(pairs: Callable[[str, str], Pair]) -> None:
 
 def test_models_of_vectors(tmp_path: Path) -> None:
     config = PLAIN.replace(input="embeddings", tie_embeddings=False, mask="causal")
-    model, path = made(config, tmp_path)
+    model, path = made(config, tmp_path, std=0, words=True)
     vectors = torch.randn(6, 40, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         expected = model(vectors[None])[0].log_softmax(-1).numpy()

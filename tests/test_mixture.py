@@ -71,7 +71,7 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- shares ----
 
 
-@examples(max_examples=200, deadline=None)
+@examples(max_examples=200)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6).filter(any), st.integers(0, 400))
 def test_counts_are_those_of_dealing_one_after_another(units: list[int], n: int) -> None:
     found = [0] * len(units)

@@ -251,7 +251,7 @@ def test_quantizing_twice_keeps_codes_and_shrinks_the_scale() -> None:
     assert shrunk.item() == pytest.approx(gamma.item() * codes.abs().float().mean().item(), rel=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=1, max_size=40),
     st.sampled_from([quant.activation_codes, quant.row_codes]),

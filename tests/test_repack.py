@@ -69,7 +69,7 @@ def test_logits_are_the_same_bits_in_both_encodings_on_every_tier(two_bits: Path
     assert len(logits) == 1
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     heads=st.integers(1, 5),
     ffn_dim=st.integers(1, 160),

@@ -420,7 +420,7 @@ STARTS = {
 
 
 @given(st.sampled_from(sorted(STARTS)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_fields_say_is_answered_or_refused(serving: Serving, path: str, more: dict[str, Any]) -> None:
     status, answer = post(serving, path, STARTS[path] | more)
     assert status in (200, 400, 404), answer

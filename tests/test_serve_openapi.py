@@ -93,7 +93,7 @@ def test_values_out_of_its_ranges_are_refused(serving: Serving, paths: dict[str,
 
 
 @pytest.mark.parametrize("path", WORKS)
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_comes_is_answered_or_refused(serving: Serving, paths: dict[str, Any], path: str, data: Any) -> None:
     schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]

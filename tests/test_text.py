@@ -49,13 +49,13 @@ def joined(tokenizer: Tokenizer, tokens: list[int], prompt: list[int] | None = N
     return "".join(map(out.push, tokens)) + out.flush()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1), max_size=30))
 def test_byte_level_pieces_join_to_the_text_of_the_library(tokens: list[int]) -> None:
     assert joined(OURS, tokens) == BYTE_LEVEL.decode(tokens)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=40))
 def test_any_text_survives_the_way_through_single_tokens(text: str) -> None:
     for tokenizer in (OURS, SENTENCEPIECE):

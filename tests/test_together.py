@@ -10,8 +10,7 @@ import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
 from bitnet_runtime.answer import Lookup
-from bitnet_runtime.session import Session
-from runtime_models import scripted_model, small_model
+from runtime_models import counted_steps, scripted_model, small_model
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 # A random model does not repeat itself; of three tokens it has to, and guesses come true.
@@ -35,15 +34,7 @@ def test_a_draft_changes_nothing(model: Model, sampling: dict[str, Any], draft: 
 
 
 def test_right_guesses_save_steps(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
-    advance = Session.advance
-
-    def counted(*args: Any) -> list[int]:
-        tokens = advance(*args)
-        lengths.append(len(tokens))
-        return tokens
-
-    monkeypatch.setattr(Session, "advance", counted)
+    lengths = counted_steps(monkeypatch)
     result = model.generate([1, 2, 3], max_tokens=200, draft=8, **GREEDY, **FEW)
     assert sum(lengths) >= len(result.tokens) - 1
     assert max(lengths) > 1  # or the test of equality above shows nothing

@@ -104,7 +104,7 @@ def test_a_folder_gives_the_tokens_of_transformers(published: tuple[str, Path]) 
     assert ("bos_token_id" in generation) == (kind == "llama-bpe")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=60), st.sampled_from(["llama-bpe", "qwen2", "falcon"]))
 def test_any_text_through_gguf_and_back(text: str, kind: str) -> None:
     ours = runtime(*of_gguf(as_gguf(kind))[::2])

@@ -80,7 +80,7 @@ def test_what_is_said_and_what_is_called(kind: str, text: str, said: str, calls:
         assert read(TEMPLATES[kind], text, step) == (said, calls), step
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([CALL, SECOND, LIST, "<tool_call>", "</tool_call>", "{", '"', "x", " ", "\n", "}", ","])),
     st.lists(st.integers(1, 40), min_size=1),
