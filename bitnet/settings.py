@@ -155,7 +155,9 @@ class Settings:
     keep_best: bool = option(False, "save at each best evaluation, and keep that checkpoint")
     patience: int = option(0, "evaluations in a row without a better one after which the run ends; 0: it does not")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
-    profile: int = option(0, "steps to record with torch.profiler, after the first ten, in trace.json; 0: none")
+    profile: int = option(
+        0, "steps to record with torch.profiler, after the first ten, as a table and in trace.json; 0: none"
+    )
     report_to: str = option("none", "who gets the numbers of log.jsonl, too: tensorboard, wandb or trackio")
 
     def __post_init__(self) -> None:

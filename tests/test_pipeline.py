@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitnet.data import dataset
-from bitnet.train import checkpoint, loop, passes, prepare
+from bitnet.train import checkpoint, loop, passes, prepare, profiling
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.pipeline import Ahead, Made, Work
 from training import TINY, bitnet, bits, losses
@@ -201,9 +202,33 @@ def test_batches_come_in_order_and_are_made_ahead() -> None:
     assert made[:5] == [3, 4, 5, 6, 9] and not threads()
 
 
+def test_the_table_of_a_profile() -> None:
+    def operation(key: str, us: float, count: int, device: str = "CPU", there: float = 0.0) -> Any:
+        kind = SimpleNamespace(name=device)
+        times = {"self_cpu_time_total": us, "self_device_time_total": there}
+        return SimpleNamespace(key=key, count=count, device_type=kind, **times)
+
+    made = [
+        operation("aten::mm", 6000, 8),
+        operation("ProfilerStep#11", 1000, 1),
+        operation("ProfilerStep#12", 1000, 1),
+    ]
+    _, first, second = (line.split(maxsplit=3) for line in profiling.table(made, 2).splitlines())
+    assert first == ["3.00", "75.0%", "4", "aten::mm"]
+    assert second == ["1.00", "25.0%", "1", "Python, between operations"]
+    on_gpu = [
+        operation("aten::mm", 10, 8, there=500),
+        operation("gemm", 0, 8, "CUDA", 500),
+        operation("aten::add", 90, 1),
+    ]
+    assert profiling.table(on_gpu, 1).splitlines()[1].split()[:2] == ["0.50", "100.0%"]
+
+
 def test_a_few_steps_are_profiled(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--profile", "2", "--data", sentences, "--out", tmp_path / "run"]
     assert bitnet("train", *TINY, *argv) == 0
+    shown = (tmp_path / "run" / "profile.txt").read_text().splitlines()
+    assert shown[0].split() == ["ms", "a", "step", "share", "calls", "operation"] and len(shown) == 16
     events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
     assert names.count("aten::embedding") in (2, 3)  # an evaluation is not among them

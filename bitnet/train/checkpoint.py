@@ -39,7 +39,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import tokenizer
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
-from bitnet.train import manifest, optimizers
+from bitnet.train import manifest, optimizers, runlog
 from bitnet_runtime import terminal
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -125,6 +125,13 @@ class Checkpoint:
     def state_if_any(self) -> dict[str, Any]:
         """`state`; empty where there is none, as in a checkpoint from elsewhere."""
         return self.state if (self.folder / STATE).is_file() else {}
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The newest evaluation that the log of its run has of this step; empty where there is none."""
+        log, step = self.folder.resolve().parent / "log.jsonl", self.state_if_any.get("step")
+        found = [record for record in runlog.read(log) if record["step"] == step and "validation" in record]
+        return dict(found[-1]["validation"]) if found and isinstance(found[-1]["validation"], dict) else {}
 
     @property
     def has_tokenizer(self) -> bool:

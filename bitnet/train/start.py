@@ -27,7 +27,7 @@ from bitnet.train.resolve import Given, asks, named, resolve, run_folder
 from bitnet.train.run import Run
 
 WRITTEN = (
-    r"\..*|lock|log\.jsonl|log\.partial|loss\.png|trace\.json|tensorboard|wandb|(report|attention)\.html|step-.*"
+    r"\..*|lock|log\.jsonl|log\.partial|loss\.png|trace\.json|profile\.txt|tensorboard|wandb|(report|attention)\.html|step-.*"
     r"|(train|validation)-\w+\.(bin|pixels|owners|reference|partial)"
 )
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""

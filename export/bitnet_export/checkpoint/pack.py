@@ -170,8 +170,37 @@ def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:
     now = (
         datetime.datetime.fromtimestamp(int(seconds), datetime.UTC) if seconds else datetime.datetime.now(datetime.UTC)
     )
-    known = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
+    known: dict[str, Any] = {key: state[key] for key in ("step", "tokens") if isinstance(state.get(key), int)}
+    if isinstance(state.get("settings"), dict):
+        known["training"] = _training(state["settings"])
+    if measured := checkpoint.measured:
+        known["validation"] = {name: value for name, value in measured.items() if isinstance(value, int | float)}
     return {"source": checkpoint.folder.name, **known, "tool": _version(), "date": now.strftime("%Y-%m-%d")}
+
+
+_TOLD = (
+    "objective", "optimizer", "lr", "schedule", "warmup", "warmdown", "weight_decay", "quantize_warmup", "precision",
+    "seed", "distill", "beta", "lora",
+)  # fmt: skip
+_NAMED = ("data", "mixture", "chat", "preference", "source", "teacher")
+
+
+def _training(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a run says of itself: options, and the names of what it learnt from, without folders of this machine."""
+    told = {name: settings[name] for name in _TOLD if isinstance(settings.get(name), str | int | float)}
+    for name in _NAMED:
+        value = settings.get(name)
+        paths = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        if names := [_name_of(str(path)) for path in paths if path]:
+            told[name] = names
+    return told
+
+
+def _name_of(path: str) -> str:
+    """That of a file or folder; of a data set on the hub the whole."""
+    kind, colon, name = path.partition(":")
+    on_hub = colon and kind.startswith("hf") and not Path(name).is_absolute()
+    return path if on_hub else Path(path).name
 
 
 def _version() -> str:

@@ -2,6 +2,7 @@
 
     config.json, generation_config.json, model.safetensors
     tokenizer.json, tokenizer_config.json, chat_template.jinja    when the packed file has them
+    README.md                                                     a card of the model
 
 Every ternary projection becomes an `AutoBitLinear` in mode offline: y = (Σ x_q·W + b)·weight_scale.
 It multiplies by the scale, so that γ is stored as it is; the older `BitLinear` divides by it, and for
@@ -43,6 +44,7 @@ from bitnet_export.packed.reader import PackedFile
 from bitnet_export.packed.records import ROLE, ROLES, WHOLE, Record, Spec
 
 from .architectures import Architecture, architecture_of, describe, head_is_quantized, quantizes
+from .card import write_card
 from .image_architectures import (
     architecture_of_images,
     describe_images,
@@ -102,6 +104,7 @@ def write_folder(
             write_json(folder / "preprocessor_config.json", preprocessor(file.configs[-1], generation))
         elif not config.has_head and config.pooling != "none":
             write_pooling(folder, config)
+        write_card(folder, file, out.resolve().name)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     notes = [
         'for the same numbers load it with dtype float32, and run the engine with --kv-type f32 (kv_type="f32"): '
