@@ -86,7 +86,7 @@ def test_questions_of_several_pictures_and_of_none(tmp_path: Path) -> None:
     [
         ([1], 'line 2: is no object; expected "image" and "caption", or "image", "prefix" and "suffix"'),
         ({}, "line 2: has nothing; expected"),
-        ({"image": "0.png"}, "line 2: has 'image'; expected"),
+        ({"image": "0.png"}, "line 2: has 'image' and no text to learn; expected"),
         ({"image": "0.png", "caption": "x", "suffix": "y"}, "line 2: has 'image', 'caption', 'suffix'; expected"),
         ({"image": "0.png", "caption": "x", "prefix": "y"}, "a caption is of one image that nothing is asked of"),
         ({"images": ["0.png", "0.png"], "caption": "x"}, "a caption is of one image"),
@@ -126,7 +126,7 @@ def _json(record: Any) -> bytes:
     [
         (b"image,caption\n0.png\n", "a.csv, line 2: expected 2 cells"),
         (b"image,caption\n0.png,x,y\n", "a.csv, line 2: expected 2 cells"),
-        (b"image,title\n0.png,x\n", "a.csv, line 2: has 'image', 'title'; expected"),
+        (b"image,title\n0.png,x\n", "a.csv, line 2: has 'image', 'title' and no text to learn; expected"),
         (b'image,caption\n0.png,"x\n', "a.csv is no table of comma-separated values: unexpected end of data"),
         (b"image,caption\n0.png,\xff\n", "a.csv is not UTF-8"),
         (b"", "the data holds no record"),
@@ -164,6 +164,25 @@ def test_a_damaged_picture_is_named_with_its_record(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl, line 1: .*0\.png"):
         kept(file, tmp_path / "run")
     assert not [path for path in (tmp_path / "run").iterdir() if path.suffix in (".partial", ".pixels")]
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    """Or ten of it, where more is."""
+    list(halves(tmp_path, 20))
+    rows = [{"image": f"{i}.png", "caption": "x"} for i in range(20)]
+    few = lines(tmp_path, "few.jsonl", [*rows, {"image": "none.png", "caption": "x"}, {"image": "0.png"}])
+    with pytest.raises(DataError, match=r"^2 of 22 records .*few\.jsonl, line 21: there .*, line 22: .* or take them"):
+        read(few)
+    for i in (3, 5):
+        (tmp_path / f"{i}.png").write_bytes((tmp_path / f"{i}.png").read_bytes()[:-30])
+    with pytest.raises(
+        DataError, match=r"^2 of 20 records cannot be used: .*, line 4: .*3\.png: .*, line 6: .*5\.png: "
+    ):
+        kept(lines(tmp_path, "broken.jsonl", rows), tmp_path / "run")
+    many = lines(tmp_path, "many.jsonl", [*rows[:3], *[{"image": f"no-{i}.png", "caption": "x"} for i in range(20)]])
+    with pytest.raises(DataError, match=r"^10 of 13 records cannot be used") as error:
+        read(many)
+    assert str(error.value).count("there is no file") == 10
 
 
 # ---- two sides ----

@@ -35,6 +35,27 @@ class Record(NamedTuple):
     where: str  # file and line, for messages
 
 
+class Problems(list[str]):
+    """What is wrong with records: all of it in one error, or what was found until there were MOST."""
+
+    MOST = 10
+
+    def add(self, error: Exception, of: int) -> None:
+        """of: so many records were read."""
+        self.append(str(error))
+        if len(self) == self.MOST:
+            self.refuse(of)
+
+    def refuse(self, of: int) -> None:
+        """Raises DataError, if there are any."""
+        if len(self) == 1:
+            raise DataError(self[0])
+        if self:
+            raise DataError(
+                f"{len(self)} of {of:,} records cannot be used: {'; '.join(self)}. Repair them or take them out"
+            )
+
+
 def read(sources: Sequence[str]) -> Iterator[Record]:
     """The records of files and folders. Raises DataError naming file and line."""
     if not sources:
@@ -53,15 +74,22 @@ def read(sources: Sequence[str]) -> Iterator[Record]:
 
 
 def _files(files: Iterable[Path]) -> Iterator[Record]:
+    problems, n = Problems(), 0
     for file in files:
         try:
-            lines = _rows(file) if file.suffix == ".csv" else _objects(file)
-            for number, values in lines:
-                yield _record(values, file.parent, f"{file}, line {number}")
+            for number, values in _rows(file) if file.suffix == ".csv" else _objects(file):
+                n += 1
+                try:
+                    record = _record(values, file.parent, f"{file}, line {number}")
+                except DataError as error:
+                    problems.add(error, n)
+                else:
+                    yield record
         except UnicodeDecodeError:
             raise DataError(f"{file} is not UTF-8") from None
         except csv.Error as error:
             raise DataError(f"{file} is no table of comma-separated values: {error}") from None
+    problems.refuse(n)
 
 
 def _objects(file: Path) -> Iterator[tuple[int, Any]]:
@@ -109,6 +137,8 @@ def _record(values: Any, folder: Path, where: str) -> Record:
     said = values if isinstance(values, dict) else {}
     answers, questions = ([name for name in names if name in said] for names in (ANSWERS, QUESTIONS))
     paths = said.get("images", [said["image"]] if "image" in said else [])
+    if isinstance(values, dict) and not answers and values:
+        raise DataError(f"{where}: {_found(values)} and no text to learn; {EXPECTED}")
     if len(answers) != 1 or len(questions) > 1 or ("image" in said and "images" in said):
         raise DataError(f"{where}: {_found(values)}; {EXPECTED}")
     if answers[0] in ("caption", "text") and (questions or len(paths) != 1):

@@ -25,7 +25,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import dataset
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import Tokens
-from bitnet.data.picture_files import Record
+from bitnet.data.picture_files import Problems, Record
 from bitnet.process import flush, sha256
 from bitnet_runtime import images
 
@@ -195,14 +195,19 @@ def _decode(side: Side, processor: images.Processor, file: Path) -> None:
     """Each picture once, however many records have it."""
     number_of: dict[bytes, int] = {}
     owners: list[tuple[int, int]] = []
+    problems = Problems()
     partial = file.with_suffix(".partial")
     try:
         with partial.open("wb") as out:
             for number, (record, digests) in enumerate(zip(side.records, side.images, strict=True)):
                 for path, digest in zip(record.images, digests, strict=True):
                     if digest not in number_of:
-                        out.write(decoded(path, processor, record.where).tobytes())
+                        try:
+                            out.write(decoded(path, processor, record.where).tobytes())
+                        except DataError as error:
+                            problems.add(error, number + 1)
                     owners.append((number, number_of.setdefault(digest, len(number_of))))
+            problems.refuse(len(side.records))
             out.flush()
             os.fsync(out.fileno())
         np.array(owners, np.int32).tofile(file.with_suffix(".owners"))
