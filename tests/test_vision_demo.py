@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import bitnet_cli
 from bitnet.data import drawn
@@ -110,3 +112,32 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row: dict[str, Any] = {"variant": "full"} | {name: {"mean": 0.5} for name in ("recall", "recall_back", "accuracy")}
     demo.RECORDED.write_text(json.dumps({"rows": [{"variant": "ternary"}, row]}))
     assert str(demo.figures(matched, asked)[2]) == "62.5% of 8 (full precision: 50.0%)"
+
+
+def test_c_answers_and_compares_as_python_does(made: Path, tmp_path: Path) -> None:
+    """The example of the manual, with a portable build of the engine."""
+    runtime, program = ROOT / "runtime_c", tmp_path / "image"
+    sources = [runtime / "examples" / "image.c", *runtime.glob("src/**/*.c")]
+    flags = ["-O1", "-ffp-contract=off", f"-I{runtime / 'include'}", f"-I{runtime / 'src'}", "-lm", "-lpthread"]
+    subprocess.run([os.environ.get("CC", "cc"), *sources, *flags, "-o", program], check=True)
+
+    def said(model: Path, record: dict[str, str], count: int, ids: list[int]) -> list[str]:
+        Image.open(made / "unseen" / record["image"]).save(tmp_path / "seen.ppm")
+        words = [str(word) for word in (program, model, tmp_path / "seen.ppm", count, *ids)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+    records = demo.records(made / "unseen" / "questions.jsonl")[:3]
+    with demo.Model.load(made / "paligemma.bitnet") as model:
+        for record in records:
+            seen = made / "unseen" / record["image"]
+            answer = model.generate(record["prefix"], images=[seen], max_tokens=9, temperature=0).tokens
+            ids = model.tokenize(record["prefix"] + "\n")  # the example knows no end token
+            assert said(made / "paligemma.bitnet", record, len(answer), ids) == [str(token) for token in answer]
+    with demo.Model.load(made / "siglip.bitnet") as model:
+        for record in records:
+            text = model.tokenize(record["prefix"])
+            fits = float(model.similarity(made / "unseen" / record["image"], [text])[0, 0])
+            (found,) = said(made / "siglip.bitnet", record, 0, text)
+            assert (
+                abs(float(found) - fits) < 1e-4
+            )  # fp32 sums in another order, times the scale; six digits are printed
