@@ -69,8 +69,8 @@ static void ternary_grouped(const bn_grouped *m) {
 }
 
 static void trit_matmul(const bn_matmul *m) {
-    if (m->tokens <= MOST)
-        trit_few(m, sums_dot, MOST);
+    if (m->tokens <= 16)
+        trit_few(m, sums_dot, 8);
     else
         trits_many(m, ternary_matmul);
 }

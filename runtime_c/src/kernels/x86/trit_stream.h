@@ -63,25 +63,39 @@ INLINE void residue_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile,
 #undef PUT
 }
 
-/* The same by codes: more work for each byte, half as much for each token. */
+/* 64 times the code of each byte v, 64·floor(3v / 256): both averages round up, of which the one
+ * that is taken off first makes up. */
+INLINE bytes trit_field(bytes v) {
+    const bytes less = bytes_less(v, bytes_fill(1));
+    const bytes half = bytes_average(less, bytes_fill(0));
+    return bytes_and(bytes_average(less, half), bytes_fill(0xC0));
+}
+
+enum { CODES_MOST = 12 }; /* tokens: their sums, and what they share, in 32 registers */
+#define EACH_CODED(X) EACH_TOKEN(X) X(6) X(7) X(8) X(9) X(10) X(11)
+#define EACH_CODED_AND(X, n) EACH_TOKEN_AND(X, n) X(6, n) X(7, n) X(8, n) X(9, n) X(10, n) X(11, n)
+
+/* The same by codes: more work for each byte, half as much for each token. A token has `parts`
+ * sums, two where there are registers for them. */
 INLINE void code_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t tiles,
-                        const int8_t *q, size_t q_stride, dot_fn *dot, const int T) {
-    sums sum[6][2];
+                        const int8_t *q, size_t q_stride, dot_fn *dot, const int T,
+                        const int parts) {
+    sums sum[CODES_MOST][2];
 #define CLEAR(t) sum[t][0] = sum[t][1] = sums_zero();
-    EACH_TOKEN(CLEAR)
+    EACH_CODED(CLEAR)
 #undef CLEAR
     for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TRIT_TILE_K) {
         prefetch(tile);
-        trits s = trits_load(tile);
+        bytes v = bytes_load(tile);
 #define DOT(t, f)                                                                                  \
     if (t < T)                                                                                     \
-        sum[t][f % 2] = dot(sum[t][f % 2], (bytes)code, bytes_spread(q + t * q_stride + 4 * f));
+        sum[t][f % parts] = dot(sum[t][f % parts], field, bytes_spread(q + t * q_stride + 4 * f));
 #define FIELD(f)                                                                                   \
     {                                                                                              \
-        const octets code = trits_add_codes((octets){0}, s, 1);                                    \
-        EACH_TOKEN_AND(DOT, f)                                                                     \
-    }                                                                                              \
-    s = trits_next(s);
+        const bytes field = trit_field(v);                                                         \
+        EACH_CODED_AND(DOT, f)                                                                     \
+        v = three_times(v);                                                                        \
+    }
         FIELD(0)
         FIELD(1)
         FIELD(2)
@@ -92,8 +106,8 @@ INLINE void code_stream(int32_t *acc, size_t acc_stride, const uint8_t *tile, si
     }
 #define PUT(t)                                                                                     \
     if (t < T)                                                                                     \
-        sums_store(acc + t * acc_stride, sum[t][0] + sum[t][1]);
-    EACH_TOKEN(PUT)
+        sums_store(acc + t * acc_stride, sums_shr(sum[t][0] + sum[t][1], 6));
+    EACH_CODED(PUT)
 #undef PUT
 }
 
@@ -114,15 +128,22 @@ INLINE void trit_few(const bn_matmul *m, dot_fn *dot, const int most) {
 #define CODES(T)                                                                                   \
     case T:                                                                                        \
         if (T <= most)                                                                             \
-            code_stream(acc, m->acc_stride, tile, m->k_tiles, q, m->q_stride, dot, T);             \
+            code_stream(acc, m->acc_stride, tile, m->k_tiles, q, m->q_stride, dot, T,              \
+                        T <= 2 + REGISTERS / 8 ? 2 : 1);                                           \
         break
                 switch (m->tokens * (b + 1) / blocks - t) {
                     RESIDUES(1, 5);
                     RESIDUES(2, 2);
-                    RESIDUES(3, 2);
+                    CODES(3);
                     CODES(4);
                     CODES(5);
                     CODES(6);
+                    CODES(7);
+                    CODES(8);
+                    CODES(9);
+                    CODES(10);
+                    CODES(11);
+                    CODES(12);
                 }
 #undef RESIDUES
 #undef CODES

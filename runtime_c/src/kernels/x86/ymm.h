@@ -29,6 +29,13 @@ INLINE bytes bytes_spread(const int8_t *four) {
 INLINE bytes bytes_and(bytes a, bytes b) {
     return _mm256_and_si256(a, b);
 }
+/* of unsigned bytes: a - b, at least 0; their average, rounded up */
+INLINE bytes bytes_less(bytes a, bytes b) {
+    return _mm256_subs_epu8(a, b);
+}
+INLINE bytes bytes_average(bytes a, bytes b) {
+    return _mm256_avg_epu8(a, b);
+}
 INLINE bytes bytes_xor(bytes a, bytes b) {
     return _mm256_xor_si256(a, b);
 }
