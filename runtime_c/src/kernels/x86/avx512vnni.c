@@ -56,26 +56,28 @@ static bn_matmul matmul_behind(const bn_matmul *m, size_t panels) {
 }
 
 static void ternary_matmul(const bn_matmul *m) {
+    size_t done = 0;
     if (m->tokens == 1) {
         ternary_vector(m);
         return;
     }
-    const bn_matmul rest = matmul_behind(m, panels_tokens(m, NULL, m->panels, sums_dot));
+    if (m->tokens == 2)
+        for (; done + 2 <= m->panels; done += 2)
+            pair_panels(m, done, sums_dot);
+    else
+        done = panels_tokens(m, NULL, m->panels, sums_dot);
+    const bn_matmul rest = matmul_behind(m, done);
     stream_tokens(&rest, sums_dot, MOST);
 }
 
 static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
-    size_t done = 0;
-    if (m->tokens == 1) {
-        ternary_vector(m);
-    } else {
-        done = panels_tokens(m, a, a->n / BN_PANEL, sums_dot);
-        const bn_matmul rest = matmul_behind(m, done);
-        stream_tokens(&rest, sums_dot, MOST);
-    }
+    const size_t done = m->tokens > 2 ? panels_tokens(m, a, a->n / BN_PANEL, sums_dot) : 0;
+    const bn_matmul rest = matmul_behind(m, done);
+    if (rest.panels > 0)
+        ternary_matmul(&rest);
     for (size_t t = 0; t < m->tokens && done * BN_PANEL < a->n; t++) {
-        const bn_scaling rest = scaling_behind(&a[t], done * BN_PANEL);
-        scale_sums(&rest);
+        const bn_scaling behind = scaling_behind(&a[t], done * BN_PANEL);
+        scale_sums(&behind);
     }
 }
 

@@ -11,6 +11,7 @@
 
 #include "integer.h"
 #include "scale.h"
+#include "stream.h"
 
 enum { TOGETHER = 4 }; /* panels */
 #define EACH_PANEL_AND(X, t) X(0, t) X(1, t) X(2, t) X(3, t)
@@ -62,6 +63,43 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
 #undef PUT
 #undef FLOATS
 #undef SUMS
+}
+
+/* Two tokens, two panels: fields are masked, never shifted, as in stream.h, and there are registers
+ * for the sums of each. The next two panels are asked for as they lie in memory (39
+ * GB/s; 34 in the order of their products; from the cache 0.97 of the peak, 0.84 with four
+ * panels). */
+INLINE void pair_panels(const bn_matmul *m, size_t panel, dot_fn *dot) {
+    const uint8_t *tile = m->tiles + panel * m->panel_stride, *next = tile + m->panel_stride;
+    const uint8_t *ahead = next + m->panel_stride;
+    const int8_t *q = m->q;
+    sums sum[2][2][4];
+    UNROLL
+    for (int f = 0; f < 4; f++)
+        sum[0][0][f] = sum[0][1][f] = sum[1][0][f] = sum[1][1][f] = sums_zero();
+    for (size_t k = m->k_tiles; k > 0; k--) {
+        _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+        _mm_prefetch((const char *)ahead + BN_TILE_BYTES, _MM_HINT_T0);
+        const bytes a = bytes_load(tile), b = bytes_load(next);
+        UNROLL
+        for (int f = 0; f < 4; f++) {
+            const bytes field_a = bytes_and(a, bytes_fill(3 << 2 * f));
+            const bytes field_b = bytes_and(b, bytes_fill(3 << 2 * f));
+            const bytes x = bytes_spread(q + 4 * f), y = bytes_spread(q + m->q_stride + 4 * f);
+            sum[0][0][f] = dot(sum[0][0][f], field_a, x);
+            sum[0][1][f] = dot(sum[0][1][f], field_b, x);
+            sum[1][0][f] = dot(sum[1][0][f], field_a, y);
+            sum[1][1][f] = dot(sum[1][1][f], field_b, y);
+        }
+        tile += BN_TILE_BYTES, next += BN_TILE_BYTES, ahead += 2 * BN_TILE_BYTES;
+        q += BN_TERNARY_TILE_K;
+    }
+    UNROLL
+    for (size_t t = 0; t < 2; t++) {
+        int32_t *acc = m->acc + t * m->acc_stride + panel * BN_PANEL;
+        sums_store(acc, ternary_total(sum[t][0]));
+        sums_store(acc + BN_PANEL, ternary_total(sum[t][1]));
+    }
 }
 
 /* At least two tokens, in blocks of even size; of the first `panels`. Returns how many are done:
