@@ -207,6 +207,7 @@ def test_bench_json(models: Path) -> None:
     assert prefill["gmac_s"] == pytest.approx(prefill["tok_s"] * found["model"]["ternary_weights"] / 1e9)
     assert 0 < prefill["int8_peak_share"] < 1
     assert len(decode["runs"]) == len(prefill["runs"]) == 2
+    assert found["rows"]["ratio"][0] == 1 and len(found["rows"]["ms"]) == len(found["rows"]["ratio"]) == 8
     assert (prefill["n"], decode["n"], decode["depth"]) == (64, 32, 16)
     assert found["peak_rss_mb"] < 100
 
@@ -222,6 +223,15 @@ def test_bench_shape_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = bitnet("bench", "--shape", "mini-gpt", "--encoding", "1.6", "--gen", 8, "--repeat", 1)
     assert done.returncode == 0, done.stderr
-    for word in ("limits", "load", "memory", "prefill", "decode", "% of the read bandwidth", "% of the int8 peak"):
+    for word in (
+        "limits",
+        "load",
+        "memory",
+        "prefill",
+        "decode",
+        "% of the read bandwidth",
+        "% of the int8 peak",
+        "8 in",
+    ):
         assert word in done.stdout
     assert list(tmp_path.iterdir()) == []

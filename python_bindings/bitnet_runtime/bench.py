@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_runtime import Model, __version__, machine
+from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
+from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 
 USUAL = 128  # tokens of a prompt, and of what follows it
+MOST_ROWS, PASSES = 8, 8  # of a pass: what guesses and texts that come together cost; passes of so many rows
 
 
 class BenchError(BitnetError, RuntimeError):
@@ -71,6 +74,8 @@ def table(found: dict[str, Any]) -> str:
             f"decode   {decode['n']} tokens at depth {decode['depth']}: {decode['tok_s']:.1f} tok/s, "
             f"{decode['bytes_per_token'] / 1e6:.1f} MB a token{left_out}, {decode['gb_s']:.1f} GB/s, "
             f"{decode['bandwidth_share']:.0%} of the read bandwidth",
+            f"rows     {' '.join(f'{ratio:.2f}' for ratio in found['rows']['ratio'])} times one row, for 1 to "
+            f"{len(found['rows']['ratio'])} in a pass",
         ]
     )
 
@@ -92,7 +97,7 @@ def measure(
         tokens = [draw.randrange(model.vocab_size) for _ in range(needed)]
         if depth:
             session.feed(tokens[:depth], keep_logits=False)
-        prefill, decode, skipped, bandwidth, peak = [], [], [], [], []
+        prefill, decode, skipped, bandwidth, peak, rows = [], [], [], [], [], []
         memory = 0
         for _ in range(repeat):
             session.rewind(depth)
@@ -103,12 +108,14 @@ def measure(
             decode.append(gen / _seconds(lambda: _decode(session, gen)))
             skipped.append((session.skipped_bytes - before) / gen)
             memory = memory or machine.peak_memory()  # before the limits need theirs
+            rows.append(_rows(model, session, depth, tokens[depth], gen))
             bandwidth.append(machine.read_bandwidth(model.threads))
             peak.append(machine.int8_peak(model.isa, model.threads))
         info, session_bytes = model.info, session.nbytes
         left_out = statistics.median(skipped)
         bytes_per_token = info.bytes_per_token + model.kv_bytes(depth + gen // 2) - left_out
         decode_speed, prefill_speed = statistics.median(decode), statistics.median(prefill)
+        seconds = [statistics.median(times) for times in zip(*rows, strict=True)]
         return {
             "isa": model.isa,
             "threads": model.threads,
@@ -139,6 +146,7 @@ def measure(
                 "runs": prefill,
                 "gmac_s": prefill_speed * info.macs_per_token / 1e9,
             },
+            "rows": {"ms": [1e3 * took for took in seconds], "ratio": [took / seconds[0] for took in seconds]},
         }
 
 
@@ -163,6 +171,29 @@ def _lengths(model: Model, prompt: int | None, gen: int | None, depth: int) -> t
 def _decode(session: Session, n: int) -> None:
     for _ in range(n):
         session.step(session.sample(temperature=0))
+
+
+def _rows(model: Model, session: Session, depth: int, first: int, gen: int) -> list[float]:
+    """Seconds of a pass that computes 1, 2, … rows of a text and chooses a token behind each."""
+    greedy = Sampler(resolve({"temperature": 0}), model.vocab_size)
+
+    def begin() -> None:
+        session.rewind(depth)
+        session.feed([first])
+
+    begin()
+    known = [session.advance(greedy)[0] for _ in range(gen)]
+    times: list[float] = []
+    for n in range(1, min(MOST_ROWS, gen) + 1):
+        begin()
+        took = []
+        for at in range(0, min(PASSES * n, gen - n + 1), n):
+            start = time.perf_counter()
+            if len(session.advance(greedy, known[at : at + n])) < n:  # a large vocabulary has no room for more
+                return times
+            took.append(time.perf_counter() - start)
+        times.append(statistics.median(took))
+    return times
 
 
 def _seconds(work: Callable[[], object]) -> float:
