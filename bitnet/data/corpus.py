@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def files_of(sources: Sequence[str], runs: set[Path] | None = None) -> list[Path
     runs = set() if runs is None else runs
     if not sources:
         root = Path(sysconfig.get_path("stdlib"))
-        return [f for f in _walk(root) if f.suffix == ".py" and not LEFT_OUT & set(f.relative_to(root).parts)]
+        return [file for file in _walk(root, LEFT_OUT) if file.suffix == ".py"]
     taken: dict[Path, None] = {}
     for source in sources:
         path = Path(source)
@@ -251,8 +251,13 @@ def every(source: Iterable[str]) -> Texts:
     return Texts(source, b"\1" * len(digests), digests, n_bytes)
 
 
-def _walk(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if files.is_known(f) and f.is_file())
+def _walk(folder: Path, without: Collection[str] = ()) -> list[Path]:
+    """The files below it that are text, but for those in folders of such names, which are not looked at."""
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in without]
+        found += [file for name in names if files.is_known(file := Path(place, name)) and file.is_file()]
+    return sorted(found)
 
 
 def _in_runs(files: Iterable[Path], walked: Path) -> dict[Path, Path]:
