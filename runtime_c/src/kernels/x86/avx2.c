@@ -80,9 +80,63 @@ INLINE void ternary_vector(const bn_matmul *m, const size_t fold) {
     }
 }
 
+/* The same of half a panel and T tokens, for which it is unpacked once. */
+INLINE void ternary_few(int32_t *acc, size_t acc_stride, const uint8_t *tile, size_t left,
+                        const int8_t *q, size_t q_stride, const size_t fold, const size_t T) {
+    sums total[3], total4[3];
+    UNROLL
+    for (size_t t = 0; t < T; t++)
+        total[t] = total4[t] = sums_zero();
+    while (left > 0) {
+        sums a[3], a4[3];
+        size_t tiles = min_size(left, fold);
+        left -= tiles;
+        UNROLL
+        for (size_t t = 0; t < T; t++)
+            a[t] = a4[t] = sums_zero();
+        for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+            prefetch(tile);
+            const bytes codes = bytes_load(tile), high = bytes_shr(codes, 4);
+            UNROLL
+            for (size_t f = 0; f < 4; f++) {
+                const bytes field = bytes_and(f < 2 ? codes : high, bytes_fill(f % 2 ? 12 : 3));
+                UNROLL
+                for (size_t t = 0; t < T; t++) {
+                    const bytes x = bytes_spread(q + t * q_stride + 4 * f);
+                    sums *sum = f % 2 ? &a4[t] : &a[t];
+                    *sum = dot_pairs(*sum, field, x);
+                }
+            }
+        }
+        UNROLL
+        for (size_t t = 0; t < T; t++)
+            total[t] = sums_add(total[t], add_pairs(a[t])),
+            total4[t] = sums_add(total4[t], add_pairs(a4[t]));
+    }
+    UNROLL
+    for (size_t t = 0; t < T; t++)
+        sums_store(acc + t * acc_stride, sums_add(total[t], sums_shr(total4[t], 2)));
+}
+
+enum { FEW = 3 }; /* with more tokens it is faster to keep what was unpacked (blocks.h) */
+
+INLINE void ternary_tokens(const bn_matmul *m, const size_t fold) {
+    for (size_t p = 0; p < m->panels; p++)
+        for (size_t row = 0; row < BN_PANEL; row += VEC_ROWS) {
+            const uint8_t *tile = m->tiles + p * m->panel_stride + 4 * row;
+            int32_t *acc = m->acc + p * BN_PANEL + row;
+            if (m->tokens == 2)
+                ternary_few(acc, m->acc_stride, tile, m->k_tiles, m->q, m->q_stride, fold, 2);
+            else
+                ternary_few(acc, m->acc_stride, tile, m->k_tiles, m->q, m->q_stride, fold, 3);
+        }
+}
+
 static void ternary_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         ternary_vector(m, 8);
+    else if (m->tokens <= FEW)
+        ternary_tokens(m, 8);
     else
         multiply(m, dot_pairs, add_pairs, 5, CHUNK_TILES); /* 64 pairs of 508 */
 }
@@ -90,6 +144,8 @@ static void ternary_matmul(const bn_matmul *m) {
 static void sketch_matmul(const bn_matmul *m) {
     if (m->tokens == 1)
         ternary_vector(m, 5);
+    else if (m->tokens <= FEW)
+        ternary_tokens(m, 5);
     else
         multiply(m, dot_pairs, add_pairs, 5, 10); /* 40 pairs of 762 */
 }
