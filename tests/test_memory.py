@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bitnet.presets import PRESETS
+from bitnet_export import random_model
 from runtime_models import SMALL, scripted_model, small_model
 
 LONG = SMALL.replace(max_context=2**22)
@@ -94,6 +96,31 @@ def test_file_beyond_a_limit(tmp_path: Path) -> None:
     mapped, read = child(code, large, "RLIMIT_AS", 256 << 20)
     for line in (mapped, read):
         assert re.search(r"large\.bitnet: the file has 1073\.7 MB, expected at most \S+ MB: .*RLIMIT_AS", line), line
+
+
+TOWER = """
+import sys
+import numpy as np
+from bitnet_runtime import Model, vision
+def peak():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+pixels = np.full((2, 3, 224, 224), 0.5, np.float32)
+before = peak()
+with Model.load(sys.argv[1], threads=2) as model:
+    vision.encode(model, pixels)
+print(peak() - before)
+"""
+
+
+@linux
+@needs_own_memory
+def test_a_tower_takes_64_mb_beside_its_file(tmp_path: Path) -> None:
+    """So400m/14. Of its layers one is enough: they take turns with the same memory."""
+    tower = PRESETS["siglip-so400m"].stacks[1].replace(n_layers=1, pooling="none")
+    random_model(tower, tmp_path / "tower.bitnet")
+    done = subprocess.run([sys.executable, "-c", TOWER, tmp_path / "tower.bitnet"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= (tmp_path / "tower.bitnet").stat().st_size + (64 << 20)
 
 
 def limited() -> None:
