@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_runtime import Model
+from bitnet_serve.application import Options
 from bitnet_serve.models import Loader
-from bitnet_serve.server import Options, Serving
+from bitnet_serve.server import Serving
 
 
 @contextlib.contextmanager

@@ -20,8 +20,21 @@ import runtime_models
 from bitnet_runtime import NumericError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.session_state import all_sessions
-from bitnet_serve import answers, body, chat, completions, embeddings, fields, messages, responses, server, sessions
-from bitnet_serve.server import Options, Serving
+from bitnet_serve import (
+    answers,
+    application,
+    body,
+    chat,
+    completions,
+    embeddings,
+    fields,
+    messages,
+    responses,
+    server,
+    sessions,
+)
+from bitnet_serve.application import Options
+from bitnet_serve.server import Serving
 from bitnet_serve.sessions import Memory, Sessions
 from runtime_models import TEMPLATE, scripted_model, small_model
 from servers import as_http, connect, port, post, request, served, until, wait
@@ -156,7 +169,7 @@ def test_images_are_never_read_from_files_or_addresses(serving: Serving) -> None
 
 
 def test_huge_bodies(serving: Serving) -> None:
-    status, answer = post(serving, CHAT, b" " * (server.TEXT_BODY + 1))
+    status, answer = post(serving, CHAT, b" " * (application.TEXT_BODY + 1))
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
     with connect(serving) as connection:  # in chunks, without a length
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")

@@ -138,8 +138,9 @@ def run(args: argparse.Namespace) -> int:
     names = [path.name.removesuffix(".bitnet") for path in args.model]
     if twice := [name for name in names if names.count(name) > 1]:
         return refuse(f"two models have the same name, {escape(twice[0])}; rename a file")
+    from bitnet_serve.application import Options
     from bitnet_serve.guard import local_hosts
-    from bitnet_serve.server import Options, Serving
+    from bitnet_serve.server import Serving
 
     options = Options(
         args.host, args.port, args.unix, keys, args.allow_host, args.cors_origin, args.parallel, args.queue,

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.calls import CallPart
@@ -264,6 +265,8 @@ async def patiently(scope: Scope, sending: Any) -> None:
         async with asyncio.timeout(STALLED):
             await sending
     except TimeoutError:
-        abort: Callable[[], None] = scope["state"]["abort"]
+        abort: Callable[[], None] | None = scope["state"].get("abort")
+        if abort is None:  # of another server than ours
+            raise ClientDisconnect from None
         abort()
         await asyncio.sleep(0)  # from now on he is gone, and what is sent to him is dropped

@@ -42,7 +42,7 @@ class Guard:
                 allowed = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", asked)]
                 return await send_all(scope, send, 200, "text/plain", b"", [*cors, *allowed])
             if scope["path"] not in OPEN:
-                scope["state"]["who"] = self._check_key(headers)
+                scope.setdefault("state", {})["who"] = self._check_key(headers)
         except ApiError as error:
             return await refuse(scope, send, error)
 

@@ -8,8 +8,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -18,43 +17,16 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.model import Model
 from bitnet_serve.app import Api
-from bitnet_serve.guard import Guard, local_hosts
+from bitnet_serve.application import Application, Options
 from bitnet_serve.models import Loader, Served
-from bitnet_serve.scheduler import Scheduler
-from bitnet_serve.sessions import Memory, Sessions
-from bitnet_serve.shelf import Shelf
-from bitnet_serve.stored import Folder
 
 HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
 MOST_CONNECTIONS = 512
 MOST_COMING = 128  # of these from one address, whose requests are not whole
 UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
-TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request, where no model sees images and where one does
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to serve."""
-
-    host: str = "127.0.0.1"
-    port: int = 8080  # 0: any that is free
-    unix: Path | None = None  # a socket in place of host and port
-    api_keys: Sequence[str] = ()
-    allow_hosts: Sequence[str] = ()
-    cors_origins: Sequence[str] = ()
-    parallel: int = 16  # answers of a model that are computed together
-    queue: int = 64  # requests that may wait
-    grace: float = 30.0  # seconds that answers get to end after SIGTERM
-    max_body: int = 0  # bytes; 0: as the models need
-    max_cache: int = 0  # bytes of the texts of all models; 0: what is free
-    models_memory: int = 0  # bytes of the files of models that are loaded; 0: three quarters of what is free
-    cache_dir: Path | None = None  # for texts that are kept while a model is not loaded
-    cache_dir_size: int = 1_000_000_000  # bytes
-    reuse: bool = True  # what was computed of texts that begin alike; between keys never
 
 
 class Protocol(H11Protocol):
@@ -150,59 +122,28 @@ class Serving:
     def __init__(self, models: Mapping[str, Loader], options: Options) -> None:
         self._options = options
         self._socket, self.address = listen(options)
-        self.models: dict[str, Served] = {}
         try:
-            shelf = self._shelf(models)
+            self._app = Application(models, options)
         except BaseException:
-            self._close()
             self._socket.close()
             raise
-        sees = any(each.sees for each in self.models.values())
-        api = Api(shelf, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
-        hosts = set() if options.unix else local_hosts(options.host)
-        hosts |= {name.lower() for name in options.allow_hosts} if hosts else set()
-        app = Guard(api.application(), options.api_keys, hosts, options.cors_origins)
+        self.models = self._app.models
         config = uvicorn.Config(
-            app, http=Protocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+            self._app, http=Protocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
             server_header=False, timeout_keep_alive=IDLE, timeout_graceful_shutdown=5, proxy_headers=False,
             loop="asyncio",
         )  # fmt: skip
-        self._server = Server(config, api, [*self.models.values()], options.grace)
-
-    def _shelf(self, models: Mapping[str, Loader]) -> Shelf:
-        options, rooms = self._options, list[int]()
-        share = options.reuse * 0.25 / max(len(models), 1)
-        folder = Folder(options.cache_dir, options.cache_dir_size, options.api_keys) if options.cache_dir else None
-
-        def sessions(name: str) -> Callable[[Model], Sessions]:
-            return lambda model: Sessions(model, memory, share, folder.of(name) if folder else None)
-
-        for name, load in models.items():
-            scheduler = Scheduler(options.parallel, options.queue, name)
-            with load(True) as model:
-                if model.has_text:
-                    rooms.append(room_for(name, model, options.max_cache))
-                self.models[name] = Served(name, model, load, scheduler, sessions(name))
-        free = min(rooms, default=0)
-        memory = Memory(min(free, options.max_cache) if options.max_cache else free)
-        sizes = [each.nbytes for each in self.models.values()]
-        fits = max(3 * free // 4, *sizes) if rooms else sum(sizes)
-        return Shelf(self.models, options.models_memory or fits)
+        self._server = Server(config, self._app.api, [*self.models.values()], options.grace)
 
     def run(self) -> bool:
         """Answer until SIGTERM, Ctrl-C, or `stop`. Returns whether it was Ctrl-C."""
         try:
             self._server.run([self._socket])
         finally:
-            self._close()
+            self._app.close()
             if self._options.unix:
                 self._options.unix.unlink(missing_ok=True)
         return self._server.interrupted
-
-    def _close(self) -> None:
-        for each in self.models.values():
-            each.scheduler.close()
-            each.close()
 
     @property
     def started(self) -> bool:
@@ -211,19 +152,6 @@ class Serving:
     def stop(self) -> None:
         """What SIGTERM does; from another thread."""
         self._server.handle_exit(signal.SIGTERM, None)
-
-
-def room_for(name: str, model: Model, most: int) -> int:
-    """Bytes that are free for texts. InvalidParameterError: one that fills its context takes more than `most`."""
-    if most:
-        with model.session() as session:
-            if session.nbytes > most:
-                needed = -(-session.nbytes // 1_000_000)
-                raise InvalidParameterError(
-                    f"--max-cache is {most // 1_000_000:,} MB, but {model.n_ctx:,} tokens of {name} take {needed:,}; "
-                    "give more, or a smaller --ctx", "max_cache",
-                )  # fmt: skip
-    return model.free_memory()
 
 
 def listen(options: Options) -> tuple[socket.socket, str]:

@@ -1,0 +1,100 @@
+"""What answers requests, apart from sockets: an application of ASGI, for our own server or another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.types import Receive, Scope, Send
+
+from bitnet_runtime.errors import InvalidParameterError
+from bitnet_runtime.model import Model
+from bitnet_serve.app import Api
+from bitnet_serve.guard import Guard, local_hosts
+from bitnet_serve.models import Loader, Served
+from bitnet_serve.scheduler import Scheduler
+from bitnet_serve.sessions import Memory, Sessions
+from bitnet_serve.shelf import Shelf
+from bitnet_serve.stored import Folder
+
+TEXT_BODY, IMAGE_BODY = 1 << 20, 16 << 20  # bytes of a request, where no model sees images and where one does
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to serve."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0: any that is free
+    unix: Path | None = None  # a socket in place of host and port
+    api_keys: Sequence[str] = ()
+    allow_hosts: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    parallel: int = 16  # answers of a model that are computed together
+    queue: int = 64  # requests that may wait
+    grace: float = 30.0  # seconds that answers get to end after SIGTERM
+    max_body: int = 0  # bytes; 0: as the models need
+    max_cache: int = 0  # bytes of the texts of all models; 0: what is free
+    models_memory: int = 0  # bytes of the files of models that are loaded; 0: three quarters of what is free
+    cache_dir: Path | None = None  # for texts that are kept while a model is not loaded
+    cache_dir_size: int = 1_000_000_000  # bytes
+    reuse: bool = True  # what was computed of texts that begin alike; between keys never
+
+
+class Application:
+    """Models, and the paths that answer for them. Call `close` at the end."""
+
+    def __init__(self, models: Mapping[str, Loader], options: Options) -> None:
+        self.models: dict[str, Served] = {}
+        try:
+            shelf = self._shelf(models, options)
+        except BaseException:
+            self.close()
+            raise
+        sees = any(each.sees for each in self.models.values())
+        self.api = Api(shelf, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
+        hosts = set() if options.unix else local_hosts(options.host)
+        hosts |= {name.lower() for name in options.allow_hosts} if hosts else set()
+        self._guard = Guard(self.api.application(), options.api_keys, hosts, options.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guard(scope, receive, send)
+
+    def _shelf(self, models: Mapping[str, Loader], options: Options) -> Shelf:
+        rooms = list[int]()
+        share = options.reuse * 0.25 / max(len(models), 1)
+        folder = Folder(options.cache_dir, options.cache_dir_size, options.api_keys) if options.cache_dir else None
+
+        def sessions(name: str) -> Callable[[Model], Sessions]:
+            return lambda model: Sessions(model, memory, share, folder.of(name) if folder else None)
+
+        for name, load in models.items():
+            scheduler = Scheduler(options.parallel, options.queue, name)
+            with load(True) as model:
+                if model.has_text:
+                    rooms.append(room_for(name, model, options.max_cache))
+                self.models[name] = Served(name, model, load, scheduler, sessions(name))
+        free = min(rooms, default=0)
+        memory = Memory(min(free, options.max_cache) if options.max_cache else free)
+        sizes = [each.nbytes for each in self.models.values()]
+        fits = max(3 * free // 4, *sizes) if rooms else sum(sizes)
+        return Shelf(self.models, options.models_memory or fits)
+
+    def close(self) -> None:
+        for each in self.models.values():
+            each.scheduler.close()
+            each.close()
+
+
+def room_for(name: str, model: Model, most: int) -> int:
+    """Bytes that are free for texts. InvalidParameterError: one that fills its context takes more than `most`."""
+    if most:
+        with model.session() as session:
+            if session.nbytes > most:
+                needed = -(-session.nbytes // 1_000_000)
+                raise InvalidParameterError(
+                    f"--max-cache is {most // 1_000_000:,} MB, but {model.n_ctx:,} tokens of {name} take {needed:,}; "
+                    "give more, or a smaller --ctx", "max_cache",
+                )  # fmt: skip
+    return model.free_memory()
