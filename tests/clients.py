@@ -1,4 +1,5 @@
-"""`make clients`: serve small models, and run `client_checks.py` against them in the environment of the clients."""
+"""`make clients`: serve small models, and run `client_checks.py` against them in the environment of the clients; then
+schemathesis, with requests that it makes of /openapi.json."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ from tool_models import CALL, calling_model
 
 ANSWERS = {"one": "Let me see.\n" + CALL, "text": "Nothing to call < here."}
 
+# A schema cannot say all that makes a request right, such as what fits into the context: that may be refused.
+RANDOM = ["--phases", "coverage,fuzzing", "--max-examples", "25", "--seed", "1", "--exclude-checks",
+          "positive_data_acceptance"]  # fmt: skip
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         paths = [calling_model(Path(folder) / f"{name}.bitnet", answer) for name, answer in ANSWERS.items()]
@@ -20,4 +25,6 @@ if __name__ == "__main__":
             checks = Path(__file__).with_name("client_checks.py")
             quiet = {"DO_NOT_TRACK": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONWARNINGS": "ignore"}
             done = subprocess.run([sys.argv[1], checks, serving.address], env=os.environ | quiet)
-    sys.exit(done.returncode)
+            schemathesis = [Path(sys.argv[1]).with_name("schemathesis"), "run", f"{serving.address}/openapi.json"]
+            random = done.returncode or subprocess.run([*schemathesis, *RANDOM], cwd=folder).returncode
+    sys.exit(random)

@@ -195,7 +195,8 @@ def resolve(explicit: Mapping[str, Any], given: Sampling | None = None, model: S
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(FIELDS)}"
             raise InvalidParameterError(f"unknown parameter {word!r}; {hint}", word)
         if name in values:
-            raise InvalidParameterError(f"parameter {name!r} is given twice, once as {word!r}", name)
+            other = next(each for each in explicit if ALIASES.get(each, each) == name)
+            raise InvalidParameterError(f"parameter {name!r} is given twice, as {other!r} and as {word!r}", name)
         values[name] = _checked(name, value)
     base, options = given or model, object.__new__(Sampling)  # of which all else was checked
     vars(options).update(vars(base) | values)

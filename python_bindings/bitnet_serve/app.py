@@ -185,7 +185,7 @@ class Answer(Response):
 
 
 def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
-    fields.check_known(asked, ("model", "prompt", "messages", "add_special_tokens"))
+    fields.check_known(asked, ("model", "prompt", "messages", "add_special_tokens"), samples=False)
     if "messages" in asked:
         tokens = served.model.apply_template(chat.messages(asked))
     else:
@@ -195,7 +195,7 @@ def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def detokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
-    fields.check_known(asked, ("model", "tokens"))
+    fields.check_known(asked, ("model", "tokens"), samples=False)
     return {"prompt": served.model.detokenize(fields.take(asked, "tokens", list, []), skip_special=False)}
 
 

@@ -122,7 +122,7 @@ class Asked(NamedTuple):
 
 def understand(served: Served, body: Mapping[str, Any]) -> Asked:
     """Raises ApiError, or an error of the runtime."""
-    fields.check_known(body, KNOWN)
+    fields.check_known(body, KNOWN, samples=False)
     model = served.model
     form = fields.take(body, "encoding_format", str, "float")
     if form not in ("float", "base64"):

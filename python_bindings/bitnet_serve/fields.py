@@ -26,11 +26,12 @@ MOST_STOPS, MOST_BIASES, MOST_CHOICES = 16, 1024, 128
 T = TypeVar("T")
 
 
-def check_known(body: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises ApiError: a field that would be passed over in silence."""
+def check_known(body: Mapping[str, Any], known: Collection[str], samples: bool = True) -> None:
+    """Raises ApiError: a field that would be passed over in silence. samples: options of sampling are known, too."""
+    known = [*known, *(SAMPLING if samples else ())]
     for name in body:
-        if name not in known and name not in SAMPLING and name not in IGNORED:
-            near = difflib.get_close_matches(name, [*known, *FIELDS], 1)
+        if name not in known and name not in IGNORED:
+            near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise refuse(f"unknown parameter {name[:80]!r}{hint}", name[:80], "unknown_parameter")
 

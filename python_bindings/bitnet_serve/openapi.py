@@ -19,6 +19,7 @@ INPUT = {"anyOf": [*PROMPT["anyOf"], IMAGE, {"type": "array", "items": IMAGE, "m
 MESSAGES = {"type": "array", "items": OBJECT, "minItems": 1, "maxItems": chat.MOST_MESSAGES}
 CHOICES = {"type": "integer", "minimum": 1, "maximum": fields.MOST_CHOICES}
 ALTERNATIVES = {"type": "integer", "minimum": 0, "maximum": MOST}
+NOTHING = {"enum": ["", []]}  # what is not done here
 EXTRA = {"type": "object", "required": ["text"], "properties": {"text": TEXT, "filename": TEXT}}
 
 COMMON: dict[str, Any] = {
@@ -44,7 +45,8 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
     vectors = {"encoding_format": {"enum": ["float", "base64"]}, "pooling": {"enum": ["last", "mean", "first"]}}
     return {
         "/v1/chat/completions": (
-            chat.KNOWN, ["messages"], {"logprobs": FLAG, "top_logprobs": ALTERNATIVES}, True,
+            chat.KNOWN, ["messages"],
+            {"logprobs": FLAG, "top_logprobs": ALTERNATIVES, "audio": NOTHING, "web_search_options": NOTHING}, True,
         ),
         "/v1/completions": (completions.KNOWN, ["prompt"], own, True),
         "/v1/responses": (responses.KNOWN, ["input"], {"prompt": {}, "top_logprobs": {}}, True),
@@ -53,7 +55,7 @@ def _post() -> dict[str, tuple[Collection[str], list[str], dict[str, Any], bool]
         "/infill": (infill.KNOWN, [], editors, True),
         "/v1/embeddings": (embeddings.KNOWN, ["input"], vectors | {"input": INPUT}, False),
         "/tokenize": (("model", "prompt", "messages", "add_special_tokens"), [], {"add_special_tokens": FLAG}, False),
-        "/detokenize": (("model", "tokens"), [], {"tokens": {"type": "array"}}, False),
+        "/detokenize": (("model", "tokens"), [], {"tokens": TOKENS | {"minItems": 0}}, False),
     }  # fmt: skip
 
 
@@ -62,9 +64,9 @@ def document() -> dict[str, Any]:
         path: {"get": {"summary": what, "responses": _responses(what)}} for path, what in GET.items()
     }
     for path, (known, needed, types, samples) in _post().items():
-        names = {*known, *fields.SAMPLING, *fields.IGNORED} - ({"draft"} if samples else set())
+        names = {*known, *fields.IGNORED, *(fields.SAMPLING - {"draft"} if samples else ())}
         properties = {name: (COMMON | _sampling() | types).get(name, {}) for name in sorted(names)}
-        properties = {name: _or_null(schema) for name, schema in properties.items()}
+        properties = {name: schema if name in needed else _or_null(schema) for name, schema in properties.items()}
         schema = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {"requestBody": body, "responses": _responses("the answer")}}
