@@ -5,7 +5,8 @@
 #   make test      the C tests and the Python tests
 #   make lint      formatting, lint and types          make format   rewrite the formatting
 #   make sanitize  tests under ASan and UBSan          make coverage what tests of the parsers run
-#   make bench     measure at 2B scale                 make clients  programs of others against the server
+#   make clients   programs of others, and random requests, against the server
+#   make ray       the examples for many machines      make bench    measure at 2B scale
 #   make clean     back to a clean clone
 #
 # Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
@@ -21,7 +22,7 @@ C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \
              python_bindings -name '*.[ch]' -o -name '*.py')
 
-.PHONY: help demo vision test clients lint format sanitize coverage bench clean
+.PHONY: help demo vision test clients ray lint format sanitize coverage bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -78,6 +79,11 @@ coverage: .venv/test
 clients: .venv/test build/clients/installed
 	PYTHONPATH=tests $(BIN)/python tests/clients.py build/clients/bin/python
 
+ray: .venv/tools build/ray/installed
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/ray .
+	build/ray/bin/python -m pip --disable-pip-version-check install -qq --force-reinstall --no-deps build/ray/*.whl
+	PYTHONPATH=tests build/ray/bin/python tests/ray_checks.py
+
 bench: .venv/engine
 	$(BIN)/bitnet bench --shape bitnet-2b4t
 
@@ -98,6 +104,14 @@ build/clients/installed: tests/clients.txt
 	@echo 'Installing programs that talk to the server, apart from .venv: 0.6 GB ...'
 	@"$(PYTHON)" -m venv build/clients
 	@build/clients/bin/python -m pip install --disable-pip-version-check -qq -r tests/clients.txt
+	@touch $@
+
+build/ray/installed: pyproject.toml constraints.txt | .venv/tools
+	@echo 'Installing Ray, apart from .venv: 0.8 GB ...'
+	@"$(PYTHON)" -m venv build/ray
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/ray .
+	@build/ray/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt \
+	    "$$(ls build/ray/*.whl)[ray]"
 	@touch $@
 
 clean:

@@ -2,10 +2,12 @@
 
     python benchmarks/serving.py --shape bitnet-2b4t             # a random model of this shape
     python benchmarks/serving.py --model build/demo/model.bitnet
+    python benchmarks/serving.py --llama-server PATH [--gguf FILE]   # and llama.cpp's server, in turn
     python benchmarks/serving.py --url http://127.0.0.1:8081     # another server with OpenAI's completions
 
-For each number of clients: all ask at once, each with a prompt of its own. Then one client asks again and
-again for a single token while four others get long answers.
+For each number of clients: all ask at once, each with a prompt of its own; then as many processes, each with the
+model to itself, do the same. Then one client asks again and again for a single token while four others get long
+answers. Servers take turns, round by round.
 """
 
 from __future__ import annotations
@@ -13,42 +15,54 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import random
 import re
-import shlex
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import report
 from shapes import SHAPES
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bitnet.config import ModelConfig
 from bitnet_export import random_model
+from bitnet_export.foreign.gguf.write import write_gguf
+from bitnet_runtime import Model
+from bitnet_runtime.text import byte_level_alphabet
+
+
+class Server(NamedTuple):
+    name: str
+    url: str
+    more: dict[str, Any] = {}  # noqa: RUF012  # what requests to it have beside
 
 
 class Client(threading.Thread):
     """One request as a stream. `first`: seconds to the first text; `seconds`: to the end; `tokens`: as counted."""
 
-    def __init__(self, url: str, prompt: list[int], max_tokens: int) -> None:
+    def __init__(self, server: Server, prompt: list[int], max_tokens: int) -> None:
         super().__init__(daemon=True)
-        self._url, self.first, self.seconds, self.tokens = urlsplit(url), 0.0, 0.0, 0
+        self._url, self.first, self.seconds, self.tokens = urlsplit(server.url), 0.0, 0.0, 0
+        self._connection = HTTPConnection(self._url.hostname or "", self._url.port, timeout=3600)
         self._body = {
             "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True}, **server.more,
         }  # fmt: skip
 
     def run(self) -> None:
         begin = time.perf_counter()
-        connection = HTTPConnection(self._url.hostname or "", self._url.port, timeout=3600)
+        connection = self._connection
         connection.request("POST", "/v1/completions", json.dumps(self._body), {"content-type": "application/json"})
         for line in connection.getresponse():
             if not line.startswith(b"data: {"):
@@ -61,10 +75,16 @@ class Client(threading.Thread):
         self.seconds = time.perf_counter() - begin
         connection.close()
 
+    def leave(self) -> None:
+        """Before the end: what remains is not computed."""
+        if self._connection.sock:
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join()
 
-def together(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[list[Client], float]:
+
+def together(server: Server, prompts: list[list[int]], max_tokens: int) -> tuple[list[Client], float]:
     """All at once: the clients, and seconds until the last had its answer."""
-    clients = [Client(url, prompt, max_tokens) for prompt in prompts]
+    clients = [Client(server, prompt, max_tokens) for prompt in prompts]
     begin = time.perf_counter()
     for client in clients:
         client.start()
@@ -73,31 +93,76 @@ def together(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[list[
     return clients, time.perf_counter() - begin
 
 
-def measure(url: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def alone(path: str, threads: int, prompt: list[int], gen: int, ready: Any) -> None:
+    """A process that has the model to itself. It waits for the others twice: to begin, and to end."""
+    with Model.load(path, threads=threads, verify=False) as model:
+        model.generate(prompt[:2], max_tokens=1)
+        ready.wait()
+        model.generate(prompt, max_tokens=gen, temperature=0)
+        ready.wait()
+
+
+def apart(path: Path, threads: int, prompts: list[list[int]], gen: int) -> float:
+    """Seconds that as many processes take."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(len(prompts) + 1)
+    processes = [context.Process(target=alone, args=(str(path), threads, each, gen, ready)) for each in prompts]
+    for process in processes:
+        process.start()
+    ready.wait()
+    begin = time.perf_counter()
+    ready.wait()
+    seconds = time.perf_counter() - begin
+    for process in processes:
+        process.join()
+    return seconds
+
+
+def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """path: of the model that separate processes have."""
     rng = random.Random(1)
 
     def prompts(n: int) -> list[list[int]]:
         return [[rng.randrange(3, 256) for _ in range(args.prompt)] for _ in range(n)]
 
-    together(url, prompts(1), 4)  # what is loaded on first use
+    for server in servers:
+        together(server, prompts(1), 4)  # what is loaded on first use
     rows = []
     for n in args.clients:
         print(f"{n} clients …", file=sys.stderr)
-        speeds, firsts = [], list[float]()
+        found = {server.name: ([], []) for server in servers}
+        separate = []
         for _ in range(args.repeat):
-            clients, seconds = together(url, prompts(n), args.gen)
-            speeds.append(sum(client.tokens for client in clients) / seconds)
-            firsts += [client.first for client in clients]
-        rows.append({"name": f"{n} clients", "tok_s": statistics.median(speeds)} | waits(firsts))
-    print("first token beside 4 answers …", file=sys.stderr)
-    others = [Client(url, prompt, 100 * args.gen) for prompt in prompts(4)]
+            for server in servers:
+                clients, seconds = together(server, prompts(n), args.gen)
+                speeds, firsts = found[server.name]
+                speeds.append(sum(client.tokens for client in clients) / seconds)
+                firsts += [client.first for client in clients]
+            if path:
+                separate.append(n * args.gen / apart(path, args.threads, prompts(n), args.gen))
+        for name, (speeds, firsts) in found.items():
+            speed = statistics.median(speeds)
+            row = {"name": f"{n} clients", "server": name, "tok_s": speed, "answers_s": speed / args.gen}
+            rows.append(row | waits(firsts))
+        if separate:
+            rows.append({"name": f"{n} clients", "server": "separate processes", "tok_s": statistics.median(separate)})
+    return rows + [beside_others(server, prompts, args) for server in servers]
+
+
+def beside_others(
+    server: Server, prompts: Callable[[int], list[list[int]]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """How long a first token takes while four answers are made."""
+    print(f"first token beside 4 answers, {server.name} …", file=sys.stderr)
+    others = [Client(server, prompt, args.long) for prompt in prompts(4)]
     for other in others:
         other.start()
     time.sleep(1)
-    firsts = [together(url, prompts(1), 1)[0][0].first for _ in range(args.probes)]
-    running = sum(other.is_alive() for other in others)
-    rows.append({"name": f"first token beside {running} answers", "tok_s": None} | waits(firsts))
-    return rows
+    firsts = [together(server, prompts(1), 1)[0][0].first for _ in range(args.probes)]
+    running = [other for other in others if other.is_alive()]
+    for other in running:
+        other.leave()
+    return {"name": f"first token beside {len(running)} answers", "server": server.name} | waits(firsts)
 
 
 def waits(firsts: list[float]) -> dict[str, float]:
@@ -106,29 +171,45 @@ def waits(firsts: list[float]) -> dict[str, float]:
     return {f"first_ms_p{p}": 1e3 * cuts[p - 1] for p in (50, 95, 99)}
 
 
-def with_words(shape: str, path: Path) -> None:
-    """A random model of a shape, each token of which is a word."""
-    config = SHAPES[shape]
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(config.vocab_size)}, "w0"))
-    words.decoder = decoders.Fuse()
+def with_words(config: ModelConfig, path: Path) -> None:
+    """A random model, each token of which is a byte or a word, with a tokenizer that llama.cpp has, too."""
+    letters = byte_level_alphabet()
+    vocabulary = [*letters, "he", *(f"w{i}" for i in range(config.vocab_size - len(letters) - 1))]
+    words = Tokenizer(models.BPE({word: i for i, word in enumerate(vocabulary)}, [("h", "e")]))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     random_model(config, path, tokenizer=words.to_str().encode())
 
 
 @contextlib.contextmanager
-def serving(model: Path, threads: int) -> Iterator[str]:
-    """The address of `bitnet serve`."""
-    command = [sys.executable, "-m", "bitnet", "serve", model, "--port", "0", "--threads", threads, "--grace", "0"]
-    with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
+def running(command: Sequence[object], listens: str) -> Iterator[str]:
+    """A server as a process; what it says of itself that matches `listens`, in its first group."""
+    with subprocess.Popen([*map(str, command)], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         said = ""
-        while not (found := re.search(r"Listening on (http\S+)\n", said)):
-            if not (line := process.stderr.readline()):
+        while not (found := re.search(listens, said)):
+            if not (line := process.stdout.readline()):
                 sys.exit(said)
             said += line
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # it may say more
         try:
             yield found[1]
         finally:
             process.terminate()
+
+
+def ours(model: Path, args: argparse.Namespace) -> contextlib.AbstractContextManager[str]:
+    command = [sys.executable, "-m", "bitnet", "serve", model, "--port", "0", "--threads", args.threads, "--grace", "0"]
+    return running(command, r"Listening on (http\S+)\n")
+
+
+def theirs(gguf: Path, args: argparse.Namespace) -> contextlib.AbstractContextManager[str]:
+    """With as many places as ours has, and as much context as an answer needs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = 16 * max(args.prompt + args.gen, args.prompt + args.long)
+    command = [args.llama_server, "-m", gguf, "--port", port, "-t", args.threads, "-np", 16, "-c", context]
+    return running(command, r"listening on (http://[\d.:]+)")
 
 
 def main() -> None:
@@ -139,19 +220,55 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--gen", type=int, default=128, help="tokens of each answer")
+    parser.add_argument("--long", type=int, default=2000, help="tokens of the answers beside which others come")
     parser.add_argument("--probes", type=int, default=50, help="requests beside four answers")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
+    parser.add_argument("--llama-server", type=Path, metavar="PATH", help="llama.cpp's, which you built")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="its model (default: ours, written as GGUF)")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        url = args.url
-        if not url:
-            path = args.model or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.bitnet"
-            if not args.model:
-                with_words(args.shape, path)
-            url = stack.enter_context(serving(path, args.threads))
-        rows = measure(url, args)
-    print(json.dumps({"origin": report.origin(shlex.join(["python", *sys.argv])), "rows": rows}, indent=2))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        path = None if args.url else args.model or folder / "model.bitnet"
+        if path and not args.model:
+            config = SHAPES[args.shape]
+            with_words(config.replace(activation="silu") if args.llama_server else config, path)  # as llama.cpp has it
+        servers = [Server("at --url", args.url)] if args.url else []
+        if path:
+            servers.append(Server("bitnet serve", stack.enter_context(ours(path, args))))
+        if args.llama_server:
+            gguf = args.gguf or folder / "model.gguf"
+            if not args.gguf and path:
+                write_gguf(path, gguf, head="Q6_K", exact_scales=False)  # as its own tools do
+            url = stack.enter_context(theirs(gguf, args))
+            servers.append(Server("llama-server", url, {"ignore_eos": True, "cache_prompt": False}))
+        rows = measure(servers, path, args)
+    what = f"--model {args.model.name}" if args.model else f"--url {args.url}" if args.url else f"--shape {args.shape}"
+    peer = f" --llama-server {args.llama_server.name}" if args.llama_server else ""
+    settings = f"--prompt {args.prompt} --gen {args.gen} --repeat {args.repeat} --threads {args.threads}"
+    results = {"origin": report.origin(f"python benchmarks/serving.py {what}{peer} {settings}"), "rows": rows}
+    text = page(results, args)
+    if args.url:
+        print(text)
+    else:
+        report.write(args.out, f"serving-{args.model.stem if args.model else args.shape}", results, text, panels(rows))
+
+
+def page(results: dict[str, Any], args: argparse.Namespace) -> str:
+    head = ["", "", "tok/s", "answers/s", "first token, ms: p50", "p95", "p99"]
+    keys = ("name", "server", "tok_s", "answers_s", "first_ms_p50", "first_ms_p95", "first_ms_p99")
+    cells = [[row.get(key, "") for key in keys] for row in results["rows"]]
+    said = f"Prompts of {args.prompt} tokens, answers of {args.gen}, {args.threads} threads; medians of {args.repeat}."
+    return f"# Requests to a server\n\n{said}\n\n{report.table(head, cells)}\n"
+
+
+def panels(rows: list[dict[str, Any]]) -> list[report.Panel]:
+    speeds = [row for row in rows if "tok_s" in row]
+    series: dict[str, list[float]] = {}
+    for row in speeds:
+        series.setdefault(row["server"], []).append(row["tok_s"])
+    return [report.Panel("tokens a second", list(dict.fromkeys(row["name"] for row in speeds)), series)]
 
 
 if __name__ == "__main__":

@@ -304,12 +304,20 @@ def test_images(tmp_path: Path, called: list[str]) -> None:
 
 
 def test_requests_to_a_server_are_measured(tmp_path: Path) -> None:
-    args = argparse.Namespace(clients=[1, 3], prompt=5, gen=20, probes=3, repeat=2)
-    with served(small_model(tmp_path), parallel=5) as server:
-        rows = serving.measure(server.address, args)
-    assert [row["name"] for row in rows[:2]] == ["1 clients", "3 clients"]
-    assert all(row["tok_s"] > 0 for row in rows[:2])
-    assert all(0 < row["first_ms_p50"] <= row["first_ms_p99"] for row in rows)
+    """Two servers in turn, and as many processes."""
+    args = argparse.Namespace(clients=[1, 3], prompt=5, gen=20, probes=3, repeat=2, threads=1, long=200)
+    path = small_model(tmp_path)
+    with served(path, parallel=5) as server:
+        both = [serving.Server("a", server.address), serving.Server("b", server.address, {"seed": 5})]
+        rows = serving.measure(both, path, args)
+    separate = "separate processes"
+    assert [(row["name"], row["server"]) for row in rows[:6]] == [
+        (f"{n} clients", name) for n in (1, 3) for name in ("a", "b", separate)
+    ]
+    assert all(row["tok_s"] > 0 for row in rows[:6]) and [row["server"] for row in rows[6:]] == ["a", "b"]
+    assert all(0 < row["first_ms_p50"] <= row["first_ms_p99"] for row in rows if row["server"] != separate)
+    assert "| 3 clients | separate processes |" in serving.page({"rows": rows}, args)
+    assert [*serving.panels(rows)[0].series] == ["a", "b", separate]
 
 
 def test_towers(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ MOST_WORDS = 30
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"build"}
 CLIENTS = {"langchain_openai", "llama_index"}
 """Modules that `make clients` has: it runs the program that names them."""
-OTHERS = {"--shutdown-timeout", "--llama-python", "--size", "--url"}
+OTHERS = {"--shutdown-timeout", "--llama-python", "--llama-server", "--size", "--url"}
 """Options of torchrun and of benchmarks that the text names."""
 
 
