@@ -10,6 +10,9 @@
 
 /* Panels that kernels multiply together with several rows: threads take no fewer. */
 enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, TOGETHER = 4 };
+enum {
+    ALONE = 1 << 16
+}; /* bytes, of each row: less than a microsecond, and to wake others is more */
 
 typedef struct job {
     const bn_operands *o;
@@ -50,6 +53,15 @@ static void run_panels(void *context, int32_t thread, size_t item, size_t last) 
     }
 }
 
+/* Bytes of the matrices that are left, each time they are multiplied. */
+static size_t work_of(const bn_group *groups, size_t n_groups) {
+    size_t bytes = 0;
+    for (const bn_group *g = groups; g < groups + n_groups; g++)
+        for (int i = 0; i < g->together; i++)
+            bytes += (g->rows - g->done) * (size_t)g->products[i].w->bytes;
+    return bytes;
+}
+
 void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
     size_t items = 0;
     for (bn_group *g = groups; g < groups + n_groups; g++) {
@@ -66,8 +78,11 @@ void bn_linear_groups(const bn_operands *o, bn_group *groups, size_t n_groups) {
         g->before = items;
         items += g->rows > g->done ? (g->panels + unit_of(g) - 1) / unit_of(g) : 0;
     }
-    if (items > 0)
-        bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &(job){o, groups, n_groups, low});
+    job j = {o, groups, n_groups, low};
+    if (low == 0 && work_of(groups, n_groups) <= ALONE)
+        run_panels(&j, 0, 0, items);
+    else
+        bn_pool_run(o->pool, items, CHUNK_PANELS, run_panels, &j);
     bn_raise(o, groups, n_groups, BN_TOGETHER); /* lines may look at these (bn_product.where) */
     for (bn_group *g = groups; g < groups + n_groups; g++)
         for (const bn_product *p = g->products + g->together; p < g->products + g->n; p++)
