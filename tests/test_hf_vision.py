@@ -251,18 +251,25 @@ def test_smaller_linears(name: str, linears: str, tmp_path: Path) -> None:
     assert stored[1, "pool_q" if name == "siglip" else "projector"] == ("F16" if name == "siglip" else "F32")
 
 
-def test_texts_are_filled_up_and_pictures_made_as_the_folder_says(tmp_path: Path) -> None:
-    """A SigLIP learned from texts of one length, and attends to what fills them."""
+@pytest.mark.parametrize(
+    ("side", "says"),
+    [("right", {"padding_side": "right"}), ("right", {}), ("left", {"tokenizer_class": "Siglip2Tokenizer"})],
+)
+def test_texts_are_filled_up_and_pictures_made_as_the_folder_says(
+    side: str, says: dict[str, str], tmp_path: Path
+) -> None:
+    """A SigLIP learned from texts of one length, and attends to what fills them; a SigLIP 2 puts that in front."""
     theirs = hf_vision.save("siglip, bytes", tmp_path / "model")
     words = tokenizer.build("byte", [], 257)
     words.save(str(tmp_path / "model" / "tokenizer.json"))
-    said = {"pad_token": tokenizer.END, "padding_side": "right"}
+    said = {"pad_token": tokenizer.END} | says
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(said))
     (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps({"resample": 2}))
     convert(tmp_path / "model", tmp_path / "m.bitnet", head="f32", linears="f32", tokens=64)
     text = "a cat"
     ids = words.encode(text).ids
-    filled = torch.tensor([ids + [tokenizer.END_ID] * (hf_vision.CONTEXT - len(ids))])
+    fill = [tokenizer.END_ID] * (hf_vision.CONTEXT - len(ids))
+    filled = torch.tensor([fill + ids if side == "left" else ids + fill])
     with torch.inference_mode():
         expected = torch.nn.functional.normalize(theirs.get_text_features(filled).pooler_output, dim=-1).numpy()
     with Model.load(tmp_path / "m.bitnet", kv_type="f32") as model:
