@@ -248,7 +248,7 @@ def report(
         )
     assert found is not None  # one process
     table = make_table(found) + (f"\n{make_table(found, 'groups')}" if found.get("groups") else "")
-    kept = ("results", "groups", "n-shot", "n-samples", "versions")
+    kept = ("results", "groups", "n-shot", "n-samples", "versions", "higher_is_better")
     return {name: found[name] for name in kept if name in found}, table
 
 

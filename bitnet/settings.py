@@ -149,10 +149,15 @@ class Settings:
     recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
     eval_every: int = option(0, "steps between evaluations; 0: 200, and ten of them in a shorter run")
     eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
+    tasks: str = option(
+        "", "names of lm-evaluation-harness, or .yaml and .yml files, with commas between: the model is asked meanwhile"
+    )
+    tasks_every: int = option(0, "steps between these tasks; 0: before the first step and after the last")
+    tasks_limit: int = option(100, "questions of each, the first; 0: all")
     save_every: int = option(500, "steps between checkpoints")
     save_minutes: float = option(10.0, "minutes after which one is saved before that; 0: by steps alone")
     keep: int = option(2, "checkpoints to keep, besides the one from before the learning rate falls")
-    keep_best: bool = option(False, "save at each best evaluation, and keep that checkpoint")
+    keep_best: bool = option(False, "save at each best evaluation, and keep that checkpoint; of tasks, too")
     patience: int = option(0, "evaluations in a row without a better one after which the run ends; 0: it does not")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
     profile: int = option(

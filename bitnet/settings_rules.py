@@ -49,7 +49,7 @@ def check(settings: Any) -> None:
         "batch_tokens": (0, 1e9), "tokens": (0, 1e15), "tokens_per_parameter": (0, 1e6),
         "lora": (0, 4096), "lora_alpha": (0, 1e6),
         "embedding_lr": (0, 10), "patience": (0, 1e6), "profile": (0, 1000), "self_written": (0, 1e9),
-        "fim": (0, 1), "beta": (1e-4, 100),
+        "fim": (0, 1), "tasks_every": (0, 1e9), "tasks_limit": (0, 1e9), "beta": (1e-4, 100),
     }  # fmt: skip
     for name, (low, high) in ranges.items():
         if not low <= getattr(settings, name) <= high:

@@ -66,6 +66,8 @@ def summary(run: Path, records: Records) -> Facts:
                             ("recall", "recall@1 {:.1%}"), ("recall_back", "back {:.1%}")):  # fmt: skip
             if len(found := series(records, "validation", name)[1]):
                 facts["validation loss"] += ", " + shown.format(found[-1])
+    if asked := next((r["tasks"] for r in reversed(records) if isinstance(r.get("tasks"), dict)), None):
+        facts["tasks"] = ", ".join(f"{name} {value:.4g}" for name, value in asked.items() if isinstance(value, float))
     if skipped := sum("skipped" in r for r in records):
         facts["skipped steps"] = f"{skipped:,}"
     return facts

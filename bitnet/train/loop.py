@@ -29,6 +29,7 @@ from bitnet.train import (
     runlog,
     saving,
     schedule,
+    tasks,
     telemetry,
     validation,
 )
@@ -54,24 +55,26 @@ class Outcome:
     validation: objectives.Result | None = None
 
 
-def carry_out(run: Run) -> Outcome:
-    """Train to the end of the budget, or to a signal."""
+def carry_out(run: Run, how: tasks.Ask | None = None) -> Outcome:
+    """Train to the end of the budget, or to a signal. how: tasks are asked."""
     try:
-        return _carry_out(run)
+        return _carry_out(run, how)
     except BrokenPipeError:
         raise
     except (OSError, SafetensorError) as error:
         raise run.failure(error) from error
 
 
-def _carry_out(run: Run) -> Outcome:
+def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
     with contextlib.closing(run.open_log()) as log:
         if not run.state["step"]:
+            if run.settings.tasks and not parallel.from_first(lambda: any("tasks" in r for r in log.records)):
+                tasks.ask(run, log, how)  # a name that is wrong is missed here, before anything is saved
             run.save()  # now that what it reports to has begun
             if run.settings.source:
                 run.evaluate_source(log)
         with Saver.ready() as run.saver:
-            stopped_by = loop(run, log)
+            stopped_by = loop(run, log, how)
         run.saver = None
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
@@ -89,7 +92,7 @@ def _carry_out(run: Run) -> Outcome:
     return Outcome(0, checkpoint.all_of(run.folder)[-1], run.now(), result)
 
 
-def loop(run: Run, log: runlog.Log) -> int:
+def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
     """Steps, evaluations and checkpoints until the budget is spent. Returns the signal that stopped it, or 0."""
     settings, state = run.settings, run.state
     started = time.monotonic() - state["seconds"]
@@ -120,7 +123,8 @@ def loop(run: Run, log: runlog.Log) -> int:
             late = settings.save_minutes and state["seconds"] - saved_at >= 60 * settings.save_minutes
             to_save = bool(state["step"] % settings.save_every == 0 or late)
             evaluating = validation.due(run, before)
-            if to_save or evaluating:
+            asking = tasks.due(run)
+            if to_save or evaluating or asking:
                 settle(run, log, started)
             progress.step(run.said)
             if evaluating:
@@ -128,6 +132,8 @@ def loop(run: Run, log: runlog.Log) -> int:
                 more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
                 progress.say(f"step {state['step']:,}: {run.said}, validation {result}, {more}")
                 to_save |= settings.keep_best and validation.improves(run)
+            if asking:
+                to_save |= tasks.ask(run, log, how) and settings.keep_best
             if to_save:
                 run.save()
                 saved_step = state["step"]

@@ -108,6 +108,7 @@ def prepare(
     phased = tower.sees_in_floats if tower else not settings.vision
     state |= {"phased": phased}  # whether λ is that of the stack of images, too; else it is quantized already
     state |= {"course": []}  # of a mixture: the steps at which its weights changed, and to what
+    state |= {"best_tasks": {"step": None, "score": 0.0}}  # the best mean score of tasks
     state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
     state |= horizon.BEGINNING | {"best": dict(validation.BEST)} | {"parameters": sizes[0]}
     if newest is not None:

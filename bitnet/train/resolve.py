@@ -179,6 +179,10 @@ def _given(given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
             train[name] = absolute(value)
         elif isinstance(value, list):
             train[name] = [absolute(each) if isinstance(each, str) else each for each in value]
+    if isinstance(asked := train.get("tasks"), str):
+        train["tasks"] = ",".join(
+            absolute(each) if each.endswith((".yaml", ".yml")) else each for each in asked.split(",")
+        )
     of_file = file.get("model", {})
     seeing = of_file.get(VISION, {})
     if not isinstance(seeing, dict):

@@ -96,7 +96,8 @@ class Run:
             name = list(parameters)[broken.index(1)]
             raise TrainingError(f"{name} holds NaN or infinity, not saved; {self.last_good()}; lower --lr")
         self.state["quantized"] = schedule.quantization(self.settings, self.place)
-        best = [self.state["best"]["step"] or None] if self.settings.keep_best else []
+        bests = [self.state["best"]["step"] or None, self.state["best_tasks"]["step"]]
+        best = bests if self.settings.keep_best else []
         keep = [self.state["stable"], *best]
         if self.saver:
             self.saver.settle()  # one snapshot at a time

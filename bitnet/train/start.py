@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bitnet import process
 from bitnet.model import parallel
-from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model
+from bitnet.train import checkpoint, horizon, loop, manifest, memory, saving, source_model, tasks
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.errors import TrainingError
 from bitnet.train.loop import Outcome
@@ -36,10 +36,16 @@ Read = Callable[[str], source_model.Start]
 """Opens a source, a model to begin with or to learn from."""
 
 
-def train(given: Given, read: Read = source_model.read_checkpoint, resume: bool = False, branch: str = "") -> Outcome:
+def train(
+    given: Given,
+    read: Read = source_model.read_checkpoint,
+    resume: bool = False,
+    branch: str = "",
+    ask: tasks.Ask | None = None,
+) -> Outcome:
     """A run from its beginning, or from its newest checkpoint; it begins with a source, where one is given.
 
-    branch: a checkpoint of another run from which this one goes on, or that run.
+    branch: a checkpoint of another run from which this one goes on, or that run. ask: how it is asked tasks.
     """
     if branch and resume:
         raise TrainingError("--from begins a run and --resume goes on with one; give one of them")
@@ -47,8 +53,8 @@ def train(given: Given, read: Read = source_model.read_checkpoint, resume: bool 
     try:
         with parallel.joined():
             if branch:
-                return _branch(given, branch, read)
-            return _resume(given, read) if resume else _begin(given, read)
+                return _branch(given, branch, read, ask)
+            return _resume(given, read, ask) if resume else _begin(given, read, ask)
     except (MemoryError, RuntimeError) as error:
         if not memory.ran_out(error) or parallel.launched():
             raise
@@ -56,7 +62,7 @@ def train(given: Given, read: Read = source_model.read_checkpoint, resume: bool 
         raise TrainingError(f"memory ran out; lower --batch or --context, or take a smaller model ({said})") from error
 
 
-def _begin(given: Given, read: Read) -> Outcome:
+def _begin(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     start, tower = (read(path) if (path := named(given, name)) else None for name in ("source", "vision"))
     base = start.defaults(*(asks(given, name) for name in ("draft_only", "lora", "preference"))) if start else None
     settings, config = resolve(given, base=base, tower=tower)
@@ -67,7 +73,7 @@ def _begin(given: Given, read: Read) -> Outcome:
         teacher = read(settings.teacher) if settings.teacher else start
         run = prepare(settings, config, None, start, teacher, tower)
         try:
-            return loop.carry_out(run)
+            return loop.carry_out(run, ask)
         finally:
             claim.begun = bool(checkpoint.all_of(folder))  # one that cannot begin leaves nothing behind
 
@@ -84,7 +90,7 @@ def _check_free(folder: Path, config: str | None) -> None:
         )
 
 
-def _resume(given: Given, read: Read) -> Outcome:
+def _resume(given: Given, read: Read, ask: tasks.Ask | None) -> Outcome:
     folder = run_folder(given)
     if not checkpoint.all_of(folder) and not list(folder.glob(f".step-*{saving.REPLACED}")):
         found = "has no step-* folder in it" if folder.is_dir() else "does not exist"
@@ -101,10 +107,10 @@ def _resume(given: Given, read: Read) -> Outcome:
             if parallel.is_first():
                 saving.set_aside(folder, newest.folder, "fallen")
             run.save()  # the newest from here on, with the options given
-        return loop.carry_out(run)
+        return loop.carry_out(run, ask)
 
 
-def _branch(given: Given, source: str, read: Read) -> Outcome:
+def _branch(given: Given, source: str, read: Read, ask: tasks.Ask | None) -> Outcome:
     """A run that begins where a checkpoint of another one is."""
     folder = run_folder(given)
     _check_free(folder, given.config)
@@ -118,7 +124,7 @@ def _branch(given: Given, source: str, read: Read) -> Outcome:
         run = _go_on(given, folder, newest, read)
         run.save()
         claim.begun = True
-        return loop.carry_out(run)
+        return loop.carry_out(run, ask)
 
 
 def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read) -> Run:

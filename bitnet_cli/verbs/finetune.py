@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from bitnet_cli.tasks import ask
 from bitnet_cli.training_options import add_branch, add_settings, before_torch, conclude, given
 
 
@@ -34,4 +35,4 @@ def run(args: argparse.Namespace) -> int:
     from bitnet.train.start import train
     from bitnet_export.convert.masters import read_start
 
-    return conclude(train(given(args), read_start, args.resume, args.branch), args.json)
+    return conclude(train(given(args), read_start, args.resume, args.branch, ask), args.json)

@@ -1,0 +1,91 @@
+"""Tasks that a model is asked while it learns: when, what of it is logged, and which checkpoint is kept for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bitnet.report import page
+from bitnet.train import runlog, tasks
+from bitnet.train.checkpoint import all_of
+from training import TINY, bitnet, bits, killed_before, losses
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """A file that defines one, which needs no network."""
+    lines = [{"question": f"the {word}", "choices": [" cat", " house", " x7q"], "answer": i % 2}
+             for i, word in enumerate(["red", "big", "one", "old"])]  # fmt: skip
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    defined = {
+        "task": "animals", "dataset_path": "json", "dataset_kwargs": {
+            "data_files": str(tmp_path / "questions.jsonl"), "cache_dir": str(tmp_path / "cache"),
+        },
+        "test_split": "train", "output_type": "multiple_choice", "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}", "doc_to_target": "answer", "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    (tmp_path / "animals.yaml").write_text(yaml.safe_dump(defined))
+    return tmp_path / "animals.yaml"
+
+
+def asked(run: Path) -> dict[int, float]:
+    return {r["step"]: r["tasks"]["animals/acc"] for r in runlog.read(run / "log.jsonl") if "tasks" in r}
+
+
+def test_a_run_is_asked_and_goes_on_alike(
+    task: Path, sentences: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = ["train", *TINY, "--data", sentences, "--tasks", task.name, "--tasks-every", "10", "--tasks-limit", "3"]
+    assert bitnet(*command, "--out", whole) == 0
+    found = asked(whole)
+    assert list(found) == [0, 10, 20] and all(value in (0, 1 / 3, 2 / 3, 1) for value in found.values())
+    assert bits(whole / "step-000020") == bits(finished / "step-000020")  # to be asked changes nothing
+    assert not list(whole.glob(".*"))
+    capsys.readouterr()
+    assert bitnet("eval", whole, "--tasks", task, "--limit", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["results"]["animals"]["acc,none"] == found[20]
+    assert page.summary(whole, runlog.read(whole / "log.jsonl"))["tasks"].startswith("animals/acc ")
+    killed_before(15, *command, "--out", killed)
+    monkeypatch.chdir("/")
+    assert bitnet("train", "--resume", "--out", killed) == 0
+    assert losses(killed) == losses(whole)
+
+
+def test_the_best_is_kept(task: Path, sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([0.1, 0.9, 0.5, 0.4, 0.9])
+
+    def how(*_: Any) -> dict[str, Any]:
+        return {"results": {"a": {"alias": "a", "ppl,none": 3.0, "acc,none": next(answers), "acc_stderr,none": 0.1}},
+                "higher_is_better": {"a": {"ppl": False, "acc": True}}}  # fmt: skip
+
+    for verb in ("train", "finetune"):
+        monkeypatch.setattr(f"bitnet_cli.verbs.{verb}.ask", how)
+    run = tmp_path / "run"
+    command = ["--data", sentences, "--tasks", "a", "--tasks-every", "5", "--keep", "1", "--keep-best", "--out", run]
+    assert bitnet("train", *TINY, "--eval-every", "20", *command) == 0
+    records = [record for record in runlog.read(run / "log.jsonl") if "tasks" in record]
+    assert [(r["step"], r["task_score"]) for r in records] == [(0, 0.1), (5, 0.9), (10, 0.5), (15, 0.4), (20, 0.9)]
+    assert records[0]["tasks"] == {"a/ppl": 3.0, "a/acc": 0.1}
+    assert {"step-000005", "step-000020"} <= {path.name for path in all_of(run)}
+
+
+def test_a_task_that_is_none(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert bitnet("train", *TINY, "--data", sentences, "--tasks", "none.yaml", "--out", run) == 1
+    assert "none.yaml does not exist, expected a file that defines a task" in capsys.readouterr().err
+    assert not run.exists()
+
+
+def test_the_score_of_tasks() -> None:
+    one = {"acc,none": 0.5, "acc_norm,none": 0.7}
+    better = {"one": {"acc": True, "acc_norm": True}, "two": {"word_perplexity": False}}
+    figures = {"results": {"one": one, "two": {"word_perplexity,none": 9.0}}, "higher_is_better": better}
+    assert tasks.mean(figures) == 0.5
+    assert tasks.mean({"results": {"two": {"word_perplexity,none": 9.0}}, "higher_is_better": better}) is None
