@@ -82,7 +82,7 @@ clients: .venv/test build/clients/installed
 ray: .venv/tools build/ray/installed
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/ray .
 	build/ray/bin/python -m pip --disable-pip-version-check install -qq --force-reinstall --no-deps build/ray/*.whl
-	PYTHONPATH=tests build/ray/bin/python tests/ray_checks.py
+	build/ray/bin/python tests/ray_checks.py
 
 bench: .venv/engine
 	$(BIN)/bitnet bench --shape bitnet-2b4t

@@ -25,6 +25,10 @@ if __name__ == "__main__":
             checks = Path(__file__).with_name("client_checks.py")
             quiet = {"DO_NOT_TRACK": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONWARNINGS": "ignore"}
             done = subprocess.run([sys.argv[1], checks, serving.address], env=os.environ | quiet)
-            schemathesis = [Path(sys.argv[1]).with_name("schemathesis"), "run", f"{serving.address}/openapi.json"]
+            schemathesis = [
+                Path(sys.argv[1]).absolute().with_name("schemathesis"),
+                "run",
+                f"{serving.address}/openapi.json",
+            ]
             random = done.returncode or subprocess.run([*schemathesis, *RANDOM], cwd=folder).returncode
     sys.exit(random)

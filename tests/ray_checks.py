@@ -24,12 +24,26 @@ os.environ |= {  # before Ray is imported
 
 import ray
 from ray.cluster_utils import Cluster
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bitnet.config import ModelConfig
+from bitnet_export import random_model
 from bitnet_runtime import Model
-from runtime_models import small_model
+from bitnet_runtime.text import byte_level_alphabet
 
 EXAMPLES = Path(__file__).parents[1] / "python_bindings/examples"
 PROMPTS = [f"def number_{i}(" + "x" * (i % 7) for i in range(41)]  # an odd number: two replicas that share them differ
+
+SMALL = ModelConfig(
+    vocab_size=256, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, max_context=256
+)
+
+
+def letters() -> Tokenizer:
+    """A token for each byte."""
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(byte_level_alphabet())}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return tokenizer
 
 
 def check_batch(address: str, path: Path, expected: list[str]) -> None:
@@ -114,7 +128,8 @@ def main() -> None:
         cluster.add_node(num_cpus=2)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            path = small_model(Path(folder))
+            path = Path(folder) / "small.bitnet"
+            random_model(SMALL, path, tokenizer=letters().to_str().encode())
             with Model.load(path, threads=1) as model:
                 expected = [answer.text for answer in model.generate(PROMPTS, max_tokens=12, temperature=0)]
             for check in (check_batch, check_serve):
