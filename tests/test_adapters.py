@@ -59,12 +59,13 @@ def joined(base: Path, adapter: Path, path: Path) -> Path:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_has_the_same_bits_whatever_computes_it(shape: str, tmp_path: Path) -> None:
     """Tiers, threads, cuts of the prompt, company, and an adapter that is part of the model or beside it."""
-    base, adapters = made(tmp_path, SHAPES[shape])
+    base, adapters = made(tmp_path, SHAPES[shape].replace(max_context=96))
+    text = 4 * PROMPT  # so long that each of two threads has rows of its own
     names: list[str | None] = [None, *(path.stem for path in adapters)]
     with Model.load(base, isa="scalar", threads=1, kv_type="f32", adapters=adapters) as model:
-        expected = {name: logits(model, name) for name in names}
+        expected = {name: logits(model, name, text) for name in names}
     with Model.load(base, threads=1, kv_type="f32") as model:
-        assert (logits(model, None) == expected[None]).all()
+        assert (logits(model, None, text) == expected[None]).all()
     for one, other in itertools.combinations(names, 2):
         assert not np.isclose(expected[one], expected[other], atol=1e-3).all()
     for isa, threads in ((None, 1), (None, 2), ("avx2", 2), ("scalar", 3)):
@@ -72,17 +73,17 @@ def test_a_row_has_the_same_bits_whatever_computes_it(shape: str, tmp_path: Path
             continue
         with Model.load(base, isa=isa, threads=threads, kv_type="f32", adapters=adapters) as model:
             for name in names:
-                assert (logits(model, name) == expected[name]).all(), (isa, threads, name)
+                assert (logits(model, name, text) == expected[name]).all(), (isa, threads, name)
             sessions = [model.session(adapter=name) for name in (*names, *names)]
             for session in sessions:
-                session.feed(PROMPT[:-1])
-            append_batch(sessions, [PROMPT[-1]] * len(sessions))
+                session.feed(text[:-1])
+            append_batch(sessions, [text[-1]] * len(sessions))
             for session in sessions:
                 assert (session.logits == expected[session.adapter][-1]).all()
                 session.close()
     for path in adapters:
         with Model.load(joined(base, path, tmp_path / "joined.bitnet"), kv_type="f32") as model:
-            assert (logits(model, None) == expected[path.stem]).all()
+            assert (logits(model, None, text) == expected[path.stem]).all()
 
 
 def test_lines_that_are_left_out_are_not_those_an_adapter_wakes(tmp_path: Path) -> None:

@@ -531,10 +531,10 @@ BN_API void bn_session_seed(bn_session *session, uint64_t seed);
 
 /* Stop what this session does: from any thread, at any moment before it is freed. From then on
  * append, score, embed, sample, step and the batches fail with BN_ERR_CANCELLED before any work,
- * and one of them that is running ends after the block of tokens (bn_session_options.batch) it is
- * at, with BN_ERR_CANCELLED if that was not the last. So it stays until bn_session_rewind is
- * called, which may be at any n, the current position too. What the session holds can be read all
- * the while. */
+ * and one of them that is running ends after the block of tokens it is at
+ * (bn_session_options.batch; of texts that are embedded together, up to 512), with BN_ERR_CANCELLED
+ * if that was not the last. So it stays until bn_session_rewind is called, which may be at any n,
+ * the current position too. What the session holds can be read all the while. */
 BN_API void bn_session_cancel(bn_session *session);
 
 /* 1 from bn_session_cancel to bn_session_rewind, else 0. */

@@ -209,15 +209,15 @@ void bn_attention(bn_pass *p, const bn_layer *l) {
     const size_t G = p->stack->config.n_kv_heads, rows = p->rows;
     bn_workspace *w = p->w;
     attend a = {p, l};
-    if (count_rows(p, 0) == rows) {
+    if (w->in.pool && count_rows(p, 0) == rows) {
         for (size_t g = 0; g < G; g++)
             atomic_init(&w->chunks_done[g], 0);
         const size_t items = chunks_of(p, l).n * G;
-        bn_pool_run(p->m->pool, items, items, split_keys, &a);
+        bn_pool_run(w->in.pool, items, items, split_keys, &a);
     } else {
         size_t items = 0;
         for (size_t row = 0; row < rows; row += count_rows(p, row))
             items += G;
-        bn_pool_run(p->m->pool, items, items, split_rows, &a);
+        bn_pool_run(w->in.pool, items, items, split_rows, &a);
     }
 }

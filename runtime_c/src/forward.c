@@ -24,6 +24,7 @@
 #include "cache.h"
 #include "draft.h"
 #include "feed_forward.h"
+#include "mixture.h"
 #include "pass.h"
 #include "patches.h"
 
@@ -109,17 +110,65 @@ static void take_adapters(bn_pass *p) {
     }
 }
 
+/* Rows from the first on, at most so many, with this scratch memory. */
+static void run_piece(bn_pass *p, const bn_workspace *scratch, size_t first, size_t most,
+                      const bn_layer *l, bn_step *step) {
+    const size_t left = p->rows - first;
+    bn_workspace w = bn_workspace_from(scratch, &p->stack->config, first);
+    bn_pass piece = {.m = p->m, .stack = p->stack, .w = &w, .rows = left < most ? left : most};
+    take_adapters(&piece);
+    step(&piece, l);
+    if (piece.not_finite)
+        bn_fail_pass(p);
+}
+
+typedef struct apart {
+    bn_pass *p;
+    size_t pieces, each; /* rows of a piece */
+    size_t threads;
+    const bn_layer *l;
+    bn_step *step;
+} apart;
+
+/* Which piece an item of the run is. Of a prompt later rows see more: a thread that begins with the
+ * first piece ends with the last. Else neighbours, which may be of one text, stay together. */
+static size_t place_of(const apart *a, size_t item) {
+    const int balance = a->p->stack->config.mask == BN_MASK_CAUSAL && a->pieces == 2 * a->threads;
+    return !balance ? item : item % 2 == 0 ? item / 2 : a->pieces - 1 - item / 2;
+}
+
+static void run_apart(void *context, int32_t thread, size_t first, size_t end) {
+    const apart *a = context;
+    bn_part part;
+    bn_workspace_part(a->p->w, &a->p->stack->config, (size_t)thread, a->threads, &part);
+    for (; first < end && !stopped(a->p); first++)
+        run_piece(a->p, &part.w, place_of(a, first) * a->each, a->each, a->l, a->step);
+}
+
+static size_t parts(size_t n, size_t each) {
+    return (n + each - 1) / each;
+}
+
+/* How many rows a thread does by itself at a time, so that each has as many such pieces, two if it
+ * can be; 0: there are too few. */
+static size_t rows_apart(const bn_pass *p, size_t threads) {
+    enum { LEAST = 32 };
+    const size_t most = bn_workspace_share(p->w, threads), rows = p->rows;
+    if (threads == 1 || most < LEAST || rows < threads * LEAST)
+        return 0;
+    const size_t rounds = rows >= 2 * threads * LEAST ? 2 : 1;
+    return parts(rows, rounds * threads * parts(rows, most * rounds * threads));
+}
+
 void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
-    for (size_t first = 0; first < p->rows && !stopped(p); first += p->w->batch) {
-        const size_t left = p->rows - first;
-        bn_workspace w = bn_workspace_from(p->w, &p->stack->config, first);
-        bn_pass piece = {
-            .m = p->m, .stack = p->stack, .w = &w, .rows = left < w.batch ? left : w.batch};
-        take_adapters(&piece);
-        step(&piece, l);
-        if (piece.not_finite)
-            p->not_finite = 1;
+    const size_t threads = (size_t)bn_pool_threads(p->w->in.pool), each = rows_apart(p, threads);
+    if (each > 0) {
+        apart a = {p, parts(p->rows, each), each, threads, l, step};
+        bn_pool_run(p->w->in.pool, a.pieces, 1, run_apart, &a);
+        return;
     }
+    for (size_t first = 0; first < p->rows && !stopped(p); first += p->w->batch)
+        run_piece(p, p->w, first, p->w->batch, l, step);
 }
 
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,

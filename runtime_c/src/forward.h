@@ -18,7 +18,9 @@ bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, 
                      const atomic_int *stop);
 
 /* A step of all rows, of as many at a time as there is scratch memory for: each piece is a pass of
- * its own, whose row 0 is the first of its rows. */
+ * its own, whose row 0 is the first of its rows. If there are many, each thread has pieces of its
+ * own, and shares of the scratch memory: then no thread waits for another within a step, nor for
+ * what lies in the other's cache. If there are few, all threads do one piece. */
 typedef void bn_step(bn_pass *p, const bn_layer *l);
 void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step);
 

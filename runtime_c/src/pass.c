@@ -12,7 +12,7 @@ void bn_each_row(const bn_pass *p, bn_task task, void *context) {
     if (p->rows == 1 || p->alone)
         task(context, 0, 0, p->rows);
     else
-        bn_pool_run(p->m->pool, p->rows, p->rows, task, context);
+        bn_pool_run(p->w->in.pool, p->rows, p->rows, task, context);
 }
 
 void bn_fail_pass(bn_pass *p) {

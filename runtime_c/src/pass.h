@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * pass.h: rows on their way through a stack, and the steps that its layers are made of. A step does
- * all rows of the pass and uses all threads; but one row is normed and quantized by the caller
- * alone, because waking the others costs more.
+ * all rows of the pass and uses all threads that these have (forward.h); but one row is normed and
+ * quantized by the caller alone, because waking the others costs more.
  */
 #ifndef BITNET_PASS_H
 #define BITNET_PASS_H
@@ -17,7 +17,7 @@
 #include "workspace.h"
 
 typedef struct bn_pass {
-    const bn_model *m; /* kernels and threads */
+    const bn_model *m; /* kernels */
     const bn_stack *stack;
     bn_workspace *w;
     size_t first, rows;     /* of the workspace */

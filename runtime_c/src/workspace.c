@@ -15,6 +15,7 @@
 #include "system/pages.h"
 
 enum { ALIGN = 64, SCORE_FLOATS = 1 << 20 };
+enum { ROOM = 512 }; /* rows of several texts that see what stands behind them, at least */
 
 /* Hands out aligned pieces of one block. Run once with base NULL to learn the size. */
 typedef struct arena {
@@ -62,17 +63,18 @@ static void lay_out_slots(const bn_model *m, const bn_stack *stack, bn_workspace
     const size_t X = c->n_experts, k = c->experts_per_token;
     const size_t rows = bn_mixture_rows(c, w->batch), taken = bn_mixture_experts(c, rows);
     bn_workspace of_slots = {.batch = rows * k, .in = w->in};
-    bn_slots s = {.rows = rows};
+    const size_t threads = (size_t)bn_pool_threads(m->pool);
+    bn_slots s = {.rows = rows, .taken = taken};
     s.logits = take(a, rows * X, sizeof *s.logits);
-    s.keys = take(a, (size_t)bn_pool_threads(m->pool) * X, sizeof *s.keys);
+    s.keys = take(a, threads * X, sizeof *s.keys);
     s.expert = take(a, rows * k, sizeof *s.expert);
     s.share = take(a, rows * k, sizeof *s.share);
     s.slot = take(a, rows * k, sizeof *s.slot);
     s.row = take(a, rows * k, sizeof *s.row);
     s.network = take(a, rows * k, sizeof *s.network);
-    s.end = take(a, X, sizeof *s.end);
-    s.groups = take(a, taken, sizeof *s.groups);
-    s.products = take(a, 2 * taken, sizeof *s.products);
+    s.end = take(a, threads * X, sizeof *s.end);
+    s.groups = take(a, threads * taken, sizeof *s.groups);
+    s.products = take(a, threads * 2 * taken, sizeof *s.products);
     lay_out_inputs(m, stack, &of_slots.in, rows * k, a);
     of_slots.ffn = take(a, bn_ffn_floats(c, rows * k), sizeof(float));
     of_slots.y = take(a, rows * k * c->dim, sizeof(float));
@@ -99,7 +101,7 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
                        w->in.lookup_rows >= m->kernels.products.lookup_rows;
     w->attend_stride =
         (most(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) / BN_LANES * BN_LANES;
-    w->room = c->mask == BN_MASK_CAUSAL ? B : most(B, w->n_ctx);
+    w->room = c->mask == BN_MASK_CAUSAL ? B : most(ROOM, most(B, w->n_ctx));
     w->rows = take(a, w->room, sizeof *w->rows);
     w->x = take(a, w->room * D, sizeof(float));
     w->q = take(a, w->room * H * E, sizeof(float));
@@ -156,4 +158,67 @@ bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t
     from.q += row * c->n_heads * c->head_dim;
     from.angle += row * c->rope_dim;
     return from;
+}
+
+size_t bn_workspace_share(const bn_workspace *w, size_t threads) {
+    const size_t rows = w->slots && w->slots->rows < w->batch ? w->slots->rows : w->batch;
+    return rows / threads;
+}
+
+/* Operands from a row on, with the scratch of one thread, which is alone. */
+static bn_operands operands_part(const bn_operands *o, size_t row, size_t thread) {
+    bn_operands part = *o;
+    part.pool = NULL;
+    part.h += row * o->wide;
+    part.q += row * o->q_stride;
+    part.s += row;
+    part.q_sum += row;
+    part.group_sums += row * o->group_sums_stride;
+    part.adapters = o->adapters ? o->adapters + row : NULL;
+    part.low += row * 2 * BN_GROUP_PRODUCTS * o->most_rank;
+    part.acc += thread * o->acc_stride;
+    part.lookup = o->lookup ? o->lookup + thread * o->lookup_stride : NULL;
+    part.skipped += thread;
+    return part;
+}
+
+/* What a feed-forward network needs from a row on. */
+static bn_workspace network_part(const bn_workspace *w, const bn_config *c, size_t row,
+                                 size_t thread) {
+    bn_workspace part = *w;
+    part.in = operands_part(&w->in, row, thread);
+    part.ffn += row * c->ffn_dim;
+    part.y += row * c->dim;
+    return part;
+}
+
+static bn_slots slots_part(const bn_slots *s, const bn_config *c, size_t row, size_t thread) {
+    const size_t k = c->experts_per_token, X = c->n_experts;
+    bn_slots part = *s;
+    part.logits += row * X;
+    part.keys += thread * X;
+    part.expert += row * k;
+    part.share += row * k;
+    part.slot += row * k;
+    part.row += row * k;
+    part.network += row * k;
+    part.end += thread * X;
+    part.groups += thread * s->taken;
+    part.products += thread * s->taken * 2;
+    return part;
+}
+
+void bn_workspace_part(const bn_workspace *w, const bn_config *c, size_t thread, size_t threads,
+                       bn_part *part) {
+    const size_t each = bn_workspace_share(w, threads), row = thread * each;
+    part->w = network_part(w, c, row, thread);
+    part->w.kv += row * 2 * c->n_kv_heads * c->head_dim;
+    part->w.attend += thread * w->attend_stride;
+    if (!w->slots)
+        return;
+    part->of_slots = network_part(w->slots->w, c, row * c->experts_per_token, thread);
+    part->slots = slots_part(w->slots, c, row, thread);
+    part->slots.rows = each;
+    part->slots.w = &part->of_slots;
+    part->w.slots = &part->slots;
 }

@@ -21,7 +21,7 @@
 /* Scratch memory for a step of up to B rows, and what stays of up to R rows from step to step. */
 typedef struct bn_workspace {
     size_t batch;   /* B */
-    size_t room;    /* R: B, or all of a context, where rows see what stands behind them */
+    size_t room;    /* R: B, or more and all of a context, where rows see what is behind */
     size_t n_ctx;   /* tokens that `partial` has room for */
     bn_row *rows;   /* [R] of the pass */
     float *x;       /* [R][D] the residual stream */
@@ -53,5 +53,14 @@ bn_workspace *bn_workspace_new(const bn_model *m, const bn_stack *stack, size_t 
 
 /* The same memory seen from a row of the pass on: there it is row 0. */
 bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t row);
+
+/* Rows that each of so many threads has scratch memory for when they share what there is. */
+size_t bn_workspace_share(const bn_workspace *w, size_t threads);
+
+/* The workspace as one thread has it that works alone, with its share of the scratch memory. All of
+ * it lies in `part`; `partial`, which belongs to no thread, is not for it. */
+struct bn_part;
+void bn_workspace_part(const bn_workspace *w, const bn_config *c, size_t thread, size_t threads,
+                       struct bn_part *part);
 
 #endif

@@ -193,7 +193,7 @@ static const struct {
     size_t piece; /* 0: 1, 2, 3, ... and again */
 } ways[] = {{"1 thread, long pieces", LONGEST},
             {"2 threads, short pieces", 0},
-            {"3 threads, pieces of 60", 60}};
+            {"3 threads, each a third of the rows", 99}};
 
 /* What sees what is behind it comes in one call: all, or two tokens of three. */
 static size_t whole(const bn_model_info *info, size_t total) {

@@ -69,8 +69,10 @@ static void add_rows(bn_batch *b, texts *t, int32_t n) {
 
 /* A turn: texts, or parts of them, for as long as each ends in it. */
 static bn_status run_block(texts *t) {
-    const int32_t most = t->sessions[t->text]->batch;
-    bn_batch b = bn_batch_begin(t->sessions[0]);
+    const bn_session *first = t->sessions[t->text];
+    const int sees_all = first->stack->config.mask == BN_MASK_BIDIRECTIONAL;
+    bn_batch b = bn_batch_begin(first);
+    const int32_t most = sees_all ? (int32_t)b.w->room : first->batch;
     bn_status status = BN_ERR_CANCELLED;
     if (!any_cancelled(t)) {
         for (int32_t n, done = 1; done && t->text<t->n; done = n> 0 && t->at == 0) {

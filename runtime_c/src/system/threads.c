@@ -189,7 +189,7 @@ static void *worker_main(void *argument) {
 }
 
 void bn_pool_run(bn_pool *pool, size_t items, size_t most, bn_task task, void *context) {
-    if (pool->n_started == 0) { /* a pool of one, or a forked child */
+    if (bn_pool_running(pool) == 1) {
         for (size_t first = 0, end; first < items; first = end) {
             end = items - first < most ? items : first + most;
             task(context, 0, first, end);
@@ -318,11 +318,11 @@ void bn_pool_free(bn_pool *pool) {
 }
 
 int32_t bn_pool_running(const bn_pool *pool) {
-    return pool->n_started + 1;
+    return pool ? pool->n_started + 1 : 1;
 }
 
 int32_t bn_pool_threads(const bn_pool *pool) {
-    return pool->n_threads;
+    return pool ? pool->n_threads : 1;
 }
 
 static uint32_t group_of(unsigned ticket) {

@@ -8,7 +8,7 @@
 
 #include "bitnet_runtime.h"
 
-typedef struct bn_pool bn_pool;
+typedef struct bn_pool bn_pool; /* NULL: the caller alone */
 
 /* Does items [first, end) of a run on a thread of the pool, 0..n_threads-1: memory that belongs to
  * that number is the task's alone. */
