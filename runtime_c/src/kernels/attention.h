@@ -11,8 +11,8 @@
 
 /* scores[i * score_stride + 16 t + j] = q_i · key(16 t + j). n_q, tiles >= 1; head_dim any.
  *
- * BN_KV_F16, BN_KV_F32: float rule over head_dim. K tiles lie [tile][head_dim][16 keys], so keys
- * are lanes and nothing is summed across; they are 32-byte (f16) / 64-byte aligned.
+ * BN_KV_F16, BN_KV_F32: s = +0; s = fma(key[d], q[d], s) for d in order. K tiles lie
+ * [tile][head_dim][16 keys], so keys are lanes; they are 32-byte (f16) / 64-byte aligned.
  *
  * BN_KV_INT8: codes in -127..127 that stand for code · scale, one scale a query and key:
  * (float)(sum of q·k, exact) * (q_scale[i] * k_scale[16 t + j]). K tiles lie

@@ -9,66 +9,57 @@
 
 #include "lanes.h"
 
-/* 4 keys: lane j of the float rule is a register, so the sums stay in their lanes. */
-INLINE void qk_keys(float *scores, const float *q, const uint8_t *k, size_t head_dim, size_t size) {
-    const size_t row = BN_LANES * size;
-    uint8_t last[BN_LANES * BN_LANES * sizeof(float)] __attribute__((aligned(16)));
-    float32x4_t s[BN_LANES];
+/* Q queries and T tiles of keys, each of which is four registers. */
+INLINE void qk_tiles(float *scores, size_t score_stride, const float *q, const uint8_t *k,
+                     size_t head_dim, size_t size, const size_t Q, const size_t T) {
+    const size_t tile = head_dim * BN_LANES * size;
+    lanes sum[4];
     UNROLL
-    for (int j = 0; j < BN_LANES; j++)
-        s[j] = vdupq_n_f32(0);
-    for (size_t d = 0; d < head_dim; d += BN_LANES, k += BN_LANES * row) {
-        const lanes x = load(q + d, head_dim - d);
-        if (head_dim - d < BN_LANES) {
-            memset(last, 0, sizeof last);
-            for (size_t j = 0; j < head_dim - d; j++)
-                memcpy(last + j * row, k + j * row, 4 * size);
-            k = last;
-        }
+    for (size_t i = 0; i < Q * T; i++)
+        sum[i] = zero();
+    for (size_t d = 0; d < head_dim; d++) {
         UNROLL
-        for (int j = 0; j < BN_LANES; j++) {
-            const void *at = k + (size_t)j * row;
-            const float32x4_t key =
-                size == 2 ? vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at))) : vld1q_f32(at);
-            s[j] = vfmaq_n_f32(s[j], key, x.val[j / 4][j % 4]);
+        for (size_t t = 0; t < T; t++) {
+            const lanes key = load_as(k + t * tile, d * BN_LANES, BN_LANES, size);
+            UNROLL
+            for (size_t i = 0; i < Q; i++) {
+                const float32x4_t x = vdupq_n_f32(q[i * head_dim + d]);
+                sum[t * Q + i] = fma_lanes(sum[t * Q + i], key, (lanes){{x, x, x, x}});
+            }
         }
     }
     UNROLL
-    for (int j = 0; j < 8; j++)
-        s[j] = vaddq_f32(s[j], s[j + 8]);
-    UNROLL
-    for (int j = 0; j < 4; j++)
-        s[j] = vaddq_f32(s[j], s[j + 4]);
-    vst1q_f32(scores, vaddq_f32(vaddq_f32(s[0], s[2]), vaddq_f32(s[1], s[3])));
+    for (size_t t = 0; t < T; t++) {
+        UNROLL
+        for (size_t i = 0; i < Q; i++)
+            store_all(scores + i * score_stride + t * BN_LANES, sum[t * Q + i]);
+    }
 }
 
-INLINE void qk(float *scores, size_t score_stride, const float *q, size_t n_q, const void *k,
-               size_t head_dim, size_t tiles, size_t size) {
-    for (size_t t = 0; t < tiles; t++)
-        for (size_t i = 0; i < n_q; i++)
-            for (size_t j = 0; j < BN_LANES; j += 4)
-                qk_keys(scores + i * score_stride + t * BN_LANES + j, q + i * head_dim,
-                        (const uint8_t *)k + (t * head_dim * BN_LANES + j) * size, head_dim, size);
+INLINE void qk(const bn_qk *all, size_t size) {
+    const bn_qk a = *all;
+    const size_t E = a.head_dim, stride = a.score_stride, tile = E * BN_LANES * size;
+    const uint8_t *k = a.k;
+    size_t t = 0;
+    for (; a.n_q == 1 && t + 4 <= a.tiles; t += 4)
+        qk_tiles(a.scores + t * BN_LANES, stride, a.q, k + t * tile, E, size, 1, 4);
+    for (; t < a.tiles; t++) {
+        size_t i = 0;
+        for (; i + 4 <= a.n_q; i += 4)
+            qk_tiles(a.scores + i * stride + t * BN_LANES, stride, a.q + i * E, k + t * tile, E,
+                     size, 4, 1);
+        for (; i < a.n_q; i++)
+            qk_tiles(a.scores + i * stride + t * BN_LANES, stride, a.q + i * E, k + t * tile, E,
+                     size, 1, 1);
+    }
 }
 
 static void qk_f16(const bn_qk *a) {
-    enum { WIDE = 128 };
-    float tile[WIDE * BN_LANES];
-    const uint16_t *k = a->k;
-    const size_t E = a->head_dim;
-    if (a->n_q == 1 || E > WIDE) {
-        qk(a->scores, a->score_stride, a->q, a->n_q, k, E, a->tiles, sizeof *k);
-        return;
-    }
-    for (size_t t = 0; t < a->tiles; t++) { /* widen a tile once for all queries */
-        for (size_t i = 0; i < E * BN_LANES; i += BN_LANES)
-            store_all(tile + i, widen(k + t * E * BN_LANES + i));
-        qk(a->scores + t * BN_LANES, a->score_stride, a->q, a->n_q, tile, E, 1, sizeof *tile);
-    }
+    qk(a, sizeof(uint16_t));
 }
 
 static void qk_f32(const bn_qk *a) {
-    qk(a->scores, a->score_stride, a->q, a->n_q, a->k, a->head_dim, a->tiles, sizeof(float));
+    qk(a, sizeof(float));
 }
 
 /* 16 dimensions of `n_q` (a constant) queries stay in registers while the keys go by. */

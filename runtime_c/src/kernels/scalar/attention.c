@@ -23,13 +23,10 @@ static void qk(const bn_qk *a, widen_fn *widen) {
     for (size_t i = 0; i < a->n_q; i++)
         for (size_t key = 0; key < a->tiles * BN_LANES; key++) {
             const size_t column = key / BN_LANES * E * BN_LANES + key % BN_LANES;
-            float lane[BN_LANES] = {0};
-            for (size_t d = 0; d < E; d += BN_LANES)
-                for (size_t j = 0; j < BN_LANES; j++)
-                    lane[j] = d + j < E ? fmaf(widen(a->k, column + (d + j) * BN_LANES),
-                                               a->q[i * E + d + j], lane[j])
-                                        : fmaf(0, 0, lane[j]);
-            a->scores[i * a->score_stride + key] = tree(lane);
+            float sum = 0;
+            for (size_t d = 0; d < E; d++)
+                sum = fmaf(widen(a->k, column + d * BN_LANES), a->q[i * E + d], sum);
+            a->scores[i * a->score_stride + key] = sum;
         }
 }
 

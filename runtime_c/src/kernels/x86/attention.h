@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * attention.h: scores and weighted values, the same for every x86 tier. Keys, or the elements of
- * a value, are lanes; QUERIES of them (2 or 4) share each register that is loaded and widened. As
- * two loads and two products go through in a cycle, two registers of keys share what is loaded of
- * the queries: 12 loads for 16 products, where with one there are 20.
+ * a value, are lanes. What is loaded and widened of them serves up to four queries, and what is
+ * loaded of a query up to eight registers of keys: 8 loads for 16 products, where a core loads
+ * two registers a cycle and multiplies two.
  */
 #ifndef BITNET_X86_ATTENTION_H
 #define BITNET_X86_ATTENTION_H
@@ -11,85 +11,51 @@
 #include "exponential.h"
 #include "scale.h"
 
-/* X for each of four chains or vectors, of each query. */
+/* X for each of four vectors, of each query. */
 #define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
 #define EACH_QUERY(X) EACH_FOUR(X, 0) EACH_FOUR(X, 1) EACH_FOUR(X, 2) EACH_FOUR(X, 3)
 
-/* X for each chain of a query and a register of keys. */
-#define EACH_CHAIN(X, i, r) X(i, r, 0) X(i, r, 1) X(i, r, 2) X(i, r, 3)
-#define EACH_KEYS(X, i) EACH_CHAIN(X, i, 0) EACH_CHAIN(X, i, 1)
-#define EACH_SCORE(X) EACH_KEYS(X, 0) EACH_KEYS(X, 1) EACH_KEYS(X, 2) EACH_KEYS(X, 3)
-
 typedef struct qk_block {
     const float *q;    /* [Q][head_dim] */
-    const uint8_t *k;  /* of the keys in the first register */
-    size_t size, next; /* bytes of a number; from one register of keys to the next */
+    const uint8_t *k;  /* of the first tile */
+    size_t size, tile; /* bytes of a number and of a tile */
     size_t head_dim;
-    int fetch; /* its lines farther on are not on their way yet */
+    int fetch; /* the tiles behind these are not on their way yet */
 } qk_block;
 
-/* For Q queries and the keys in R registers: C of the sums j, j+8, j+4, j+12 of the float rule,
- * and the part of its tree above them, (s[j] + s[j+8]) + (s[j+4] + s[j+12]). */
-INLINE void qk_lanes(vec total[4][2], const qk_block *b, size_t j, load_fn *load, const int Q,
-                     const int R, const int C) {
-    const size_t E = b->head_dim, size = b->size;
-    vec sum[4][2][4];
-#define CLEAR(i, r, c) sum[i][r][c] = vec_zero();
-    EACH_SCORE(CLEAR)
-#undef CLEAR
-
-    size_t d = j;
-#define LANE(c) ((c & 1) * 8 + (c & 2) * 2)
-#define LOAD(i, r, c)                                                                              \
-    if (r < R && c < C)                                                                            \
-        key[r][c] = load(b->k + r * b->next, (d + LANE(c)) * BN_LANES);
-#define TERM(i, r, c)                                                                              \
-    if (i < Q && r < R && c < C)                                                                   \
-        sum[i][r][c] = vec_fma(key[r][c], vec_set(b->q[i * E + d + LANE(c)]), sum[i][r][c]);
-    for (; d - j + BN_LANES <= E; d += BN_LANES) {
-        vec key[2][4];
-        for (size_t line = 0; b->fetch && line < size * (size_t)C / 4; line++) /* of these */
-            prefetch_cache(b->k + (d - j + (size_t)C * j) * BN_LANES * size + line * 64);
-        EACH_KEYS(LOAD, 0)
-        EACH_SCORE(TERM)
+/* Scores of Q queries with the keys in R registers. */
+INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, load_fn *load,
+                      const size_t Q, const size_t R) {
+    const size_t E = b->head_dim, ahead = (R + PARTS - 1) / PARTS * b->tile;
+    vec sum[4][8], key[8];
+    UNROLL
+    for (size_t i = 0; i < Q; i++) {
+        UNROLL
+        for (size_t r = 0; r < R; r++)
+            sum[i][r] = vec_zero();
     }
-    if (d - j < E) { /* what is missing from the last round counts as 0·0 */
-#undef LOAD
-#undef TERM
-#define TERM(i, r, c)                                                                              \
-    if (i < Q && r < R && c < C)                                                                   \
-        sum[i][r][c] = d + LANE(c) < E                                                             \
-                           ? vec_fma(load(b->k + r * b->next, (d + LANE(c)) * BN_LANES),           \
-                                     vec_set(b->q[i * E + d + LANE(c)]), sum[i][r][c])             \
-                           : vec_add(sum[i][r][c], vec_zero());
-        EACH_SCORE(TERM)
-#undef TERM
+    for (size_t d = 0; d < E; d++) {
+        UNROLL
+        for (size_t r = 0; r < R; r++) {
+            const uint8_t *k = b->k + r / PARTS * b->tile + r % PARTS * LANES * b->size;
+            if (b->fetch && r % PARTS == 0 && d * BN_LANES * b->size % 64 == 0)
+                prefetch_cache(k + d * BN_LANES * b->size, ahead);
+            key[r] = load(k, d * BN_LANES);
+        }
+        UNROLL
+        for (size_t i = 0; i < Q; i++) {
+            const vec x = vec_set(b->q[i * E + d]);
+            UNROLL
+            for (size_t r = 0; r < R; r++)
+                sum[i][r] = vec_fma(key[r], x, sum[i][r]);
+        }
     }
-    for (int i = 0; i < Q; i++)
-        for (int r = 0; r < R; r++) {
-            const vec *s = sum[i][r];
-            total[i][r] = vec_add(s[0], s[1]);
-            if (C == 4)
-                total[i][r] = vec_add(total[i][r], vec_add(s[2], s[3]));
-        }
-}
-#undef LANE
-
-/* Scores with the keys in R registers: next scores apart. C: of Q queries, as many as there are
- * registers for. */
-INLINE void qk_queries(float *scores, size_t score_stride, const qk_block *b, load_fn *load,
-                       const int Q, const int R, const int C) {
-    vec t[8][4][2];
-    for (size_t j = 0; j < (size_t)(16 / C); j++)
-        qk_lanes(t[j], b, j, load, Q, R, C);
-    for (int i = 0; i < Q; i++)
-        for (int r = 0; r < R; r++) {
-            vec s[4];
-            for (int j = 0; j < 4; j++)
-                s[j] = C == 4 ? t[j][i][r] : vec_add(t[j][i][r], t[j + 4][i][r]);
-            vec_store(scores + (size_t)i * score_stride + r * LANES,
-                      vec_add(vec_add(s[0], s[2]), vec_add(s[1], s[3])));
-        }
+    UNROLL
+    for (size_t i = 0; i < Q; i++) {
+        UNROLL
+        for (size_t r = 0; r < R; r++)
+            vec_store(scores + i * score_stride + r * LANES, sum[i][r]);
+    }
 }
 
 /* out[i][V registers] += p[i][t] * v[t], t = 0, 1, ... The last register begins at `last`, as far
@@ -107,7 +73,7 @@ INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t 
     for (size_t t = 0; t < keys; t++, v += head_dim * size) {
         vec value[4];
         for (size_t line = 0; fetch && line < (size_t)V * LANES * size; line += 64)
-            prefetch_cache(v + line);
+            prefetch_cache(v + line, 0);
 #define LOAD(i, c)                                                                                 \
     if (c < V)                                                                                     \
         value[c] = load(v, AT(c));
@@ -166,41 +132,46 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
     }
 }
 
-/* The largest of 4, 2, 1 queries that n holds. */
-INLINE size_t query_block(size_t n) {
-    return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
+/* Of Q queries with n registers of keys, as many at a time as there are registers for. */
+INLINE void qk_keys(float *scores, size_t score_stride, qk_block b, size_t n, load_fn *load,
+                    const size_t Q) {
+    size_t done = 0;
+#define BLOCK(R)                                                                                   \
+    for (; Q * R <= REGISTERS / 2 && done + R <= n; done += R, b.k += R / PARTS * b.tile)          \
+        qk_scores(scores + done * LANES, score_stride, &b, load, Q, R);
+    BLOCK(8)
+    BLOCK(4)
+    BLOCK(2)
+    BLOCK(1)
+#undef BLOCK
 }
 
-/* Two registers of keys, or one, with all queries: they stay in the first cache. */
-INLINE void qk_keys(const bn_qk *a, size_t key, qk_block b, load_fn *load, const int R) {
-    for (size_t i = 0, n; i < a->n_q; i += n) {
-        float *s = a->scores + i * a->score_stride + key;
-        b.q = a->q + i * b.head_dim;
-        b.fetch = i == 0;
-        switch (n = query_block(a->n_q - i)) {
-        case 4:
-            qk_queries(s, a->score_stride, &b, load, QUERIES, R, 2);
-            break;
-        case 2:
-            qk_queries(s, a->score_stride, &b, load, 2, R, QUERIES == 2 ? 2 : 4);
-            break;
-        default:
-            qk_queries(s, a->score_stride, &b, load, 1, R, 4);
+/* Some keys with all queries, so that they stay in the first cache. */
+INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
+    const bn_qk a = *all; /* in registers: no store can change it */
+    const size_t registers = a.tiles * PARTS, most = a.n_q == 1 ? 8 : 4, stride = a.score_stride;
+    qk_block b = {
+        .k = a.k, .size = size, .tile = a.head_dim * BN_LANES * size, .head_dim = a.head_dim};
+    for (size_t key = 0, n; key < registers; key += n, b.k += n / PARTS * b.tile) {
+        n = min_size(registers - key, most);
+        for (size_t i = 0, block; i < a.n_q; i += block) {
+            const size_t left = a.n_q - i;
+            float *s = a.scores + i * stride + key * LANES;
+            b.q = a.q + i * a.head_dim;
+            b.fetch = i == 0;
+            if ((block = left >= 4 ? 4 : left >= 2 ? 2 : 1) == 4)
+                qk_keys(s, stride, b, n, load, 4);
+            else if (block == 2)
+                qk_keys(s, stride, b, n, load, 2);
+            else
+                qk_keys(s, stride, b, n, load, 1);
         }
     }
 }
 
-INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
-    enum { TILES = 2 / PARTS }; /* of two registers */
-    const bn_qk a = *all;       /* in registers: no store can change it */
-    const size_t tile = a.head_dim * BN_LANES * size, keys = a.tiles * BN_LANES;
-    qk_block b = {
-        .k = a.k, .size = size, .next = TILES == 1 ? LANES * size : tile, .head_dim = a.head_dim};
-    size_t key = 0;
-    for (; key + 2 * LANES <= keys; key += 2 * LANES, b.k += TILES * tile)
-        qk_keys(&a, key, b, load, 2);
-    if (key < keys)
-        qk_keys(&a, key, b, load, 1);
+/* The largest of 4, 2, 1 queries that n holds. */
+INLINE size_t query_block(size_t n) {
+    return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
 INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {

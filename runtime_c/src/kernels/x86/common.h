@@ -16,9 +16,10 @@ INLINE size_t min_size(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* Of the KV cache, farther ahead than of weights: softmax comes between keys and values. */
-INLINE void prefetch_cache(const void *p) {
-    _mm_prefetch((const char *)p + 8192, _MM_HINT_T1);
+/* Of the KV cache, farther ahead than of weights, as softmax comes between keys and values; behind
+ * the bytes that are read at the same time. */
+INLINE void prefetch_cache(const void *p, size_t together) {
+    _mm_prefetch((const char *)p + (together > 8192 ? together : 8192), _MM_HINT_T1);
 }
 
 /* The last three levels of the float rule's tree. */

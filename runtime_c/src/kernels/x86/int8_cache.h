@@ -28,7 +28,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
     for (; w + 2 <= words; w += 2) {
         const bytes a = bytes_xor(bytes_load(k + w * WORD), flip);
         const bytes b = bytes_xor(bytes_load(k + (w + 1) * WORD), flip);
-        prefetch_cache(k + w * WORD), prefetch_cache(k + (w + 1) * WORD);
+        prefetch_cache(k + w * WORD, 0), prefetch_cache(k + (w + 1) * WORD, 0);
 #define TERM(i)                                                                                    \
     if (i < Q) {                                                                                   \
         even[i] = dot(even[i], a, bytes_spread(q + i * q_row + 4 * w));                            \
