@@ -179,10 +179,13 @@ static void attend_block(const bn_pass *p, const bn_layer *l, size_t row, size_t
     const scratch memory = scratch_of(p->w, thread, n, E), *s = &memory;
     const bn_block b = make_block(p, l, row, rows, g, s);
     const size_t keys = bn_mask_end(b.mask, b.position + rows - 1);
-    memset(s->l_sum, 0, n * sizeof *s->l_sum);
-    for (size_t begin = bn_mask_first(b.mask, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS;
-         begin < keys; begin += BN_CHUNK_KEYS) {
+    const size_t low = bn_mask_first(b.mask, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS;
+    for (size_t begin = low; begin < keys; begin += BN_CHUNK_KEYS) {
         const size_t end = begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys;
+        if (begin == low) {
+            bn_chunk_attend(&b, begin, end, s->m_sum, s->l_sum, s->sum);
+            continue;
+        }
         bn_chunk_attend(&b, begin, end, s->m, s->l, s->o);
         for (size_t i = 0; i < n; i++)
             bn_chunk_merge(&s->m_sum[i], &s->l_sum[i], s->sum + i * E, s->m[i], s->l[i],
