@@ -129,7 +129,7 @@ class _QuantizedLinear(torch.autograd.Function):
     Forward is `integer_product`; backward treats every quantizer as the identity:
     grad_x = Σ g·W_q, grad_W = gᵀ·x_q. Saves int8 codes, not float copies, and never forms
     `w + (w_q - w)`, which is inexact in bf16. Under autocast the two products of the backward
-    pass take bf16 operands, where all codes are exact; the forward pass is always integer.
+    pass take W_q and x_q rounded to bf16; the forward pass is always integer.
     """
 
     @staticmethod

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import bitnet_cli
 from bitnet.config import ModelConfig
@@ -109,6 +110,24 @@ def test_positions_that_do_not_count_have_no_gradient() -> None:
     alone = distill.divergence(learner[targets >= 0], teacher[targets >= 0], targets[targets >= 0], 1.5)
     assert float(loss) == pytest.approx(float(alone), rel=1e-6)  # a sum of six fp32 numbers
     assert float(distill.divergence(learner, teacher, torch.full((6,), -100), 1.5)) == 0
+
+
+def test_a_divergence_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value and gradient of the formula, and no more kept for the backward pass than a gradient."""
+    learner, teacher, targets = random(7, 9, seed=0), random(7, 11, seed=1), torch.tensor([3, -100, 0, 1, -100, 8, 2])
+    plain, ours = (learner.clone().requires_grad_() for _ in range(2))
+    student, expected = F.log_softmax(plain / 1.5, -1), F.log_softmax(teacher[:, :9] / 1.5, -1)
+    counted = F.kl_div(student, expected, reduction="none", log_target=True)[targets >= 0]
+    (3 * 1.5**2 * counted.sum()).backward()
+    monkeypatch.setitem(distill.PORTION, "cpu", 20)  # two rows
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        loss = distill.divergence(ours, teacher, targets, 1.5)
+    (3 * loss).backward()
+    assert sum(tensor.numel() for tensor in kept) == learner.numel()
+    assert float(loss) == pytest.approx(float(1.5**2 * counted.sum()), rel=1e-6)  # sums of 45 fp32 numbers
+    assert plain.grad is not None and ours.grad is not None
+    assert torch.allclose(ours.grad, plain.grad, rtol=1e-5, atol=1e-6)  # differences of fp32 shares, below 1
 
 
 # ---- relations ----

@@ -236,6 +236,26 @@ def test_autocast_changes_gradients_only() -> None:
         assert 0 < (exact - rounded).norm() < 2**-7 * exact.norm()  # bf16 keeps 8 bits
 
 
+@pytest.mark.parametrize(("amount", "precision", "size"), [(1.0, "fp32", 1), (1.0, "bf16", 1), (0.5, "fp32", 4),
+                                                           (0.5, "bf16", 2)])  # fmt: skip
+def test_bytes_that_are_kept_of_a_weight(amount: float, precision: str, size: int) -> None:
+    """docs/several-machines.md counts with them."""
+    x, w = torch.randn(3, 64, requires_grad=True), torch.randn(48, 64, requires_grad=True)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.numel() == w.numel():
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        made = quant.ternary_linear(x, w, amount=amount)
+    assert made and sum(kept.values()) == size * w.numel()
+
+
 def test_fp64_activations_meet_the_same_quantizers() -> None:
     x, (w, *_) = _same_weights("tensor")
     (y,) = quant.ternary_linear(x, w)

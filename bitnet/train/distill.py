@@ -13,7 +13,8 @@ Relations are those of MiniLMv2 (arXiv 2012.15828) on normalised vectors, as in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
+from bitnet.model.head import PORTION
 from bitnet.model.masks import visible
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -163,15 +165,36 @@ def running_means(sizes: Mapping[str, float], terms: Mapping[str, float]) -> dic
     return {name: KEPT * sizes.get(name, term) + (1 - KEPT) * term for name, term in terms.items()}
 
 
+class _Divergence(torch.autograd.Function):
+    """In portions of the rows, each with its gradient: beside the logits only that is as large as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        grad, total = torch.empty_like(logits), torch.zeros((), device=logits.device)
+        size = max(1, PORTION.get(logits.device.type, 1 << 24) // logits.shape[-1])
+        for first in range(0, len(logits), size):
+            here = slice(first, first + size)
+            student = F.log_softmax(logits[here].float() / temperature, -1)
+            expected = F.log_softmax(taught[here, : logits.shape[-1]].float() / temperature, -1)
+            counts, shares = (targets[here] >= 0)[:, None], expected.exp()
+            total += (shares * (expected - student) * counts).sum()
+            grad[here] = student.exp_().sub_(shares).mul_(counts).mul_(temperature)
+        ctx.save_for_backward(grad)
+        return temperature**2 * total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        return kept * grad, None, None, None
+
+
 def divergence(logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Σ T²·KL(teacher ‖ student) in nats over the positions that count. logits, taught: (n, V), targets: (n,).
 
     T² keeps the size of the gradient (arXiv 1503.02531 §2.1). A teacher may have more rows than tokens.
     """
-    student = F.log_softmax(logits.float() / temperature, -1)
-    expected = F.log_softmax(taught[:, : logits.shape[-1]].float() / temperature, -1)
-    each = F.kl_div(student, expected, reduction="none", log_target=True).sum(-1)
-    return temperature**2 * (each * (targets >= 0)).sum()  # to take those that count out, a GPU would wait for them
+    apply: Callable[..., Tensor] = _Divergence.apply
+    return apply(logits, taught, targets, temperature)
 
 
 def relations(ours: Tensor, theirs: Tensor, heads: int, counts_BT: Tensor, seen: Tensor) -> Tensor:
