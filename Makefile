@@ -7,7 +7,7 @@
 #   make sanitize  tests under ASan and UBSan          make coverage what tests of the parsers run
 #   make clients   programs of others, and random requests, against the server
 #   make ray       the examples for many machines      make bench    measure at 2B scale
-#   make clean     back to a clean clone
+#   make versus    trainers of others, to compare  make clean    back to a clean clone
 #
 # Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
 
@@ -22,7 +22,7 @@ C_FILES = $(shell find runtime_c -name '*.[ch]')
 SOURCES := CMakeLists.txt $(shell find runtime_c/src runtime_c/include bitnet bitnet_cli export \
              python_bindings -name '*.[ch]' -o -name '*.py')
 
-.PHONY: help demo vision test clients ray lint format sanitize coverage bench clean
+.PHONY: help demo vision test clients ray versus lint format sanitize coverage bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -113,6 +113,14 @@ build/ray/installed: pyproject.toml constraints.txt | .venv/tools
 	@build/ray/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt \
 	    "$$(ls build/ray/*.whl)[ray]"
 	@touch $@
+
+# For benchmarks/versus_trainers.py.
+versus: build/versus/bin/python
+build/versus/bin/python:
+	@echo 'Installing trainers of others, apart from .venv: 1 GB ...'
+	@"$(PYTHON)" -m venv build/versus
+	@build/versus/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt \
+	    torch transformers accelerate datasets torchao==0.18.0 || { rm -rf build/versus; exit 1; }
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
