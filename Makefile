@@ -7,7 +7,7 @@
 #   make sanitize  tests under ASan and UBSan          make coverage what tests of the parsers run
 #   make clients   programs of others, and random requests, against the server
 #   make ray       the examples for many machines      make bench    measure at 2B scale
-#   make versus    trainers of others, to compare  make clean    back to a clean clone
+#   make versus    trainers of others, to compare      make clean    back to a clean clone
 #
 # Everything is made in .venv and build. PYTHON=python3.12 chooses the interpreter.
 
