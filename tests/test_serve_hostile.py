@@ -113,6 +113,8 @@ BIG = {"prompt": [1, 2] * 32_000, "max_tokens": 5}  # minutes until the first to
         (COMPLETE, {"prompt": []}, "prompt", "invalid_type"),
         (COMPLETE, {"prompt": [[]]}, "prompt", "invalid_value"),
         (COMPLETE, {"prompt": [1, "x"]}, "prompt", "invalid_type"),
+        ("/detokenize", {"tokens": [1, False]}, "tokens", "invalid_value"),
+        ("/detokenize", {"tokens": [1], "top_k": 5}, "top_k", "unknown_parameter"),
         (COMPLETE, {"prompt": [1, 10**6]}, "prompt", "invalid_value"),
         (COMPLETE, {"prompt": [1, -1]}, "prompt", "invalid_value"),
         (COMPLETE, {"prompt": "\ud800"}, "text", "invalid_value"),

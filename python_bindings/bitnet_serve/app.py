@@ -19,7 +19,7 @@ from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.model import Model
 from bitnet_serve import body, chat, completions, embeddings, fields, infill, messages, metrics, openapi, responses
 from bitnet_serve.answers import Work, respond, until_gone
-from bitnet_serve.errors import ApiError, api_error
+from bitnet_serve.errors import ApiError, api_error, refuse
 from bitnet_serve.models import Served
 from bitnet_serve.scheduler import OverloadedError
 from bitnet_serve.shelf import Shelf
@@ -196,7 +196,10 @@ def tokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def detokenized(served: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
     fields.check_known(asked, ("model", "tokens"), samples=False)
-    return {"prompt": served.model.detokenize(fields.take(asked, "tokens", list, []), skip_special=False)}
+    tokens: list[Any] = fields.take(asked, "tokens", list, [])
+    if any(isinstance(token, bool) for token in tokens):  # which Python takes for 0 and 1
+        raise refuse("tokens has true or false, expected token ids, as in [1, 2, 3]", "tokens")
+    return {"prompt": served.model.detokenize(tokens, skip_special=False)}
 
 
 def tokenizer_info(model: Model) -> dict[str, Any]:
