@@ -519,6 +519,30 @@ BN_API bn_status bn_session_step(bn_session *session, const bn_sampler *sampler,
 BN_API bn_status bn_session_guess(bn_session *session, const bn_sampler *sampler, int32_t token,
                                   int32_t most, int32_t *guesses, float *confidences, int32_t *n);
 
+/* What one of several texts does in a pass: it goes on with tokens, and chooses what follows. */
+typedef struct bn_entry {
+    bn_session *session;
+    const int32_t *tokens; /* int32[n_tokens], n_tokens >= 1: a piece of a prompt, or what was */
+    int32_t n_tokens;      /* chosen last */
+    int32_t most;          /* tokens to choose; 0: none, and there will be no logits */
+    const bn_sampler *sampler; /* NULL: temperature 0. A row of `allowed` for each token chosen, or
+                                * for one */
+    const int32_t *draft; /* int32[n_draft], n_draft >= 0: guesses of what will be chosen, for */
+    int32_t n_draft;      /* one token; without any the model's own draft may guess */
+    int32_t *chosen;      /* out: int32[most] */
+    int32_t n_chosen;     /* out: how many; at least one if most > 0 and all went well */
+    bn_status status;     /* out: what became of this text */
+} bn_entry;
+
+/* One pass for n texts, different sessions of one model, which read the weights once: append the
+ * tokens of each, then choose. Of the tokens chosen all but the last are appended, too, because
+ * they had been guessed and computed with the others: what is chosen last is the next call's to go
+ * on with. All are what calls for one text and one token give, bit for bit. A text that fails is as
+ * bn_session_append leaves it, and the others go on; returns the first status that is not BN_OK.
+ * BN_ERR_ARGUMENT for what no text can do, before any work. More than fits is done in several
+ * turns. A cancel while it runs counts from the next call on. */
+BN_API bn_status bn_step_batch(bn_entry *entries, int32_t n);
+
 /* Append tokens[i] to sessions[i] for n different sessions of one model, reading the weights once
  * for all. Each ends as after bn_session_append(sessions[i], &tokens[i], 1, BN_LOGITS_LAST, NULL),
  * bit for bit. Nothing is done unless all can be, so BN_ERR_CANCELLED when one is cancelled already

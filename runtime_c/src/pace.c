@@ -2,10 +2,11 @@
  *
  * pace.c: see pace.h.
  *
- * With k guesses, each right with probability p if those before it are, a step gives
- * E = 1 + p + … + p^k tokens in T(k + 1) + k·c seconds: one more is made while that raises the
- * ratio of the two. p is first how often guesses were right, then how sure the draft is of this
- * one, corrected by what became of such promises.
+ * A pass of R rows takes T(R) seconds and each round of guesses before it G. Rows of tokens that
+ * are sure give one token each; a guess gives its path, the product of the probabilities of those
+ * of its text up to it. A guess more is made, or computed, while that raises the tokens a second of
+ * the whole pass. The probability is first how often guesses were right, then how sure the draft is
+ * of this one, corrected by what became of such promises.
  */
 #define _POSIX_C_SOURCE 200112L /* clock_gettime */
 
@@ -13,7 +14,7 @@
 
 #include <time.h>
 
-enum { REST = 64 /* steps without a guess until one is tried anyway */ };
+enum { REST = 64 /* passes without a guess until one is tried anyway */ };
 #define MEMORY (31.0 / 32) /* of what came before, at each guess */
 
 double bn_seconds(void) {
@@ -27,23 +28,21 @@ static void note(double *known, double seconds) {
     *known = *known == 0 || seconds < *known ? seconds : *known + (seconds - *known) / 8;
 }
 
-void bn_pace_note(bn_pace *pace, int32_t guesses, double seconds, int32_t made, double guessing) {
-    if (guesses < BN_PACE_ROWS)
-        note(&pace->step[guesses], seconds - guessing);
-    if (made > 0)
-        note(&pace->guess, guessing / made);
+void bn_pace_note(double *known, int32_t n, double seconds) {
+    if (n >= 1 && n <= BN_PACE_ROWS)
+        note(&known[n - 1], seconds);
 }
 
-/* More rows are not quicker; of so many more than are known nothing is. */
-static double step(const bn_pace *pace, int32_t guesses) {
+/* More rows are not quicker. */
+static double of(const double *known, int32_t n) {
     double seconds = 0;
-    for (int32_t i = 0; i <= guesses && i < BN_PACE_ROWS; i++)
-        seconds = pace->step[i] > seconds ? pace->step[i] : seconds;
+    for (int32_t i = 0; i < n && i < BN_PACE_ROWS; i++)
+        seconds = known[i] > seconds ? known[i] : seconds;
     return seconds;
 }
 
 /* Of guesses whose turn came, how many were right; at first as many as of a good draft. */
-static double share(const bn_luck *luck) {
+double bn_luck_share(const bn_luck *luck) {
     return (luck->right + 3) / (luck->offered + 4);
 }
 
@@ -58,25 +57,44 @@ static int is_quicker(double tokens, double seconds, double than_tokens, double 
     return tokens * than_seconds >= than_tokens * seconds;
 }
 
-int bn_pace_guess(const bn_pace *pace, bn_luck *luck, const bn_chain *chain) {
-    const double p = share(luck), n = chain->n;
-    const int good = is_quicker(chain->expected + chain->path * p,
-                                step(pace, chain->n + 1) + (n + 1) * pace->guess, chain->expected,
-                                step(pace, chain->n) + n * pace->guess);
-    if (chain->n + 1 >= BN_PACE_ROWS || (!good && (chain->n > 0 || ++luck->rests < REST)))
+/* That the pass takes with so many rows and so much more guessing; 0: it is not known. */
+static double time_of(const bn_pace *pace, const bn_outlook *pass, int32_t rows, double guessing) {
+    const double seconds = of(pace->pass, rows);
+    return seconds > 0 ? seconds + pass->guessing + guessing : 0;
+}
+
+int32_t bn_pace_round(const bn_pace *pace, const bn_outlook *pass, const double *gains, int32_t n) {
+    double tokens = pass->tokens, best = tokens, seconds = time_of(pace, pass, pass->rows, 0);
+    int32_t texts = 0;
+    for (int32_t m = 1; m <= n && pass->rows + m <= pass->most; m++) {
+        const double longer = time_of(pace, pass, pass->rows + m, of(pace->round, m));
+        tokens += gains[m - 1];
+        if (!is_quicker(tokens, longer, best, seconds))
+            continue;
+        best = tokens;
+        seconds = longer;
+        texts = m;
+    }
+    return texts;
+}
+
+int bn_luck_try(bn_luck *luck) {
+    if (++luck->rests < REST)
         return 0;
-    luck->vain = good ? 0 : luck->vain + 1;
     luck->rests = 0;
+    luck->vain++;
     return 1;
 }
 
-int bn_pace_take(const bn_pace *pace, const bn_luck *luck, bn_chain *chain, double confidence) {
-    const double path = chain->path * probability(luck, confidence);
-    const double guessing = (chain->n + 1) * pace->guess;
-    if (!is_quicker(chain->expected + path, step(pace, chain->n + 1) + guessing, chain->expected,
-                    step(pace, chain->n) + guessing))
+int bn_pace_take(const bn_pace *pace, const bn_luck *luck, bn_outlook *pass, double *path,
+                 double confidence) {
+    const double gain = *path * probability(luck, confidence);
+    if (!is_quicker(pass->tokens + gain, time_of(pace, pass, pass->rows + 1, 0), pass->tokens,
+                    time_of(pace, pass, pass->rows, 0)))
         return 0;
-    *chain = (bn_chain){chain->n + 1, path, chain->expected + path};
+    pass->rows++;
+    pass->tokens += gain;
+    *path = gain;
     return 1;
 }
 

@@ -8,47 +8,53 @@
 
 #include <stdint.h>
 
-enum { BN_PACE_ROWS = 8 };
+enum { BN_PACE_ROWS = 32 };
 
 /* Of a model: seconds, 0 while they are not known; then what comes is as quick as it can be. */
 typedef struct bn_pace {
-    double step[BN_PACE_ROWS]; /* that computes i + 1 rows, its guesses not counted */
-    double guess;
+    double pass[BN_PACE_ROWS];  /* that computes i + 1 rows, its guesses not counted */
+    double round[BN_PACE_ROWS]; /* of guesses, one for each of i + 1 texts */
 } bn_pace;
 
 /* Of a text: what became of its guesses of late. */
 typedef struct bn_luck {
     double offered, promised, right; /* guesses whose turn came, Σ of their confidence, true ones */
-    int32_t rests;                   /* steps since the last one with a guess */
+    int32_t rests;                   /* passes since the last one with a guess */
     int32_t vain;                    /* that many rests did not make guesses worth it */
 } bn_luck;
 
-/* Guesses behind a token that is sure. */
-typedef struct bn_chain {
-    int32_t n;
-    double path;     /* probability that all are right */
-    double expected; /* tokens of a step that computes them */
-} bn_chain;
-
-static inline bn_chain bn_chain_begin(void) {
-    return (bn_chain){.path = 1, .expected = 1};
-}
+/* A pass before it is computed. */
+typedef struct bn_outlook {
+    int32_t rows, most; /* that it has, of all texts, and can have */
+    double tokens;      /* they are expected to give */
+    double guessing;    /* seconds that went into its guesses */
+} bn_outlook;
 
 double bn_seconds(void); /* of a clock that only goes forward */
 
-/* A step with so many guesses took so long, all guesses made for it included, which took theirs. */
-void bn_pace_note(bn_pace *pace, int32_t guesses, double seconds, int32_t made, double guessing);
+/* It took so long: a pass of n rows, or a round of n guesses. */
+void bn_pace_note(double *known, int32_t n, double seconds);
 
-/* Whether one more guess promises more tokens a second. */
-int bn_pace_guess(const bn_pace *pace, bn_luck *luck, const bn_chain *chain);
+/* The largest of n numbers come first: how many texts shall have one more guess, so that the pass
+ * gives most tokens a second. gains: the probability of each that it will count. */
+int32_t bn_pace_round(const bn_pace *pace, const bn_outlook *pass, const double *gains, int32_t n);
+
+/* Whether a guess was worth making from where it was not for some time: so that what is known does
+ * not stay as it is. */
+int bn_luck_try(bn_luck *luck);
 
 /* Whether that can be given up. */
 static inline int bn_luck_is_out(const bn_luck *luck) {
     return luck->vain > 4;
 }
 
-/* One was made, with this confidence: whether it is worth its row. If so it is one of the chain. */
-int bn_pace_take(const bn_pace *pace, const bn_luck *luck, bn_chain *chain, double confidence);
+/* Of guesses whose turn came, how many were right; at first as many as of a good draft. */
+double bn_luck_share(const bn_luck *luck);
+
+/* A guess was made, with this confidence, behind others that are right with probability `path`:
+ * whether it is worth its row. If so the pass has it, and the path. */
+int bn_pace_take(const bn_pace *pace, const bn_luck *luck, bn_outlook *pass, double *path,
+                 double confidence);
 
 /* A guess came true, or did not. */
 void bn_luck_note(bn_luck *luck, double confidence, int right);

@@ -197,28 +197,42 @@ static void test_edges(void) {
     bn_session_free(s);
 }
 
-/* 1, 1.1 and 1.5 passes for 1, 2 and 3 rows, a tenth for a guess. */
+/* A pass of 1, 2 and 3 rows takes 1, 1.1 and 1.5 seconds, and so on; a round of guesses a tenth. */
 static void test_pace(void) {
+    static const double seconds[] = {1.0, 1.1, 1.5, 1.9, 2.3};
     bn_pace pace = {0};
     bn_luck good = {0}, bad = {0};
     for (int i = 0; i < 20; i++) {
-        bn_pace_note(&pace, 0, 1.0, 0, 0);
-        bn_pace_note(&pace, 1, 1.2, 1, 0.1);
-        bn_pace_note(&pace, 2, 2.7, 2, 0.2);
+        for (int32_t rows = 1; rows <= 5; rows++)
+            bn_pace_note(pace.pass, rows, seconds[rows - 1]);
+        for (int32_t texts = 1; texts <= 2; texts++)
+            bn_pace_note(pace.round, texts, 0.1);
         bn_luck_note(&good, 0.8, 1);
         bn_luck_note(&bad, 0.8, 0);
     }
-    CHECK(fabs(pace.step[1] - 1.1) < 1e-9 && fabs(pace.guess - 0.1) < 1e-9);
-    bn_chain chain = bn_chain_begin();
-    CHECK(bn_pace_guess(&pace, &good, &chain));
-    CHECK(!bn_pace_take(&pace, &good, &chain, 0.05)); /* a row for a twentieth of a token */
-    CHECK(bn_pace_take(&pace, &good, &chain, 0.9));
-    CHECK(chain.n == 1 && chain.expected > 1.8);
-    CHECK(!bn_pace_guess(&pace, &good, &chain)); /* the third row costs a pass and a half */
-    chain = bn_chain_begin();
+    const double likely = bn_luck_share(&good), gains[] = {likely, likely, 0.01};
+    double path = 1;
+    bn_outlook alone = {.rows = 1, .most = 5, .tokens = 1};
+    CHECK_EQ(bn_pace_round(&pace, &alone, gains, 1), 1);
+    CHECK(!bn_pace_take(&pace, &good, &alone, &path, 0.05)); /* a row for a twentieth of a token */
+    CHECK(bn_pace_take(&pace, &good, &alone, &path, 0.9));
+    CHECK(alone.rows == 2 && alone.tokens > 1.8 && path > 0.8 && path <= 1);
+    alone.guessing = 0.1;
+    CHECK_EQ(bn_pace_round(&pace, &alone, &path, 1), 1); /* tokens a second: 1.6, then 1.7 */
+    alone.most = 2;
+    CHECK_EQ(bn_pace_round(&pace, &alone, &path, 1), 0); /* no row is left */
+
+    /* Among others a row costs more: one guess alone is not worth its round, two are not either;
+     * where the third row is as quick as the second, two are. */
+    bn_outlook two = {.rows = 2, .most = 5, .tokens = 2};
+    const double few[] = {0.6, 0.6};
+    CHECK_EQ(bn_pace_round(&pace, &two, few, 2), 0);
+    pace.pass[2] = pace.pass[3] = 1.3;
+    CHECK_EQ(bn_pace_round(&pace, &two, few, 2), 2);
+    CHECK_EQ(bn_pace_round(&pace, &two, gains, 3), 2);
     int32_t tried = 0;
     for (int i = 0; i < 640; i++)
-        tried += bn_pace_guess(&pace, &bad, &chain);
+        tried += bn_luck_try(&bad);
     CHECK_EQ(tried, 10);
     CHECK(bn_luck_is_out(&bad) && !bn_luck_is_out(&good));
 }

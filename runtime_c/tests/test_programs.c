@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_programs.c: random programs of calls on texts that share memory: append, step with drafts,
- * fork, rewind, batch, save and load, free. Whatever was called, a text is what one token after the
- * other gives in a session that shares nothing, with a draft of the model's own and without, with
- * one adapter or another. The cache of all has a budget which the programs exceed: then nothing is
- * lost.
+ * passes of several, fork, rewind, batch, save and load, free. Whatever was called, a text is what
+ * one token after the other gives in a session that shares nothing, with a draft of the model's own
+ * and without, with one adapter or another. The cache of all has a budget which the programs
+ * exceed: then nothing is lost.
  */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign, mkstemp */
 
@@ -17,7 +17,7 @@ static char paths[ADAPTERS][32];
 static const char *const adapters[ADAPTERS] = {paths[0], paths[1]};
 static int32_t n_adapters; /* of the models: these, or none */
 
-enum { TEXTS = 5, CALLS = 120, CHECKED = 8 /* of the calls */, BATCH = 90 };
+enum { TEXTS = 5, CALLS = 140, CHECKED = 8 /* of the calls */, BATCH = 90 };
 
 /* Of the second the model's own draft guesses most tokens: noise decides. */
 static const bn_sampler samplers[] = {{.temperature = 1.2f, .top_k = 20}, {.temperature = 40}};
@@ -33,6 +33,8 @@ typedef struct mirror {
 static mirror texts[TEXTS];
 static bn_model *single;  /* the same file; its sessions share nothing */
 static int32_t full;      /* calls for which there was no room */
+static int32_t refused;   /* texts of a batch that had to stay out */
+static int32_t right;     /* guesses that came true in a batch */
 static int32_t long_ones; /* steps of more tokens than were guessed for them */
 
 static void check(const mirror *m, int32_t type) {
@@ -91,26 +93,34 @@ static void append(mirror *m, uint64_t *random) {
     m->n += n;
 }
 
-/* Some tokens, with a draft for the first that a session beside finds out; the model's own draft
- * guesses where that is wrong. */
+/* Guesses of what comes behind some tokens, most of them right. A session beside finds them out.
+ * Returns how many. */
+static int32_t find_guesses(const bn_session *s, const int32_t *tokens, int32_t n_tokens,
+                            const bn_sampler *sampler, int32_t seed, int32_t *guesses, int32_t n,
+                            uint64_t *random) {
+    bn_session *guide;
+    int32_t found = 0, one;
+    ok(bn_session_fork(s, &guide));
+    bn_session_seed(guide, (uint64_t)seed);
+    if (n_tokens > 0 && bn_session_append(guide, tokens, n_tokens, BN_LOGITS_LAST, NULL))
+        n = 0; /* there is no room */
+    for (; found < n && !bn_session_step(guide, sampler, NULL, 0, &guesses[found], 1, &one);
+         found++)
+        guesses[found] = check_below(random, 6) ? guesses[found] : 0;
+    bn_session_free(guide);
+    return found;
+}
+
+/* Some tokens, with a draft; the model's own draft guesses where that is wrong. */
 static void step(mirror *m, uint64_t *random) {
-    int32_t draft[8], tokens[8], n, guesses = (int32_t)check_below(random, 9);
+    int32_t draft[8], tokens[8], n;
     const bn_sampler *sampler = &samplers[check_below(random, 2)];
     const int32_t seed = 1 + (int32_t)check_below(random, 1000);
     if (m->n + 8 > TEXT || !bn_session_logits(m->s))
         return;
-    bn_session *guide;
-    ok(bn_session_fork(m->s, &guide));
     bn_session_seed(m->s, (uint64_t)seed);
-    bn_session_seed(guide, (uint64_t)seed);
-    for (int32_t i = 0; i < guesses; i++) {
-        if (bn_session_step(guide, sampler, NULL, 0, &draft[i], 1, &n)) {
-            guesses = i;
-            break;
-        }
-        draft[i] = check_below(random, 6) ? draft[i] : 0;
-    }
-    bn_session_free(guide);
+    const int32_t guesses =
+        find_guesses(m->s, NULL, 0, sampler, seed, draft, (int32_t)check_below(random, 9), random);
     model->pace = (bn_pace){0}; /* so that guesses are worth it */
     if (!done(bn_session_step(m->s, sampler, draft, guesses, tokens, 8, &n), m, m->n, random))
         return;
@@ -177,6 +187,85 @@ static void batch(const mirror *first, uint64_t *random) {
     }
 }
 
+enum { LONGEST = 12, PIECE = 200 };
+
+/* What a text has in a pass. */
+typedef struct going {
+    mirror *m;
+    int32_t tokens[PIECE], draft[LONGEST], chosen[LONGEST], seed;
+} going;
+
+static bn_entry enter(going *g, mirror *m, uint64_t *random) {
+    const int32_t room = TEXT - m->n, longest = check_below(random, 3) ? 1 : PIECE;
+    *g = (going){.m = m, .seed = 1 + (int32_t)check_below(random, 1000)};
+    bn_entry e = {.session = m->s,
+                  .tokens = g->tokens,
+                  .n_tokens = 1 + (int32_t)check_below(random, (size_t)longest),
+                  .most = (int32_t)check_below(random, LONGEST),
+                  .sampler = &samplers[check_below(random, 2)],
+                  .draft = g->draft,
+                  .chosen = g->chosen};
+    for (int32_t i = 0; i < e.n_tokens; i++)
+        g->tokens[i] = (int32_t)check_below(random, VOCAB);
+    bn_session_seed(m->s, (uint64_t)g->seed);
+    if (e.n_tokens == 1 && room > 2 * LONGEST && check_below(random, 2))
+        e.n_draft = find_guesses(m->s, g->tokens, 1, e.sampler, g->seed, g->draft,
+                                 (int32_t)check_below(random, LONGEST), random);
+    if (check_below(random, 20) == 0)
+        bn_session_cancel(m->s);
+    return e;
+}
+
+/* A text after the pass: as it was, or with the tokens and all chosen but the last. */
+static void leave(const going *g, const bn_entry *e) {
+    mirror *m = g->m;
+    int32_t token;
+    if (e->status) {
+        CHECK(e->status == BN_ERR_CACHE ||
+              e->status == (bn_session_cancelled(m->s) ? BN_ERR_CANCELLED : BN_ERR_CONTEXT));
+        full += e->status == BN_ERR_CACHE;
+        refused++;
+        m->n = bn_session_position(m->s) > m->n ? m->n : bn_session_position(m->s);
+        ok(bn_session_rewind(m->s, m->n));
+        return;
+    }
+    CHECK(e->n_chosen <= e->most && (e->n_chosen > 0) == (e->most > 0));
+    for (int32_t i = 0; i < e->n_tokens; i++) {
+        m->seeds[m->n] = 0;
+        m->tokens[m->n++] = g->tokens[i];
+    }
+    for (int32_t i = 0; i + 1 < e->n_chosen; i++) {
+        m->samplers[m->n] = e->sampler;
+        m->seeds[m->n] = g->seed;
+        m->tokens[m->n++] = g->chosen[i];
+    }
+    right += e->n_chosen > 1 ? e->n_chosen - 1 : 0;
+    long_ones += e->n_chosen > 1 && e->n_draft == 0;
+    if (e->most > 0) {
+        ok(bn_session_sample(m->s, e->sampler, &token));
+        CHECK_EQ(token, e->chosen[e->n_chosen - 1]);
+    }
+}
+
+/* Texts in a pass: pieces of prompts, and tokens with guesses behind them. */
+static void pass(uint64_t *random) {
+    static going all[TEXTS];
+    bn_entry entries[TEXTS];
+    int32_t n = 0;
+    for (mirror *m = texts; m < texts + TEXTS; m++)
+        if (m->s && check_below(random, 4)) {
+            entries[n] = enter(&all[n], m, random);
+            n++;
+        }
+    if (n == 0)
+        return;
+    model->pace = (bn_pace){0};
+    const bn_status status = bn_step_batch(entries, n);
+    CHECK(status == BN_OK || entries[0].status == status || n > 1);
+    for (int32_t i = 0; i < n; i++)
+        leave(&all[i], &entries[i]);
+}
+
 static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t type) {
     bn_model_info info;
     ok(bn_model_get_info(single, &info));
@@ -195,7 +284,7 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
             o.adapter = n_adapters > 0 ? (int32_t)check_below(&random, ADAPTERS + 1) : 0;
             ok(bn_session_new(model, &o, &m->s));
         }
-        switch (check_below(&random, 8)) {
+        switch (check_below(&random, 10)) {
         case 0:
         case 1:
             append(m, &random);
@@ -211,6 +300,11 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
             break;
         case 5:
             save_text(m, &random);
+            break;
+        case 6:
+        case 7:
+        case 8:
+            pass(&random);
             break;
         default:
             batch(m, &random);
@@ -271,6 +365,8 @@ int main(void) {
     test_programs(20, 2, 1);
     n_adapters = ADAPTERS;
     test_programs(20, 2, 1);
+    CHECK_MSG(refused > 20 && right > 200, "%d texts stayed out, %d guesses came true", refused,
+              right);
     CHECK_MSG(full > 20, "the budget was exceeded only %d times", full);
     CHECK_MSG(long_ones > 20, "the draft was right only %d times", long_ones);
     return 0;

@@ -246,7 +246,7 @@ static bn_status run_block(bn_session *s, run *r, int32_t end, int32_t together)
             add_row(&b, s, r);
         status = bn_batch_run(&b);
         if (!status && follows)
-            bn_trail_end(s, b.w, n);
+            bn_trail_end(s, b.w, 0, n);
     }
     bn_batch_end(&b);
     return status;

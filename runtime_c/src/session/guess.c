@@ -26,39 +26,51 @@ static float *state_of(const bn_session *s, int32_t i) {
     return s->trail + (size_t)i * s->stack->config.dim;
 }
 
-/* Rows of the draft from a place on; the tokens behind each stand in the text. Their results are
- * the first rows of the workspace, of the last piece. */
-static bn_status run(bn_session *s, bn_workspace *w, int32_t place, int32_t n, const float *states,
-                     int32_t *last) {
-    const size_t D = s->stack->config.dim;
+/* Rows of the draft from a place of a text on; the tokens behind each stand in the text. */
+static void add_rows(bn_workspace *w, size_t first, bn_session *s, int32_t place, int32_t n,
+                     const float *states) {
+    for (int32_t i = 0; i < n; i++)
+        w->rows[first + (size_t)i] = (bn_row){.session = s,
+                                              .cache = &s->cache,
+                                              .position = place + i,
+                                              .token = s->tokens[place + i + 1],
+                                              .state = states + (size_t)i * s->stack->config.dim};
+}
+
+/* As many as there are, in pieces. */
+static bn_status run(bn_session *s, bn_workspace *w, int32_t place, int32_t n,
+                     const float *states) {
     bn_status status = bn_cache_prepare(&s->cache, (size_t)place, (size_t)n);
-    for (int32_t first = 0; first < n && !status; first += s->batch) {
-        size_t rows = 0;
-        for (int32_t i = first; i < n && rows < (size_t)s->batch; i++, rows++)
-            w->rows[rows] = (bn_row){.session = s,
-                                     .cache = &s->cache,
-                                     .position = place + i,
-                                     .token = s->tokens[place + i + 1],
-                                     .state = states + (size_t)i * D};
-        status = bn_forward(s->model, s->stack->draft, w, rows, NULL);
-        *last = (int32_t)rows - 1;
+    for (int32_t at = 0, rows; at < n && !status; at += rows) {
+        rows = n - at < s->batch ? n - at : s->batch;
+        add_rows(w, 0, s, place + at, rows, states + (size_t)at * s->stack->config.dim);
+        status = bn_forward(s->model, s->stack->draft, w, (size_t)rows, NULL);
     }
     return status;
 }
 
-/* The draft takes the trail. Returns the row of the workspace that has its last result, or -1. */
-static int32_t take_trail(bn_session *s, bn_workspace *w, int32_t next) {
-    int32_t last = -1;
-    s->tokens[s->position] = next;
-    const bn_status status = run(s, w, s->drafted, s->trailing, s->trail, &last);
-    s->drafted += status ? 0 : s->trailing;
-    s->trailing = 0;
-    return status ? -1 : last;
+/* The draft has all of the trail but the last `left`, which come first in it from now on. */
+static void shorten_trail(bn_session *s, int32_t left) {
+    s->drafted += s->trailing - left;
+    if (left > 0)
+        memmove(s->trail, state_of(s, s->trailing - left),
+                (size_t)left * s->stack->config.dim * sizeof *s->trail);
+    s->trailing = left;
+}
+
+/* It takes that; or the text has no guesses any more. */
+static void take_trail(bn_session *s, bn_workspace *w, int32_t left) {
+    if (run(s, w, s->drafted, s->trailing - left, s->trail))
+        s->trailing = 0;
+    else
+        shorten_trail(s, left);
 }
 
 void bn_trail_begin(bn_session *s, bn_workspace *w, int32_t n, int32_t next) {
-    if (follows(s, s->position) && s->trailing > 0 && s->trailing + n > BN_TRAIL)
-        take_trail(s, w, next);
+    if (!follows(s, s->position) || s->trailing == 0 || s->trailing + n <= BN_TRAIL)
+        return;
+    s->tokens[s->position] = next;
+    take_trail(s, w, 0);
 }
 
 void bn_trail_add(bn_session *s, int32_t place, const float *x) {
@@ -69,90 +81,192 @@ void bn_trail_add(bn_session *s, int32_t place, const float *x) {
     s->trailing++;
 }
 
-void bn_trail_end(bn_session *s, bn_workspace *w, int32_t n) {
+void bn_trail_end(bn_session *s, bn_workspace *w, size_t first, int32_t n) {
     const size_t D = s->stack->config.dim;
     const int32_t place = s->position - n;
-    int32_t last;
+    float *states = w->x + first * D;
     if (!follows(s, place))
         return;
     if (s->trailing + n <= BN_TRAIL) {
         for (int32_t i = 0; i < n; i++)
-            bn_trail_add(s, place + i, w->x + (size_t)i * D);
+            bn_trail_add(s, place + i, states + (size_t)i * D);
         return;
     }
     for (int32_t i = 0; i < n; i++) {
-        float *x = i < n - 1 ? w->x + (size_t)i * D : s->trail;
-        bn_norm_row(&s->model->kernels, &s->stack->final_norm, x, w->x + (size_t)i * D, D);
+        float *x = i < n - 1 ? states + (size_t)i * D : s->trail;
+        bn_norm_row(&s->model->kernels, &s->stack->final_norm, x, states + (size_t)i * D, D);
     }
-    if (run(s, w, place, n - 1, w->x, &last))
+    if (run(s, w, place, n - 1, states))
         return;
     s->drafted = s->position - 1;
     s->trailing = 1;
 }
 
-/* The token that the draft's state `hidden` gives behind the first `position` tokens of the text;
- * its share of the probability of all. */
-static bn_status sample(const bn_session *s, bn_workspace *w, const bn_sampler *sampler,
-                        float *hidden, int32_t position, int32_t *token, float *confidence) {
-    const bn_kernels *kernels = &s->model->kernels;
+/* What bn_choose needs of the states of the draft in the first n rows, by row. */
+static bn_status score(const bn_model *m, const bn_stack *draft, bn_workspace *w, size_t n) {
+    if (!bn_head_screens(draft))
+        return bn_head(m, draft, w, 0, n, w->scores);
+    const bn_status status = bn_head_input(m, draft, w, 0, n);
+    if (!status)
+        bn_head_estimate(m, draft, w, 0, n, w->scores);
+    return status;
+}
+
+/* The next guess at a text, of the scores of a row; its share of the probability of all. */
+static bn_status sample(bn_guesses *t, bn_workspace *w, size_t row) {
+    const bn_session *s = t->session;
     const bn_stack *draft = s->stack->draft;
     const uint32_t V = draft->config.vocab_size;
     bn_session guesser = {.model = s->model,
                           .stack = draft,
                           .tokens = s->tokens,
-                          .position = position,
-                          .hidden = hidden,
-                          .logits = w->scores,
-                          .ready = BN_READY_HIDDEN,
+                          .position = s->position + 1 + t->n,
+                          .hidden = state_of(s, BN_TRAIL + 1),
+                          .logits = w->scores + row * V,
+                          .ready = bn_head_screens(draft) ? BN_READY_ESTIMATES : BN_READY_LOGITS,
                           .sampler_scratch = s->sampler_scratch,
                           .seed = s->seed};
-    bn_status status;
-    if (bn_head_screens(draft)) {
-        bn_load_hidden(&guesser, w);
-        status = bn_head_input(s->model, draft, w, 0, 1);
-        if (!status)
-            bn_head_estimate(s->model, draft, w, 0, 1, guesser.logits);
-        guesser.ready = BN_READY_ESTIMATES;
-    } else {
-        status = bn_full_logits(&guesser, w);
+    const double all = bn_log_sum(&s->model->kernels, guesser.logits, V);
+    const bn_status status = bn_choose(&guesser, w, t->sampler, &t->tokens[t->n]);
+    if (!status) {
+        const double own = (double)guesser.logits[t->tokens[t->n]];
+        t->confidences[t->n] = fminf(1.0f, bn_exp((float)(own - all)));
     }
-    if (status)
-        return status;
-    const double all = bn_log_sum(kernels, guesser.logits, V);
-    status = bn_choose(&guesser, w, sampler, token);
-    if (!status)
-        *confidence = fminf(1.0f, bn_exp((float)((double)guesser.logits[*token] - all)));
     return status;
 }
 
-int32_t bn_guess(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t token,
-                 int32_t most, int careful, int32_t *guesses, float *confidences, int32_t *made) {
+/* The rows of a round: the first guess of a text has its trail before it. */
+static size_t add_round(bn_guesses *const *who, int32_t n, bn_workspace *w) {
+    size_t rows = 0;
+    for (int32_t i = 0; i < n; i++) {
+        bn_session *s = who[i]->session;
+        const int32_t more = s->trailing > 0 ? s->trailing : 1;
+        if (s->trailing > 0)
+            add_rows(w, rows, s, s->drafted, more, s->trail);
+        else
+            add_rows(w, rows, s, s->position + who[i]->n - 1, 1, state_of(s, BN_TRAIL));
+        rows += (size_t)more;
+        who[i]->row = rows - 1;
+    }
+    return rows;
+}
+
+/* Where the trails do not all fit, all but the last of each goes before. */
+static void make_room(bn_guesses *const *who, int32_t n, bn_workspace *w) {
+    size_t rows = 0;
+    for (int32_t i = 0; i < n; i++)
+        rows += (size_t)who[i]->session->trailing;
+    for (int32_t i = 0; i < n && rows > w->batch; i++)
+        if (who[i]->session->trailing > 1)
+            take_trail(who[i]->session, w, 1);
+}
+
+/* Of each text the state that its row gave; they become the first rows. */
+static void keep_states(bn_guesses *const *who, int32_t n, bn_workspace *w) {
+    for (int32_t i = 0; i < n; i++) {
+        bn_session *s = who[i]->session;
+        const size_t D = s->stack->config.dim;
+        float *hidden = state_of(s, BN_TRAIL + 1);
+        memcpy(hidden, w->x + who[i]->row * D, D * sizeof *hidden);
+        memcpy(w->x + (size_t)i * D, hidden, D * sizeof *hidden);
+        if (s->trailing > 0) { /* its last state stays in place (bn_session_guess) */
+            shorten_trail(s, 1);
+            s->drafted++;
+            s->trailing = 0;
+        }
+    }
+}
+
+/* One guess more of each. */
+static bn_status guess_once(bn_guesses *const *who, int32_t n, bn_workspace *w) {
+    const bn_session *s = who[0]->session;
+    make_room(who, n, w);
+    const size_t rows = add_round(who, n, w);
+    bn_status status = BN_OK;
+    for (size_t i = 0; i < rows && !status; i++)
+        status = bn_cache_prepare(w->rows[i].cache, (size_t)w->rows[i].position, 1);
+    if (!status)
+        status = bn_forward(s->model, s->stack->draft, w, rows, NULL);
+    if (status)
+        return status;
+    keep_states(who, n, w);
+    return score(s->model, s->stack->draft, w, (size_t)n);
+}
+
+static double gain(const bn_guesses *t) {
+    return t->path * bn_luck_share(&t->session->luck);
+}
+
+/* Those of whom a pass has one guess more come first; how many. */
+static int32_t decide(bn_guesses **who, int32_t n, const bn_pace *pace, const bn_outlook *pass) {
+    double gains[BN_GUESSERS];
+    for (int32_t i = 1; i < n; i++) /* who gains most comes first */
+        for (int32_t j = i; j > 0 && gain(who[j]) > gain(who[j - 1]); j--) {
+            bn_guesses *t = who[j];
+            who[j] = who[j - 1];
+            who[j - 1] = t;
+        }
+    for (int32_t i = 0; i < n; i++)
+        gains[i] = gain(who[i]);
+    int32_t more = bn_pace_round(pace, pass, gains, n);
+    for (int32_t i = 0; i < more; i++)
+        who[i]->session->luck.rests = who[i]->session->luck.vain = 0;
+    for (int32_t i = more; i < n && pass->rows + more < pass->most; i++)
+        if (who[i]->n == 0 && bn_luck_try(&who[i]->session->luck)) {
+            bn_guesses *t = who[i];
+            who[i] = who[more];
+            who[more++] = t;
+        }
+    return more;
+}
+
+/* Of a text that is to have a guess: whether it goes on, once it has it. */
+static int take_guess(bn_guesses *t, bn_workspace *w, size_t row, bn_outlook *pass) {
+    bn_session *s = t->session;
     const size_t D = s->stack->config.dim;
-    const bn_pace *pace = &s->model->pace;
-    float *own = state_of(s, BN_TRAIL), *hidden = own + D;
-    bn_chain chain = bn_chain_begin();
-    *made = 0;
+    if (sample(t, w, row))
+        return 0;
+    s->tokens[s->position + 1 + t->n] = t->tokens[t->n];
+    t->made++;
+    if (pass &&
+        !bn_pace_take(&s->model->pace, &s->luck, pass, &t->path, (double)t->confidences[t->n]))
+        return 0;
+    t->n++;
+    bn_norm_row(&s->model->kernels, &s->stack->draft->final_norm, state_of(s, BN_TRAIL),
+                state_of(s, BN_TRAIL + 1), D);
+    return t->n < t->most;
+}
+
+static int can_begin(bn_guesses *t, int careful) {
+    bn_session *s = t->session;
+    t->path = 1;
     if (careful && bn_luck_is_out(&s->luck))
         s->trailing = 0; /* keeping up takes time, too */
-    if (!follows(s, s->position) || s->trailing == 0 || most < 1 ||
-        (careful && !bn_pace_guess(pace, &s->luck, &chain)))
-        return 0;
-    int32_t row = take_trail(s, w, token), n = 0;
-    while (row >= 0) {
-        memcpy(hidden, w->x + (size_t)row * D, D * sizeof *hidden);
-        if (sample(s, w, sampler, hidden, s->position + 1 + n, &guesses[n], &confidences[n]))
-            break;
-        s->tokens[s->position + 1 + n] = guesses[n];
-        ++*made;
-        if (careful && !bn_pace_take(pace, &s->luck, &chain, (double)confidences[n]))
-            break;
-        if (++n == most || (careful && !bn_pace_guess(pace, &s->luck, &chain)))
-            break;
-        bn_norm_row(&s->model->kernels, &s->stack->draft->final_norm, own, hidden, D);
-        if (run(s, w, s->position + n - 1, 1, own, &row))
-            break;
+    s->tokens[s->position] = t->token;
+    return follows(s, s->position) && s->trailing > 0 && t->most > 0;
+}
+
+void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *pass) {
+    bn_guesses *who[BN_GUESSERS];
+    int32_t going = 0;
+    for (int32_t i = 0; i < n && going < (int32_t)w->score_rows; i++)
+        if (can_begin(texts[i], pass != NULL))
+            who[going++] = texts[i];
+    for (int32_t in; going > 0; going = in) {
+        bn_pace *pace = &who[0]->session->model->pace;
+        const double begin = bn_seconds();
+        going = pass ? decide(who, going, pace, pass) : going;
+        in = 0;
+        if (going < 1 || guess_once(who, going, w))
+            return;
+        for (int32_t i = 0; i < going; i++)
+            if (take_guess(who[i], w, (size_t)i, pass))
+                who[in++] = who[i];
+        if (!pass)
+            continue;
+        pass->guessing += bn_seconds() - begin;
+        bn_pace_note(pace->round, going, bn_seconds() - begin);
     }
-    return n;
 }
 
 bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t token, int32_t most,
@@ -161,20 +275,23 @@ bn_status bn_session_guess(bn_session *s, const bn_sampler *sampler, int32_t tok
     if (!s || !guesses || !confidences || !n || most < 0)
         return BN_ERR_ARGUMENT;
     bn_status status = bn_check_tokens(s, &token, 1);
-    const int32_t room = s->n_ctx - s->position - 1, trailing = s->trailing;
-    most = most < room ? most : room;
+    const int32_t trailing = s->trailing;
+    const int32_t room = bn_smaller(s->n_ctx - s->position - 1, bn_smaller(s->batch, BN_GUESSES));
+    bn_guesses g = {
+        .session = s, .sampler = sampler, .token = token, .most = bn_smaller(most, room)};
     *n = 0;
-    if (status || !s->stack->draft || most < 1)
+    if (status || !s->stack->draft || g.most < 1)
         return status;
-    status = bn_session_reserve(s, most + 1);
+    status = bn_session_reserve(s, g.most + 1);
     if (status)
         return status;
-    int32_t made;
     bn_workspace *w = bn_turn_begin(s->model);
-    *n = bn_guess(s, w, sampler, token, most, 0, guesses, confidences, &made);
+    bn_guess(&(bn_guesses *){&g}, 1, w, NULL);
     bn_turn_end(s->model);
+    memcpy(guesses, g.tokens, (size_t)g.n * sizeof *guesses);
+    memcpy(confidences, g.confidences, (size_t)g.n * sizeof *confidences);
+    *n = g.n;
     if (trailing > 0 && s->drafted == s->position) { /* the next token may be another */
-        memmove(s->trail, state_of(s, trailing - 1), s->stack->config.dim * sizeof *s->trail);
         s->drafted--;
         s->trailing = 1;
     }

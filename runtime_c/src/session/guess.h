@@ -20,13 +20,28 @@ void bn_trail_begin(bn_session *s, bn_workspace *w, int32_t n, int32_t next);
 /* The token at a place was computed, and counts: x behind its last layer. */
 void bn_trail_add(bn_session *s, int32_t place, const float *x);
 
-/* The last n tokens were: these are rows 0 to n - 1 of the workspace, which are lost. */
-void bn_trail_end(bn_session *s, bn_workspace *w, int32_t n);
+/* The last n tokens were: these are the rows of the workspace from `first` on, which are lost, and
+ * those before them. */
+void bn_trail_end(bn_session *s, bn_workspace *w, size_t first, int32_t n);
 
-/* Guesses at what comes behind `token`, which comes next: at most `most`, at least one if any is
- * tried, each with its confidence. `careful`: as long as they are worth it. Of the session there is
- * memory for them. Returns how many, and in *made how many the draft computed. */
-int32_t bn_guess(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t token,
-                 int32_t most, int careful, int32_t *guesses, float *confidences, int32_t *made);
+enum { BN_GUESSES = 16, BN_GUESSERS = 32 };
+
+/* A text, and what is guessed of it behind `token`, which comes next: at most `most` tokens. */
+typedef struct bn_guesses {
+    bn_session *session;
+    const bn_sampler *sampler;
+    int32_t token, most;
+    int32_t n, made; /* how many there are, and how many the draft computed */
+    int32_t tokens[BN_GUESSES];
+    float confidences[BN_GUESSES];
+    double path; /* the probability that all are right */
+    int32_t ends;
+    size_t row; /* that has its state */
+} bn_guesses;
+
+/* Guess for n texts, at most BN_GUESSERS, together: a row of each is a round. There is memory for
+ * them in each session. pass: that is to compute them, of which they are made as long as they are
+ * worth it; NULL: all that are asked for. In a turn, with no rows yet. */
+void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *pass);
 
 #endif

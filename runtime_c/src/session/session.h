@@ -61,6 +61,10 @@ bn_status bn_check_text(const bn_session *s, const bn_text *text);
  * the session is as before. */
 bn_status bn_session_reserve(bn_session *s, int32_t n);
 
+static inline int32_t bn_smaller(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
 /* BN_ERR_MASK where no token can follow what is there. */
 static inline bn_status bn_check_follows(const bn_session *s) {
     return s->stack->config.mask == BN_MASK_BIDIRECTIONAL ? BN_ERR_MASK : BN_OK;

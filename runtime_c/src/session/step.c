@@ -1,21 +1,38 @@
 /* SPDX-License-Identifier: MIT
  *
- * step.c: tokens that a session chooses, as many in a pass as were guessed right.
+ * step.c: tokens that texts go on with and choose, in passes over the rows of all of them: of each
+ * text those that are sure, and guesses of what it chooses behind.
  */
+#include <string.h>
+
 #include "batch.h"
 #include "choose.h"
 #include "guess.h"
 #include "sampler.h"
 
-/* What is computed: a token that is sure, and guesses of those behind it. */
-typedef struct plan {
-    int32_t token;
-    const int32_t *guesses; /* the caller's, or these: */
-    int32_t n, own[BN_PACE_ROWS];
-    float confidences[BN_PACE_ROWS];
-    int32_t made; /* by the draft */
-    double begin, guessing;
-} plan;
+/* What a text has in a pass. */
+typedef struct item {
+    bn_entry *entry;
+    bn_guesses own;
+    const int32_t *guesses; /* the caller's, or its own */
+    int32_t n;
+    size_t row; /* its first */
+} item;
+
+typedef struct pass {
+    bn_batch *b;
+    item items[BN_GUESSERS];
+    int32_t n;
+    size_t rows,
+        scored; /* that are sure; of these, those behind which one token is chosen at once */
+    int step;   /* for bn_session_step: of what is chosen only true guesses are wanted */
+} pass;
+
+/* Its rows make scores; else it is a piece of a prompt, of which at most the last row makes some,
+ * later. */
+static int is_scored(const bn_entry *entry) {
+    return entry->n_tokens == 1 && entry->most > 0;
+}
 
 /* For the i-th token that a call chooses. */
 static bn_sampler nth(const bn_sampler *sampler, size_t i, uint32_t vocab) {
@@ -25,87 +42,218 @@ static bn_sampler nth(const bn_sampler *sampler, size_t i, uint32_t vocab) {
     return s;
 }
 
-/* Whether sampling gives this token too. If not, the next step goes on from here. */
-static int agrees(const bn_batch *b, size_t row, const bn_sampler *sampler, int32_t expected) {
-    bn_session *s = b->w->rows[row].session;
-    const bn_sampler next = nth(sampler, row + 1, s->stack->config.vocab_size);
-    int32_t token;
-    if (!bn_session_cancelled(s) && !bn_choose(s, b->w, &next, &token) && token == expected)
-        return 1;
-    bn_batch_take(b, row);
-    return 0;
+/* Its tokens that are computed in the pass: of a long piece the last. */
+static int32_t count_tokens(const bn_entry *entry) {
+    return bn_smaller(entry->n_tokens, entry->session->batch);
 }
 
-/* Guesses of the caller, if the first is the token that is sure; else of the draft. */
-static void guess(bn_session *s, bn_workspace *w, const bn_sampler *sampler, const int32_t *draft,
-                  int32_t n_draft, int32_t most, plan *p) {
-    const int allowed = sampler && sampler->allowed; /* of a text that the draft does not know */
-    if (n_draft > 0 && draft[0] == p->token) {
-        p->guesses = draft + 1;
-        p->n = n_draft < most ? n_draft - 1 : most - 1;
-        return;
-    }
-    most = most < BN_PACE_ROWS ? most : BN_PACE_ROWS;
-    if (!s->stack->draft || allowed || most < 2 || bn_session_reserve(s, most))
-        return;
-    p->guessing = bn_seconds();
-    p->guesses = p->own;
-    p->n = bn_guess(s, w, sampler, p->token, most - 1, 1, p->own, p->confidences, &p->made);
-    p->guessing = bn_seconds() - p->guessing;
+static const int32_t *tokens_of(const bn_entry *entry) {
+    return entry->tokens + (entry->n_tokens - count_tokens(entry));
 }
 
-/* Compute all, then keep what sampling agrees with. */
-static bn_status verify(bn_batch *b, bn_session *s, const bn_sampler *sampler, const plan *p,
-                        int32_t *tokens, int32_t *n) {
-    const int32_t start = s->position;
-    bn_trail_begin(s, b->w, 1 + p->n, p->token);
-    s->ready = BN_READY_NOTHING;
-    for (int32_t i = 0; i <= p->n; i++)
-        bn_batch_add(b, s, i > 0 ? p->guesses[i - 1] : p->token, BN_WANT_SCORES);
-    const bn_status status = bn_batch_run(b);
-    s->position = start;
-    for (int32_t i = 0; i <= p->n && !status; i++) {
-        s->position = start + i + 1;
-        bn_batch_take(b, (size_t)i);
-        tokens[i] = s->tokens[start + i];
-        *n = i + 1;
-        if (i == p->n || !agrees(b, (size_t)i, sampler, p->guesses[i]))
+/* --- what is computed --- */
+
+/* Those of the entries that one pass has room for, in order. Returns how many. */
+static int32_t admit(pass *p, bn_entry *entries, int32_t n) {
+    int32_t taken = 0;
+    for (; taken < n && p->n < BN_GUESSERS; taken++) {
+        bn_entry *entry = &entries[taken];
+        const size_t rows = (size_t)count_tokens(entry), scored = is_scored(entry) ? 1 : 0;
+        if (entry->status)
+            continue;
+        if (p->rows + rows > p->b->w->batch || p->scored + scored > p->b->w->score_rows)
             break;
+        p->rows += rows;
+        p->scored += scored;
+        p->items[p->n++] = (item){.entry = entry};
     }
-    return status;
+    return taken;
 }
 
-/* For the next time. */
-static void learn(bn_session *s, const plan *p, int32_t n) {
-    for (int32_t i = 0; i < p->n && i < n && p->made > 0; i++)
-        bn_luck_note(&s->luck, (double)p->confidences[i], i + 1 < n);
-    bn_pace_note(&s->model->pace, p->n, bn_seconds() - p->begin, p->made, p->guessing);
+/* Rows of guesses that there is room for. */
+static int32_t room_of(const pass *p) {
+    const size_t rows = p->b->w->batch - p->rows, scores = p->b->w->score_rows - p->scored;
+    return (int32_t)(rows < scores ? rows : scores);
 }
 
-static bn_status step(bn_batch *b, bn_session *s, const bn_sampler *sampler, const int32_t *draft,
-                      int32_t n_draft, int32_t *tokens, int32_t most, int32_t *n) {
-    plan p = {.begin = bn_seconds()};
-    bn_status status = bn_choose(s, b->w, sampler, &p.token);
+/* And of those, that a text wants and can have. */
+static int32_t most_guesses(const bn_entry *entry, int32_t room) {
+    const bn_session *s = entry->session;
+    int32_t most = bn_smaller(room, entry->most - 1);
+    most = bn_smaller(most, s->n_ctx - s->position - 1);
+    most = bn_smaller(most, s->batch - 1);
+    return s->stack->draft ? bn_smaller(most, BN_GUESSES - 1) : most;
+}
+
+/* The caller's guesses first, then those of the draft: of texts that it knows, which one that is
+ * held to something is not. */
+static void guess(pass *p, bn_outlook *outlook) {
+    bn_guesses *texts[BN_GUESSERS];
+    item *of[BN_GUESSERS];
+    int32_t n = 0, room = room_of(p);
+    for (item *i = p->items; i < p->items + p->n; i++) {
+        bn_entry *entry = i->entry;
+        int32_t most = is_scored(entry) ? most_guesses(entry, room) : 0;
+        if (most < 1 || (entry->n_draft < 1 && (!entry->session->stack->draft ||
+                                                (entry->sampler && entry->sampler->allowed))))
+            continue;
+        if (entry->n_draft > 0) {
+            most = bn_smaller(most, entry->n_draft);
+            i->guesses = entry->draft;
+            i->n = bn_session_reserve(entry->session, 1 + most) ? 0 : most; /* one may fit */
+            room -= i->n;
+        } else if (!bn_session_reserve(entry->session, 1 + most)) {
+            i->own = (bn_guesses){.session = entry->session,
+                                  .sampler = entry->sampler,
+                                  .token = *entry->tokens,
+                                  .most = most};
+            of[n] = i;
+            texts[n++] = &i->own;
+        }
+    }
+    const int32_t rows = (int32_t)p->scored + room_of(p) - room;
+    *outlook = (bn_outlook){
+        .rows = rows, .most = bn_smaller(rows + room, BN_PACE_ROWS), .tokens = (double)p->scored};
+    if (n > 0)
+        bn_guess(texts, n, p->b->w, outlook);
+    for (int32_t j = 0; j < n; j++) {
+        of[j]->guesses = of[j]->own.tokens;
+        of[j]->n = of[j]->own.n;
+    }
+}
+
+/* Those that make scores come first (row.h). */
+static void add_rows(pass *p) {
+    for (item *i = p->items; i < p->items + p->n; i++)
+        bn_trail_begin(i->entry->session, p->b->w, count_tokens(i->entry) + i->n,
+                       *tokens_of(i->entry));
+    for (int scored = 1; scored >= 0; scored--)
+        for (item *i = p->items; i < p->items + p->n; i++) {
+            const bn_entry *entry = i->entry;
+            if (is_scored(entry) != scored)
+                continue;
+            i->row = p->b->n;
+            entry->session->ready = BN_READY_NOTHING;
+            const int32_t n = count_tokens(entry);
+            const bn_want last = scored            ? BN_WANT_SCORES
+                                 : entry->most > 0 ? BN_WANT_HIDDEN
+                                                   : BN_WANT_NOTHING;
+            for (int32_t t = 0; t < n; t++)
+                bn_batch_add(p->b, entry->session, tokens_of(entry)[t],
+                             t + 1 < n ? BN_WANT_NOTHING : last);
+            for (int32_t g = 0; g < i->n; g++)
+                bn_batch_add(p->b, entry->session, i->guesses[g], BN_WANT_SCORES);
+        }
+}
+
+/* --- what becomes of it --- */
+
+static bn_status choose(pass *p, item *i, size_t at, int32_t *token) {
+    bn_session *s = i->entry->session;
+    const bn_sampler sampler = nth(i->entry->sampler, at, s->stack->config.vocab_size);
+    return bn_choose(s, p->b->w, &sampler, token);
+}
+
+/* Keep the rows of a text up to where something else than its guess is chosen. */
+static void verify(pass *p, item *i) {
+    bn_entry *entry = i->entry;
+    bn_session *s = entry->session;
+    const int32_t start = s->position - 1 - i->n;
+    for (int32_t at = 0; at <= i->n; at++) {
+        s->position = start + at + 1;
+        bn_batch_take(p->b, i->row + (size_t)at);
+        if (p->step && at == i->n)
+            return;
+        int32_t token;
+        entry->status = choose(p, i, (size_t)at, &token);
+        const int right = !entry->status && at < i->n && token == i->guesses[at];
+        if (p->step && !right) { /* the next step goes on from here */
+            entry->status = BN_OK;
+            bn_batch_take(p->b, i->row + (size_t)at);
+            return;
+        }
+        if (!entry->status)
+            entry->chosen[entry->n_chosen++] = token;
+        if (!right)
+            return;
+    }
+}
+
+/* Of a text that has a row behind which nothing is guessed. */
+static void end_piece(pass *p, item *i) {
+    bn_entry *entry = i->entry;
+    bn_trail_end(entry->session, p->b->w, i->row, count_tokens(entry));
+    if (entry->most > 0)
+        entry->status = choose(p, i, 0, entry->chosen);
+    entry->n_chosen = entry->most > 0 && !entry->status;
+}
+
+/* For the next time: what became of the draft's guesses. */
+static void learn(const item *i, int32_t start) {
+    bn_session *s = i->entry->session;
+    const int32_t right = s->position - start - 1;
+    for (int32_t g = 0; g < i->own.n && g <= right; g++)
+        bn_luck_note(&s->luck, (double)i->own.confidences[g], g < right);
+}
+
+/* Compute entries that have no status yet, as many as there is room for: how many of all were
+ * looked at. */
+static int32_t advance(bn_batch *b, bn_entry *entries, int32_t n, int step);
+
+/* One of the texts cannot be computed; the others can. */
+static void fail(pass *p, bn_status status) {
+    if (p->n == 1)
+        p->items->entry->status = status;
+    for (int32_t i = 0; i < p->n && p->n > 1; i++)
+        advance(p->b, p->items[i].entry, 1, p->step);
+}
+
+static int32_t advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {
+    pass p = {.b = b, .step = step};
+    bn_outlook outlook;
+    const double begin = bn_seconds();
+    b->n = 0;
+    const int32_t taken = admit(&p, entries, n);
+    if (p.n == 0)
+        return taken;
+    guess(&p, &outlook);
+    add_rows(&p);
+    const bn_status status = bn_batch_run(b);
+    if (status) {
+        fail(&p, status);
+        return taken;
+    }
+    for (int scored = 1; scored >= 0; scored--)
+        for (item *i = p.items; i < p.items + p.n; i++) {
+            const int32_t start = i->entry->session->position - 1 - i->n;
+            if (is_scored(i->entry) != scored)
+                continue;
+            if (!scored) {
+                end_piece(&p, i);
+                continue;
+            }
+            verify(&p, i);
+            learn(i, start);
+        }
+    if (p.scored == p.rows)
+        bn_pace_note(entries->session->model->pace.pass, (int32_t)b->n,
+                     bn_seconds() - begin - outlook.guessing);
+    return taken;
+}
+
+/* --- the calls --- */
+
+/* Before any work: what would be wrong, and memory for what is sure. */
+static bn_status check(const bn_entry *entry) {
+    bn_session *s = entry->session;
+    bn_status status = bn_check_follows(s);
     if (!status)
-        status = bn_check_tokens(s, &p.token, 1);
-    if (status)
-        return status;
-    guess(s, b->w, sampler, draft, n_draft, most, &p);
-    if (p.n > 0)
-        status = bn_check_tokens(s, p.guesses, p.n);
-    if (p.n > 0 && bn_session_reserve(s, 1 + p.n))
-        p.n = 0; /* one may fit */
-    if (!status && p.n == 0)
-        status = bn_session_reserve(s, 1);
-    if (!status)
-        status = verify(b, s, sampler, &p, tokens, n);
-    if (!status && s->stack->draft)
-        learn(s, &p, *n);
-    return status;
-}
-
-static int32_t smaller(int32_t a, int32_t b) {
-    return a < b ? a : b;
+        status = bn_check_tokens(s, entry->tokens, entry->n_tokens);
+    if (!status && entry->most > 0 && !s->stack->config.has_head)
+        status = BN_ERR_NO_HEAD;
+    for (int32_t i = 0; i < entry->n_draft && !status; i++)
+        status = bn_check_tokens(s, &entry->draft[i], 1);
+    return status ? status : bn_session_reserve(s, entry->n_tokens);
 }
 
 bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_t *draft,
@@ -121,12 +269,69 @@ bn_status bn_session_step(bn_session *s, const bn_sampler *sampler, const int32_
         return BN_ERR_CONTEXT;
     if (s->ready == BN_READY_NOTHING)
         return BN_ERR_STATE;
-    most = smaller(
-        most, smaller(s->n_ctx - s->position, (int32_t)bn_score_rows(s->stack, (size_t)s->batch)));
-    if (s->stack->draft)
-        most = smaller(most, BN_TRAIL);
+    int32_t token;
+    const bn_sampler behind = nth(sampler, 1, s->stack->config.vocab_size);
+    bn_entry entry = {.session = s,
+                      .tokens = &token,
+                      .n_tokens = 1,
+                      .most = most,
+                      .sampler = &behind,
+                      .chosen = tokens + 1};
     bn_batch b = bn_batch_begin(s);
-    const bn_status status = step(&b, s, sampler, draft, n_draft, tokens, most, n);
+    bn_status status = bn_choose(s, b.w, sampler, &token);
+    if (!status && n_draft > 0 && draft[0] == token) {
+        entry.draft = draft + 1;
+        entry.n_draft = bn_smaller(n_draft, most) - 1;
+    }
+    if (!status)
+        status = check(&entry);
+    if (!status) {
+        advance(&b, &entry, 1, 1);
+        status = entry.status;
+    }
     bn_batch_end(&b);
-    return status;
+    if (status)
+        return status;
+    tokens[0] = token;
+    *n = 1 + entry.n_chosen;
+    return BN_OK;
+}
+
+/* Of a long piece what comes before the pass. */
+static bn_status begin_piece(const bn_entry *entry) {
+    const bn_text text = {.tokens = entry->tokens, .n = entry->n_tokens - count_tokens(entry)};
+    return text.n > 0
+               ? bn_run_text(entry->session, &text, BN_WANT_NOTHING, BN_WANT_NOTHING, NULL, 0)
+               : BN_OK;
+}
+
+bn_status bn_step_batch(bn_entry *entries, int32_t n) {
+    BN_STANDARD_FLOATS;
+    if (!entries || n < 1)
+        return BN_ERR_ARGUMENT;
+    for (int32_t i = 0; i < n; i++) {
+        const bn_entry *p = &entries[i];
+        if (!p->session || p->session->stack != entries->session->stack || !p->tokens ||
+            p->n_tokens < 1 || p->most < 0 || p->n_draft < 0 || (p->most > 0 && !p->chosen) ||
+            (p->n_draft > 0 && !p->draft))
+            return BN_ERR_ARGUMENT;
+        for (int32_t j = 0; j < i; j++)
+            if (entries[j].session == p->session)
+                return BN_ERR_ARGUMENT;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        entries[i].n_chosen = 0;
+        entries[i].status = check(&entries[i]);
+        if (!entries[i].status)
+            entries[i].status = begin_piece(&entries[i]);
+    }
+    for (int32_t done = 0; done < n;) {
+        bn_batch b = bn_batch_begin(entries->session);
+        done += advance(&b, entries + done, n - done, 0);
+        bn_batch_end(&b);
+    }
+    for (int32_t i = 0; i < n; i++)
+        if (entries[i].status)
+            return entries[i].status;
+    return BN_OK;
 }
