@@ -22,7 +22,7 @@ from bitnet.presets import PRESETS
 from bitnet_export import Encoded, random_model, write_packed
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary
-from bitnet_runtime import Session
+from bitnet_runtime.steps import Entry, step_batch
 from bitnet_runtime.text import byte_level_alphabet
 
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
@@ -37,16 +37,14 @@ SMALL = ModelConfig(
 
 
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each step of a session with guesses gives, from now on."""
+    """How many tokens each pass of a text gives, from now on."""
     found: list[int] = []
-    advance = Session.advance
 
-    def counted(*args: Any) -> list[int]:
-        tokens = advance(*args)
-        found.append(len(tokens))
-        return tokens
+    def counted(entries: Sequence[Entry]) -> None:
+        step_batch(entries)
+        found.append(len(entries[0].chosen))
 
-    monkeypatch.setattr(Session, "advance", counted)
+    monkeypatch.setattr("bitnet_runtime.generation.step_batch", counted)
     return found
 
 

@@ -20,7 +20,7 @@ from bitnet.presets import PRESETS
 from bitnet_cli import main
 from bitnet_export import random_model
 from bitnet_runtime import Model
-from bitnet_runtime.session import Session
+from bitnet_runtime.generation import Stream
 from command import Terminal, bitnet
 from runtime_models import TEMPLATE, byte_tokenizer, scripted_model
 
@@ -314,13 +314,13 @@ def test_a_message_without_an_answer_is_forgotten(
 
     calls = iter([KeyboardInterrupt, None, KeyboardInterrupt])
 
-    def feed(self: Session, *args: Any, **options: Any) -> None:
-        if interrupted := next(calls):
+    def begin(self: Stream) -> None:
+        if not self._begun and (interrupted := next(calls)):
             raise interrupted
-        original(self, *args, **options)
+        original(self)
 
-    original = Session.feed
-    monkeypatch.setattr(Session, "feed", feed)
+    original = Stream.begin
+    monkeypatch.setattr(Stream, "begin", begin)
     monkeypatch.setattr("sys.stdin", Typed(f"hello\n/retry\nbye\n/retry\n/save {tmp_path}/t.jsonl\n"))
     assert main(["chat", str(models / "chat"), "-t", "1"]) == 0
     printed = capsys.readouterr()

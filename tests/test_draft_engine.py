@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,4 +114,4 @@ def test_guesses_that_are_right_save_steps(tmp_path: Path, monkeypatch: pytest.M
     steps = counted_steps(monkeypatch)
     with Model.load(tmp_path / "m.bitnet", threads=1) as model:
         model.generate([1, 2, 3], max_tokens=20, seed=1, temperature=1e6, top_k=0, top_p=1.0, min_p=0)
-    assert steps[0] == 8
+    assert steps[:2] == [1, 9]

@@ -391,14 +391,14 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
 
 
 def test_an_error_of_one_answer_is_its_own(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    pick = Stream.pick
+    pop = Stream.pop
 
     def sometimes(stream: Stream) -> Any:
         if len(stream._prompt) == 3 and len(stream._tokens) == 5:
             raise NumericError("the logits are not numbers")
-        return pick(stream)
+        return pop(stream)
 
-    monkeypatch.setattr(Stream, "pick", sometimes)
+    monkeypatch.setattr(Stream, "pop", sometimes)
     found: dict[int, tuple[int, Any]] = {}
     sizes = [3, 4, 3, 5, 6, 7]
 

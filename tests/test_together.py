@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from bitnet_runtime import InvalidParameterError, Model
 from bitnet_runtime.answer import Lookup
 from runtime_models import counted_steps, scripted_model, small_model
+from bitnet_runtime.steps import Entry, step_batch
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 # A random model does not repeat itself; of three tokens it has to, and guesses come true.

@@ -20,6 +20,8 @@ from bitnet_runtime.receipt import Receipt, sampling_of, written
 from bitnet_runtime.result import Finish, Piece, Result, Timings, Usage
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
+from bitnet_runtime.session_input import BLOCK
+from bitnet_runtime.steps import Entry, step_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,8 +80,10 @@ class Stream(Unique):
         self._texts: list[str] = []
         self._lookup: Guesses | None = Lookup(prompt) if options.draft else None
         self._drawn: deque[int] = deque()  # chosen, and not yet in the answer
-        self._missing: list[int] = []  # chosen, and not yet in the session
-        self._computed = 0  # tokens of the prompt; 0: it has not begun
+        self._missing: list[int] = []  # of the prompt and of what was chosen, not yet in the session
+        self._unread = len(prompt)  # tokens of the prompt that are missing
+        self._begun = False
+        self._computed = 0  # tokens of the prompt
         self._prompt_seconds = self._seconds = 0.0
         self._finish: Finish = "cancelled" if self._limit > 0 else "length"
         self._done = self._limit <= 0  # the answer is complete
@@ -162,21 +166,25 @@ class Stream(Unique):
 
     def _advance(self) -> Piece:
         """One token further."""
-        if not self._computed:
+        while not (piece := self.pop()):
             self.begin()
-        begin = time.perf_counter()
-        if not self._drawn:
-            self._next()
-        piece = self._accept(self._drawn.popleft())
-        self._seconds += time.perf_counter() - begin
+            if self.loads or not self._drawn:
+                entry = self.entry()
+                step_batch([entry])
+                self.take(entry)
         return piece
 
     # ---- for who computes the tokens of several streams together ----
 
     @property
     def done(self) -> bool:
-        """Whether the answer is complete, so that there is nothing more to pick."""
+        """Whether the answer is complete."""
         return self._done
+
+    @property
+    def loads(self) -> int:
+        """Tokens of the prompt that have to be computed."""
+        return self._unread
 
     @property
     def stopped_by(self) -> str:
@@ -184,53 +192,80 @@ class Stream(Unique):
         return self._answer.stopped_by
 
     def begin(self) -> None:
-        """Compute what the session lacks of the prompt."""
+        """Take what the session has of the prompt. Images, and a prefix, are computed here and now."""
+        if self._begun:
+            return
         begin = time.perf_counter()
-        rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
-        self._computed = extend(self._session, self._prompt, rows)
-        self._session.seed(self._seed)
-        self._force()
+        if self._pixels is None and self._model.mask != "prefix":
+            self._model.require_head()
+            self._model.require_embedding()
+            held = self._session._keep(self._prompt)
+            self._session._room(len(self._prompt) - held)
+            self._missing, self._unread = list(self._prompt[held:]), len(self._prompt) - held
+            self._computed = self._unread
+            self._session.seed(self._seed)
+            self._force()
+        else:
+            rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
+            self._computed = extend(self._session, self._prompt, rows)
+            self._unread = 0
+            self._session.seed(self._seed)
+            self._force()
+            if not self._missing:
+                self._draw()
+        self._begun = True
         self._prompt_seconds = time.perf_counter() - begin
 
-    def pick(self) -> Piece:
-        """Choose a token, after `begin`. Unless the answer is done, it is to be appended to the session before the
-        next is chosen."""
-        if not self._drawn:
-            self._draw()
-        return self._accept(self._drawn.popleft())
+    def entry(self, piece: int = BLOCK) -> Entry:
+        """What it has in the next pass, once it has begun: of its prompt so many tokens at most."""
+        tokens, left = self._missing, self._limit - len(self._tokens) - len(self._drawn)
+        if self._unread > piece:
+            return Entry(self._session, tokens[:piece])
+        if left <= 0:  # a grammar leaves no choice
+            return Entry(self._session, tokens[: self._unread])
+        most = 0 if self._guide and self._guide.complete else max(0, min(self._most + 1, left))
+        guesses: Sequence[int] = ()
+        if self._lookup and most > 1 and len(tokens) == 1:
+            guesses = self._lookup.guess(most - 1 + bool(self._guide))
+        if self._guide and most > 0:
+            guesses = self._guide.allow(self._sampler, guesses)[:-1]  # there is a row for what follows the last, too
+        return Entry(self._session, tokens, self._sampler, guesses, most)
 
-    def _next(self) -> None:
-        """Choose the token that comes next; more when a draft was right, or a grammar leaves no choice."""
-        if len(self._missing) == 1:
-            self._session.step(self._missing[0])
-        elif self._missing:
-            self._session.feed(self._missing)
-        self._missing = []
-        left = self._limit - len(self._tokens)
-        most = min(self._most, left - 1)
-        if not most:  # nothing comes behind it
-            self._draw()
-            return
-        guesses = self._lookup.guess(most) if self._lookup else []
-        if self._guide:
-            guesses = self._guide.allow(self._sampler, guesses)
-        first = self._session.position - 1
-        drawn = self._session.advance(self._sampler, guesses, most)
-        if self._receipt:
-            self._digests.extend(self._session._digests(first, len(drawn)))
-        self._choose(drawn)
+    def take(self, entry: Entry) -> None:
+        """What came of it. Raises its error."""
+        if entry.error:
+            raise entry.error
+        n = len(entry.tokens)
+        if self._unread:
+            self._prompt_seconds += entry.seconds
+        else:
+            self._seconds += entry.seconds
+        self._unread = max(0, self._unread - n)
+        del self._missing[:n]
+        if entry.chosen:
+            self._choose(entry.chosen)
+
+    def pop(self) -> Piece | None:
+        """The next token of the answer, if it is there."""
+        if self._unread or not self._drawn:
+            return None
+        begin = time.perf_counter()
+        piece = self._accept(self._drawn.popleft())
+        self._seconds += time.perf_counter() - begin
+        return piece
 
     def _draw(self) -> None:
         """Choose the next token of a session that holds all others."""
         if self._guide:
             self._guide.allow(self._sampler)
-        self._missing = [self._session.draw(self._sampler)]
-        if self._receipt:
-            self._digests.extend(self._session._digests(self._session.position - 1, 1))
-        self._choose(self._missing)
+        self._choose([self._session.draw(self._sampler)])
 
     def _choose(self, tokens: Sequence[int]) -> None:
+        """The session holds these, but the last."""
+        if self._receipt:
+            self._digests.extend(self._session._digests(self._session.position - len(tokens), len(tokens)))
         self._drawn.extend(tokens)
+        self._missing = [tokens[-1]]
         if self._guide:
             self._guide.take(tokens)
             self._force()
@@ -271,7 +306,7 @@ class Stream(Unique):
         self.close()
 
     def __repr__(self) -> str:
-        state = self._finish if self._ended else "running" if self._computed else "not begun"
+        state = self._finish if self._ended else "running" if self._begun else "not begun"
         return f"<Stream of {len(self._prompt)} tokens and {len(self._tokens)} more, {state}>"
 
 

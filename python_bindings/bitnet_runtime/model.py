@@ -23,7 +23,7 @@ from bitnet_runtime.result import Result
 from bitnet_runtime.session import Session
 from bitnet_runtime.session_state import all_sessions
 from bitnet_runtime.shape import KV_TYPES
-from bitnet_runtime.together import generate_batch
+from bitnet_runtime.together import IN_FLIGHT, Batch, generate_batch
 from bitnet_runtime.verifying import Verdict, verify
 
 if TYPE_CHECKING:
@@ -161,9 +161,9 @@ class Model(ModelAsync, ModelChat):
             given = cast("Prompt", prompt)
             kept: dict[str, Any] = {"session": session, "adapter": adapter, "receipt": receipt, "options": options}
             return finish(self.stream(given, images=one, **kept, **sampling))
-        if session is not None or sampling.get("draft"):
-            raise InvalidParameterError("several prompts take neither a session nor drafts", "session")
-        chosen = resolve({**sampling, "draft": 0}, options, self.defaults)
+        if session is not None:
+            raise InvalidParameterError("several prompts take no session", "session")
+        chosen = resolve(sampling, options, self.defaults)
         prompts, each = cast("Sequence[Prompt]", prompt), cast("Sequence[Sequence[Image] | None]", images)
         if images is None:
             each = [None] * len(prompts)
@@ -191,6 +191,14 @@ class Model(ModelAsync, ModelChat):
         refuse_several(prompt, "prompt", "only generate takes a list")
         chosen = resolve(sampling, options, self.defaults)
         return self._continue(prompt, images, session, adapter, receipt, chosen)
+
+    def batch(self, most: int = IN_FLIGHT) -> Batch:
+        """Texts that are computed together, join while others run, and leave: `for stream, piece, done in batch`.
+
+        `batch.add(prompt, **options)` takes what `stream` takes, and returns that. Each is what it would be alone.
+        Prompts load beside answers that run, which then take about twice the time for a token. most: texts at a time.
+        """
+        return Batch(self.stream, whole("most", most, 1, 1024))
 
     def infill(
         self,

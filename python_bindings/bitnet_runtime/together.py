@@ -1,73 +1,185 @@
-"""Several answers generated together: the weights are read once for all of them."""
+"""Texts that are generated together, join while others run, and leave: the weights are read once for all of them."""
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from bitnet_runtime.batch import append_batch
 from bitnet_runtime.errors import CancelledError, ClosedError
-from bitnet_runtime.generation import Stream, finish
-from bitnet_runtime.result import Result
+from bitnet_runtime.generation import Stream
+from bitnet_runtime.result import Piece, Result
+from bitnet_runtime.session_input import BLOCK
+from bitnet_runtime.steps import Entry, step_batch
+
+if TYPE_CHECKING:
+    from bitnet_runtime.ids import Prompt
 
 IN_FLIGHT = 16  # answers that are generated together, and so the most sessions that are open
+LEAST = 8  # tokens of a prompt in a pass, so that it comes to an end
+UNKNOWN = 32  # and while it is not known how long passes take
+
+
+class Passes:
+    """What a pass computes: of each answer that runs a token and guesses behind it; then of prompts, in the order
+    in which they are given, as much as lets it take twice the time."""
+
+    def __init__(self) -> None:
+        self._alone: dict[int, float] = {}  # seconds of a pass without prompts, by the number of answers
+        self._token = 0.0  # seconds for a token of a prompt more
+
+    def run(self, streams: Sequence[Stream]) -> Iterator[tuple[Stream, Exception | None]]:
+        """One pass over streams that have begun and are not done; those that had a part in it, and their errors."""
+        going = [stream for stream in streams if not stream.loads]
+        left = room = self._room(len(going))
+        entries: list[tuple[Stream, Entry]] = []
+        for stream in (*going, *(stream for stream in streams if stream.loads)):
+            if stream.loads and left < 1:
+                break
+            try:
+                entries.append((stream, stream.entry(max(1, left))))
+                left -= min(stream.loads, left)
+            except Exception as error:
+                yield stream, error
+        if not entries:
+            return
+        step_batch([entry for _, entry in entries])
+        self._note(len(going), room - left, entries[0][1].seconds)
+        for stream, entry in entries:
+            try:
+                stream.take(entry)
+                yield stream, None
+            except Exception as error:
+                yield stream, error
+
+    def _room(self, going: int) -> int:
+        """Tokens of prompts."""
+        if not going:
+            return BLOCK
+        known = [seconds for n, seconds in self._alone.items() if n <= going]
+        if not known or not self._token:
+            return UNKNOWN
+        return min(BLOCK, max(LEAST, int(max(known) / self._token)))
+
+    def _note(self, going: int, tokens: int, seconds: float) -> None:
+        if not tokens:
+            self._alone[going] = _mean(self._alone.get(going, 0.0), seconds)
+        elif alone := self._alone.get(going, 0.0) if going else 0.0:
+            self._token = _mean(self._token, max(seconds - alone, alone / BLOCK) / tokens)
+
+
+def _mean(known: float, seconds: float) -> float:
+    """Of late. What disturbs a measurement makes it longer: so one that is shorter counts more."""
+    return known + (seconds - known) / (2 if seconds < known else 8) if known else seconds
+
+
+class Step(NamedTuple):
+    """What a pass brought a text: a piece of it. done: `stream.result` is there."""
+
+    stream: Stream
+    piece: Piece
+    done: bool
+
+
+class Batch:
+    """Iterator over what its texts become, a `Step` at a time; ends when all are done, and goes on when one is added.
+
+    Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`; a text is
+    what it would be alone. One thread iterates. An error of a text is raised, and ends that one.
+    """
+
+    def __init__(self, make: Callable[..., Stream], most: int = IN_FLIGHT) -> None:
+        """make: of what `add` is given. most: texts that are computed at a time; others wait."""
+        self._make, self._most, self._passes = make, most, Passes()
+        self._waiting: deque[Stream] = deque()
+        self._active: list[Stream] = []  # of those whose prompts load, who had a part in a pass last comes last
+        self._steps: deque[Step] = deque()
+
+    def add(self, prompt: Prompt, **given: Any) -> Stream:
+        """One text more. Arguments as in `Model.stream`."""
+        stream = self._make(prompt, **given)
+        self._waiting.append(stream)
+        return stream
+
+    def __len__(self) -> int:
+        """Texts that are not done."""
+        return len(self._waiting) + len(self._active)
+
+    def __next__(self) -> Step:
+        while not self._steps:
+            self._join()
+            if not self._active and not self._steps:
+                raise StopIteration
+            for stream, error in self._passes.run(self._active):
+                if stream.loads:
+                    self._active.remove(stream)
+                    self._active.append(stream)
+                self._read(stream, error)
+        return self._steps.popleft()
+
+    def _join(self) -> None:
+        while self._waiting and len(self._active) < self._most:
+            stream = self._waiting.popleft()
+            self._active.append(stream)
+            error = None
+            try:
+                if not stream.done:
+                    stream.begin()
+            except Exception as failed:
+                error = failed
+            self._read(stream, error)
+
+    def _read(self, stream: Stream, error: Exception | None) -> None:
+        """What is there of a text."""
+        pieces = []
+        try:
+            if isinstance(error, (CancelledError, ClosedError)):
+                stream._stop(error)
+            elif error:
+                raise error
+            while not stream.done and (piece := stream.pop()):
+                pieces.append(piece)
+        except BaseException:
+            self._active.remove(stream)
+            stream.close()
+            raise
+        if stream.done:
+            self._active.remove(stream)
+            stream.close()
+            pieces = pieces or [Piece("", None)]
+        last = len(pieces) - 1
+        self._steps.extend(Step(stream, piece, stream.done and i == last) for i, piece in enumerate(pieces))
+
+    def close(self) -> None:
+        """End all texts."""
+        for stream in (*self._active, *self._waiting):
+            stream.close()
+        self._active.clear()
+        self._waiting.clear()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def generate_batch(streams: Iterable[Stream]) -> list[Result]:
-    """Results of streams that have not begun, computed together: weights are read once for all.
-
-    The next stream is asked for when one of IN_FLIGHT has ended.
-    """
-    waiting, results = enumerate(streams), dict[int, Result]()
-    active: dict[int, Stream] = {}
-    try:
+    """Results of streams that have not begun, computed together. The next one is asked for when one of IN_FLIGHT has
+    ended."""
+    waiting, places, results = enumerate(streams), dict[Stream, int](), dict[int, Result]()
+    with Batch(Stream) as batch:
         while True:
-            for place, stream in itertools.islice(waiting, IN_FLIGHT - len(active)):
-                active[place] = stream
-                try:
-                    if not stream._done:
-                        stream.begin()
-                except (CancelledError, ClosedError) as error:
-                    stream._stop(error)
-            if not active:
+            for place, stream in itertools.islice(waiting, IN_FLIGHT - len(batch)):
+                places[stream] = place
+                batch._waiting.append(stream)
+            step = next(batch, None)
+            if step is None:
                 return [results[place] for place in sorted(results)]
-            going = [stream for stream in active.values() if not stream._done]
-            while len(going) == len(active):
-                going = _one_token_each(going)
-            for place in [place for place, stream in active.items() if stream._done]:
-                results[place] = finish(active.pop(place))
-    finally:
-        for stream in active.values():
-            stream.close()
-
-
-def _one_token_each(streams: list[Stream]) -> list[Stream]:
-    """Choose a token in each, more where a grammar leaves no choice, and compute those of answers that go on together;
-    returns these."""
-    begin = time.perf_counter()
-    for stream in streams:
-        try:
-            stream.pick()
-            while stream._drawn and not stream._done:  # what a grammar forces
-                stream.pick()
-        except (CancelledError, ClosedError) as error:
-            stream._stop(error)
-    while going := [stream for stream in streams if not stream._done]:
-        try:
-            for stream in going:
-                if len(stream._missing) > 1:
-                    stream._session.feed(stream._missing[:-1], keep_logits=False)
-                    del stream._missing[:-1]
-            append_batch([stream._session for stream in going], [stream._missing[0] for stream in going])
-            break
-        except (CancelledError, ClosedError):  # of one, and nothing was computed
-            stopped = [stream for stream in going if stream._ended or stream._session._cancelled]
-            if not stopped:
-                raise
-            for stream in stopped:
-                stream._done = True
-    seconds = time.perf_counter() - begin
-    for stream in streams:
-        stream._seconds += seconds
-    return going
+            if step.done:
+                assert step.stream.result is not None
+                results[places.pop(step.stream)] = step.stream.result

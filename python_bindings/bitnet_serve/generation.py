@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet_runtime.calls import CallPart
@@ -120,9 +120,8 @@ class Generation(Task):
         self._failed = False
 
     @property
-    def session(self) -> Session:
-        assert self._session is not None  # it is open
-        return self._session
+    def stream(self) -> Stream | None:
+        return self._stream
 
     @property
     def waits(self) -> bool:
@@ -136,49 +135,66 @@ class Generation(Task):
         else:
             self._session, self._reused = self._served.sessions.begin(prompt, room, self._who, self._served.adapter)
             self._held = self._reused
+            if most != 0:
+                self._begin()
         self._opened = time.perf_counter()
 
     def piece(self, most: int) -> None:
         last = len(self._ask.prompt) - 1  # which makes the logits
         if not self._whole and self._held < last:
             self._feed(self._ask.prompt[self._held : min(self._held + most, last)])
-            if self._held < last:
-                return
+        if self._whole or self._held >= last:
+            self._begin()
+            self.read()
+
+    def _begin(self) -> None:
+        """The rest is for passes, if anything is asked behind the prompt."""
+        assert self._session is not None  # it is open
         ask = self._ask
-        self._stream = Stream(
-            self._model, ask.prompt, ask.options, self.session, ask.pixels, ask.guide, ask.receipt,
+        options = ask.options if ask.top is None else replace(ask.options, draft=0)  # the row of each token is wanted
+        stream = Stream(
+            self._model, ask.prompt, options, self._session, ask.pixels, ask.guide, ask.receipt,
             reader=self._model.call_reader(ask.tools),
         )  # fmt: skip
-        if not self._stream.done:  # nothing is asked after a prompt that is only scored
-            self._stream.begin()
-        self._held = len(self._ask.prompt)
-        self.done, self.ready = self._stream.done, True
-        self._started = time.perf_counter()
+        self.done = stream.done
+        if not self.done:
+            stream.begin()
+        self._stream = stream
+        self._note()
+
+    def _note(self) -> None:
+        assert self._stream is not None
+        self._held = len(self._ask.prompt) - (0 if self.done else self._stream.loads)
+        if not self._started and self._held == len(self._ask.prompt):
+            self._started = time.perf_counter()
 
     def _feed(self, tokens: list[int]) -> None:
+        session = self._session
+        assert session is not None  # it is open
         if not self._ask.score_prompt:
-            self.session.feed(tokens, keep_logits=False)
+            session.feed(tokens, keep_logits=False)
             self._held += len(tokens)
             return
         step = max(1, ROWS // (4 * self._model.vocab_size))
         for start in range(0, len(tokens), step):
             some = tokens[start : start + step]
-            rows = self.session.append(some, "all")
+            rows = session.append(some, "all")
             self._held += len(some)
             next_ones = self._ask.prompt[self._held - len(some) + 1 : self._held + 1]
             self._tell(Scores(score(rows, next_ones, self._ask.top or 0)))
 
-    def pick(self) -> int | None:
-        assert self._stream is not None  # it is ready
-        row = None if self._ask.top is None else self.session.logits
-        piece = self._stream.pick()
-        token = self._stream.ended_by if piece.token is None else piece.token
-        scored = None
-        if row is not None and token is not None:
-            (scored,) = score(row[None], [token], self._ask.top or 0)
-        self._tell(Text(piece.text, scored, piece.calls))
-        self.done = self._stream.done
-        return None if self.done else piece.token
+    def read(self) -> None:
+        stream, session = self._stream, self._session
+        assert stream is not None and session is not None  # it has begun
+        self._note()
+        row = None if self._ask.top is None or stream.loads else session.logits
+        while not stream.done and (piece := stream.pop()):
+            token = stream.ended_by if piece.token is None else piece.token
+            scored = None
+            if row is not None and token is not None:
+                (scored,) = score(row[None], [token], self._ask.top or 0)
+            self._tell(Text(piece.text, scored, piece.calls))
+        self.done = stream.done
 
     def fail(self, error: Exception) -> None:
         self._failed = True

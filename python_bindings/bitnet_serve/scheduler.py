@@ -1,7 +1,7 @@
-"""One thread for each model, which owns its batch: tasks join and leave between tokens.
+"""One thread for each model, which owns its batch: tasks join and leave between passes.
 
-Each round computes one piece of a prompt, of each that is not complete in turn, and then one token of every
-answer that runs, all together. So an answer never waits for more than a piece, and nobody for a whole
+A pass computes a token of every answer that runs, guesses behind it, and a piece of the prompts that load
+(`bitnet_runtime.together.Passes`). So an answer never waits for more than a piece, and nobody for a whole
 prompt of another. A free place goes to the request that has the fewest tasks running, the oldest of these.
 What a task gets does not depend on its company: the engine gives the same bits.
 """
@@ -16,11 +16,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from bitnet_runtime.batch import append_batch
 from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
-from bitnet_runtime.session import Session
+from bitnet_runtime.generation import Stream
+from bitnet_runtime.together import Passes
 
-PIECE = 32  # tokens of a prompt in a round, while others wait for their next token
+PIECE = 32  # tokens of what is computed by itself, while others wait for their next token
 PIECE_ALONE = 128  # and when nobody does
 RESTING = 0.02  # seconds, when every answer waits for its reader
 
@@ -39,7 +39,6 @@ class Task:
     """What a scheduler runs. It alone calls the methods, from its thread; `cancelled` may be set from any."""
 
     cancelled = False
-    ready = False  # all pieces are computed, and tokens can be picked
     done = False
     prompt_tokens = completion_tokens = 0  # computed, once it is closed
     request: object = None  # whose it is
@@ -48,23 +47,21 @@ class Task:
     def open(self) -> None:
         """Take the memory that it needs. ModelTooLargeError: there may be enough when others have left."""
 
+    @property
+    def stream(self) -> Stream | None:
+        """What passes compute, once it has begun; None: pieces come before."""
+
     def piece(self, most: int) -> None:
-        """Compute the next piece, of about `most` tokens; makes it `ready` or `done` in the end."""
+        """Compute the next piece by itself, of about `most` tokens; makes it a stream, or `done`, in the end."""
         raise NotImplementedError
 
-    def pick(self) -> int | None:
-        """Choose the next token; returns it to be computed together with others, or None: the task is done."""
-        raise NotImplementedError
+    def read(self) -> None:
+        """A pass had a part of the stream; makes it `done` in the end."""
 
     @property
     def waits(self) -> bool:
         """Whether whoever reads it is too far behind."""
         return False
-
-    @property
-    def session(self) -> Session:
-        """That which a picked token goes to."""
-        raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
         """It ends with this."""
@@ -81,6 +78,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._queue: deque[Task] = deque()
         self._running: list[Task] = []  # oldest first
+        self._passes = Passes()
         self._chores: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._requests = self._turn = 0
         self._closing = False
@@ -211,6 +209,8 @@ class Scheduler:
                 self._running.append(task)
             try:
                 task.open()
+                if task.done:
+                    self._end(task)
             except ModelTooLargeError as error:
                 if len(self._running) == 1:
                     self._fail(task, error)
@@ -224,43 +224,40 @@ class Scheduler:
                 self._fail(task, error)
 
     def _round(self) -> bool:
-        """A piece and a token of each; False: there was nothing to do."""
-        beginning = min((task for task in self._running if not task.ready), key=lambda task: task.turn, default=None)
-        picking = [task for task in self._running if task.ready and not task.waits]
-        if beginning:
-            self._turn += 1
-            beginning.turn = self._turn
+        """A piece, and a pass; False: there was nothing to do."""
+        going = [task for task in self._running if task.stream and not task.stream.loads and not task.waits]
+        coming = [task for task in self._running if task.stream is None or task.stream.loads]
+        coming.sort(key=lambda task: task.turn)
+        if alone := bool(coming) and coming[0].stream is None:
+            self._piece(coming[0], PIECE if going else PIECE_ALONE)
+            coming = []  # they have the next turn
+        by = {task.stream: task for task in (*going, *coming) if task.stream}
+        for stream, error in self._passes.run(list(by)):
+            task = by[stream]
+            if task in coming:
+                self._turn += 1
+                task.turn = self._turn
             try:
-                beginning.piece(PIECE if picking else PIECE_ALONE)
-            except Exception as error:
-                self._fail(beginning, error)
-            if beginning.done:
-                self._end(beginning)
-        self._step(picking)
-        return bool(beginning or picking)
-
-    def _step(self, tasks: Sequence[Task]) -> None:
-        """The next token of each."""
-        going: list[tuple[Task, int]] = []
-        for task in tasks:
-            try:
-                token = task.pick()
-            except Exception as error:
-                self._fail(task, error)
-                continue
-            if token is None:
-                self._end(task)
+                if error:
+                    raise error
+                task.read()
+            except Exception as failed:
+                self._fail(task, failed)
             else:
-                going.append((task, token))
+                if task.done:
+                    self._end(task)
+        return bool(by or alone)
+
+    def _piece(self, task: Task, most: int) -> None:
+        self._turn += 1
+        task.turn = self._turn
         try:
-            if going:
-                append_batch([task.session for task, _ in going], [token for _, token in going])
-        except Exception:  # of one of them, and nothing was computed
-            for task, token in going:
-                try:
-                    task.session.step(token)
-                except Exception as error:
-                    self._fail(task, error)
+            task.piece(most)
+        except Exception as error:
+            self._fail(task, error)
+        else:
+            if task.done:
+                self._end(task)
 
     def _fail(self, task: Task, error: Exception) -> None:
         if not isinstance(error, BitnetError):

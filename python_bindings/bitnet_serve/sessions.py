@@ -73,7 +73,7 @@ class Sessions:
 
     def new(self, room: int, adapter: str | None = None) -> Session:
         """An empty one for so many tokens. ModelTooLargeError: others have the memory."""
-        return self._counted(self._model.session(room, adapter=adapter, draft=False), room)
+        return self._counted(self._model.session(room, adapter=adapter), room)
 
     def begin(self, prompt: Sequence[int], room: int, who: object, adapter: str | None = None) -> tuple[Session, int]:
         """One that holds as much of the prompt as one that is kept, but for its last token; and how much that is."""
@@ -158,9 +158,9 @@ class Sessions:
     def _fresh(self, room: int, adapter: str | None) -> Session:
         """With all of the context, so that any text can go on from it; that costs nothing before it is used."""
         try:
-            return self._model.session(adapter=adapter, draft=False)
+            return self._model.session(adapter=adapter)
         except ModelTooLargeError:
-            return self._model.session(room, adapter=adapter, draft=False)
+            return self._model.session(room, adapter=adapter)
 
     def _counted(self, session: Session, room: int, idle: int = 0) -> Session:
         size = self._size(session, room, idle)

@@ -1,0 +1,66 @@
+"""A pass over tokens of several sessions of one model, which reads the weights once for all."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from bitnet_runtime._native import ffi, lib
+from bitnet_runtime.errors import BitnetError
+from bitnet_runtime.sampler import Sampler
+from bitnet_runtime.session import Session
+
+
+class Entry:
+    """What a session has in a pass: tokens, behind which up to `most` are chosen.
+
+    draft: guesses of these. Without any the model's own draft may guess, if it has one.
+    """
+
+    __slots__ = ("chosen", "draft", "error", "most", "sampler", "seconds", "session", "tokens")
+
+    def __init__(
+        self,
+        session: Session,
+        tokens: Sequence[int],
+        sampler: Sampler | None = None,
+        draft: Sequence[int] = (),
+        most: int = 0,
+    ) -> None:
+        self.session, self.tokens, self.sampler, self.draft, self.most = session, tokens, sampler, draft, most
+        self.chosen: list[int] = []  # then the session holds the tokens and all of these but the last
+        self.error: BitnetError | None = None
+        self.seconds = 0.0  # that the pass took
+
+
+def step_batch(entries: Sequence[Entry]) -> None:
+    """Compute and choose, for different sessions of one model. An error of one is in its entry; the others go on."""
+    begin, kept = time.perf_counter(), []
+    with contextlib.ExitStack() as stack:
+        for entry in sorted(entries, key=lambda entry: id(entry.session)):  # one order for all callers: no circle
+            stack.enter_context(entry.session._lock)
+        going = []
+        for entry in entries:
+            try:
+                going.append((entry, entry.session._open))
+            except BitnetError as error:
+                entry.error = error
+        array = ffi.new("bn_entry[]", len(going))
+        for each, (entry, handle) in zip(array, going, strict=True):
+            tokens, chosen = ffi.new("int32_t[]", list(entry.tokens)), ffi.new("int32_t[]", max(1, entry.most))
+            draft = ffi.new("int32_t[]", list(entry.draft)) if entry.draft else ffi.NULL
+            kept.append((tokens, draft, chosen))
+            each.session, each.tokens, each.n_tokens = handle.pointer, tokens, len(entry.tokens)
+            each.most, each.draft, each.n_draft, each.chosen = entry.most, draft, len(entry.draft), chosen
+            if entry.sampler:
+                each.sampler = entry.sampler.struct
+        if going:
+            lib.bn_step_batch(array, len(going))
+        for each, (entry, _) in zip(array, going, strict=True):
+            entry.chosen = list(ffi.unpack(each.chosen, each.n_chosen)) if each.n_chosen else []
+            try:
+                entry.session._check(each.status)
+            except BitnetError as error:
+                entry.error = error
+            entry.seconds = time.perf_counter() - begin
