@@ -218,16 +218,16 @@ class Stream(Unique):
 
     def entry(self, piece: int = BLOCK) -> Entry:
         """What it has in the next pass, once it has begun: of its prompt so many tokens at most."""
-        tokens, left = self._missing, self._limit - len(self._tokens) - len(self._drawn)
+        tokens = self._missing[: len(self._missing) - len(self._drawn)]
         if self._unread > piece:
             return Entry(self._session, tokens[:piece])
-        if left <= 0:  # a grammar leaves no choice
-            return Entry(self._session, tokens[: self._unread])
-        most = 0 if self._guide and self._guide.complete else max(0, min(self._most + 1, left))
+        if self._drawn:  # what comes next is known, and the row that it might have come from may be wanted
+            return Entry(self._session, tokens, most=1)
+        most = min(self._most + 1, self._limit - len(self._tokens))
         guesses: Sequence[int] = ()
         if self._lookup and most > 1 and len(tokens) == 1:
             guesses = self._lookup.guess(most - 1 + bool(self._guide))
-        if self._guide and most > 0:
+        if self._guide:
             guesses = self._guide.allow(self._sampler, guesses)[:-1]  # there is a row for what follows the last, too
         return Entry(self._session, tokens, self._sampler, guesses, most)
 
@@ -242,7 +242,7 @@ class Stream(Unique):
             self._seconds += entry.seconds
         self._unread = max(0, self._unread - n)
         del self._missing[:n]
-        if entry.chosen:
+        if entry.chosen and not self._drawn:
             self._choose(entry.chosen)
 
     def pop(self) -> Piece | None:

@@ -190,10 +190,12 @@ class Generation(Task):
         row = None if self._ask.top is None or stream.loads else session.logits
         while not stream.done and (piece := stream.pop()):
             token = stream.ended_by if piece.token is None else piece.token
-            scored = None
-            if row is not None and token is not None:
-                (scored,) = score(row[None], [token], self._ask.top or 0)
+            if row is None or token is None:
+                self._tell(Text(piece.text, None, piece.calls))
+                continue
+            (scored,) = score(row[None], [token], self._ask.top or 0)
             self._tell(Text(piece.text, scored, piece.calls))
+            break  # the row of the next comes with the next pass
         self.done = stream.done
 
     def fail(self, error: Exception) -> None:
