@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * advance.c: see advance.h.
+ */
+#include "advance.h"
+
+#include "choose.h"
+#include "guess.h"
+#include "sampler.h"
+
+/* What a text has in a pass. */
+typedef struct item {
+    bn_entry *entry;
+    bn_guesses own;
+    const int32_t *guesses; /* the caller's, or its own */
+    int32_t n;
+    size_t row; /* its first */
+} item;
+
+typedef struct pass {
+    bn_batch *b;
+    item items[BN_GUESSERS];
+    int32_t n;
+    size_t rows,
+        scored; /* that are sure; of these, those behind which one token is chosen at once */
+    int step;   /* for bn_session_step: of what is chosen only true guesses are wanted */
+} pass;
+
+/* Its rows make scores; else it is a piece of a prompt, of which at most the last row makes some,
+ * later. */
+static int is_scored(const bn_entry *entry) {
+    return entry->n_tokens == 1 && entry->most > 0;
+}
+
+bn_sampler bn_nth_sampler(const bn_sampler *sampler, size_t i, uint32_t vocab) {
+    bn_sampler s = bn_sampler_or_neutral(sampler);
+    if (s.allowed)
+        s.allowed += i * ((vocab + 31) / 32);
+    return s;
+}
+
+int32_t bn_count_tokens(const bn_entry *entry) {
+    return bn_smaller(entry->n_tokens, entry->session->batch);
+}
+
+static const int32_t *tokens_of(const bn_entry *entry) {
+    return entry->tokens + (entry->n_tokens - bn_count_tokens(entry));
+}
+
+/* --- what is computed --- */
+
+/* Those of the entries that one pass has room for, in order. Returns how many. */
+static int32_t admit(pass *p, bn_entry *entries, int32_t n) {
+    int32_t taken = 0;
+    for (; taken < n && p->n < BN_GUESSERS; taken++) {
+        bn_entry *entry = &entries[taken];
+        const size_t rows = (size_t)bn_count_tokens(entry), scored = is_scored(entry) ? 1 : 0;
+        if (entry->status)
+            continue;
+        if (p->rows + rows > p->b->w->batch || p->scored + scored > p->b->w->score_rows)
+            break;
+        p->rows += rows;
+        p->scored += scored;
+        p->items[p->n++] = (item){.entry = entry};
+    }
+    return taken;
+}
+
+/* Rows of guesses that there is room for. */
+static int32_t room_of(const pass *p) {
+    const size_t rows = p->b->w->batch - p->rows, scores = p->b->w->score_rows - p->scored;
+    return (int32_t)(rows < scores ? rows : scores);
+}
+
+/* And of those, that a text wants and can have. */
+static int32_t most_guesses(const bn_entry *entry, int32_t room) {
+    const bn_session *s = entry->session;
+    int32_t most = bn_smaller(room, entry->most - 1);
+    most = bn_smaller(most, s->n_ctx - s->position - 1);
+    most = bn_smaller(most, s->batch - 1);
+    return s->stack->draft ? bn_smaller(most, BN_GUESSES - 1) : most;
+}
+
+/* The caller's guesses first, then those of the draft: of texts that it knows, which one that is
+ * held to something is not. */
+static void guess(pass *p, bn_outlook *outlook) {
+    bn_guesses *texts[BN_GUESSERS];
+    item *of[BN_GUESSERS];
+    int32_t n = 0, room = room_of(p);
+    for (item *i = p->items; i < p->items + p->n; i++) {
+        bn_entry *entry = i->entry;
+        int32_t most = is_scored(entry) ? most_guesses(entry, room) : 0;
+        if (most < 1 || (entry->n_draft < 1 && (!entry->session->stack->draft ||
+                                                (entry->sampler && entry->sampler->allowed))))
+            continue;
+        if (entry->n_draft > 0) {
+            most = bn_smaller(most, entry->n_draft);
+            i->guesses = entry->draft;
+            i->n = bn_session_reserve(entry->session, 1 + most) ? 0 : most; /* one may fit */
+            room -= i->n;
+        } else if (!bn_session_reserve(entry->session, 1 + most)) {
+            i->own = (bn_guesses){.session = entry->session,
+                                  .sampler = entry->sampler,
+                                  .token = *entry->tokens,
+                                  .most = most};
+            of[n] = i;
+            texts[n++] = &i->own;
+        }
+    }
+    const int32_t rows = (int32_t)p->scored + room_of(p) - room;
+    *outlook = (bn_outlook){
+        .rows = rows, .most = bn_smaller(rows + room, BN_PACE_ROWS), .tokens = (double)p->scored};
+    if (n > 0)
+        bn_guess(texts, n, p->b->w, outlook);
+    for (int32_t j = 0; j < n; j++) {
+        of[j]->guesses = of[j]->own.tokens;
+        of[j]->n = of[j]->own.n;
+    }
+}
+
+/* Those that make scores come first (row.h). */
+static void add_rows(pass *p) {
+    for (item *i = p->items; i < p->items + p->n; i++)
+        bn_trail_begin(i->entry->session, p->b->w, bn_count_tokens(i->entry) + i->n,
+                       *tokens_of(i->entry));
+    for (int scored = 1; scored >= 0; scored--)
+        for (item *i = p->items; i < p->items + p->n; i++) {
+            const bn_entry *entry = i->entry;
+            if (is_scored(entry) != scored)
+                continue;
+            i->row = p->b->n;
+            entry->session->ready = BN_READY_NOTHING;
+            const int32_t n = bn_count_tokens(entry);
+            const bn_want last = scored            ? BN_WANT_SCORES
+                                 : entry->most > 0 ? BN_WANT_HIDDEN
+                                                   : BN_WANT_NOTHING;
+            for (int32_t t = 0; t < n; t++)
+                bn_batch_add(p->b, entry->session, tokens_of(entry)[t],
+                             t + 1 < n ? BN_WANT_NOTHING : last);
+            for (int32_t g = 0; g < i->n; g++)
+                bn_batch_add(p->b, entry->session, i->guesses[g], BN_WANT_SCORES);
+        }
+}
+
+/* --- what becomes of it --- */
+
+static bn_status choose(pass *p, item *i, size_t at, int32_t *token) {
+    bn_session *s = i->entry->session;
+    const bn_sampler sampler = bn_nth_sampler(i->entry->sampler, at, s->stack->config.vocab_size);
+    return bn_choose(s, p->b->w, &sampler, token);
+}
+
+/* Keep the rows of a text up to where something else than its guess is chosen. */
+static void verify(pass *p, item *i) {
+    bn_entry *entry = i->entry;
+    bn_session *s = entry->session;
+    const int32_t start = s->position - 1 - i->n;
+    for (int32_t at = 0; at <= i->n; at++) {
+        s->position = start + at + 1;
+        bn_batch_take(p->b, i->row + (size_t)at);
+        if (p->step && at == i->n)
+            return;
+        int32_t token;
+        entry->status = choose(p, i, (size_t)at, &token);
+        const int right = !entry->status && at < i->n && token == i->guesses[at];
+        if (p->step && !right) { /* the next step goes on from here */
+            entry->status = BN_OK;
+            bn_batch_take(p->b, i->row + (size_t)at);
+            return;
+        }
+        if (!entry->status)
+            entry->chosen[entry->n_chosen++] = token;
+        if (!right)
+            return;
+    }
+}
+
+/* Of a text that has a row behind which nothing is guessed. */
+static void end_piece(pass *p, item *i) {
+    bn_entry *entry = i->entry;
+    bn_trail_end(entry->session, p->b->w, i->row, bn_count_tokens(entry));
+    if (entry->most > 0)
+        entry->status = choose(p, i, 0, entry->chosen);
+    entry->n_chosen = entry->most > 0 && !entry->status;
+}
+
+/* For the next time: what became of the draft's guesses. */
+static void learn(const item *i, int32_t start) {
+    bn_session *s = i->entry->session;
+    const int32_t right = s->position - start - 1;
+    for (int32_t g = 0; g < i->own.n && g <= right; g++)
+        bn_luck_note(&s->luck, (double)i->own.confidences[g], g < right);
+}
+
+/* One of the texts cannot be computed; the others can. */
+static void fail(pass *p, bn_status status) {
+    if (p->n == 1)
+        p->items->entry->status = status;
+    for (int32_t i = 0; i < p->n && p->n > 1; i++)
+        bn_advance(p->b, p->items[i].entry, 1, p->step);
+}
+
+int32_t bn_advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {
+    pass p = {.b = b, .step = step};
+    bn_outlook outlook;
+    const double begin = bn_seconds();
+    b->n = 0;
+    const int32_t taken = admit(&p, entries, n);
+    if (p.n == 0)
+        return taken;
+    guess(&p, &outlook);
+    add_rows(&p);
+    const bn_status status = bn_batch_run(b);
+    if (status) {
+        fail(&p, status);
+        return taken;
+    }
+    for (int scored = 1; scored >= 0; scored--)
+        for (item *i = p.items; i < p.items + p.n; i++) {
+            const int32_t start = i->entry->session->position - 1 - i->n;
+            if (is_scored(i->entry) != scored)
+                continue;
+            if (!scored) {
+                end_piece(&p, i);
+                continue;
+            }
+            verify(&p, i);
+            learn(i, start);
+        }
+    if (p.scored == p.rows)
+        bn_pace_note(entries->session->model->pace.pass, (int32_t)b->n,
+                     bn_seconds() - begin - outlook.guessing);
+    return taken;
+}
