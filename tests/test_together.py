@@ -96,6 +96,73 @@ def test_a_batch_ends_one_text_at_a_time(tmp_path: Path) -> None:
         assert [r.text for r in model.generate(["x", "y"], max_tokens=0)] == ["", ""]
 
 
+def test_texts_join_while_others_run(model: Model) -> None:
+    """Short and long prompts, drafts, ends at different times; one more for each that is done."""
+    prompts = [[1 + i % 7] * (1 + 37 * i % 200) for i in range(12)]
+    options: list[dict[str, Any]] = [GREEDY | FEW | {"draft": 3}, DRAWN, GREEDY, DRAWN | FEW | {"draft": 0}]
+    asked = [options[i % 4] | {"max_tokens": 5 + 3 * i} for i in range(12)]
+    alone = [model.generate(prompt, **each) for prompt, each in zip(prompts, asked, strict=True)]
+    with model.batch(most=3) as batch:
+        added = {batch.add(prompts[i], **asked[i]): i for i in range(5)}
+        pieces: dict[int, list[str]] = {}
+        for stream, piece, done in batch:
+            pieces.setdefault(added[stream], []).append(piece.text)
+            assert not done or stream.result is not None
+            if done and len(added) < 12:
+                added[batch.add(prompts[len(added)], **asked[len(added)])] = len(added)
+        assert len(batch) == 0
+        for stream, place in added.items():
+            assert stream.result is not None
+            assert (stream.result.tokens, stream.result.finish_reason) == (
+                alone[place].tokens,
+                alone[place].finish_reason,
+            )
+            assert "".join(pieces[place]) == alone[place].text
+
+
+def test_a_text_leaves_and_the_others_go_on(model: Model) -> None:
+    alone = model.generate([3, 4], max_tokens=30, **DRAWN)
+    with model.batch() as batch:
+        leaving, staying = batch.add([1, 2], max_tokens=200, **DRAWN), batch.add([3, 4], max_tokens=30, **DRAWN)
+        made = 0
+        for stream, _, done in batch:
+            made += stream is leaving
+            if made == 5:
+                leaving.close()
+            assert not (stream is leaving and made > 6)
+            if stream is leaving and done:
+                assert leaving.result and leaving.result.finish_reason == "cancelled"
+        assert staying.result and staying.result.tokens == alone.tokens
+        assert next(batch, None) is None
+        assert batch.add([3, 4], max_tokens=30, **DRAWN) and len(list(batch)) >= 1  # it goes on
+
+
+def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of the prompts no more than the time of one pass is for; who waited longest comes first."""
+    passes: list[list[int]] = []
+
+    def counted(entries: Sequence[Entry]) -> None:
+        passes.append([len(entry.tokens) for entry in entries])
+        step_batch(entries)
+        for entry in entries:  # ten tokens of a prompt take as long as an answer's
+            entry.seconds = 1 + sum(len(entry.tokens) for entry in entries if len(entry.tokens) > 1) / 10
+
+    monkeypatch.setattr("bitnet_runtime.together.step_batch", counted)
+    with model.batch() as batch:
+        batch.add([1], max_tokens=60, **GREEDY)
+        for _ in range(5):
+            next(batch)
+        batch.add([2] * 200, max_tokens=1, **GREEDY)
+        batch.add([3] * 200, max_tokens=1, **GREEDY)
+        list(batch)
+    mixed = [sizes for sizes in passes if len(sizes) > 1]
+    assert len(mixed) > 20 and all(sizes[0] == 1 for sizes in mixed)
+    assert mixed[0][1] == 32 and max(sum(sizes[1:]) for sizes in mixed[2:]) <= 11  # it is not known at first
+    assert passes.index(mixed[0]) <= 6
+
+
 def test_refusals(model: Model) -> None:
     with pytest.raises(InvalidParameterError, match="several prompts"), model.session() as session:
         model.generate([[1], [2]], session=session)
