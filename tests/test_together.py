@@ -10,8 +10,8 @@ import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
 from bitnet_runtime.answer import Lookup
-from runtime_models import counted_steps, scripted_model, small_model
 from bitnet_runtime.steps import Entry, step_batch
+from runtime_models import counted_steps, scripted_model, small_model
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 # A random model does not repeat itself; of three tokens it has to, and guesses come true.
