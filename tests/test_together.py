@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model
+from bitnet_runtime import InvalidParameterError, Model, NumericError
 from bitnet_runtime.answer import Lookup
 from bitnet_runtime.steps import Entry, step_batch
 from runtime_models import counted_steps, scripted_model, small_model
@@ -135,6 +135,38 @@ def test_a_text_leaves_and_the_others_go_on(model: Model) -> None:
         assert staying.result and staying.result.tokens == alone.tokens
         assert next(batch, None) is None
         assert batch.add([3, 4], max_tokens=30, **DRAWN) and len(list(batch)) >= 1  # it goes on
+
+
+def test_an_error_of_a_text_leaves_the_others_as_they_are(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those whose tokens were computed in the same pass, and behind it."""
+    alone = model.generate([3, 4], max_tokens=30, **DRAWN)
+    passes = 0
+
+    def failing(entries: Sequence[Entry]) -> None:
+        nonlocal passes
+        step_batch(entries)
+        passes += 1
+        if passes == 5:
+            entries[0].error, entries[1].error = NumericError("first"), NumericError("second")
+
+    monkeypatch.setattr("bitnet_runtime.together.step_batch", failing)
+    with model.batch() as batch:
+        for prompt in ([1, 2], [2, 3], [3, 4]):
+            staying = batch.add(prompt, max_tokens=30, **DRAWN)
+        for name in ("first", "second"):
+            with pytest.raises(NumericError, match=name):
+                list(batch)
+        assert len(batch) == 1
+        list(batch)
+        assert staying.result and staying.result.tokens == alone.tokens
+
+
+def test_what_no_pass_can_do_is_an_error_of_each(model: Model) -> None:
+    with model.session() as one, model.session() as other:
+        entries = [Entry(one, [1], most=1), Entry(other, [])]
+        step_batch(entries)
+        assert all(isinstance(entry.error, InvalidParameterError) for entry in entries)
+        assert one.position == 0
 
 
 def test_running_texts_have_a_token_in_each_pass_while_prompts_load(

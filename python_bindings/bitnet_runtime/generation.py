@@ -202,7 +202,6 @@ class Stream(Unique):
             held = self._session._keep(self._prompt)
             self._session._room(len(self._prompt) - held)
             self._missing, self._unread = list(self._prompt[held:]), len(self._prompt) - held
-            self._computed = self._unread
             self._session.seed(self._seed)
             self._force()
         else:
@@ -238,9 +237,10 @@ class Stream(Unique):
         n = len(entry.tokens)
         if self._unread:
             self._prompt_seconds += entry.seconds
+            self._computed += n
+            self._unread -= n
         else:
             self._seconds += entry.seconds
-        self._unread = max(0, self._unread - n)
         del self._missing[:n]
         if entry.chosen and not self._drawn:
             self._choose(entry.chosen)

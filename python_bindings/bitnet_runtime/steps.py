@@ -55,12 +55,12 @@ def step_batch(entries: Sequence[Entry]) -> None:
             each.most, each.draft, each.n_draft, each.chosen = entry.most, draft, len(entry.draft), chosen
             if entry.sampler:
                 each.sampler = entry.sampler.struct
-        if going:
-            lib.bn_step_batch(array, len(going))
+        status = lib.bn_step_batch(array, len(going)) if going else lib.BN_OK
+        refused = status if status == lib.BN_ERR_ARGUMENT else lib.BN_OK  # all of them, before any work
         for each, (entry, _) in zip(array, going, strict=True):
             entry.chosen = list(ffi.unpack(each.chosen, each.n_chosen)) if each.n_chosen else []
             try:
-                entry.session._check(each.status)
+                entry.session._check(each.status or refused)
             except BitnetError as error:
                 entry.error = error
             entry.seconds = time.perf_counter() - begin

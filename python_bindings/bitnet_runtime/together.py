@@ -94,7 +94,7 @@ class Batch:
         self._make, self._most, self._passes = make, most, Passes()
         self._waiting: deque[Stream] = deque()
         self._active: list[Stream] = []  # of those whose prompts load, who had a part in a pass last comes last
-        self._steps: deque[Step] = deque()
+        self._steps: deque[Step | Exception] = deque()
 
     def add(self, prompt: Prompt, **given: Any) -> Stream:
         """One text more. Arguments as in `Model.stream`."""
@@ -116,7 +116,10 @@ class Batch:
                     self._active.remove(stream)
                     self._active.append(stream)
                 self._read(stream, error)
-        return self._steps.popleft()
+        step = self._steps.popleft()
+        if isinstance(step, Exception):
+            raise step
+        return step
 
     def _join(self) -> None:
         while self._waiting and len(self._active) < self._most:
@@ -131,7 +134,7 @@ class Batch:
             self._read(stream, error)
 
     def _read(self, stream: Stream, error: Exception | None) -> None:
-        """What is there of a text."""
+        """What is there of a text. Its error comes in its turn: the others of a pass have to be read, too."""
         pieces = []
         try:
             if isinstance(error, (CancelledError, ClosedError)):
@@ -140,10 +143,11 @@ class Batch:
                 raise error
             while not stream.done and (piece := stream.pop()):
                 pieces.append(piece)
-        except BaseException:
+        except Exception as failed:
             self._active.remove(stream)
             stream.close()
-            raise
+            self._steps.append(failed)
+            return
         if stream.done:
             self._active.remove(stream)
             stream.close()
@@ -155,8 +159,8 @@ class Batch:
         """End all texts."""
         for stream in (*self._active, *self._waiting):
             stream.close()
-        self._active.clear()
-        self._waiting.clear()
+        for rest in (self._active, self._waiting, self._steps):
+            rest.clear()
 
     def __iter__(self) -> Self:
         return self

@@ -227,7 +227,6 @@ static int take_guess(bn_guesses *t, bn_workspace *w, size_t row, bn_outlook *pa
     if (sample(t, w, row))
         return 0;
     s->tokens[s->position + 1 + t->n] = t->tokens[t->n];
-    t->made++;
     if (pass &&
         !bn_pace_take(&s->model->pace, &s->luck, pass, &t->path, (double)t->confidences[t->n]))
         return 0;

@@ -31,11 +31,10 @@ typedef struct bn_guesses {
     bn_session *session;
     const bn_sampler *sampler;
     int32_t token, most;
-    int32_t n, made; /* how many there are, and how many the draft computed */
+    int32_t n; /* how many there are */
     int32_t tokens[BN_GUESSES];
     float confidences[BN_GUESSES];
     double path; /* the probability that all are right */
-    int32_t ends;
     size_t row; /* that has its state */
 } bn_guesses;
 
