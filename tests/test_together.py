@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bitnet_runtime import InvalidParameterError, Model, NumericError
+from bitnet_runtime import CacheFullError, ClosedError, InvalidParameterError, Model, NumericError
 from bitnet_runtime.answer import Lookup
 from bitnet_runtime.steps import Entry, step_batch
 from runtime_models import counted_steps, scripted_model, small_model
@@ -167,6 +167,40 @@ def test_what_no_pass_can_do_is_an_error_of_each(model: Model) -> None:
         step_batch(entries)
         assert all(isinstance(entry.error, InvalidParameterError) for entry in entries)
         assert one.position == 0
+
+
+def test_a_text_that_finds_no_room_leaves_its_own_to_the_others(tmp_path: Path) -> None:
+    """Four texts need a third block in two passes, where there are ten."""
+    path = small_model(tmp_path)
+    prompts = [[1 + i] * (3 + i // 2) for i in range(4)]
+    with Model.load(path, threads=1) as model:
+        alone = [model.generate(prompt, max_tokens=150, **DRAWN).tokens for prompt in prompts]
+        limit = 10 * 64 * model.kv_bytes_per_token
+    with Model.load(path, threads=1, cache_bytes=limit) as model, model.batch() as batch:
+        texts = [batch.add(prompt, max_tokens=150, **DRAWN) for prompt in prompts]
+        errors = []
+        while len(batch):
+            try:
+                list(batch)
+            except CacheFullError as error:
+                errors.append(error)
+        results = [text.result for text in texts]
+        ended = [result is not None and result.finish_reason == "cancelled" for result in results]
+        assert len(errors) == sum(ended) == 1
+        for result, tokens in zip(results, alone, strict=True):
+            assert result and result.tokens == tokens[: len(result.tokens)]
+        assert model.cache_bytes == 0
+
+
+def test_a_closed_batch_takes_no_text(model: Model) -> None:
+    with model.batch() as batch:
+        text = batch.add([1, 2], max_tokens=200, **DRAWN)
+        next(batch)
+    assert text.result and text.result.finish_reason == "cancelled"
+    assert list(batch) == []
+    with pytest.raises(ClosedError, match="make another with"):
+        batch.add([1], max_tokens=1)
+    assert len(batch) == 0
 
 
 def test_running_texts_have_a_token_in_each_pass_while_prompts_load(

@@ -62,5 +62,5 @@ def step_batch(entries: Sequence[Entry]) -> None:
             try:
                 entry.session._check(each.status or refused)
             except BitnetError as error:
-                entry.error = error
+                entry.error = error.with_traceback(None)  # it holds this frame, and so the memory of all sessions
             entry.seconds = time.perf_counter() - begin

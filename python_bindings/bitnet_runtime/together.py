@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from bitnet_runtime.errors import CancelledError, ClosedError
+from bitnet_runtime.errors import CacheFullError, CancelledError, ClosedError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.result import Piece, Result
 from bitnet_runtime.session_input import BLOCK
@@ -86,7 +86,8 @@ class Batch:
     """Iterator over what its texts become, a `Step` at a time; ends when all are done, and goes on when one is added.
 
     Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`; a text is
-    what it would be alone. One thread iterates. An error of a text is raised, and ends that one.
+    what it would be alone. One thread iterates. An error of a text is raised, and ends that one: the next iteration
+    goes on with the others.
     """
 
     def __init__(self, make: Callable[..., Stream], most: int = IN_FLIGHT) -> None:
@@ -95,11 +96,15 @@ class Batch:
         self._waiting: deque[Stream] = deque()
         self._active: list[Stream] = []  # of those whose prompts load, who had a part in a pass last comes last
         self._steps: deque[Step | Exception] = deque()
+        self._closed = False
 
     def add(self, prompt: Prompt, **given: Any) -> Stream:
         """One text more. Arguments as in `Model.stream`."""
         stream = self._make(prompt, **given)
         self._waiting.append(stream)
+        if self._closed:  # looked at last, as a thread may close it meanwhile
+            self.close()
+            raise ClosedError("the batch is closed; make another with Model.batch()")
         return stream
 
     def __len__(self) -> int:
@@ -111,10 +116,15 @@ class Batch:
             self._join()
             if not self._active and not self._steps:
                 raise StopIteration
+            room = False  # whether one that found none in the cache has left its own to the others
             for stream, error in self._passes.run(self._active):
                 if stream.loads:
                     self._active.remove(stream)
                     self._active.append(stream)
+                if isinstance(error, CacheFullError):
+                    if room:
+                        continue  # it is as it was, and has another pass
+                    room = True
                 self._read(stream, error)
         step = self._steps.popleft()
         if isinstance(step, Exception):
@@ -156,7 +166,8 @@ class Batch:
         self._steps.extend(Step(stream, piece, stream.done and i == last) for i, piece in enumerate(pieces))
 
     def close(self) -> None:
-        """End all texts."""
+        """End all texts. None can be added then."""
+        self._closed = True
         for stream in (*self._active, *self._waiting):
             stream.close()
         for rest in (self._active, self._waiting, self._steps):
