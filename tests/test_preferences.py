@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
 from bitnet.data import conversations, dataset, preferences, tokenizer
-from bitnet.model.head import Head, log_probabilities
+from bitnet.model.head import PORTION, Head, log_probabilities
 from bitnet.model.transformer import Transformer
 from bitnet.train import preferences as learning
 from bitnet.train.checkpoint import Checkpoint
@@ -116,7 +115,7 @@ def test_a_prompt_is_on_one_side_alone() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"logit_softcap": 3.0, "head_bias": True, "tie_embeddings": False}])
 def test_log_probabilities_and_their_gradient(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("bitnet.model.head", fromlist=["PORTION"]).PORTION, "cpu", 200)  # in portions
+    monkeypatch.setitem(PORTION, "cpu", 200)  # in portions
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=50, **SHAPE, ternary=(), head_format="f32", **more)
     x, w = torch.randn(2, 9, 32).double().requires_grad_(), torch.randn(50, 32).double().requires_grad_()
@@ -274,7 +273,6 @@ def test_what_a_run_needs(asked: tuple[Path, Path], tmp_path: Path, capsys: pyte
     kept.write_bytes(bytes_before)
     assert bitnet(*more) == 0
     assert bitnet("finetune", "--from", run, "--out", tmp_path / "branch", "--steps", "4") == 0
-    shutil.rmtree(run)
 
 
 def _toml(folder: Path, file: Path) -> Path:

@@ -78,7 +78,7 @@ def test_a_failure_comes_at_the_next_step(
 
     def step(run: loop.Run) -> Any:
         if run.state["step"] == 4:
-            assert failed.wait(20)
+            assert failed.wait(60)
         return update(run)
 
     monkeypatch.setattr(saving, "_put", full)

@@ -45,7 +45,7 @@ def allowed(mode: str, names: list[str]) -> Any:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
-def test_some_of_the_tools_areallowed(client: OpenAI) -> None:
+def test_some_of_the_tools_are_allowed(client: OpenAI) -> None:
     """What is told of the others would be an offer."""
     only_clock = allowed("auto", ["clock"])
     assert prompt_tokens(client, "two", tools=TOOLS, tool_choice=only_clock) == prompt_tokens(

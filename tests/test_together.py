@@ -161,6 +161,22 @@ def test_an_error_of_a_text_leaves_the_others_as_they_are(model: Model, monkeypa
         assert staying.result and staying.result.tokens == alone.tokens
 
 
+def test_a_pass_that_cannot_begin_ends_its_texts_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: Sequence[Entry]) -> None:
+        raise MemoryError
+
+    with model.batch(most=2) as batch:
+        for _ in range(3):
+            staying = batch.add([3, 4], max_tokens=5, **GREEDY)
+        with monkeypatch.context() as patched:
+            patched.setattr("bitnet_runtime.together.step_batch", failing)
+            for _ in range(2):
+                with pytest.raises(MemoryError):
+                    next(batch)
+        list(batch)
+        assert staying.result and len(staying.result.tokens) == 5
+
+
 def test_what_no_pass_can_do_is_an_error_of_each(model: Model) -> None:
     with model.session() as one, model.session() as other:
         entries = [Entry(one, [1], most=1), Entry(other, [])]

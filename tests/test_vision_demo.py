@@ -138,6 +138,5 @@ def test_c_answers_and_compares_as_python_does(made: Path, tmp_path: Path) -> No
             text = model.tokenize(record["prefix"])
             fits = float(model.similarity(made / "unseen" / record["image"], [text])[0, 0])
             (found,) = said(made / "siglip.bitnet", record, 0, text)
-            assert (
-                abs(float(found) - fits) < 1e-4
-            )  # fp32 sums in another order, times the scale; six digits are printed
+            # fp32 sums in another order, times the scale; six digits are printed
+            assert abs(float(found) - fits) < 1e-4

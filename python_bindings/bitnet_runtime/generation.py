@@ -202,16 +202,14 @@ class Stream(Unique):
             held = self._session._keep(self._prompt)
             self._session._room(len(self._prompt) - held)
             self._missing, self._unread = list(self._prompt[held:]), len(self._prompt) - held
-            self._session.seed(self._seed)
-            self._force()
         else:
             rows = None if self._pixels is None else vision.encode(self._model, self._pixels)
             self._computed = extend(self._session, self._prompt, rows)
             self._unread = 0
-            self._session.seed(self._seed)
-            self._force()
-            if not self._missing:
-                self._draw()
+        self._session.seed(self._seed)
+        self._force()
+        if not self._missing:
+            self._draw()
         self._begun = True
         self._prompt_seconds = time.perf_counter() - begin
 

@@ -44,7 +44,11 @@ class Passes:
                 yield stream, error
         if not entries:
             return
-        step_batch([entry for _, entry in entries])
+        try:
+            step_batch([entry for _, entry in entries])
+        except Exception as error:  # before anything was computed
+            yield from ((stream, error) for stream, _ in entries)
+            return
         self._note(len(going), room - left, entries[0][1].seconds)
         for stream, entry in entries:
             try:
