@@ -10,6 +10,8 @@ import pytest
 
 from bitnet_runtime import CacheFullError, ClosedError, InvalidParameterError, Model, NumericError
 from bitnet_runtime.answer import Lookup
+from bitnet_runtime.defaults import resolve
+from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.steps import Entry, step_batch
 from runtime_models import counted_steps, scripted_model, small_model
 
@@ -183,6 +185,25 @@ def test_what_no_pass_can_do_is_an_error_of_each(model: Model) -> None:
         step_batch(entries)
         assert all(isinstance(entry.error, InvalidParameterError) for entry in entries)
         assert one.position == 0
+
+
+def test_a_wrong_sampler_is_an_error_of_its_text(model: Model) -> None:
+    wrong = Sampler(resolve(GREEDY), model.vocab_size)
+    wrong.struct.temperature = -1
+    with model.session() as one, model.session() as other:
+        entries = [Entry(one, [1], wrong, most=1), Entry(other, [1], most=1)]
+        step_batch(entries)
+        assert isinstance(entries[0].error, InvalidParameterError)
+        assert entries[1].error is None and len(entries[1].chosen) == other.position == 1
+
+
+def test_texts_of_one_session_wait_for_each_other(model: Model) -> None:
+    with model.session() as session, model.batch() as batch:
+        for _ in range(2):
+            batch.add([1], session=session, max_tokens=3, **GREEDY)
+            with pytest.raises(InvalidParameterError, match="has this session"):
+                batch.add([2], session=session, max_tokens=3, **GREEDY)
+            assert len(list(batch)) == 3
 
 
 def test_a_text_that_finds_no_room_leaves_its_own_to_the_others(tmp_path: Path) -> None:

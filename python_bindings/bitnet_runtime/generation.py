@@ -186,6 +186,10 @@ class Stream(Unique):
         """Tokens of the prompt that have to be computed."""
         return self._unread
 
+    def shares_session(self, other: Stream) -> bool:
+        """Whether both have one session, and so cannot be computed together."""
+        return self._session is other._session
+
     @property
     def stopped_by(self) -> str:
         """The stop text that ended the answer; "": it ended otherwise."""

@@ -56,7 +56,7 @@ def step_batch(entries: Sequence[Entry]) -> None:
             if entry.sampler:
                 each.sampler = entry.sampler.struct
         status = lib.bn_step_batch(array, len(going)) if going else lib.BN_OK
-        refused = status if status == lib.BN_ERR_ARGUMENT else lib.BN_OK  # all of them, before any work
+        refused = lib.BN_OK if any(each.status for each in array) else status  # all of them, before any work
         for each, (entry, _) in zip(array, going, strict=True):
             entry.chosen = list(ffi.unpack(each.chosen, each.n_chosen)) if each.n_chosen else []
             try:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from bitnet_runtime.errors import CacheFullError, CancelledError, ClosedError
+from bitnet_runtime.errors import CacheFullError, CancelledError, ClosedError, InvalidParameterError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.result import Piece, Result
 from bitnet_runtime.session_input import BLOCK
@@ -105,6 +105,8 @@ class Batch:
     def add(self, prompt: Prompt, **given: Any) -> Stream:
         """One text more. Arguments as in `Model.stream`."""
         stream = self._make(prompt, **given)
+        if any(stream.shares_session(other) for other in (*self._active, *self._waiting)):
+            raise InvalidParameterError("another text of this batch has this session, expected one for each", "session")
         self._waiting.append(stream)
         if self._closed:  # looked at last, as a thread may close it meanwhile
             self.close()

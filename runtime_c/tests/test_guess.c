@@ -121,6 +121,73 @@ static void test_same_on_every_machine(void) {
     model = first;
 }
 
+/* The same prompt comes in pieces, in passes with texts that choose a token. */
+static void test_same_guesses_beside_others(void) {
+    enum { OTHERS = 3, PIECE = 140 };
+    bn_session *s = session(TEXT, PIECE + OTHERS, BN_KV_F16), *others[OTHERS];
+    append(s, 0, PROMPT);
+    const guesses expected = guess(s, &samplers[1]);
+    ok(bn_session_rewind(s, 0));
+    for (int32_t i = 0; i < OTHERS; i++)
+        others[i] = session(TEXT, PIECE + OTHERS, BN_KV_F16);
+    for (int32_t at = 0, n; at < PROMPT; at += n) {
+        int32_t chosen;
+        bn_entry entries[OTHERS + 1];
+        n = PIECE < PROMPT - at ? PIECE : PROMPT - at;
+        entries[OTHERS] = (bn_entry){.session = s, .tokens = text + at, .n_tokens = n};
+        for (int32_t i = 0; i < OTHERS; i++)
+            entries[i] = (bn_entry){.session = others[i],
+                                    .tokens = text + i,
+                                    .n_tokens = 1,
+                                    .most = 1,
+                                    .chosen = &chosen};
+        ok(bn_step_batch(entries, OTHERS + 1));
+    }
+    const guesses found = guess(s, &samplers[1]);
+    check_same(&expected, &found);
+    for (int32_t i = 0; i < OTHERS; i++)
+        bn_session_free(others[i]);
+    bn_session_free(s);
+}
+
+/* A token that cannot be computed: to guess it does no harm. */
+static void test_a_guess_that_is_no_number(void) {
+    enum { OF = 2 };
+    bn_session *s[OF], *alone = session(TEXT, 128, BN_KV_F16);
+    bn_entry entries[OF];
+    int32_t tokens[2], chosen[OF][4], n;
+    append(alone, 0, 20);
+    ok(bn_session_step(alone, NULL, NULL, 0, tokens, 1, &n));
+    ok(bn_session_sample(alone, NULL, tokens + 1));
+    const int32_t bad = (tokens[1] + 1) % VOCAB, draft[] = {tokens[0], bad, bad};
+    float *scale = (float *)(uintptr_t)&model->stack.embedding.scales[bad], was = *scale;
+    for (int i = 0; i < OF; i++) {
+        s[i] = session(TEXT, 128, BN_KV_F16);
+        append(s[i], 0, 20);
+        entries[i] = (bn_entry){.session = s[i],
+                                .tokens = tokens,
+                                .n_tokens = 1,
+                                .most = 3,
+                                .draft = draft + 1,
+                                .n_draft = 2 * !i,
+                                .chosen = chosen[i]};
+    }
+    *scale = NAN;
+    CHECK_EQ(bn_session_append(alone, &bad, 1, BN_LOGITS_LAST, NULL), BN_ERR_NUMERIC);
+    ok(bn_session_step(s[0], NULL, draft, 3, chosen[0], 3, &n));
+    CHECK(n == 1 && chosen[0][0] == tokens[0] && bn_session_position(s[0]) == 21);
+    ok(bn_session_rewind(s[0], 19));
+    append(s[0], 19, 1);
+    ok(bn_step_batch(entries, OF));
+    for (int i = 0; i < OF; i++) {
+        CHECK(entries[i].n_chosen >= 1 && chosen[i][0] == tokens[1]);
+        CHECK_EQ(bn_session_position(s[i]), 20 + entries[i].n_chosen);
+        bn_session_free(s[i]);
+    }
+    *scale = was;
+    bn_session_free(alone);
+}
+
 /* Steps of so many tokens give those of single steps. Returns how many there were. */
 static int32_t count_steps(bn_session *s, const bn_sampler *sampler, const int32_t *expected,
                            int32_t n, int32_t most) {
@@ -270,7 +337,9 @@ int main(void) {
     ok(bn_model_get_info(model, &info));
     CHECK_EQ(info.has_draft, 1);
     test_same_guesses();
+    test_same_guesses_beside_others();
     test_same_on_every_machine();
+    test_a_guess_that_is_no_number();
     test_tokens_are_the_same();
     test_edges();
     test_pace();

@@ -192,12 +192,21 @@ static void learn(const item *i, int32_t start) {
         bn_luck_note(&s->luck, (double)i->own.confidences[g], g < right);
 }
 
-/* One of the texts cannot be computed; the others can. */
+/* One of the texts cannot be computed; the others can. Of one alone it may have been a guess. */
 static void fail(pass *p, bn_status status) {
-    if (p->n == 1)
-        p->items->entry->status = status;
+    bn_entry *first = p->items->entry;
+    const int32_t most = first->most;
     for (int32_t i = 0; i < p->n && p->n > 1; i++)
         bn_advance(p->b, p->items[i].entry, 1, p->step);
+    if (p->n > 1)
+        return;
+    if (p->items->n == 0) {
+        first->status = status;
+        return;
+    }
+    first->most = 1; /* without guesses */
+    bn_advance(p->b, first, 1, p->step);
+    first->most = most;
 }
 
 int32_t bn_advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {

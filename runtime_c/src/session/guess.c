@@ -84,7 +84,7 @@ void bn_trail_add(bn_session *s, int32_t place, const float *x) {
 void bn_trail_end(bn_session *s, bn_workspace *w, size_t first, int32_t n) {
     const size_t D = s->stack->config.dim;
     const int32_t place = s->position - n;
-    float *states = w->x + first * D;
+    const float *states = w->x + first * D;
     if (!follows(s, place))
         return;
     if (s->trailing + n <= BN_TRAIL) {
@@ -92,11 +92,11 @@ void bn_trail_end(bn_session *s, bn_workspace *w, size_t first, int32_t n) {
             bn_trail_add(s, place + i, states + (size_t)i * D);
         return;
     }
-    for (int32_t i = 0; i < n; i++) {
-        float *x = i < n - 1 ? states + (size_t)i * D : s->trail;
-        bn_norm_row(&s->model->kernels, &s->stack->final_norm, x, states + (size_t)i * D, D);
-    }
-    if (run(s, w, place, n - 1, states))
+    /* each to its row of the draft, so that no thread writes to what another reads */
+    for (int32_t i = 0; i < n; i++)
+        bn_norm_row(&s->model->kernels, &s->stack->final_norm,
+                    i < n - 1 ? w->x + (size_t)i * D : s->trail, states + (size_t)i * D, D);
+    if (run(s, w, place, n - 1, w->x))
         return;
     s->drafted = s->position - 1;
     s->trailing = 1;
