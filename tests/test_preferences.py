@@ -15,6 +15,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import conversations, dataset, preferences, tokenizer
 from bitnet.model.head import PORTION, Head, log_probabilities
 from bitnet.model.transformer import Transformer
+from bitnet.report import page
 from bitnet.train import preferences as learning
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import export_checkpoint
@@ -210,6 +211,7 @@ def test_preferences_are_learnt_and_exported(
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-6) and abs(first["margin"]) < 1e-5  # of itself: fp32 sums
     before = next(record["start"] for record in records if "start" in record)
     assert before["nats_per_pair"] == pytest.approx(math.log(2), abs=1e-6) and before["accuracy"] == 0.5
+    assert " nats/pair " in page.summary(whole, records)["training loss"]
     after = records[-1]["validation"]
     assert after["accuracy"] == 1 and after["margin"] > 0.2 and after["nats_per_pair"] < 0.6
     killed_before(6, *command, "--out", killed)

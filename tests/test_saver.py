@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bitnet.train import loop, memory, saving
+from bitnet.train import loop, memory, saver, saving
 from bitnet.train.checkpoint import all_of
 from training import TINY, bitnet, bits, losses
 
@@ -91,13 +91,35 @@ def test_a_failure_comes_at_the_next_step(
     assert max(record["step"] for record in losses(run)) <= 6 and not list(run.glob(".*"))
 
 
+def test_a_run_that_stops_knows_what_was_being_written(
+    sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, write, wait, waited = tmp_path / "run", saving.write, saver.Saver.wait, threading.Event()
+
+    def late(folder: Path, snapshot: saving.Snapshot) -> Path:
+        if snapshot.step == 4:
+            waited.wait(10)
+        return write(folder, snapshot)
+
+    monkeypatch.setattr(saving, "write", late)
+    monkeypatch.setattr(saver.Saver, "wait", lambda self: (waited.set(), wait(self)))
+    monkeypatch.setattr(loop, "bad_step", lambda run, *_: "loss is nan" if run.state["step"] == 5 else "")
+    assert bitnet("train", *TINY, "--save-every", "2", "--data", sentences, "--out", run) == 1
+    assert f"; {run}/step-000004 is the last good checkpoint" in capsys.readouterr().err
+
+
 def test_without_room_for_a_copy_the_steps_wait(
     sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: saving.Snapshot) -> saving.Snapshot:
         raise AssertionError
 
-    monkeypatch.setattr(memory, "available", lambda: (100.0, "too little"))
+    gb = 1 << 30
+    stat = f"anon {2 * gb}\ninactive_file {gb}\nactive_file {gb}\n"
+    for name, text in {"max": f"{4 * gb + 200}", "current": f"{6 * gb + 100}", "stat": stat}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(memory, "GROUP", tmp_path)  # what only caches files is no use of memory
+    assert memory.available() == (100, "the memory limit of the control group (container)")
     monkeypatch.setattr(memory, "check", lambda *_: None)
     monkeypatch.setattr(saving.Snapshot, "copied", refuse)
     assert bitnet("train", *TINY, "--data", sentences, "--out", tmp_path / "run") == 0

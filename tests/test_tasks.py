@@ -76,10 +76,50 @@ def test_the_best_is_kept(task: Path, sentences: str, tmp_path: Path, monkeypatc
     assert {"step-000005", "step-000020"} <= {path.name for path in all_of(run)}
 
 
+def test_a_failure_costs_no_run(
+    sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first step it ends it; later it is only said."""
+    failures: list[Exception | None] = [KeyError("question")]
+
+    def how(*_: Any) -> dict[str, Any]:
+        if failure := failures.pop(0):
+            raise failure
+        return {"results": {"animals": {"acc,none": 0.5}}, "higher_is_better": {"animals": {"acc": True}}}
+
+    monkeypatch.setattr("bitnet_cli.verbs.train.ask", how)
+    run = tmp_path / "run"
+    command = ["train", *TINY, "--data", sentences, "--tasks", "a", "--tasks-every", "5", "--out", run]
+    assert bitnet(*command) == 1
+    assert "--tasks a: KeyError: 'question'" in capsys.readouterr().err and not run.exists()
+    failures += [None, ConnectionError("no route to host"), None, RuntimeError("broken"), None]
+    assert bitnet(*command) == 0
+    said = capsys.readouterr().err
+    assert "tasks at step 5, left out: no route to host\n" in said
+    assert "tasks at step 15, left out: RuntimeError: broken\n" in said
+    assert {r["step"]: r["tasks_failed"] for r in runlog.read(run / "log.jsonl") if "tasks_failed" in r} == {
+        5: "no route to host", 15: "RuntimeError: broken"
+    }  # fmt: skip
+    assert list(asked(run)) == [0, 10, 20] and not list(run.glob(".*"))
+    assert bits(run / "step-000020") == bits(finished / "step-000020")
+
+
+def test_a_run_that_patience_ends_is_asked_in_the_end(
+    sentences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"results": {"animals": {"acc,none": 0.5}}, "higher_is_better": {"animals": {"acc": True}}}
+    monkeypatch.setattr("bitnet_cli.verbs.train.ask", lambda *_: figures)
+    monkeypatch.setattr("bitnet.train.validation.over", lambda run: run.state["step"] == 10)
+    run = tmp_path / "run"
+    assert bitnet("train", *TINY, "--data", sentences, "--tasks", "a", "--out", run) == 0
+    assert list(asked(run)) == [0, 10] and all_of(run)[-1].name == "step-000010"
+
+
 def test_a_task_that_is_none(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert bitnet("train", *TINY, "--data", sentences, "--tasks", "none.yaml", "--out", run) == 1
-    assert "none.yaml does not exist, expected a file that defines a task" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "none.yaml does not exist, expected a file that defines a task" in said and "cannot be written" not in said
     assert not run.exists()
 
 
@@ -89,3 +129,5 @@ def test_the_score_of_tasks() -> None:
     figures = {"results": {"one": one, "two": {"word_perplexity,none": 9.0}}, "higher_is_better": better}
     assert tasks.mean(figures) == 0.5
     assert tasks.mean({"results": {"two": {"word_perplexity,none": 9.0}}, "higher_is_better": better}) is None
+    no_number = {"results": {"one": {"acc,none": float("nan")}}, "higher_is_better": better}
+    assert tasks.mean(no_number) is None and tasks.scores(no_number) == {}

@@ -56,10 +56,11 @@ def summary(run: Path, records: Records) -> Facts:
     tokens, seconds = series(records, "seconds")
     if len(tokens) and seconds[-1] > 0:
         facts["tokens"] = f"{tokens[-1]:,.0f} in {seconds[-1] / 60:,.1f} min, {tokens[-1] / seconds[-1]:,.0f} a second"
+    of_pairs = (series(records, *names)[1] for names in (("validation", "nats_per_pair"), ("preference",)))
+    each = "pair" if any(map(len, of_pairs)) else "token"
     if len(losses := series(records, "loss")[1]):
-        facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/token (median of the last 20 steps)"
+        facts["training loss"] = f"{statistics.median(losses[-20:]):.4f} nats/{each} (median of the last 20 steps)"
     if len(nats := held_out(records)[1]):
-        each = "pair" if len(series(records, "validation", "nats_per_pair")[1]) else "token"
         facts["validation loss"] = f"{nats[-1]:.4f} nats/{each}"
         for name, shown in (("bits_per_byte", "{:.4f} bits/byte"), ("accuracy", "{:.1%} right"),
                             ("right", "{:.1%} of the answers right"), ("margin", "margin {:.3f}"),

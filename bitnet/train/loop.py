@@ -123,8 +123,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
             late = settings.save_minutes and state["seconds"] - saved_at >= 60 * settings.save_minutes
             to_save = bool(state["step"] % settings.save_every == 0 or late)
             evaluating = validation.due(run, before)
-            asking = tasks.due(run)
-            if to_save or evaluating or asking:
+            if to_save or evaluating or tasks.due(run):
                 settle(run, log, started)
             progress.step(run.said)
             if evaluating:
@@ -132,13 +131,14 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
                 more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
                 progress.say(f"step {state['step']:,}: {run.said}, validation {result}, {more}")
                 to_save |= settings.keep_best and validation.improves(run)
-            if asking:
+            over = evaluating and validation.over(run)
+            if tasks.due(run, over):
                 to_save |= tasks.ask(run, log, how) and settings.keep_best
             if to_save:
                 run.save()
                 saved_step = state["step"]
                 (saved_at,) = parallel.largest([time.monotonic() - started])  # saving may take minutes itself
-            if evaluating and validation.over(run):
+            if over:
                 count = f"{settings.patience:,} evaluation{'s' * (settings.patience > 1)}"
                 say(f"{count} without a better one: the run ends at step {state['step']:,}")
                 break

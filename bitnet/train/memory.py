@@ -14,6 +14,8 @@ from bitnet.settings import Settings
 from bitnet.train import optimizers
 from bitnet.train.errors import TrainingError
 
+GROUP = Path("/sys/fs/cgroup")  # that of this process, as a container sees it
+
 
 def check(config: ModelConfig, settings: Settings) -> None:
     """Raises TrainingError, before any work: not even what every step keeps would fit. Activations come on top."""
@@ -56,7 +58,17 @@ def available() -> tuple[float, str]:
     if most != resource.RLIM_INFINITY:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         limits.append((max(0, most - used), "the limit on address space (ulimit -v)"))
-    group = Path("/sys/fs/cgroup/memory.max")
-    if group.is_file() and (said := group.read_text().strip()).isdecimal():
-        limits.append((int(said), "the memory limit of the control group (container)"))
+    if (left := _left_of_group(GROUP)) is not None:
+        limits.append((left, "the memory limit of the control group (container)"))
     return min(limits)
+
+
+def _left_of_group(group: Path) -> int | None:
+    """Bytes that a control group's limit leaves; None where it has none. What only caches files is given back."""
+    try:
+        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(stat["inactive_file"]) + int(stat["active_file"])
+        return max(0, int(limit) - max(0, int(used) - cached)) if limit.isdecimal() else None
+    except (OSError, ValueError, KeyError):
+        return None

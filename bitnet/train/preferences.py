@@ -144,7 +144,7 @@ def refer(
 
 
 def _file_of(model: Transformer, side: Preferences, name: str, settings: Settings, context: int) -> str:
-    recipe = hashlib.sha256(f"{side.digest} {context} {settings.precision}".encode())
+    recipe = hashlib.sha256(f"{side.digest} {context} {settings.precision} {model.config.to_json()}".encode())
     for key, tensor in sorted(model.state_dict().items()):
         recipe.update(key.encode() + parallel.whole(tensor).detach().cpu().contiguous().numpy().tobytes())
     return f"{name}-{recipe.hexdigest()[:16]}.reference"

@@ -125,6 +125,12 @@ class Run:
         return runlog.Log(self.folder / "log.jsonl", step, reporting.board_of(self.settings, self.folder, step))
 
     def last_good(self) -> str:
+        """What to go on from: the checkpoint that is being written, if it comes to be."""
+        if self.saver:
+            self.saver.wait()
+        return self._whole()
+
+    def _whole(self) -> str:
         try:
             return f"{Checkpoint.open(self.folder, lambda _: None).folder} is the last good checkpoint"
         except CheckpointError:
@@ -137,7 +143,7 @@ class Run:
         step = self.state["step"] if at is None else at
         what = getattr(error, "strerror", None) or str(error)
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
-        good = self.last_good()
+        good = self._whole()  # who writes waits for nobody who does
         advice = f"{good}, from which --resume goes on" if step else good
         return TrainingError(f"{self.folder} cannot be written at step {step:,}: {what}{where}; {advice}")
 

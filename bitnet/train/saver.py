@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Self
@@ -28,6 +29,11 @@ class Saver:
         """Let it be written; before, the last one has to be settled."""
         assert self._writing is None
         self._writing = self._pool.submit(write)
+
+    def wait(self) -> None:
+        """Until all is written, or failed."""
+        if self._writing:
+            futures.wait([self._writing])
 
     def settle(self, wait: bool = True) -> None:
         """Raise what failed. wait: until all is written; else only see whether it is."""

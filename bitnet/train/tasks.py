@@ -6,6 +6,7 @@ A run is given how (`Ask`), since it knows neither packed files nor the harness.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,17 +23,18 @@ Ask = Callable[[Path, Settings], dict[str, Any]]
 """The figures of `bitnet.harness.report` about a checkpoint."""
 
 
-def due(run: Run) -> bool:
-    """Whether the step that was just made is followed by the tasks."""
+def due(run: Run, over: bool = False) -> bool:
+    """Whether the step that was just made is followed by the tasks. over: it is the last, whatever the budget."""
     every = run.settings.tasks_every
-    last = run.progress >= 1
+    last = over or run.progress >= 1
     return bool(run.settings.tasks and (last or (every and run.state["step"] % every == 0)))
 
 
 def ask(run: Run, log: runlog.Log, how: Ask | None) -> bool:
     """Ask, log, say. Returns whether it was the best so far. All processes of a run call it.
 
-    Raises ValueError: there is no such task; whatever the task itself does.
+    Raises TrainingError: they cannot be asked before the first step. Later that is only said and logged: what was
+    learnt counts for more than an answer that a network kept back.
     """
     if how is None:
         raise TrainingError("a run with --tasks goes on with `bitnet train` or `bitnet finetune`")
@@ -43,10 +45,16 @@ def ask(run: Run, log: runlog.Log, how: Ask | None) -> bool:
     snapshot = saving.Snapshot.of(run.model, run.words.to_str(), run.optimizer, run.state, *more)
     try:
         made = saving.write(work, snapshot._replace(moments={}))
-        figures = parallel.from_first(lambda: how(made, run.settings))
+        figures, problem = parallel.from_first(lambda: _asked(how, made, run.settings))
     finally:
         if parallel.is_first():
             shutil.rmtree(work, ignore_errors=True)
+    if problem and not run.state["step"]:
+        raise TrainingError(f"--tasks {run.settings.tasks}: {problem}")
+    if problem:
+        say(f"tasks at step {run.state['step']:,}, left out: {problem}")
+        log.write(run.now() | {"tasks_failed": problem})
+        return False
     found, score = scores(figures), mean(figures)
     log.write(run.now() | {"tasks": found} | ({} if score is None else {"task_score": score}))
     say(f"tasks at step {run.state['step']:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
@@ -57,13 +65,22 @@ def ask(run: Run, log: runlog.Log, how: Ask | None) -> bool:
     return True
 
 
+def _asked(how: Ask, checkpoint: Path, settings: Settings) -> tuple[dict[str, Any], str]:
+    """The figures, or what kept them back."""
+    try:
+        return how(checkpoint, settings), ""
+    except Exception as error:  # whatever a harness, a file of a task, or a network may raise
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        return {}, f"{kind}{error}"
+
+
 def scores(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Each metric of each task, without its standard error."""
+    """Each metric of each task that is a number, without its standard error."""
     return {
         f"{task}/{metric.removesuffix(',none')}": float(value)
         for task, metrics in figures["results"].items()
         for metric, value in metrics.items()
-        if isinstance(value, int | float) and "_stderr" not in metric and metric != "sample_len"
+        if _is_number(value) and "_stderr" not in metric and metric != "sample_len"
     }
 
 
@@ -73,6 +90,11 @@ def mean(figures: Mapping[str, Any]) -> float | None:
     for task, metrics in figures["results"].items():
         better = figures.get("higher_is_better", {}).get(task, {})
         good = (metrics[name] for name in metrics if better.get(name.partition(",")[0]) is True)
-        first = next((value for value in good if isinstance(value, int | float)), None)
+        first = next((value for value in good if _is_number(value)), None)
         found += [float(first)] if first is not None else []
     return sum(found) / len(found) if found else None
+
+
+def _is_number(value: object) -> bool:
+    """Of nothing a harness makes NaN, which would be better than any score."""
+    return isinstance(value, int | float) and math.isfinite(value)
