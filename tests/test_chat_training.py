@@ -40,7 +40,7 @@ def encoder(template: str | None = None) -> tuple[conversations.Encoder, Any]:
     return conversations.Encoder(words, template, generation), words
 
 
-def learnt(dialogue: conversations.Dialogue, words: Any) -> str:
+def learnt(dialogue: packing.Dialogue, words: Any) -> str:
     """The text of what counts."""
     return str(words.decode(dialogue.ids[dialogue.counts].tolist(), skip_special_tokens=False))
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.data import conversations, dataset, preferences, tokenizer
+from bitnet.data import conversations, dataset, packing, preferences, tokenizer
 from bitnet.model.head import PORTION, Head, log_probabilities
 from bitnet.model.transformer import Transformer
 from bitnet.report import page
@@ -236,7 +236,7 @@ def test_preferences_are_learnt_and_exported(
         assert engine.chat([{"role": "user", "content": "7"}], temperature=0, max_tokens=8).text == "no"
 
 
-def said(engine: Model, text: preferences.Dialogue) -> float:
+def said(engine: Model, text: packing.Dialogue) -> float:
     """Log-probability of an answer, in the engine."""
     asked = int(text.counts.argmax())
     with engine.session() as session:

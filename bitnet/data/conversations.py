@@ -20,8 +20,7 @@ from tokenizers import Tokenizer
 from bitnet.data import corpus
 from bitnet.data.corpus import DataError, repetitions
 from bitnet.data.dataset import IGNORED
-from bitnet.data.packing import Dialogue as Dialogue
-from bitnet.data.packing import best_fit, filled
+from bitnet.data.packing import Dialogue, best_fit, filled
 from bitnet.data.tokenizer import separator
 from bitnet_runtime.chat import ChatTemplate, is_message
 from bitnet_runtime.errors import InvalidParameterError, TemplateError, TokenizerError

@@ -27,9 +27,10 @@ from torch import Tensor
 
 from bitnet.data import conversations
 from bitnet.data.augment import changed
-from bitnet.data.conversations import Conversation, Dialogue, Messages
+from bitnet.data.conversations import Conversation, Messages
 from bitnet.data.corpus import DataError
 from bitnet.data.dataset import IGNORED, Shuffled, seed_of
+from bitnet.data.packing import Dialogue
 from bitnet.data.picture_files import Record
 from bitnet.data.pictures import Side, Sight, mapped
 from bitnet_runtime.errors import InvalidParameterError
