@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from bitnet_runtime.ids import Ids
 
 
-def append_batch(sessions: Sequence[Session], tokens: Ids) -> None:
-    """Append tokens[i] to sessions[i], different sessions of one model.
-
-    Each session ends as after `feed([tokens[i]])`, bit for bit. Nothing is done unless all can be.
-    """
-    _check_number(sessions, tokens)
-    array = sessions[0]._array(tokens)
-    with contextlib.ExitStack() as stack:
-        handles, pointers = _turns(sessions, stack)
-        _check(sessions, [1] * len(sessions), lib.bn_append_batch(pointers, array, len(handles)))
-
-
 def embed_batch(
     sessions: Sequence[Session], texts: Sequence[Sequence[int]], pooling: str | None
 ) -> NDArray[np.float32]:

@@ -11,18 +11,59 @@
 #include "example.h"
 #include <string.h>
 
-enum { MOST_TEXTS = 16, LINE = 1 << 16 };
+enum { MOST_TEXTS = 16, LINE = 1 << 16, AT_ONCE = 8 };
 
-/* A session that holds the ids of a line; NULL when there are none. */
-static bn_session *read_text(bn_model *model, char *line) {
-    bn_session *session = NULL;
-    for (char *word = strtok(line, " \t\n"); word; word = strtok(NULL, " \t\n")) {
-        const int32_t token = number(word, 0);
-        if (!session)
-            check(bn_session_new(model, NULL, &session), "session", NULL);
-        check(bn_session_append(session, &token, 1, BN_LOGITS_LAST, NULL), "text", NULL);
+typedef struct text {
+    bn_session *session;
+    int32_t ids[LINE / 2]; /* of the line */
+    int32_t n, made;
+    int32_t chosen[AT_ONCE], last; /* chosen last: the session does not have it yet */
+} text;
+
+static void read_text(bn_model *model, char *line, text *t) {
+    for (char *word = strtok(line, " \t\n"); word; word = strtok(NULL, " \t\n"))
+        t->ids[t->n++] = number(word, 0);
+    if (t->n > 0)
+        check(bn_session_new(model, NULL, &t->session), "session", NULL);
+}
+
+/* What it has in the next pass: its line first, then what was chosen last. The most likely tokens
+ * are chosen; a model with a draft may have several at once. */
+static bn_entry next_of(text *t, int32_t count) {
+    const int32_t left = count - t->made;
+    return (bn_entry){.session = t->session,
+                      .tokens = t->made ? &t->last : t->ids,
+                      .n_tokens = t->made ? 1 : t->n,
+                      .most = left < AT_ONCE ? left : AT_ONCE,
+                      .chosen = t->chosen};
+}
+
+/* One token more for each that is not done and has room, or several; 0: there is none. */
+static int32_t pass(text *texts, int32_t n, int32_t count) {
+    bn_entry entries[MOST_TEXTS];
+    text *of[MOST_TEXTS];
+    int32_t going = 0;
+    for (text *t = texts; t < texts + n; t++)
+        if (t->made < count && bn_session_position(t->session) < bn_session_context(t->session)) {
+            of[going] = t;
+            entries[going++] = next_of(t, count);
+        }
+    if (going > 0)
+        check(bn_step_batch(entries, going), "text", NULL);
+    for (int32_t i = 0; i < going; i++) {
+        of[i]->made += entries[i].n_chosen;
+        of[i]->last = of[i]->chosen[entries[i].n_chosen - 1];
     }
-    return session;
+    return going;
+}
+
+static void print(const text *t) {
+    const int32_t *held = bn_session_tokens(t->session);
+    for (int32_t i = 0; i + 1 < t->made; i++)
+        printf("%d ", (int)held[t->n + i]);
+    if (t->made > 0)
+        printf("%d", (int)t->last);
+    printf("\n");
 }
 
 int main(int argc, char **argv) {
@@ -33,32 +74,17 @@ int main(int argc, char **argv) {
     const int32_t count = number(argv[2], 0);
     bn_model *model = open_model(argv[1]);
     static char line[LINE];
-    bn_session *texts[MOST_TEXTS], *open[MOST_TEXTS]; /* open: of these, those with room left */
-    int32_t prompts[MOST_TEXTS], tokens[MOST_TEXTS], n = 0;
-    while (n < MOST_TEXTS && fgets(line, sizeof line, stdin))
-        if ((texts[n] = read_text(model, line)) != NULL) {
-            prompts[n] = bn_session_position(texts[n]);
-            n++;
-        }
-
-    for (int32_t made = 0; made < count; made++) {
-        int32_t n_open = 0;
-        for (int32_t i = 0; i < n; i++)
-            if (bn_session_position(texts[i]) < bn_session_context(texts[i]))
-                open[n_open++] = texts[i];
-        if (n_open == 0)
-            break;
-        for (int32_t i = 0; i < n_open; i++) /* the most likely */
-            check(bn_session_sample(open[i], NULL, &tokens[i]), "sample", NULL);
-        check(bn_append_batch(open, tokens, n_open), "batch", NULL);
+    static text texts[MOST_TEXTS];
+    int32_t n = 0;
+    while (n < MOST_TEXTS && fgets(line, sizeof line, stdin)) {
+        read_text(model, line, &texts[n]);
+        n += texts[n].n > 0;
     }
-
+    while (pass(texts, n, count) > 0)
+        continue;
     for (int32_t i = 0; i < n; i++) {
-        const int32_t *held = bn_session_tokens(texts[i]);
-        for (int32_t t = prompts[i]; t < bn_session_position(texts[i]); t++)
-            printf("%s%d", t > prompts[i] ? " " : "", (int)held[t]);
-        printf("\n");
-        bn_session_free(texts[i]);
+        print(&texts[i]);
+        bn_session_free(texts[i].session);
     }
     bn_model_close(model);
     return 0;

@@ -543,12 +543,6 @@ typedef struct bn_entry {
  * turns. A cancel while it runs counts from the next call on. */
 BN_API bn_status bn_step_batch(bn_entry *entries, int32_t n);
 
-/* Append tokens[i] to sessions[i] for n different sessions of one model, reading the weights once
- * for all. Each ends as after bn_session_append(sessions[i], &tokens[i], 1, BN_LOGITS_LAST, NULL),
- * bit for bit. Nothing is done unless all can be, so BN_ERR_CANCELLED when one is cancelled already
- * (bn_session_cancelled says which). A cancel while it runs counts from the next call on. */
-BN_API bn_status bn_append_batch(bn_session *const *sessions, const int32_t *tokens, int32_t n);
-
 /* Choose tokens with the noise of this seed from now on; a new session has seed 0. Fork a session
  * and seed its copies to have several texts. */
 BN_API void bn_session_seed(bn_session *session, uint64_t seed);

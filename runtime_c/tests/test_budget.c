@@ -11,6 +11,7 @@
 #include "cache.h"
 
 #include "mask_model.h"
+#include "together.h"
 
 static const bn_sampler warm = {.temperature = 1.2f, .top_k = 20};
 
@@ -41,8 +42,8 @@ static void test_budget(void) {
     CHECK_EQ(bn_model_cache_bytes(model), 3 * block); /* not even a part of it */
     ok(bn_session_append(other, text, 128, BN_LOGITS_LAST, NULL));
     bn_session *both[2] = {copy, s}; /* one has room in its block, and one has not */
-    CHECK_EQ(bn_append_batch(both, text, 2), BN_ERR_CACHE);
-    CHECK(bn_session_position(copy) == 101 && bn_session_position(s) == 128);
+    CHECK_EQ(append_together(both, text, 2), BN_ERR_CACHE);
+    CHECK(bn_session_position(copy) == 102 && bn_session_position(s) == 128);
     token = n = -7;
     CHECK_EQ(bn_session_step(s, &warm, text, 5, &token, 5, &n), BN_ERR_CACHE);
     CHECK(token == -7 && n == -7); /* of what failed nothing comes */

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "session_model.h"
+#include "together.h"
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
@@ -36,7 +37,6 @@ static void test_cancelled_calls(void) {
     float score, vector[DIM];
     bn_session *s = prompted(), *other = prompted(), *copy;
     ok(bn_session_new(model, NULL, &copy));
-    bn_session *const both[] = {other, s};
     bn_session *const embedding[] = {copy, s};
     const int32_t *const texts[] = {prompt, prompt};
     const int32_t lengths[] = {3, 3};
@@ -51,7 +51,7 @@ static void test_cancelled_calls(void) {
         CHECK_EQ(bn_session_step(s, NULL, prompt, 2, out, 2, &n), BN_ERR_CANCELLED);
         CHECK_EQ(bn_session_score(s, prompt, 1, &score), BN_ERR_CANCELLED);
         CHECK_EQ(bn_session_embed(s, prompt, 1, BN_POOL_LAST, vector), BN_ERR_CANCELLED);
-        CHECK_EQ(bn_append_batch(both, prompt, 2), BN_ERR_CANCELLED);
+        CHECK_EQ(append_together(&(bn_session *){s}, prompt, 1), BN_ERR_CANCELLED);
         CHECK_EQ(bn_embed_batch(embedding, texts, lengths, 2, BN_POOL_LAST, NULL),
                  BN_ERR_CANCELLED);
     }
@@ -62,7 +62,7 @@ static void test_cancelled_calls(void) {
     same_logits(s, other);
     ok(bn_session_fork(s, &copy));
     CHECK(!bn_session_cancelled(copy));
-    ok(bn_append_batch((bn_session *const[]){other, copy}, prompt, 2));
+    ok(append_together((bn_session *const[]){other, copy}, prompt, 2));
     ok(bn_session_rewind(s, PROMPT));
     CHECK(!bn_session_cancelled(s));
     ok(bn_session_sample(s, NULL, &token)); /* its logits are still there */

@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "session_model.h"
+#include "together.h"
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
@@ -129,7 +130,7 @@ static void test_no_head(const uint8_t *file, size_t size) {
     CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_LAST, NULL), BN_ERR_NO_HEAD);
     CHECK_EQ(bn_session_append(s, prompt, 2, BN_LOGITS_ALL, NULL), BN_ERR_NO_HEAD);
     CHECK_EQ(bn_session_score(s, prompt, 2, score), BN_ERR_NO_HEAD);
-    CHECK_EQ(bn_append_batch(&s, prompt, 1), BN_ERR_NO_HEAD);
+    CHECK_EQ(append_together(&s, prompt, 1), BN_ERR_NO_HEAD);
     CHECK_EQ(bn_session_position(s), 0);
     ok(bn_session_embed(s, prompt, 9, BN_POOL_MODEL, out[0]));
     CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_STATE);

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "bitnet_runtime.h"
 #include "tiny_file.h"
+#include "together.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -159,7 +160,7 @@ static bn_status use_sessions(bn_session *a, bn_session *b, float *logits) {
     if (!status)
         status = bn_session_step(a, &sampler, prompt, 3, chosen, 3, &n);
     if (!status)
-        status = bn_append_batch(both, prompt, 2);
+        status = append_together(both, prompt, 2);
     if (!status)
         memcpy(logits, bn_session_logits(a), VOCAB * sizeof *logits);
     return status;

@@ -10,6 +10,7 @@
 #include <fenv.h>
 
 #include "session_model.h"
+#include "together.h"
 
 enum { TOKENS = 24, DRAWS = 6, ROUND = 4, ENVIRONMENTS = 2 * ROUND };
 
@@ -69,7 +70,7 @@ static void compute(bn_model *model, results *r) {
         UNCHANGED(ok(bn_session_sample(s, &sampler, to)));
         UNCHANGED(ok(bn_session_append(s, to++, 1, BN_LOGITS_LAST, NULL)));
         UNCHANGED(ok(bn_session_step(s, &sampler, prompt, 2, to, 2, &n)));
-        UNCHANGED(ok(bn_append_batch((bn_session *[]){s, other}, prompt, 2)));
+        UNCHANGED(ok(append_together((bn_session *[]){s, other}, prompt, 2)));
         to += n;
     }
     UNCHANGED(CHECK(bn_session_logits(s) != NULL));

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "mask_model.h"
+#include "together.h"
 
 enum { PROMPT = 300, MOST = 6 };
 
@@ -69,7 +70,7 @@ static bn_session *in_pieces(int32_t type, uint64_t random, size_t longest) {
             break;
         case 2: /* a batch of one */
             n = 1;
-            ok(bn_append_batch(&s, text + at, 1));
+            ok(append_together(&s, text + at, 1));
             continue;
         case 3:
             guess(s, &samplers[1]);

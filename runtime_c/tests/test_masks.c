@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "mask_model.h"
+#include "together.h"
 
 /* --- whole texts --- */
 
@@ -112,7 +113,7 @@ static void test_bidirectional_refusals(void) {
     begin(BN_MASK_BIDIRECTIONAL, 0, 0);
     bn_session *s = session(100, 8, 0);
     CHECK_EQ(bn_session_score(s, text, 3, out), BN_ERR_MASK);
-    CHECK_EQ(bn_append_batch(&s, text, 1), BN_ERR_MASK);
+    CHECK_EQ(append_together(&s, text, 1), BN_ERR_MASK);
     CHECK_EQ(bn_session_append_prefix(s, text, NULL, 3, BN_LOGITS_NONE, NULL), BN_ERR_MASK);
     CHECK_EQ(bn_session_position(s), 0);
     ok(bn_session_append(s, text, 30, BN_LOGITS_LAST, out));
@@ -121,7 +122,7 @@ static void test_bidirectional_refusals(void) {
     CHECK_EQ(bn_session_sample(s, NULL, &token), BN_ERR_MASK);
     CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, 1, &n), BN_ERR_MASK);
     CHECK_EQ(bn_session_score(s, text, 3, out), BN_ERR_MASK);
-    CHECK_EQ(bn_append_batch(&s, text, 1), BN_ERR_MASK);
+    CHECK_EQ(append_together(&s, text, 1), BN_ERR_MASK);
     CHECK_EQ(bn_session_rewind_least(s), 30);
     CHECK_EQ(bn_session_rewind(s, 29), BN_ERR_STATE);
     ok(bn_session_rewind(s, 30));
@@ -194,11 +195,11 @@ static void test_batch_is_not_stopped(void) {
     for (int i = 0; i < 2; i++)
         ok(bn_session_append_prefix(two[i], text, NULL, 2, BN_LOGITS_NONE, NULL));
     cancel_within(two[0]);
-    ok(bn_append_batch(two, text, 2));
+    ok(append_together(two, text, 2));
     model->kernels.vectors.rms_norm = usual_norm;
-    CHECK_EQ(bn_append_batch(two, text, 2), BN_ERR_CANCELLED);
+    CHECK_EQ(append_together(two, text, 2), BN_ERR_CANCELLED);
     for (int i = 0; i < 2; i++) {
-        CHECK_EQ(bn_session_position(two[i]), 3);
+        CHECK_EQ(bn_session_position(two[i]), 3 + i); /* the other goes on */
         bn_session_free(two[i]);
     }
     end();
@@ -342,7 +343,7 @@ static void test_no_table(int headless) {
         ok(bn_session_append_embeddings(s, vectors, 3, BN_LOGITS_LAST, logits));
         ok(bn_session_sample(s, NULL, &token));
         CHECK_EQ(bn_session_step(s, NULL, NULL, 0, &token, 1, &n), BN_ERR_NO_TABLE);
-        CHECK_EQ(bn_append_batch(&s, &token, 1), BN_ERR_NO_TABLE);
+        CHECK_EQ(append_together(&s, &token, 1), BN_ERR_NO_TABLE);
     }
     bn_session_free(s);
     end();

@@ -167,26 +167,6 @@ static void save_text(mirror *m, uint64_t *random) {
     free(bytes);
 }
 
-/* Texts that have room, a token each; those whose turn it is not stay out. */
-static void batch(const mirror *first, uint64_t *random) {
-    bn_session *sessions[TEXTS];
-    int32_t tokens[TEXTS], n = 0;
-    mirror *who[TEXTS];
-    for (mirror *m = texts; m < texts + TEXTS; m++) {
-        if (!m->s || m->n == TEXT || (m != first && check_below(random, 4) == 0))
-            continue;
-        who[n] = m;
-        sessions[n] = m->s;
-        tokens[n++] = (int32_t)check_below(random, VOCAB);
-    }
-    if (n < 1 || !done(bn_append_batch(sessions, tokens, n), who[0], who[0]->n, random))
-        return;
-    for (int32_t i = 0; i < n; i++) {
-        who[i]->seeds[who[i]->n] = 0;
-        who[i]->tokens[who[i]->n++] = tokens[i];
-    }
-}
-
 enum { LONGEST = 12, PIECE = 200 };
 
 /* What a text has in a pass. */
@@ -304,13 +284,8 @@ static void run_program(uint64_t seed, const char *isa, int32_t threads, int32_t
         case 5:
             save_text(m, &random);
             break;
-        case 6:
-        case 7:
-        case 8:
-            pass(&random);
-            break;
         default:
-            batch(m, &random);
+            pass(&random);
         }
         CHECK(bn_model_cache_bytes(model) <= options.cache_bytes);
         if (m->s && call % (CALLS / CHECKED) == 0) /* it may have made room for a batch */

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "session_model.h"
+#include "together.h"
 
 static bn_model *model;
 static int32_t prompt[PROMPT];
@@ -211,17 +212,18 @@ static void test_batch(void) {
         int32_t tokens[N];
         for (int i = 0; i < N; i++)
             tokens[i] = (int32_t)check_below(&random, VOCAB);
-        ok(bn_append_batch(together, tokens, N));
+        ok(append_together(together, tokens, N));
         for (int i = 0; i < N; i++) {
             ok(bn_session_append(alone[i], &tokens[i], 1, BN_LOGITS_LAST, NULL));
             same_logits(together[i], alone[i]);
         }
     }
     const int32_t tokens[2] = {1, VOCAB};
-    CHECK_EQ(bn_append_batch(together, tokens, 2), BN_ERR_TOKEN);
-    CHECK_EQ(bn_session_position(together[0]), 21); /* nothing was done */
+    CHECK_EQ(append_together(together, tokens, 2), BN_ERR_TOKEN);
+    CHECK_EQ(bn_session_position(together[0]), 22); /* the others go on */
+    CHECK_EQ(bn_session_position(together[1]), 76);
     bn_session *twice[2] = {together[0], together[0]};
-    CHECK_EQ(bn_append_batch(twice, prompt, 2), BN_ERR_ARGUMENT);
+    CHECK_EQ(append_together(twice, prompt, 2), BN_ERR_ARGUMENT);
     for (int i = 0; i < N; i++) {
         bn_session_free(together[i]);
         bn_session_free(alone[i]);
@@ -340,7 +342,7 @@ static void test_batch_of_different_contexts(void) {
     ok(bn_session_new(m, NULL, &together[1]));
     ok(bn_session_append(together[1], text, LONG, BN_LOGITS_LAST, NULL));
     ok(bn_session_fork(together[1], &alone));
-    ok(bn_append_batch(together, tokens, N));
+    ok(append_together(together, tokens, N));
     ok(bn_session_append(alone, &tokens[1], 1, BN_LOGITS_LAST, NULL));
     CHECK(memcmp(bn_session_logits(together[1]), bn_session_logits(alone), V * sizeof(float)) == 0);
     bn_session_free(together[0]);
