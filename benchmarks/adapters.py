@@ -21,7 +21,7 @@ from shapes import SHAPES
 
 from bitnet_export import random_adapter, random_model
 from bitnet_runtime import Model
-from bitnet_runtime.batch import append_batch
+from bitnet_runtime.steps import Entry, step_batch
 
 PROMPT, STEPS, TEXTS = 128, 16, 8
 
@@ -53,7 +53,12 @@ def measured(model: Model, pairs: int) -> dict[str, Any]:
         for session in sessions[side]:
             session.rewind(0)
             session.feed(tokens[:8])
-        return seconds(lambda: [append_batch(sessions[side], [token] * TEXTS) for token in tokens[:STEPS]])
+
+        def steps() -> None:
+            for token in tokens[:STEPS]:
+                step_batch([Entry(session, [token], most=1) for session in sessions[side]])
+
+        return seconds(steps)
 
     kinds = {"prefill": prefill, "decode": decode, "batch": batch}
     for work in kinds.values():

@@ -22,8 +22,8 @@ from shapes import SHAPES
 
 from bitnet_export import random_model, repack
 from bitnet_runtime import Model, available_isas, default_threads, machine
-from bitnet_runtime.batch import append_batch
 from bitnet_runtime.bench import bench
+from bitnet_runtime.steps import Entry, step_batch
 
 SLOW = 200e6  # ternary weights from which on the scalar tier is left out: it would take hours
 FIRST_TOKEN = "import sys, bitnet_runtime as b; b.Model.load(sys.argv[1]).generate([1, 2, 3], max_tokens=1)"
@@ -47,9 +47,12 @@ def batched(path: Path, n: int, threads: int, args: argparse.Namespace) -> dict[
             for i, session in enumerate(sessions):
                 session.rewind(0)
                 session.step(i)
+            last = [session.sample(temperature=0) for session in sessions]
             begin = time.perf_counter()
             for _ in range(args.gen):
-                append_batch(sessions, [session.sample(temperature=0) for session in sessions])
+                entries = [Entry(session, [token], most=1) for session, token in zip(sessions, last, strict=True)]
+                step_batch(entries)
+                last = [entry.chosen[0] for entry in entries]
             speeds.append(n * args.gen / (time.perf_counter() - begin))
         speed = statistics.median(speeds)
         size = model.info.bytes_per_token + n * model.kv_bytes(args.gen // 2)

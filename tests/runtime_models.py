@@ -22,6 +22,7 @@ from bitnet.presets import PRESETS
 from bitnet_export import Encoded, random_model, write_packed
 from bitnet_export.packed import encodings, records
 from bitnet_export.packed.layout import pack_ternary
+from bitnet_runtime.session import Session
 from bitnet_runtime.steps import Entry, step_batch
 from bitnet_runtime.text import byte_level_alphabet
 
@@ -46,6 +47,15 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr("bitnet_runtime.generation.step_batch", counted)
     return found
+
+
+def append_together(sessions: Sequence[Session], tokens: Sequence[int]) -> None:
+    """A token into each, in one pass; then each has logits."""
+    entries = [Entry(session, [token], most=1) for session, token in zip(sessions, tokens, strict=True)]
+    step_batch(entries)
+    for entry in entries:
+        if entry.error:
+            raise entry.error
 
 
 def byte_tokenizer(pieces: Sequence[bytes] = ()) -> Tokenizer:

@@ -13,10 +13,10 @@ from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet_export import Encoded, PackedFile, random_adapter, random_model, repack, write_packed
 from bitnet_export.packed.records import Spec
 from bitnet_runtime import Model, ModelFormatError, SessionFileError
-from bitnet_runtime.batch import append_batch
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.machine import available_isas
 from packed_files import SMALL, as_stored
+from runtime_models import append_together
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 SHAPES = {
@@ -77,7 +77,7 @@ def test_a_row_has_the_same_bits_whatever_computes_it(shape: str, tmp_path: Path
             sessions = [model.session(adapter=name) for name in (*names, *names)]
             for session in sessions:
                 session.feed(text[:-1])
-            append_batch(sessions, [text[-1]] * len(sessions))
+            append_together(sessions, [text[-1]] * len(sessions))
             for session in sessions:
                 assert (session.logits == expected[session.adapter][-1]).all()
                 session.close()

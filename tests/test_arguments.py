@@ -15,7 +15,7 @@ import pytest
 
 from bitnet_export import random_model
 from bitnet_runtime import InvalidParameterError, Model, ModelFileError, ModelFormatError, Sampling, StateError
-from bitnet_runtime.batch import append_batch, embed_batch
+from bitnet_runtime.batch import embed_batch
 from bitnet_runtime.defaults import FIELDS, help_of
 from bitnet_runtime.formats import KINDS
 from runtime_models import SMALL, TEMPLATE, scripted_model, small_model
@@ -127,8 +127,6 @@ def test_a_session_of_another_model_is_refused(tmp_path: Path) -> None:
                     call(wrong)
                 assert caught.value.param == "session"
         with pytest.raises(InvalidParameterError, match="of several models"):
-            append_batch([own, session], [1, 2])
-        with pytest.raises(InvalidParameterError, match="of several models"):
             embed_batch([own, session], [[1], [2]], "mean")
         assert b.generate("x", session=own).text == "Good day"
 
@@ -138,11 +136,7 @@ def test_batches_need_one_of_each(model: Model) -> None:
         wrong: list[tuple[Any, Any]] = [([one, two], [1]), ([one], [1, 2]), ([], []), ([one, one], [1, 2])]
         for sessions, tokens in wrong:
             with pytest.raises(InvalidParameterError, match="sessions"):
-                append_batch(sessions, tokens)
-            with pytest.raises(InvalidParameterError, match="sessions"):
                 embed_batch(sessions, [[token] for token in tokens], "mean")
-        with pytest.raises(InvalidParameterError, match="tokens has the id 512"):
-            append_batch([one, two], [1, 512])
         assert one.position == two.position == 0
 
 

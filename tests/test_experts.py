@@ -18,7 +18,8 @@ from bitnet_export import PackedFile, random_model
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.packed import records
 from bitnet_runtime import Model, NumericError, available_isas
-from bitnet_runtime.batch import append_batch, embed_batch
+from bitnet_runtime.batch import embed_batch
+from runtime_models import append_together
 
 torch.set_num_threads(1)  # tiny tensors: waking threads takes longer than the work
 
@@ -175,7 +176,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(tmp_path: Path) -> None:
         for order in (range(8), (5, 2, 7, 0), (3,)):
             sessions = [engine.session() for _ in order]
             for at in range(12):
-                append_batch(sessions, tokens[list(order), at].tolist())
+                append_together(sessions, tokens[list(order), at].tolist())
                 for session, text in zip(sessions, order, strict=True):
                     assert session.logits is not None
                     assert np.array_equal(session.logits, alone[text][at])

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet_runtime.ids import Ids
-
 
 def embed_batch(
     sessions: Sequence[Session], texts: Sequence[Sequence[int]], pooling: str | None
@@ -42,10 +40,10 @@ def embed_batch(
     return out
 
 
-def _check_number(sessions: Sequence[Session], given: Any) -> None:
+def _check_number(sessions: Sequence[Session], given: Sequence[Sequence[int]]) -> None:
     if not len(sessions) or len(sessions) != len(given):
         raise InvalidParameterError(
-            f"there are {len(given)} tokens or texts for {len(sessions)} sessions, expected one for each", "sessions"
+            f"there are {len(given)} texts for {len(sessions)} sessions, expected one for each", "sessions"
         )
 
 

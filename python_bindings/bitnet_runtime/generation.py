@@ -166,12 +166,11 @@ class Stream(Unique):
 
     def _advance(self) -> Piece:
         """One token further."""
+        self.begin()
         while not (piece := self.pop()):
-            self.begin()
-            if self.loads or not self._drawn:
-                entry = self.entry()
-                step_batch([entry])
-                self.take(entry)
+            entry = self.entry()
+            step_batch([entry])
+            self.take(entry)
         return piece
 
     # ---- for who computes the tokens of several streams together ----

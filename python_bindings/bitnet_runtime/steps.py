@@ -36,31 +36,49 @@ class Entry:
 
 def step_batch(entries: Sequence[Entry]) -> None:
     """Compute and choose, for different sessions of one model. An error of one is in its entry; the others go on."""
-    begin, kept = time.perf_counter(), []
-    with contextlib.ExitStack() as stack:
-        for entry in sorted(entries, key=lambda entry: id(entry.session)):  # one order for all callers: no circle
-            stack.enter_context(entry.session._lock)
-        going = []
-        for entry in entries:
-            try:
-                going.append((entry, entry.session._open))
-            except BitnetError as error:
-                entry.error = error
-        array = ffi.new("bn_entry[]", len(going))
-        for each, (entry, handle) in zip(array, going, strict=True):
-            tokens, chosen = ffi.new("int32_t[]", list(entry.tokens)), ffi.new("int32_t[]", max(1, entry.most))
-            draft = ffi.new("int32_t[]", list(entry.draft)) if entry.draft else ffi.NULL
-            kept.append((tokens, draft, chosen))
-            each.session, each.tokens, each.n_tokens = handle.pointer, tokens, len(entry.tokens)
-            each.most, each.draft, each.n_draft, each.chosen = entry.most, draft, len(entry.draft), chosen
-            if entry.sampler:
-                each.sampler = entry.sampler.struct
-        status = lib.bn_step_batch(array, len(going)) if going else lib.BN_OK
-        refused = lib.BN_OK if any(each.status for each in array) else status  # all of them, before any work
-        for each, (entry, _) in zip(array, going, strict=True):
-            entry.chosen = list(ffi.unpack(each.chosen, each.n_chosen)) if each.n_chosen else []
+    begin = time.perf_counter()
+    if len(entries) == 1:
+        with entries[0].session._lock:
+            _step(entries)
+    else:
+        with contextlib.ExitStack() as stack:
+            for entry in sorted(entries, key=lambda entry: id(entry.session)):  # one order for all: no circle
+                stack.enter_context(entry.session._lock)
+            _step(entries)
+    seconds = time.perf_counter() - begin
+    for entry in entries:
+        entry.seconds = seconds
+
+
+def _step(entries: Sequence[Entry]) -> None:
+    """In the turns of all."""
+    going = []
+    for entry in entries:
+        try:
+            going.append((entry, entry.session._open))
+        except BitnetError as error:
+            entry.error = error
+    if not going:
+        return
+    array, kept = ffi.new("bn_entry[]", len(going)), []
+    for each, (entry, handle) in zip(array, going, strict=True):
+        tokens, chosen = ffi.new("int32_t[]", entry.tokens), ffi.new("int32_t[]", entry.most or 1)
+        kept.append((tokens, chosen))
+        each.session, each.tokens, each.n_tokens = handle.pointer, tokens, len(tokens)
+        each.most, each.chosen = entry.most, chosen
+        if entry.draft:
+            draft = ffi.new("int32_t[]", entry.draft)
+            kept.append((draft, draft))
+            each.draft, each.n_draft = draft, len(draft)
+        if entry.sampler:
+            each.sampler = entry.sampler.struct
+    status = lib.bn_step_batch(array, len(going))
+    refused = status if status == lib.BN_ERR_ARGUMENT else lib.BN_OK  # all of them, before any work
+    for each, (entry, _) in zip(array, going, strict=True):
+        if each.n_chosen:
+            entry.chosen = ffi.unpack(each.chosen, each.n_chosen)
+        if each.status or refused:
             try:
                 entry.session._check(each.status or refused)
             except BitnetError as error:
                 entry.error = error.with_traceback(None)  # it holds this frame, and so the memory of all sessions
-            entry.seconds = time.perf_counter() - begin
