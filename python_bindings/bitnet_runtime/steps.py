@@ -73,7 +73,7 @@ def _step(entries: Sequence[Entry]) -> None:
         if entry.sampler:
             each.sampler = entry.sampler.struct
     status = lib.bn_step_batch(array, len(going))
-    refused = status if status == lib.BN_ERR_ARGUMENT else lib.BN_OK  # all of them, before any work
+    refused = 0 if any(each.status for each in array) else status  # all of them, before any work
     for each, (entry, _) in zip(array, going, strict=True):
         if each.n_chosen:
             entry.chosen = ffi.unpack(each.chosen, each.n_chosen)
