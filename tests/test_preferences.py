@@ -142,14 +142,15 @@ def test_packed_is_unpacked() -> None:
     model = Transformer(ModelConfig(vocab_size=300, **SHAPE, ternary=(), head_format="f32")).double().eval()
     rows = found.window(range(found.windows(60)), 60)
     with torch.no_grad():
-        said, here = learning._said(model, 23, *rows)
+        numbers, said = learning._said(model, *rows)
+        said = said[numbers.argsort()]
         for i, pair in enumerate(found.pairs):
             for side, text in enumerate(pair):
                 ids = torch.from_numpy(text.ids).long()
                 logs = model(ids[None, :-1])[0].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
                 alone = logs[torch.from_numpy(text.counts[1:])].sum()
                 assert abs(float(said[i, side] - alone)) < 1e-9  # fp64 sums in another order
-    assert here.tolist() == [1.0] * 23 and len(rows[0]) < 2 * 23 / 3
+    assert sorted(numbers.tolist()) == list(range(23)) and len(rows[0]) < 2 * 23 / 3
     assert learning.counted(rows[2]) == 23
 
 
@@ -168,6 +169,22 @@ def test_the_loss_by_hand() -> None:
     expected = {"preference": loss, "margin": sum(margins), "accuracy": 1.0, "chosen": 0.5 * (1 - 1)}
     for name, value in expected.items():
         assert float(terms[name]) == pytest.approx(value, abs=1e-6), name  # fp32
+
+
+def test_pairs_that_are_in_a_batch_twice_count_twice() -> None:
+    """A set may have fewer rows than a batch."""
+    found = pairs(5)
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(vocab_size=300, **SHAPE, ternary=(), head_format="f32")).eval()
+    once, twice = (found.window([*range(found.windows(60))] * n, 60) for n in (1, 2))
+    with torch.no_grad():
+        numbers, reference = learning._said(model, *once)
+        before = reference[numbers.argsort()] - torch.tensor([3.0, 1.0])
+        terms = [learning.terms(model, before, 0.5, *rows) for rows in (once, twice)]
+    assert float(terms[0]["chosen"]) == pytest.approx(5 * 0.5 * 3, abs=1e-3)  # fp32 sums, of up to 100
+    assert [learning.counted(rows[2]) for rows in (once, twice)] == [5, 10]
+    for name, value in terms[0].items():
+        assert float(terms[1][name]) == pytest.approx(2 * float(value), abs=1e-3), name
 
 
 # ---- a run ----

@@ -159,8 +159,8 @@ def _reference(
         for i, counts in parallel.dealt(math.ceil(n / batch)):
             rows = [t.to(model.device) for t in side.window(range(i * batch, min(n, (i + 1) * batch)), context)]
             with autocast:
-                said = _said(model, len(side.pairs), *rows)[0]
-            sums += said.cpu() * counts
+                pairs, said = _said(model, *rows)
+            sums.index_add_(0, pairs.cpu(), said.cpu() * counts)
     found = np.array(parallel.total(sums.flatten().tolist()), np.float32).reshape(-1, 2)
     found[list(set(range(len(found))) - {i for row in side.rows(context) for i in row})] = np.nan
     return found
@@ -199,33 +199,43 @@ def _kept(file: Path, side: Preferences, context: int) -> Tensor:
 # ---- the loss ----
 
 
-def _said(forward: nn.Module, n: int, inputs: Tensor, targets: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the answers of n pairs (n, 2), 0 of those that are not here; and which are (n,)."""
+ROW = 2**32  # more than the numbers of pairs
+
+
+def _places(documents: Tensor) -> Tensor:
+    """Of each token a number for its pair and row, as a small set has the same row several times in a batch; -1 where
+    there is none."""
+    rows = torch.arange(len(documents), device=documents.device)[:, None] % (len(documents) // 2)
+    return torch.where(documents < 0, documents, rows * ROW + documents)
+
+
+def _said(forward: nn.Module, inputs: Tensor, targets: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the pairs that are here, and the log-probabilities of their answers (n, 2)."""
     logs_BT = forward(inputs, documents, targets_BT=targets, each=True)
-    half, of_BT = len(inputs) // 2, documents + 1  # 0: filling
-    sides = [torch.zeros(n + 1, device=logs_BT.device, dtype=logs_BT.dtype) for _ in range(2)]
-    chosen, rejected = (
-        side.scatter_add(0, of.flatten(), logs.flatten())
-        for side, of, logs in zip(sides, of_BT.split(half), logs_BT.split(half), strict=True)
-    )
-    here = torch.zeros_like(sides[0]).scatter(0, of_BT.flatten(), 1.0)
-    return torch.stack([chosen, rejected], -1)[1:], here[1:]
+    half = len(inputs) // 2
+    places, of_BT = _places(documents).unique(return_inverse=True)
+    sides = [
+        torch.zeros(len(places), device=logs.device, dtype=logs.dtype).scatter_add(0, of.flatten(), logs.flatten())
+        for of, logs in zip(of_BT.split(half), logs_BT.split(half), strict=True)
+    ]
+    here = places >= 0
+    return places[here] % ROW, torch.stack(sides, -1)[here]
 
 
 def terms(
     forward: nn.Module, reference: Tensor, beta: float, inputs: Tensor, targets: Tensor, documents: Tensor
 ) -> dict[str, Tensor]:
     """Sums over the pairs, named as in `WEIGHTS`."""
-    said, here = _said(forward, len(reference), inputs, targets, documents)
-    rewards = beta * (said - reference.nan_to_num())
+    pairs, said = _said(forward, inputs, targets, documents)
+    rewards = beta * (said - reference[pairs])
     margin = rewards[:, 0] - rewards[:, 1]
     values = -F.logsigmoid(margin), margin, (margin.sign() + 1) / 2, rewards[:, 0]
-    return {name: (value * here).sum() for name, value in zip(WEIGHTS, values, strict=True)}
+    return {name: value.sum() for name, value in zip(WEIGHTS, values, strict=True)}
 
 
 def counted(documents: Tensor) -> int:
     """The pairs of a batch."""
-    return len(documents.unique()) - bool((documents < 0).any())
+    return int((_places(documents).unique() >= 0).sum())
 
 
 def evaluate(model: Transformer, side: Preferences, beta: float, context: int, batch: int, limit: int = 0) -> Preferred:
