@@ -35,7 +35,7 @@ typedef struct bn_guesses {
     int32_t tokens[BN_GUESSES];
     float confidences[BN_GUESSES];
     double path; /* the probability that all are right */
-    size_t row; /* that has its state */
+    size_t row;  /* that has its state */
 } bn_guesses;
 
 /* Guess for n texts, at most BN_GUESSERS, together: a row of each is a round. There is memory for
