@@ -51,7 +51,7 @@ CONFIGS = {
     ),
     "Qwen2ForCausalLM": PLAIN.replace(qkv_bias=True, rope_scaling="linear", rope_factor=2.0),
     "MistralForCausalLM": PLAIN.replace(sliding_window=7, activation="relu"),
-    "GemmaForCausalLM": PLAIN.replace(activation="gelu", embedding_scale=float(np.float32(48**0.5)), head_dim=10),
+    "GemmaForCausalLM": PLAIN.replace(activation="gelu", embedding_scale=48**0.5, head_dim=10),
     "Gemma2ForCausalLM": PLAIN.replace(
         activation="gelu",
         embedding_scale=float(np.float32(48**0.5)),

@@ -80,7 +80,8 @@ def _graphs(c: ModelConfig) -> dict[str, Graph]:
     """By model_type; what each computes, from its modeling file."""
     rope = tuple(name for name in c.to_dict() if name.startswith("rope_") and name != "rope_local_theta")
     attention: dict[str, tuple[Any, ...]] = {"qkv_bias": (False, True), "o_bias": (c.qkv_bias,)}  # one switch for all
-    scale = {"embedding_scale": (float(np.float32(math.sqrt(c.dim))),)}
+    root = math.sqrt(c.dim)
+    scale = {"embedding_scale": (root, float(np.float32(root)))}  # one number in fp32, in which it is multiplied
     kinds: dict[str, tuple[str, Mapping[str, tuple[Any, ...]], tuple[str, ...]]] = {
         "bitnet": ("BitNetForCausalLM", {"sub_norm": (True,), **attention}, rope),
         "llama": ("LlamaForCausalLM", {"ffn_bias": (False, True), **attention}, rope),
