@@ -13,6 +13,7 @@ from bitnet_runtime.answer import Lookup
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.steps import Entry, step_batch
+from bitnet_runtime.together import Passes
 from runtime_models import counted_steps, scripted_model, small_model
 
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -262,8 +263,21 @@ def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
         list(batch)
     mixed = [sizes for sizes in passes if len(sizes) > 1]
     assert len(mixed) > 20 and all(sizes[0] == 1 for sizes in mixed)
-    assert mixed[0][1] == 32 and max(sum(sizes[1:]) for sizes in mixed[2:]) <= 11  # it is not known at first
+    assert mixed[0][1] == 8 and max(sum(sizes[1:]) for sizes in mixed[2:]) <= 11  # it is not known at first
     assert passes.index(mixed[0]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("alone", "token", "room"), [(0.01, 0.004, 2), (0.01, 0.02, 1), (1e-4, 5e-4, 8), (1e-4, 2e-3, 2)]
+)
+def test_prompts_take_the_time_of_a_pass_or_little(alone: float, token: float, room: int) -> None:
+    """No more than 8 tokens that take no more than 5 ms, where a pass is shorter than that."""
+    passes = Passes()
+    passes._note(2, 0, alone)
+    assert passes._room(2) == 8
+    passes._note(2, 10, alone + 10 * token)
+    assert passes._room(2) == passes._room(3) == room
+    assert passes._room(0) == 128
 
 
 def test_refusals(model: Model) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
 
 IN_FLIGHT = 16  # answers that are generated together, and so the most sessions that are open
-LEAST = 8  # tokens of a prompt in a pass, so that it comes to an end
-UNKNOWN = 32  # and while it is not known how long passes take
+LEAST = 8  # tokens of a prompt in a pass, so that it comes to an end soon: while it is not known how long they take,
+UNNOTICED = 0.005  # and where they take no more seconds than these, however short a pass is without
 
 
 class Passes:
@@ -63,8 +63,9 @@ class Passes:
             return BLOCK
         known = [seconds for n, seconds in self._alone.items() if n <= going]
         if not known or not self._token:
-            return UNKNOWN
-        return min(BLOCK, max(LEAST, int(max(known) / self._token)))
+            return LEAST
+        least = min(LEAST, int(UNNOTICED / self._token))
+        return min(BLOCK, max(1, least, int(max(known) / self._token)))
 
     def _note(self, going: int, tokens: int, seconds: float) -> None:
         if not tokens:
