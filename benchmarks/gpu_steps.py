@@ -31,7 +31,7 @@ from bitnet.config import ModelConfig
 from bitnet.data import dataset, tokenizer
 from bitnet.model import compiler
 from bitnet.settings import Settings
-from bitnet.train import loop, optimizers, prepare, runlog
+from bitnet.train import building, loop, optimizers, prepare, runlog
 from bitnet.train.horizon import BEGINNING, Horizon
 from bitnet.train.run import Run
 from bitnet.train.schedule import Place
@@ -117,7 +117,7 @@ def steps(case: Case, size: Size, device: str, seen: Callable[[], None], wanted:
     tokens = dataset.Tokens(ids, len(ids), "random")
     batches = dataset.Batches(tokens, settings.batch, context, 0)
     with torch.device(device):  # weights of a billion are drawn there in no time
-        model, forward = prepare.build_model(settings, config, None, batches)
+        model, forward = building.build_model(settings, config, None, batches)
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)

@@ -86,8 +86,7 @@ class Transformer(nn.Module):
             with torch.random.fork_rng(devices=[]):  # a run is the same with a draft and without
                 self.draft = Draft(config.draft)
                 draw_weights(self.draft)
-        towers = config.vision and not config.image_token
-        self.similarity = Similarity(config) if towers else None
+        self.similarity = Similarity(config) if config.vision and not config.image_token else None
         if self.vision and self.vision.projector and config.image_token:  # as large as the rows of tokens
             with torch.no_grad():
                 self.vision.projector.weight.mul_(config.embedding_scale * config.dim**-0.5)
@@ -255,10 +254,9 @@ class Transformer(nn.Module):
         """Logits (B, T, V) of the token after each position; without a head the vectors of texts or images.
 
         targets: the tokens to be said, negative where none counts; then Σ cross-entropy in nats in place of logits,
-        which are never in memory together. In training the draft is computed, too (`drafted`). each: not their sum, but
-        the log-probability of each target, (B, T), 0 where none counts.
-        images: those that the texts show in the places of `image_token`, with `which` each one of them; of two towers
-        any, (n, C, S, S), whose vectors then follow those of the texts.
+        which are never in memory together, and in training the draft, too (`drafted`). each: the log-probability of
+        each, (B, T), 0 where none counts. images: those that the texts show in the places of `image_token`, with
+        `which` each one of them; of two towers any, (n, C, S, S), whose vectors then follow those of the texts.
         """
         config = self.config
         images = images if which_n is None else Shared(cast(Tensor, images), which_n)
@@ -282,23 +280,20 @@ class Transformer(nn.Module):
     @property
     def own_head(self) -> Head:
         weight = cast(nn.Linear, self.embedding if self.config.tie_embeddings else self.head).weight
-        return Head(
-            self.config, weight, cast(nn.Linear, self.head).bias if self.config.head_bias else None, self.amount
-        )
+        bias = cast(nn.Linear, self.head).bias if self.config.head_bias else None
+        return Head(self.config, weight, bias, self.amount)
 
     def unrolled(
         self, hidden_BTD: Tensor, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None
     ) -> Steps:
         """The draft at every place of a text, of which this model has the states."""
-        config = self.config
+        config, head = self.config, self.own_head
         assert self.draft is not None and self.embedding is not None
         table = self.embedding.weight.detach()
         rows_BTD = embedding_rows(tokens_BT, table, config.head_format, self.amount, config.weight_scale)
-        head = self.own_head
         head = head._replace(weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach())
         return unrolled(self.draft, head, hidden_BTD, rows_BTD, targets_BT, documents_BT)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token."""
-        total: Tensor = self(tokens_BT, targets_BT=targets_BT)
-        return total / targets_BT.numel()
+        return cast(Tensor, self(tokens_BT, targets_BT=targets_BT)) / targets_BT.numel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -10,16 +9,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 
 from bitnet.config import ModelConfig, not_yet
 from bitnet.data import tokenizer
 from bitnet.data.mixed import Mixed
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
-from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import (
+    building,
     distill,
     horizon,
     memory,
@@ -92,7 +90,7 @@ def prepare(
 
     each = objectives.tokens_each(batches.tokens, batches.context)
     sequences = sequences_of_step(settings, each)
-    model, forward = build_model(settings, config, None if newest else start, batches, tower)
+    model, forward = building.build_model(settings, config, None if newest else start, batches, tower)
     model.recompute = settings.recompute
     if settings.compile:
         compiler.compile_layers(model)
@@ -212,18 +210,6 @@ def set_threads(wanted: int) -> None:
         torch.set_num_threads(min(wanted, cores))
 
 
-def begin(start: source_model.Start, config: ModelConfig, batches: objectives.Batches, device: str) -> Transformer:
-    """The model that a finetuning begins with; norms that were added are calibrated on the first batch."""
-    model, inserted = source_model.build(start, config)
-    model = model.to(device)
-    if inserted:
-        inputs, _, *told = (t.to(device) for t in batches[0])
-        source_model.calibrate(model, inserted, inputs, *told)
-    for line in (start.what, *start.assumptions, *[f"added {len(inserted)} norms, calibrated"][: len(inserted)]):
-        say(line)
-    return model
-
-
 def choose_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -248,57 +234,6 @@ def sequences_of_step(settings: Settings, context: int) -> int:
             f"{settings.batch:,}, so the last one would have no other text to tell from; change --batch or --accumulate"
         )
     return tokens // context
-
-
-def build_model(
-    settings: Settings,
-    config: ModelConfig,
-    start: source_model.Start | None,
-    batches: objectives.Batches,
-    tower: source_model.Start | None = None,
-) -> tuple[Transformer, nn.Module]:
-    """The model at the start of a run, and what a training step calls. The seed gives the same in every process."""
-    sharded = parallel.launched() and settings.parallel == "fsdp"
-    torch.manual_seed(settings.seed)
-    with torch.device("meta") if sharded and not parallel.is_first() else contextlib.nullcontext():
-        if start and (parallel.is_first() or not sharded):
-            model = begin(start, config, batches, "cpu" if sharded else settings.device)
-        else:
-            model = Transformer(config)
-        if tower and (parallel.is_first() or not sharded):
-            say(source_model.take_vision(model, tower))
-    hold(model, settings)
-    if sharded:
-        rows = min(len(weight) for weight in optimizers.of_layers(model)[0])
-        if settings.optimizer == "muon" and rows < parallel.size():
-            raise TrainingError(
-                f"--optimizer muon cannot share a matrix of {rows} rows among {parallel.size()} processes; "
-                "take fewer of them, --parallel ddp, or --optimizer adamw"
-            )
-        parallel.shard(model, settings.device)
-        return model, model
-    model = model.to(settings.device)
-    return model, parallel.replicated(model, settings.device) if parallel.launched() else model
-
-
-def hold(model: Transformer, settings: Settings) -> None:
-    """Let what is not learnt have no gradient: all but adapters, or a draft; of a frozen stack all but its projector;
-    a bias that softmax ignores."""
-    if settings.lora:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(".adapter_" in name)
-        return
-    model.draft_only = settings.draft_only
-    if settings.draft_only:
-        model.requires_grad_(False)
-        assert model.draft
-        model.draft.requires_grad_(True)
-    if settings.freeze_vision and model.vision:
-        model.vision.requires_grad_(False)
-        if model.vision.projector:
-            model.vision.projector.requires_grad_(True)
-    if model.similarity is not None and settings.contrastive_loss == "softmax":
-        model.similarity.bias.requires_grad_(False)
 
 
 def choose_precision(wanted: str, device: str) -> str:

@@ -1,0 +1,79 @@
+"""The model at the start of a run: drawn, or from a source, and what of it learns."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import nn
+
+from bitnet.config import ModelConfig
+from bitnet.model import parallel
+from bitnet.model.transformer import Transformer
+from bitnet.settings import Settings
+from bitnet.train import objectives, optimizers, source_model
+from bitnet.train.errors import TrainingError
+from bitnet.train.progress import say
+
+
+def build_model(
+    settings: Settings,
+    config: ModelConfig,
+    start: source_model.Start | None,
+    batches: objectives.Batches,
+    tower: source_model.Start | None = None,
+) -> tuple[Transformer, nn.Module]:
+    """The model at the start of a run, and what a training step calls. The seed gives the same in every process."""
+    sharded = parallel.launched() and settings.parallel == "fsdp"
+    torch.manual_seed(settings.seed)
+    with torch.device("meta") if sharded and not parallel.is_first() else contextlib.nullcontext():
+        if start and (parallel.is_first() or not sharded):
+            model = begin(start, config, batches, "cpu" if sharded else settings.device)
+        else:
+            model = Transformer(config)
+        if tower and (parallel.is_first() or not sharded):
+            say(source_model.take_vision(model, tower))
+    hold(model, settings)
+    if sharded:
+        rows = min(len(weight) for weight in optimizers.of_layers(model)[0])
+        if settings.optimizer == "muon" and rows < parallel.size():
+            raise TrainingError(
+                f"--optimizer muon cannot share a matrix of {rows} rows among {parallel.size()} processes; "
+                "take fewer of them, --parallel ddp, or --optimizer adamw"
+            )
+        parallel.shard(model, settings.device)
+        return model, model
+    model = model.to(settings.device)
+    return model, parallel.replicated(model, settings.device) if parallel.launched() else model
+
+
+def begin(start: source_model.Start, config: ModelConfig, batches: objectives.Batches, device: str) -> Transformer:
+    """The model that a finetuning begins with; norms that were added are calibrated on the first batch."""
+    model, inserted = source_model.build(start, config)
+    model = model.to(device)
+    if inserted:
+        inputs, _, *told = (t.to(device) for t in batches[0])
+        source_model.calibrate(model, inserted, inputs, *told)
+    for line in (start.what, *start.assumptions, *[f"added {len(inserted)} norms, calibrated"][: len(inserted)]):
+        say(line)
+    return model
+
+
+def hold(model: Transformer, settings: Settings) -> None:
+    """Let what is not learnt have no gradient: all but adapters, or a draft; of a frozen stack all but its projector;
+    a bias that softmax ignores."""
+    if settings.lora:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".adapter_" in name)
+        return
+    model.draft_only = settings.draft_only
+    if settings.draft_only:
+        model.requires_grad_(False)
+        assert model.draft
+        model.draft.requires_grad_(True)
+    if settings.freeze_vision and model.vision:
+        model.vision.requires_grad_(False)
+        if model.vision.projector:
+            model.vision.projector.requires_grad_(True)
+    if model.similarity is not None and settings.contrastive_loss == "softmax":
+        model.similarity.bias.requires_grad_(False)
