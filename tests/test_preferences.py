@@ -59,6 +59,7 @@ def test_the_forms_of_a_record_say_the_same(tmp_path: Path) -> None:
         {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
         {"prompt": "hi", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD], "score_chosen": 9.5},
         {"prompt": "hi", "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": [ASKED], "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
     ]
     how = spelling()
     found = [how.pair(each) for each in preferences.read(written(tmp_path, *forms))]

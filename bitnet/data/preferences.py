@@ -6,7 +6,7 @@ Of each line the forms that data sets on the Hugging Face hub have:
     {"prompt": [messages], "chosen": [answer], "rejected": [answer]}    messages, through the chat template
     {"chosen": [messages and answer], "rejected": [the same messages, another answer]}
 
-Beside the last form a prompt that is a text repeats what was asked, or is it, where the lists hold answers alone.
+Beside the last form a prompt repeats what was asked; one that is a text is it, where the lists hold answers alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _of_texts(prompt: str, chosen: str, rejected: str, where: str) -> Preference
 
 
 def _of_messages(prompt: str | list[Any], chosen: list[Any], rejected: list[Any], tools: Any, where: str) -> Preference:
-    before = prompt if isinstance(prompt, list) else []
+    repeated = all(side[: len(prompt)] == prompt for side in (chosen, rejected))
+    before = prompt if isinstance(prompt, list) and not repeated else []
     first = chosen[0] if chosen else None
     if isinstance(prompt, str) and isinstance(first, dict) and first.get("role") == "assistant":
         before = [{"role": "user", "content": prompt}]
