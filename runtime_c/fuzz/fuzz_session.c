@@ -49,6 +49,29 @@ static void go_on(bn_session *s, uint64_t *random) {
     (void)bn_session_append(s, text, 1, BN_LOGITS_LAST, NULL);
 }
 
+/* Both in a pass: one with guesses behind a token, one with a piece of a prompt. */
+static void go_on_together(bn_session *a, bn_session *b, uint64_t *random) {
+    const int32_t draft[] = {1, 2, 3, 4};
+    int32_t chosen[2][4];
+    bn_entry entries[] = {{.session = a,
+                           .tokens = text,
+                           .n_tokens = 1,
+                           .most = 4,
+                           .draft = draft,
+                           .n_draft = (int32_t)check_below(random, 2) * 4,
+                           .chosen = chosen[0]},
+                          {.session = b,
+                           .tokens = text,
+                           .n_tokens = 1 + (int32_t)check_below(random, 40),
+                           .most = (int32_t)check_below(random, 4),
+                           .chosen = chosen[1]}};
+    model->pace = (bn_pace){0}; /* so that guesses are worth it */
+    (void)bn_step_batch(entries, 2);
+    for (int i = 0; i < 2; i++)
+        CHECK(entries[i].n_chosen >= 0 && entries[i].n_chosen <= entries[i].most &&
+              (entries[i].status || entries[i].n_chosen > 0 || entries[i].most == 0));
+}
+
 /* What came from bytes goes into others, from which the same comes. */
 static void save_again(const bn_session *s) {
     const uint64_t size = bn_session_saved_size(s, 0);
@@ -77,6 +100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         CHECK(note == bytes + RECORD && note_size <= size - RECORD);
         save_again(s);
         ok(bn_session_fork(s, &copy));
+        go_on_together(s, copy, &random);
         go_on(s, &random);
         bn_session_free(s);
         go_on(copy, &random);
