@@ -373,7 +373,8 @@ for step in range(40):
 
 def test_a_killed_export_leaves_nothing_under_its_name(own: Path) -> None:
     """Killed at each step that puts something on disk: the folder is not there until it is complete."""
-    whole, out = own.with_name("whole"), own.with_name("out")
+    whole, out = own.parent / "whole/out", own.with_name("out")  # the card's title is the folder's name
+    whole.parent.mkdir()
     assert main(["convert", str(own), str(whole), "--to", "hf"]) == 0
     command = [sys.executable, "-c", KILLED, str(own), str(out)]
     steps = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -65,7 +65,8 @@ SMALLER = {
 def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages name and do not make."""
     folder = tmp_path_factory.mktemp("workshop")
-    shutil.copytree(sentences, folder / "my_text")
+    for text in ("my_text", "my_code"):
+        shutil.copytree(sentences, folder / text)
     for run in ("runs/mine", "runs/tiny"):
         shutil.copytree(finished, folder / run)
     (folder / "build/demo").mkdir(parents=True)
@@ -89,6 +90,8 @@ def workshop(finished: Path, sentences: str, tmp_path_factory: pytest.TempPathFa
     torch.save(thinker.state_dict(), folder / "checkpoints/thinker_tiny/thinker.pt")
     turns = '{"messages": [{"role": "user", "content": "%d"}, {"role": "assistant", "content": "the cat"}]}\n'
     (folder / "talks.jsonl").write_text("".join(turns % i for i in range(8)))
+    wish = '{"prompt": "%d", "chosen": "the cat", "rejected": "a dog"}\n'
+    (folder / "wishes.jsonl").write_text("".join(wish % i for i in range(8)))
     captions(folder, 12)
     questions(folder, 12)
     return folder
@@ -99,8 +102,8 @@ def smaller(command: str) -> list[str]:
     verb, *words = shlex.split(command)[1:]
     if verb == "train" and {"--resume", "--from"} & set(words):
         return [verb, *(GONE_ON.get(word, word) for word in words)]
+    words = shlex.split(re.sub(r"--(preset tiny|minutes \S+|tokens-per-parameter \S+)", "", shlex.join(words)))
     if verb == "train":
-        words = shlex.split(re.sub(r"--(preset tiny|minutes \S+|tokens-per-parameter \S+)", "", shlex.join(words)))
         words += [] if "--data" in words else ["--data", "my_text"]  # in place of the standard library
         of_preset = ["--steps", "2", "--batch", "2", "--threads", "1"]
         return [verb, *words, *(of_preset if WITH_SHAPE & set(words) else TINY)]
