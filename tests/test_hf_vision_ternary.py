@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ PARTLY: dict[str, dict[str, Any]] = {
 """What is ternary, or has int8 rows, where that is not all of the layers and nothing else."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _eager() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"):  # transformers unpacks weights in a function that it compiles
-        yield
-
-
 def build(name: str, folder: Path, whole: bool = True, tower: bool = True, head_format: str = "f32") -> Path:
     """A random model of the shape. tower: whether that behind a first stack is ternary."""
     hf_vision.save(name, folder / "floats")
@@ -63,6 +56,7 @@ def load(name: str, folder: Path) -> torch.nn.Module:
     return found.eval()
 
 
+@torch.compiler.set_stance("force_eager")  # transformers unpacks weights in a function that it compiles
 def assert_computes_the_same(name: str, path: Path, folder: Path) -> None:
     """The noise floor of what is quantized: two right fp32 programs differ by some 1e-7, until a sum in another order
     puts an activation on the other side of a rounding edge. That is to happen for few of the inputs, and moves little.

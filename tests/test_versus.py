@@ -19,10 +19,10 @@ SHAPE = {
     "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 16, "tie_word_embeddings": True,
 }  # fmt: skip
-STAND_IN = """#!{python}
+STAND_IN = """
 import json, sys
 given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
-said = {{"seconds": [0.5, 0.1, 0.2], "linears": {{}}}}
+said = {"seconds": [0.5, 0.1, 0.2], "linears": {}}
 if given["--validation"]:
     said["loss"] = 5 + abs(float(given["--lr"]) - 0.003)
 print("noise")
@@ -50,7 +50,8 @@ def test_their_trainer(
 
 def test_the_best_of_their_rates_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "python"
-    program.write_text(STAND_IN.format(python=sys.executable))
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/stand_in.py" "$@"\n')
     program.chmod(0o755)
     options: dict[str, Any] = {"validation": "ids"}
     trainers = versus.Theirs(program, tmp_path, versus.SIZES["quick"], 1, options)
