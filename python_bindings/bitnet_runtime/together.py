@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
 
 IN_FLIGHT = 16  # answers that are generated together, and so the most sessions that are open
+FEWEST = 4  # tokens of a prompt in a pass: what was read of it is read again for each, however few they are
 LEAST = 8  # tokens of a prompt in a pass, so that it comes to an end soon: while it is not known how long they take,
 UNNOTICED = 0.005  # and where they take no more seconds than these, however short a pass is without
 
@@ -65,7 +66,7 @@ class Passes:
         if not known or not self._token:
             return LEAST
         least = min(LEAST, int(UNNOTICED / self._token))
-        return min(BLOCK, max(1, least, int(max(known) / self._token)))
+        return min(BLOCK, max(FEWEST, least, int(max(known) / self._token)))
 
     def _note(self, going: int, tokens: int, seconds: float) -> None:
         if not tokens:
