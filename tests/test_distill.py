@@ -16,6 +16,7 @@ import bitnet_cli
 from bitnet.config import ModelConfig
 from bitnet.data import tokenizer
 from bitnet.model import compiler
+from bitnet.model.head import PORTION
 from bitnet.model.masks import visible
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -119,7 +120,7 @@ def test_a_divergence_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     student, expected = F.log_softmax(plain / 1.5, -1), F.log_softmax(teacher[:, :9] / 1.5, -1)
     counted = F.kl_div(student, expected, reduction="none", log_target=True)[targets >= 0]
     (3 * 1.5**2 * counted.sum()).backward()
-    monkeypatch.setitem(distill.PORTION, "cpu", 20)  # two rows
+    monkeypatch.setitem(PORTION, "cpu", 20)  # two rows
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         loss = distill.divergence(ours, teacher, targets, 1.5)

@@ -10,21 +10,16 @@ import pytest
 from openai import OpenAI
 
 from bitnet_serve.server import Serving
-from runtime_models import SMALL, TEMPLATE, byte_tokenizer
 from servers import post, served
-from test_model_images import packed
 from test_serve_tools import ANSWERS, ARGUMENTS, ASK, FLAT, calls_of
-from tool_models import CALL, TOOLS, calling_model
+from tool_models import CALL, TOOLS, calling_model, unheld_model
 
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("models")
     paths = [calling_model(folder / f"{name}.bitnet", ANSWERS[name]) for name in ("one", "two", "text")]
-    words = byte_tokenizer()
-    config = SMALL.replace(vocab_size=words.get_vocab_size(), max_context=2048)
-    ends = {"eos_token_ids": [words.token_to_id("<|end|>")]}
-    paths.append(packed(folder / "any.bitnet", config, template=TEMPLATE, generation=ends, words=words))
+    paths.append(unheld_model(folder / "any.bitnet"))
     with served(*paths) as serving:
         yield serving
 

@@ -16,10 +16,8 @@ from openai import OpenAI
 from bitnet.data import conversations
 from bitnet_serve.server import Serving
 from docs_text import blocks, commands_of
-from runtime_models import SMALL, TEMPLATE, byte_tokenizer
 from servers import post, request, served
-from test_model_images import packed
-from tool_models import CALL, LLAMA, SECOND, TOOLS, WEATHER, calling_model
+from tool_models import CALL, LLAMA, SECOND, TOOLS, WEATHER, calling_model, unheld_model
 
 PAGE = Path(__file__).parents[1] / "docs/tools.md"
 ASK: Any = [{"role": "user", "content": "weather?"}]
@@ -41,10 +39,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     paths = [calling_model(folder / f"{name}.bitnet", answer) for name, answer in ANSWERS.items()]
     llama = '{"name": "weather", "parameters": {"town": "Köln", "days": 3}}'
     paths.append(calling_model(folder / "llama.bitnet", llama, LLAMA))
-    words = byte_tokenizer()
-    config = SMALL.replace(vocab_size=words.get_vocab_size(), max_context=2048)
-    ends = {"eos_token_ids": [words.token_to_id("<|end|>")]}
-    paths.append(packed(folder / "any.bitnet", config, template=TEMPLATE, generation=ends, words=words))
+    paths.append(unheld_model(folder / "any.bitnet"))
     with served(*paths) as serving:
         yield serving
 

@@ -22,7 +22,7 @@ from bitnet_runtime.text import Tokenizer
 from bitnet_runtime.tools import ToolCall, Tools
 from runtime_models import SMALL, TEMPLATE, byte_tokenizer
 from test_model_images import packed
-from tool_models import CALL, CLOCK, FALCON, LLAMA, QWEN, SECOND, TOOLS, WEATHER, calling_model
+from tool_models import CALL, CLOCK, FALCON, LLAMA, QWEN, SECOND, TOOLS, WEATHER, calling_model, unheld_model
 
 ASK = [{"role": "user", "content": "weather?"}]
 TEMPLATES = {"told by us": TEMPLATE, "tags": QWEN, "list": FALCON, "json": LLAMA}
@@ -284,10 +284,7 @@ def test_a_conversation_with_a_function(tmp_path: Path) -> None:
 def anyhow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, str]]:
     """A model that writes anything, and how it is told of tools."""
     path = tmp_path_factory.mktemp("models") / "any.bitnet"
-    words = byte_tokenizer()
-    ends = {"eos_token_ids": [words.token_to_id("<|end|>")]}
-    config = SMALL.replace(vocab_size=words.get_vocab_size(), max_context=2048)
-    packed(path, config, template=TEMPLATES[request.param], generation=ends, words=words)
+    unheld_model(path, TEMPLATES[request.param])
     with Model.load(path, threads=1) as model:
         yield model, request.param
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime_models import TEMPLATE, scripted_model
+from runtime_models import SMALL, TEMPLATE, byte_tokenizer, scripted_model
+from test_model_images import packed
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -69,6 +70,14 @@ def pieces(text: str) -> list[bytes]:
         found.append(data[:size])
         data = data[size:]
     return found
+
+
+def unheld_model(path: Path, template: str = TEMPLATE) -> Path:
+    """A random model that writes anything, where no grammar holds it."""
+    words = byte_tokenizer()
+    config = SMALL.replace(vocab_size=words.get_vocab_size(), max_context=2048)
+    ends = {"eos_token_ids": [words.token_to_id("<|end|>")]}
+    return packed(path, config, template=template, generation=ends, words=words)
 
 
 def calling_model(path: Path, answer: str, template: str = TEMPLATE, **more: Any) -> Path:

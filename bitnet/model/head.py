@@ -87,6 +87,18 @@ def _as_it_counts(
     return x_ND.to(dtype), (q, *codes, s) if codes else None
 
 
+def portions(x: Tensor, numbers: int) -> list[slice]:
+    """The rows of x in parts, each small enough for so many numbers a row beside it."""
+    rows = max(1, PORTION.get(x.device.type, 1 << 24) // numbers)
+    return [slice(first, first + rows) for first in range(0, len(x), rows)]
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """Of the operands of the head's product."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 class _HeadLoss(torch.autograd.Function):
     """Every quantizer is the identity in the backward pass, as in `bitnet.quant`."""
 
@@ -95,16 +107,13 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any, x_ND: Tensor, w_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, config: ModelConfig,
         amount: float | Tensor, of_portion: Portion,
     ) -> Tensor:  # fmt: skip
-        device = x_ND.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+        dtype = _product_dtype(x_ND)
         w, codes = head_operands(w_VD, config.head_format, amount, config.weight_scale, dtype)
         grad_x, grad_w = torch.empty_like(x_ND), torch.zeros_like(w_VD)
         grad_b = None if bias_V is None else torch.zeros_like(bias_V)
         loss = torch.zeros((), device=x_ND.device, dtype=torch.promote_types(x_ND.dtype, torch.float32))
-        rows = max(1, PORTION.get(device, 1 << 24) // len(w_VD))
-        with torch.autocast(device, enabled=False):
-            for first in range(0, len(x_ND), rows):
-                here = slice(first, first + rows)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            for here in portions(x_ND, len(w_VD)):
                 x, integers = _as_it_counts(x_ND[here], codes, config, amount, dtype)
                 part, g = of_portion(x, w, integers, bias_V, targets_N[here], config.logit_softcap)
                 loss += part
@@ -135,8 +144,7 @@ class _LogProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, w_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: Head) -> Tensor:
-        device = x_ND.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+        dtype = _product_dtype(x_ND)
         w, codes = head_operands(w_VD, head.config.head_format, head.amount, head.config.weight_scale, dtype)
         ctx.made, ctx.dtype = (w, codes, bias_V, head, dtype), w_VD.dtype
         ctx.save_for_backward(x_ND, targets_N)
@@ -167,10 +175,8 @@ def _portions(
     x_ND: Tensor, w: Tensor, codes: tuple[Tensor, Tensor] | None, bias_V: Tensor | None, head: Head, dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Of so many states each time: where they are, as they count, and their logits."""
-    rows = max(1, PORTION.get(x_ND.device.type, 1 << 24) // len(w))
     with torch.autocast(x_ND.device.type, enabled=False):
-        for first in range(0, len(x_ND), rows):
-            here = slice(first, first + rows)
+        for here in portions(x_ND, len(w)):
             x, integers = _as_it_counts(x_ND[here], codes, head.config, head.amount, dtype)
             yield here, x, _logits(x, w, integers, bias_V, head.config.logit_softcap)
 
@@ -195,8 +201,7 @@ class _DraftLoss(torch.autograd.Function):
         ctx: Any, states_SND: Tensor, taught_ND: Tensor, targets_N: Tensor, counts_SN: Tensor, weights: Sequence[float],
         head: Head,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        config, device = head.config, states_SND.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_SND.dtype
+        config, dtype = head.config, _product_dtype(states_SND)
         w, codes = head_operands(head.weight, config.head_format, head.amount, config.weight_scale, dtype)
 
         def logits(x_ND: Tensor) -> Tensor:
@@ -205,10 +210,8 @@ class _DraftLoss(torch.autograd.Function):
 
         grad, right_SN = torch.empty_like(states_SND), torch.empty_like(counts_SN)
         loss = torch.zeros((), device=w.device, dtype=torch.promote_types(states_SND.dtype, torch.float32))
-        rows = max(1, PORTION.get(device, 1 << 24) // len(w) // 2)
-        with torch.autocast(device, enabled=False):
-            for first in range(0, len(taught_ND), rows):
-                here = slice(first, first + rows)
+        with torch.autocast(w.device.type, enabled=False):
+            for here in portions(taught_ND, 2 * len(w)):
                 z_NV = logits(taught_ND[here])
                 likeliest_N = z_NV.argmax(-1)
                 taught_NV = z_NV.softmax(-1).mul_(1 - TEXT)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
-from bitnet.model.head import PORTION
+from bitnet.model.head import portions
 from bitnet.model.masks import visible
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
@@ -171,9 +171,7 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
         grad, total = torch.empty_like(logits), torch.zeros((), device=logits.device)
-        size = max(1, PORTION.get(logits.device.type, 1 << 24) // logits.shape[-1])
-        for first in range(0, len(logits), size):
-            here = slice(first, first + size)
+        for here in portions(logits, logits.shape[-1]):
             student = F.log_softmax(logits[here].float() / temperature, -1)
             expected = F.log_softmax(taught[here, : logits.shape[-1]].float() / temperature, -1)
             counts, shares = (targets[here] >= 0)[:, None], expected.exp()

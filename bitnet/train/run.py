@@ -101,12 +101,16 @@ class Run:
         keep = [self.state["stable"], *best]
         if self.saver:
             self.saver.settle()  # one snapshot at a time
-        more = self.template, self.generation
-        snapshot = saving.Snapshot.of(self.model, self.words.to_str(), self.optimizer, self.state, *more)
+        snapshot = self.snapshot()
         if self.saver is None or not snapshot.may_be_copied():
             self._write(snapshot, keep)
         elif parallel.is_first():
             self.saver.begin(functools.partial(self._write, snapshot.copied(), keep))
+
+    def snapshot(self) -> saving.Snapshot:
+        """As the run is now; the tensors are its own."""
+        more = self.template, self.generation
+        return saving.Snapshot.of(self.model, self.words.to_str(), self.optimizer, self.state, *more)
 
     def _write(self, snapshot: saving.Snapshot, keep: Sequence[int | None]) -> None:
         """keep: the steps of checkpoints to keep besides the newest."""

@@ -26,9 +26,11 @@ from bitnet.train.progress import say
 from bitnet.train.resolve import Given, asks, named, resolve, run_folder
 from bitnet.train.run import Run
 
+DATA = r"(train|validation)-\w+\.(bin|pixels|owners|reference)"
+"""Token ids, pictures, and what is computed of them once."""
 WRITTEN = (
     r"\..*|lock|log\.jsonl|log\.partial|loss\.png|trace\.json|profile\.txt|tensorboard|wandb|(report|attention)\.html|step-.*"
-    r"|(train|validation)-\w+\.(bin|pixels|owners|reference|partial)"
+    rf"|{DATA}|(train|validation)-\w+\.partial"
 )
 """What a run leaves in its folder, even when it is killed before its first checkpoint; and hidden files."""
 
@@ -169,5 +171,5 @@ def _before_it_fell(newest: Checkpoint, given: Given) -> Checkpoint:
 def _take(source: Path, folder: Path) -> None:
     """The token ids and pictures of a run, and its log, for another one."""
     for file in source.iterdir():
-        if re.fullmatch(r"(train|validation)-\w+\.(bin|pixels|owners|reference)|log\.jsonl", file.name):
+        if re.fullmatch(rf"{DATA}|log\.jsonl", file.name):
             shutil.copy(file, folder / file.name)

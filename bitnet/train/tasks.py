@@ -41,10 +41,8 @@ def ask(run: Run, log: runlog.Log, how: Ask | None) -> bool:
     work = run.folder / f".{saving.name_of(run.state['step'])}.tasks.partial"  # as what a kill leaves is removed
     if parallel.is_first():
         shutil.rmtree(work, ignore_errors=True)
-    more = run.template, run.generation
-    snapshot = saving.Snapshot.of(run.model, run.words.to_str(), run.optimizer, run.state, *more)
     try:
-        made = saving.write(work, snapshot._replace(moments={}))
+        made = saving.write(work, run.snapshot()._replace(moments={}))
         figures, problem = parallel.from_first(lambda: _asked(how, made, run.settings))
     finally:
         if parallel.is_first():

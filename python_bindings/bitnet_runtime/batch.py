@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.handles import Handle
 from bitnet_runtime.session import Session
-from bitnet_runtime.session_state import check_all
+from bitnet_runtime.session_state import check_all, take_turns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +31,9 @@ def embed_batch(
     arrays = [session._array(text) for session, text in zip(sessions, texts, strict=True)]
     out = np.empty((len(texts), model.info.width), np.float32)
     with contextlib.ExitStack() as stack:
-        handles, pointers = _turns(sessions, stack)
+        take_turns(sessions, stack)
+        handles = [session._open for session in sessions]
+        pointers = ffi.new("bn_session *[]", [handle.pointer for handle in handles])
         sizes = [len(array) for array in arrays]
         lengths, view = ffi.new("int32_t[]", sizes), ffi.from_buffer("float[]", out)
         texts_of = ffi.new("int32_t *[]", arrays)
@@ -45,14 +46,6 @@ def _check_number(sessions: Sequence[Session], given: Sequence[Sequence[int]]) -
         raise InvalidParameterError(
             f"there are {len(given)} texts for {len(sessions)} sessions, expected one for each", "sessions"
         )
-
-
-def _turns(sessions: Sequence[Session], stack: contextlib.ExitStack) -> tuple[list[Handle], Any]:
-    """Take the turns of all until the stack ends: their handles, and bn_session *[n]."""
-    for session in sorted(sessions, key=id):  # one order for all callers, so that none waits in a circle
-        stack.enter_context(session._lock)
-    handles = [session._open for session in sessions]
-    return handles, ffi.new("bn_session *[]", [handle.pointer for handle in handles])
 
 
 def _check(sessions: Sequence[Session], sizes: Sequence[int], status: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -232,6 +233,12 @@ def check_all(sessions: Iterable[SessionState], status: int) -> None:
             session._open  # noqa: B018  raises
         raise CancelledError("this session was cancelled; rewind() or reset() ends that")
     check(status)
+
+
+def take_turns(sessions: Iterable[SessionState], stack: contextlib.ExitStack) -> None:
+    """Those of all, until the stack ends; in one order for all callers, so that none waits in a circle."""
+    for session in sorted(sessions, key=id):
+        stack.enter_context(session._lock)
 
 
 _sessions: weakref.WeakValueDictionary[int, SessionState] = weakref.WeakValueDictionary()

@@ -10,6 +10,7 @@ from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
+from bitnet_runtime.session_state import take_turns
 
 
 class Entry:
@@ -42,8 +43,7 @@ def step_batch(entries: Sequence[Entry]) -> None:
             _step(entries)
     else:
         with contextlib.ExitStack() as stack:
-            for entry in sorted(entries, key=lambda entry: id(entry.session)):  # one order for all: no circle
-                stack.enter_context(entry.session._lock)
+            take_turns([entry.session for entry in entries], stack)
             _step(entries)
     seconds = time.perf_counter() - begin
     for entry in entries:

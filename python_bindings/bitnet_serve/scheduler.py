@@ -8,6 +8,7 @@ What a task gets does not depend on its company: the engine gives the same bits.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -229,30 +230,29 @@ class Scheduler:
         coming = [task for task in self._running if task.stream is None or task.stream.loads]
         coming.sort(key=lambda task: task.turn)
         if alone := bool(coming) and coming[0].stream is None:
-            self._piece(coming[0], PIECE if going else PIECE_ALONE)
+            task, most = coming[0], PIECE if going else PIECE_ALONE
+            self._take_turn(task)
+            self._do_part(task, functools.partial(task.piece, most))
             coming = []  # they have the next turn
         by = {task.stream: task for task in (*going, *coming) if task.stream}
         for stream, error in self._passes.run(list(by)):
             task = by[stream]
             if task in coming:
-                self._turn += 1
-                task.turn = self._turn
-            try:
-                if error:
-                    raise error
-                task.read()
-            except Exception as failed:
-                self._fail(task, failed)
+                self._take_turn(task)
+            if error:
+                self._fail(task, error)
             else:
-                if task.done:
-                    self._end(task)
+                self._do_part(task, task.read)
         return bool(by or alone)
 
-    def _piece(self, task: Task, most: int) -> None:
+    def _take_turn(self, task: Task) -> None:
         self._turn += 1
         task.turn = self._turn
+
+    def _do_part(self, task: Task, part: Callable[[], None]) -> None:
+        """Of its work, which may be the last or fail."""
         try:
-            task.piece(most)
+            part()
         except Exception as error:
             self._fail(task, error)
         else:
