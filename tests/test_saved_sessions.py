@@ -141,7 +141,7 @@ def test_what_is_no_session(model: Model, saved: Path, path: Path) -> None:
         (content + b"x", "expected"),
         (content[:200] + b"\xff\xff" + content[202:], "the checksum is"),
         (path.read_bytes(), "this is no saved session"),
-        (content[:8] + b"\x63" + content[9:], "version is 99, expected 1"),
+        (content[:8] + b"\x63" + content[9:], "version is 99, expected 2"),
     ]:
         wrong.write_bytes(data)
         with pytest.raises(SessionFileError, match=message) as caught:

@@ -79,7 +79,7 @@ def load(model: Any, path: str | os.PathLike[str]) -> tuple[Any, bytes]:
 
 
 _RECORD = struct.Struct("<8s2I3Q2I4i2I2i2Q2IiI")
-_MAGIC, _VERSION, _COVERED = b"\x89BNSESS\n", 1, 16  # these and the record as saved.c has them
+_MAGIC, _VERSION, _COVERED = b"\x89BNSESS\n", 2, 16  # these and the record as saved.c has them
 
 
 class Saved(NamedTuple):

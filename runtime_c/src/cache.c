@@ -24,7 +24,7 @@ static size_t slots_of(const bn_config *c, size_t part, size_t n_ctx, size_t bat
 
 /* Bytes of a position in all heads. */
 static size_t position_bytes(const bn_kv *kv, size_t heads, size_t E) {
-    return heads * (2 * bn_kv_key(kv, E) + (kv->scaled ? 2 * sizeof(float) : 0));
+    return heads * (bn_kv_key(kv, E) + bn_kv_value(kv, E) + (kv->value_scaled ? sizeof(float) : 0));
 }
 
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor. */
@@ -40,11 +40,15 @@ size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_
                                 .layers = stack->cached[i],
                                 .key = bn_kv_key(kv, c->head_dim),
                                 .value = bn_kv_value(kv, c->head_dim)};
-        part->stride = round_up(slots * part->key, ALIGN);
-        part->values = heads * part->stride;
-        part->scales = kv->scaled ? 2 * part->values : 0;
+        part->keys_stride = round_up(slots * part->key, ALIGN);
+        part->values_stride = round_up(slots * part->value, ALIGN);
+        part->values = heads * part->keys_stride;
+        part->bytes = part->values + heads * part->values_stride;
         part->heads = heads;
-        part->bytes = 2 * heads * (part->stride + (kv->scaled ? slots * sizeof(float) : 0));
+        if (kv->value_scaled) {
+            part->scales = part->bytes;
+            part->bytes += round_up(heads * slots * sizeof(float), ALIGN);
+        }
         part->block = BN_BLOCK_KEYS * position_bytes(kv, heads, c->head_dim);
         bytes += part->bytes;
     }
@@ -59,12 +63,10 @@ void bn_cache_place(bn_cache *cache, uint8_t *base) {
 }
 
 static bn_kv_head head_of(const bn_cache_part *part, size_t head) {
-    const size_t k_scale = part->scales + head * part->slots * sizeof(float);
     return (bn_kv_head){.part = part,
-                        .k = head * part->stride,
-                        .v = part->values + head * part->stride,
-                        .k_scale = k_scale,
-                        .v_scale = k_scale + part->heads * part->slots * sizeof(float)};
+                        .k = head * part->keys_stride,
+                        .v = part->values + head * part->values_stride,
+                        .v_scale = part->scales + head * part->slots * sizeof(float)};
 }
 
 bn_kv_head bn_cache_head(const bn_cache *cache, const bn_layer *l, size_t g, size_t G) {
@@ -88,7 +90,7 @@ size_t bn_cache_least(const bn_cache *cache, const bn_config *c) {
 /* The words of a key among those of 15 others, from where they lie side by side or to there. */
 static void move_key(const bn_kv *kv, uint8_t *tile, size_t lane, size_t E, uint8_t *out,
                      const uint8_t *in) {
-    const size_t word = bn_kv_word(kv), words = bn_kv_words(kv, E);
+    const size_t word = kv->word, words = bn_kv_words(kv, E);
     uint8_t *place = tile + lane * word;
     for (size_t i = 0; i < words; i++, place += BN_LANES * word)
         if (in)
@@ -106,12 +108,12 @@ static void move_position(const bn_cache *cache, const bn_config *c, const bn_ca
                           size_t position, uint8_t *out, const uint8_t *in) {
     const bn_kv *kv = &bn_kv_types[cache->type];
     const size_t slot = position % part->slots, E = c->head_dim;
-    const size_t sizes[] = {part->key, part->value, sizeof(float), sizeof(float)};
+    const size_t sizes[] = {part->key, part->value, sizeof(float)};
     for (size_t head = 0; head < part->heads; head++) {
         const bn_kv_head h = head_of(part, head);
         const bn_kv_piece at = bn_cache_piece(&h, slot, 1);
-        void *places[] = {at.k, at.v, at.k_scale, at.v_scale};
-        for (size_t i = 0; i < (kv->scaled ? 4u : 2u); i++) {
+        void *places[] = {at.k, at.v, at.v_scale};
+        for (size_t i = 0; i < (kv->value_scaled ? 3u : 2u); i++) {
             if (i == 0)
                 move_key(kv, at.k, slot % BN_LANES, E, out, in);
             else
@@ -124,8 +126,7 @@ static void move_position(const bn_cache *cache, const bn_config *c, const bn_ca
 
 size_t bn_cache_row(const bn_cache *cache, size_t part) {
     const bn_cache_part *p = &cache->parts[part];
-    return p->heads *
-           (p->key + p->value + (bn_kv_types[cache->type].scaled ? 2 * sizeof(float) : 0));
+    return p->heads * (p->key + p->value + (p->scales ? sizeof(float) : 0));
 }
 
 void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
@@ -143,21 +144,10 @@ uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) 
     return position_bytes(&bn_kv_types[type], stack->cached[part] * c->n_kv_heads, c->head_dim);
 }
 
-enum { MAX_HEAD = 1024 }; /* FORMAT.md §2 */
-
 /* A key's words of `size` bytes (a constant) to their places in the tile. */
 static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const size_t size) {
     for (size_t i = 0; i < n; i++)
         memcpy(to + i * BN_LANES * size, words + i * size, size);
-}
-
-/* The numbers that stand for n floats: these, or what is put into `to`. */
-static const uint8_t *encode(const bn_kernels *kernels, const bn_kv *kv, uint8_t *to,
-                             const float *x, size_t n, float *scale) {
-    if (!kv->encode)
-        return (const uint8_t *)x;
-    *scale = kv->encode(kernels, to, x, n);
-    return to;
 }
 
 /* Put the key and the value of one position into a head of the cache. */
@@ -165,21 +155,24 @@ static void store(const bn_kernels *kernels, const bn_kv *kv, const bn_kv_head *
                   size_t position, size_t E, const float *k, const float *v) {
     const size_t slot = position % head->part->slots;
     const bn_kv_piece at = bn_cache_piece(head, slot, 1);
-    const size_t words = bn_kv_words(kv, E), word = bn_kv_word(kv);
-    uint8_t *to = at.k + slot % BN_LANES * word;
-    _Alignas(BN_Q_ALIGN) uint8_t numbers[MAX_HEAD * sizeof(float)];
-    float k_scale = 1, v_scale = 1;
+    const size_t words = bn_kv_words(kv, E);
+    uint8_t *to = at.k + slot % BN_LANES * kv->word;
+    _Alignas(BN_Q_ALIGN) uint8_t numbers[BN_MAX_HEAD * sizeof(float)];
+    const void *key = k, *value = v;
 
-    const uint8_t *key = encode(kernels, kv, numbers, k, E, &k_scale);
-    if (word == 2)
+    if (kv->encode_key)
+        kv->encode_key(kernels, numbers, k, E), key = numbers;
+    if (kv->word == 2)
         spread(to, key, words, 2);
     else
         spread(to, key, words, 4);
-    memcpy(at.v, encode(kernels, kv, numbers, v, E, &v_scale), head->part->value);
-    if (kv->scaled) {
-        *at.k_scale = k_scale;
-        *at.v_scale = v_scale;
+    if (kv->encode_value) {
+        const float scale = kv->encode_value(kernels, numbers, v, E);
+        value = numbers;
+        if (kv->value_scaled)
+            *at.v_scale = scale;
     }
+    memcpy(at.v, value, head->part->value);
 }
 
 /* q and k of a row, normed and rotated. */

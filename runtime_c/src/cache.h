@@ -22,27 +22,29 @@ enum {
  * pass, and forgets what came before: then slots are fewer than positions, and a multiple of
  * BN_CHUNK_KEYS, so that slots of a chunk are in a row. Keys lie in tiles [slots/16][E][16 keys]
  * and values in rows [slots][E], so that both kernels of attention read one linear stream. Types of
- * small numbers have some dimensions of a key together, [slots/16][words][16 keys], and scales. */
+ * small numbers have some dimensions of a key together, and its scales among them,
+ * [slots/16][words][16 keys]; scales of values lie apart, because weights are what they scale. */
 typedef struct bn_cache_part {
-    size_t slots, layers, heads; /* heads: of all layers */
-    size_t key, value;           /* bytes of each */
-    size_t stride;               /* bytes from head to head; of scales: slots */
-    size_t values, scales;       /* where these begin in an arena; scales 0: there are none */
-    size_t bytes, block;         /* of an arena; of a block, which the budget counts */
-    uint8_t *base;               /* memory that is not shared: then there is no more, else */
-    bn_arena *own, **blocks;     /* where the text writes, and where each block lies or NULL */
+    size_t slots, layers, heads;       /* heads: of all layers */
+    size_t key, value;                 /* bytes of each */
+    size_t keys_stride, values_stride; /* bytes from head to head; of scales: slots floats */
+    size_t values, scales;             /* where these begin in an arena; scales 0: there are none */
+    size_t bytes, block;               /* of an arena; of a block, which the budget counts */
+    uint8_t *base;                     /* memory that is not shared: then there is no more, else */
+    bn_arena *own, **blocks; /* where the text writes, and where each block lies or NULL */
 } bn_cache_part;
 
-/* A head of a layer: bytes from the beginning of an arena to its keys, values and their scales. */
+/* A head of a layer: bytes from the beginning of an arena to its keys, values and the scales of
+ * these. */
 typedef struct bn_kv_head {
     const bn_cache_part *part;
-    size_t k, v, k_scale, v_scale;
+    size_t k, v, v_scale;
 } bn_kv_head;
 
 /* Some of its slots, in a row. */
 typedef struct bn_kv_piece {
-    uint8_t *k, *v;           /* of the tile of the first; of the first */
-    float *k_scale, *v_scale; /* of the first, or NULL */
+    uint8_t *k, *v; /* of the tile of the first; of the first */
+    float *v_scale; /* of the first, or NULL */
     size_t slots;
 } bn_kv_piece;
 
@@ -96,19 +98,18 @@ static inline bn_kv_piece bn_cache_piece(const bn_kv_head *head, size_t slot, si
         n = end * BN_BLOCK_KEYS < slot + most ? end * BN_BLOCK_KEYS - slot : most;
         base = arena->memory;
     }
-    return (bn_kv_piece){
-        .k = base + head->k + slot / BN_LANES * BN_LANES * p->key,
-        .v = base + head->v + slot * p->value,
-        .k_scale = p->scales ? (float *)(void *)(base + head->k_scale) + slot : NULL,
-        .v_scale = p->scales ? (float *)(void *)(base + head->v_scale) + slot : NULL,
-        .slots = n};
+    return (bn_kv_piece){.k = base + head->k + slot / BN_LANES * BN_LANES * p->key,
+                         .v = base + head->v + slot * p->value,
+                         .v_scale =
+                             p->scales ? (float *)(void *)(base + head->v_scale) + slot : NULL,
+                         .slots = n};
 }
 
 /* The least position from which a text can go on after what is behind was forgotten, but for 0. */
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c);
 
 /* What a position has in all heads of a part, to bytes one behind the other or from them: for each
- * head key, value, and their scales if there are any. It is one that the part did not forget, and
+ * head key, value, and the scale of this if it has one. It is one that the part did not forget, and
  * before it is written it was prepared. */
 size_t bn_cache_row(const bn_cache *cache, size_t part); /* how many */
 void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,

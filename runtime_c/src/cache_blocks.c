@@ -138,12 +138,12 @@ static void copy_block(const bn_cache_part *part, const uint8_t *from, uint8_t *
     const size_t first = block * BN_BLOCK_KEYS, left = part->slots - first;
     const size_t n = left < BN_BLOCK_KEYS ? left : BN_BLOCK_KEYS;
     for (size_t head = 0; head < part->heads; head++) {
-        const size_t k = head * part->stride + first * part->key;
-        const size_t v = part->values + head * part->stride + first * part->value;
+        const size_t k = head * part->keys_stride + first * part->key;
+        const size_t v = part->values + head * part->values_stride + first * part->value;
         memcpy(to + k, from + k, n * part->key);
         memcpy(to + v, from + v, n * part->value);
     }
-    for (size_t head = 0; part->scales && head < 2 * part->heads; head++) {
+    for (size_t head = 0; part->scales && head < part->heads; head++) {
         const size_t at = part->scales + (head * part->slots + first) * sizeof(float);
         memcpy(to + at, from + at, n * sizeof(float));
     }

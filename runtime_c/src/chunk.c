@@ -25,7 +25,6 @@ static void score(const bn_block *b, size_t begin, size_t end) {
         const bn_kv_piece at = find(b, key, end);
         a.scores = b->scores + (key - begin);
         a.k = at.k;
-        a.k_scale = at.k_scale;
         a.tiles = (at.slots + BN_LANES - 1) / BN_LANES;
         b->m->kernels.attention[b->type].qk(&a);
     }
@@ -84,14 +83,12 @@ static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* Streams too short for the hardware to see them coming. */
+/* A stream too short for the hardware to see them coming. */
 static void fetch_scales(const bn_block *b, size_t begin, size_t end) {
     while (begin < end) {
         const bn_kv_piece at = find(b, begin, end);
-        for (size_t i = 0; i < at.slots; i += BN_LANES) {
-            __builtin_prefetch(at.k_scale + i);
+        for (size_t i = 0; i < at.slots; i += BN_LANES)
             __builtin_prefetch(at.v_scale + i);
-        }
         begin += at.slots;
     }
 }

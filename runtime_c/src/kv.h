@@ -9,37 +9,41 @@
 
 #include "kernels/kernels.h"
 
-/* n floats to numbers of a type, which stand for number · what this returns. `to` has room for n
- * floats or bn_q_row(n) bytes, and is aligned as quantize wants it. */
+/* n floats to a key as its words lie one behind the other. `to` has room for n floats or
+ * bn_q_row(n) bytes, and is aligned as quantize wants it. */
+typedef void bn_kv_encode_key(const bn_kernels *kernels, void *to, const float *x, size_t n);
+
+/* n floats to numbers, which stand for number · what this returns. The same of `to`. */
 typedef float bn_kv_encode(const bn_kernels *kernels, void *to, const float *x, size_t n);
 
 typedef struct bn_kv {
     const char *name;
-    uint32_t bits;              /* of a number */
-    uint32_t together;          /* dimensions of a key side by side, in a word of 2 or 4 bytes */
-    int32_t scaled;             /* each key and each value has a scale */
-    bn_kv_encode *encode;       /* keys and values; NULL: they stay floats */
+    uint32_t word; /* bytes of a word of a key: 2 or 4 */
+    uint32_t dims; /* dimensions in a word */
+    uint32_t
+        scaled; /* of a key: behind so many dimensions comes a word with their scale; 0: never */
+    uint32_t value;               /* bytes of a number of a value */
+    int32_t value_scaled;         /* each value has a scale, a float */
+    bn_kv_encode_key *encode_key; /* NULL: keys and values stay floats */
+    bn_kv_encode *encode_value;
     bn_kv_encode *encode_query; /* NULL: queries stay floats */
 } bn_kv;
 
 extern const bn_kv bn_kv_types[BN_KV_TYPES]; /* by bn_kv_type */
 
-/* Words of a key, and their bytes. */
+/* Words of a key; the last one of dimensions is filled up. */
 static inline size_t bn_kv_words(const bn_kv *kv, size_t head_dim) {
-    return (head_dim + kv->together - 1) / kv->together;
+    const size_t scales = kv->scaled ? (head_dim + kv->scaled - 1) / kv->scaled : 0;
+    return (head_dim + kv->dims - 1) / kv->dims + scales;
 }
 
-static inline size_t bn_kv_word(const bn_kv *kv) {
-    return kv->together * kv->bits / 8;
-}
-
-/* Bytes of a key, with its last word filled up, and of a value, which is no longer. */
+/* Bytes of a key and of a value. */
 static inline size_t bn_kv_key(const bn_kv *kv, size_t head_dim) {
-    return bn_kv_words(kv, head_dim) * bn_kv_word(kv);
+    return bn_kv_words(kv, head_dim) * kv->word;
 }
 
 static inline size_t bn_kv_value(const bn_kv *kv, size_t head_dim) {
-    return (head_dim * kv->bits + 7) / 8;
+    return head_dim * kv->value;
 }
 
 #endif

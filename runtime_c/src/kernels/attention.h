@@ -15,9 +15,9 @@
  * [tile][head_dim][16 keys], so keys are lanes; they are 32-byte (f16) / 64-byte aligned.
  *
  * BN_KV_INT8: codes in -127..127 that stand for code · scale, one scale a query and key:
- * (float)(sum of q·k, exact) * (q_scale[i] * k_scale[16 t + j]). K tiles lie
- * [tile][ceil(head_dim / 4)][16 keys][4], 64-byte aligned; head_dim <= 1024, so that the float is
- * exact. */
+ * (float)(sum of q·k, exact) * (q_scale[i] * scale of the key). K tiles lie
+ * [tile][ceil(head_dim / 4)][16 keys][4] and behind these a float for each of the 16, 64-byte
+ * aligned; head_dim <= BN_MAX_HEAD, so that the float is exact. */
 typedef struct bn_qk {
     float *scores;
     size_t score_stride;  /* in floats */
@@ -26,7 +26,6 @@ typedef struct bn_qk {
     const float *q_scale; /* and [n_q] */
     size_t n_q;
     const void *k;
-    const float *k_scale; /* [tiles][16], or NULL */
     size_t head_dim, tiles;
 } bn_qk;
 

@@ -8,8 +8,8 @@
  *                 f32 hidden[dim], the state behind the last layer, if ready is 1
  *                 f32 trail[trailing][dim], states that the draft has not taken (guess.h)
  *                 of each part of the cache, layers that see all and layers with a window, of each
- *                 position that it has, oldest first, of each layer and head: key, value, and with
- *                 int8 f32 scale of the key, f32 scale of the value
+ *                 position that it has, oldest first, of each layer and head: key with its scales,
+ *                 value, f32 scale of the value if the type has one
  *
  * A part has the positions that it has not written over (first_kept). Logits are not saved: they
  * follow from hidden. All of it is a matter of numbers: what may be false of them is checked here,
@@ -39,7 +39,7 @@ typedef struct record {
     uint32_t zero;
 } record;
 
-enum { VERSION = 1, COVERED = 16 }; /* where the bytes begin that crc covers */
+enum { VERSION = 2, COVERED = 16 }; /* where the bytes begin that crc covers */
 static const uint8_t magic[8] = {0x89, 'B', 'N', 'S', 'E', 'S', 'S', '\n'};
 _Static_assert(sizeof(record) == 112, "bytes of a file");
 

@@ -29,20 +29,38 @@ static const void *numbers_int8(test *t, size_t n, int kind) {
     return c;
 }
 
-static numbers_fn *const numbers[BN_KV_TYPES] = {
+static numbers_fn *const keys_of[BN_KV_TYPES] = {
     [BN_KV_F16] = numbers_f16, [BN_KV_F32] = numbers_f32, [BN_KV_INT8] = numbers_int8};
+static numbers_fn *const values_of[BN_KV_TYPES] = {
+    [BN_KV_F16] = numbers_f16, [BN_KV_F32] = numbers_f32, [BN_KV_INT8] = numbers_int8};
+
+/* Tiles of keys, with their scales, of any kind, among them. */
+static const void *random_keys(test *t, int32_t type, size_t tiles, size_t E, int kind) {
+    const bn_kv *kv = &bn_kv_types[type];
+    const size_t words = bn_kv_words(kv, E), every = kv->scaled ? kv->scaled / kv->dims + 1 : 0;
+    const size_t n = words * BN_LANES * kv->word;
+    uint8_t *k = (uint8_t *)(uintptr_t)keys_of[type](t, tiles * n * kv->dims / kv->word, kind);
+    for (size_t tile = 0; kv->scaled && tile < tiles; tile++)
+        for (size_t w = 0; w < words; w++)
+            if (w == words - 1 || w % every == every - 1)
+                for (size_t key = 0; key < BN_LANES; key++) {
+                    const float scale = random_float(t, kind);
+                    memcpy(k + tile * n + (w * BN_LANES + key) * sizeof scale, &scale,
+                           sizeof scale);
+                }
+    return k;
+}
 
 enum { KV_TIMED_KEYS = 256, KV_TIMED_DIM = 128 }; /* a chunk of a usual head */
 
-/* Up to four queries that share a KV head; bytes: of a number. */
-static void time_keys(bench *b, const char *what, void (*call)(bench *)) {
+/* Up to four queries that share a KV head; bytes: of a key or a value. */
+static void time_keys(bench *b, const char *what, void (*call)(bench *), size_t bytes) {
     char name[32];
     snprintf(name, sizeof name, "%s_%s", what, bn_kv_name(b->type));
     b->rows = KV_TIMED_KEYS, b->cols = KV_TIMED_DIM;
     const double kv = (double)(b->rows * b->cols);
     for (b->tokens = 1; b->tokens <= 4; b->tokens *= 2)
-        bench_line(b, name, call, kv * (double)b->tokens,
-                   kv * (double)bn_kv_types[b->type].bits / 8);
+        bench_line(b, name, call, kv * (double)b->tokens, (double)(b->rows * bytes));
 }
 
 /* --- qk --- */
@@ -63,8 +81,7 @@ static void check_qk(test *t, int32_t type, const char *what) {
     } else {
         a.q = floats(t, n_q * E, kind);
     }
-    a.k = numbers[type](t, tiles * BN_LANES * bn_kv_words(kv, E) * kv->together, kind);
-    a.k_scale = kv->scaled ? floats(t, tiles * BN_LANES, kind) : NULL;
+    a.k = random_keys(t, type, tiles, E, kind);
     float *s[2];
     for (int i = 0; i < 2; i++) {
         a.scores = s[i] = buffer(t, n_s * sizeof(float));
@@ -82,13 +99,12 @@ static void call_qk(bench *b) {
                                          .q_scale = b->x,
                                          .n_q = b->tokens,
                                          .k = b->weights,
-                                         .k_scale = b->x + 16,
                                          .head_dim = b->cols,
                                          .tiles = b->rows / BN_LANES});
 }
 
 static void time_qk(bench *b) {
-    time_keys(b, "qk", call_qk);
+    time_keys(b, "qk", call_qk, bn_kv_key(&bn_kv_types[b->type], KV_TIMED_DIM));
 }
 
 /* --- pv --- */
@@ -101,7 +117,7 @@ static void check_pv(test *t, int32_t type, const char *what) {
     bn_pv a = {.p = floats(t, (n_q - 1) * stride + keys, kind),
                .p_stride = stride,
                .n_q = n_q,
-               .v = numbers[type](t, keys * head_dim, kind),
+               .v = values_of[type](t, keys * head_dim, kind),
                .head_dim = head_dim,
                .keys = keys};
     float *out[2];
@@ -125,7 +141,7 @@ static void call_pv(bench *b) {
 }
 
 static void time_pv(bench *b) {
-    time_keys(b, "pv", call_pv);
+    time_keys(b, "pv", call_pv, bn_kv_value(&bn_kv_types[b->type], KV_TIMED_DIM));
 }
 
 #endif

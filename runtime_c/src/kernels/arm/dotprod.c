@@ -112,8 +112,7 @@ static void ternary_columns(const bn_lines *m) {
 
 /* A tile of keys and n_q (a constant, at most 4) queries: 16 sums stay in registers. */
 INLINE void qk_int8_tile(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
-                         const float *q_scale, const int8_t *k, const float *k_scale, size_t words,
-                         const size_t n_q) {
+                         const float *q_scale, const int8_t *k, size_t words, const size_t n_q) {
     int32x4_t sum[4][4]; /* [query][group of 4 keys] */
     UNROLL
     for (int i = 0; i < 16; i++)
@@ -132,7 +131,8 @@ INLINE void qk_int8_tile(float *scores, size_t score_stride, const int8_t *q, si
     for (size_t i = 0; i < n_q; i++) {
         UNROLL
         for (int g = 0; g < 4; g++) {
-            const float32x4_t scale = vmulq_n_f32(vld1q_f32(k_scale + 4 * g), q_scale[i]);
+            const float32x4_t scale =
+                vmulq_n_f32(vld1q_f32((const float *)(const void *)k + 4 * g), q_scale[i]);
             vst1q_f32(scores + i * score_stride + 4 * g,
                       vmulq_f32(vcvtq_f32_s32(sum[i][g]), scale));
         }
@@ -143,17 +143,15 @@ static void qk_int8(const bn_qk *a) {
     const size_t words = (a->head_dim + 3) / 4, q_row = bn_q_row(a->head_dim);
     const size_t stride = a->score_stride;
     const int8_t *k = a->k, *q = a->codes;
-    const float *k_scale = a->k_scale;
     float *scores = a->scores;
-    for (size_t t = 0; t < a->tiles;
-         t++, k += words * 64, k_scale += BN_LANES, scores += BN_LANES) {
+    for (size_t t = 0; t < a->tiles; t++, k += (words + 1) * 64, scores += BN_LANES) {
         size_t i = 0;
         for (; i + 4 <= a->n_q; i += 4)
             qk_int8_tile(scores + i * stride, stride, q + i * q_row, q_row, a->q_scale + i, k,
-                         k_scale, words, 4);
+                         words, 4);
         for (; i < a->n_q; i++)
             qk_int8_tile(scores + i * stride, stride, q + i * q_row, q_row, a->q_scale + i, k,
-                         k_scale, words, 1);
+                         words, 1);
     }
 }
 

@@ -116,7 +116,8 @@ INLINE int8x16_t word(const int8_t *q) {
 /* 16 keys and one query. Two words go into 16 bits before they are added up; an odd last one is
  * completed by q, which is zero there. */
 INLINE void qk_int8_tile(float *scores, const int8_t *q, float q_scale, const int8_t *k,
-                         const float *k_scale, size_t words) {
+                         size_t words) {
+    const float *k_scale = (const float *)(const void *)(k + words * 64);
     int32x4_t sum[8]; /* [pair of keys] */
     UNROLL
     for (int i = 0; i < 8; i++)
@@ -149,8 +150,7 @@ static void qk_int8(const bn_qk *all) {
     for (size_t t = 0; t < a.tiles; t++)
         for (size_t i = 0; i < a.n_q; i++)
             qk_int8_tile(a.scores + i * a.score_stride + t * BN_LANES, a.codes + i * q_row,
-                         a.q_scale[i], (const int8_t *)a.k + t * words * 4 * BN_LANES,
-                         a.k_scale + t * BN_LANES, words);
+                         a.q_scale[i], (const int8_t *)a.k + t * (words + 1) * 4 * BN_LANES, words);
 }
 
 void bn_kernels_neon_attention(bn_kernels *table) {

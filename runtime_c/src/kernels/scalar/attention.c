@@ -2,6 +2,8 @@
  *
  * attention.c: see attention.h.
  */
+#include <string.h>
+
 #include "scalar.h"
 
 static float widen_f32(const void *x, size_t i) {
@@ -57,14 +59,16 @@ static void pv_f16(const bn_pv *a) {
 
 static void qk_int8(const bn_qk *a) {
     const size_t E = a->head_dim, words = (E + 3) / 4, q_stride = bn_q_row(E);
+    const size_t tile = (words + 1) * BN_LANES * 4;
     for (size_t i = 0; i < a->n_q; i++)
         for (size_t key = 0; key < a->tiles * BN_LANES; key++) {
-            const int8_t *word =
-                (const int8_t *)a->k + (key / BN_LANES * words * BN_LANES + key % BN_LANES) * 4;
+            const int8_t *word = (const int8_t *)a->k + key / BN_LANES * tile + key % BN_LANES * 4;
+            float scale;
+            memcpy(&scale, word + words * BN_LANES * 4, sizeof scale);
             int32_t sum = 0;
             for (size_t d = 0; d < E; d++)
                 sum += word[d / 4 * BN_LANES * 4 + d % 4] * a->codes[i * q_stride + d];
-            a->scores[i * a->score_stride + key] = (float)sum * (a->q_scale[i] * a->k_scale[key]);
+            a->scores[i * a->score_stride + key] = (float)sum * (a->q_scale[i] * scale);
         }
 }
 

@@ -15,9 +15,8 @@
 
 /* The keys in one register, and Q queries. */
 INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
-                         const float *q_scale, const sums *start, const int8_t *k,
-                         const float *k_scale, size_t words, dot_fn *dot, const int flip_byte,
-                         const int Q) {
+                         const float *q_scale, const sums *start, const int8_t *k, size_t words,
+                         dot_fn *dot, const int flip_byte, const int Q) {
     enum { WORD = BN_LANES * 4 };
     sums even[4], odd[4]; /* two chains hide the latency */
     const bytes flip = bytes_fill(flip_byte);
@@ -45,7 +44,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
         EACH_QUERY_OF_4(TERM)
 #undef TERM
     }
-    const vec scale = vec_load(k_scale);
+    const vec scale = vec_load((const float *)(const void *)(k + words * WORD));
 #define STORE(i)                                                                                   \
     if (i < Q)                                                                                     \
         vec_store(scores + i * score_stride, vec_mul(vec_from_int(sums_add(even[i], odd[i])),      \
@@ -65,14 +64,14 @@ INLINE void qk_int8_start(sums *start, const int8_t *q, size_t q_row, const int 
 }
 
 INLINE void qk_int8_queries(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
-                            const float *q_scale, const int8_t *k, const float *k_scale,
-                            size_t words, size_t tiles, dot_fn *dot, const int flip, const int Q) {
+                            const float *q_scale, const int8_t *k, size_t words, size_t tiles,
+                            dot_fn *dot, const int flip, const int Q) {
     sums start[4];
     qk_int8_start(start, q, q_row, flip, Q);
-    for (size_t t = 0; t < tiles; t++, k += words * BN_LANES * 4)
+    for (size_t t = 0; t < tiles; t++, k += (words + 1) * BN_LANES * 4)
         for (size_t key = 0; key < BN_LANES; key += VEC_ROWS)
             qk_int8_keys(scores + t * BN_LANES + key, score_stride, q, q_row, q_scale, start,
-                         k + 4 * key, k_scale + t * BN_LANES + key, words, dot, flip, Q);
+                         k + 4 * key, words, dot, flip, Q);
 }
 
 INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
@@ -81,10 +80,10 @@ INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
     size_t i = 0;
     for (; i + 4 <= a.n_q; i += 4)
         qk_int8_queries(a.scores + i * a.score_stride, a.score_stride, a.codes + i * q_row, q_row,
-                        a.q_scale + i, a.k, a.k_scale, words, a.tiles, dot, flip, 4);
+                        a.q_scale + i, a.k, words, a.tiles, dot, flip, 4);
     for (; i < a.n_q; i++)
         qk_int8_queries(a.scores + i * a.score_stride, a.score_stride, a.codes + i * q_row, q_row,
-                        a.q_scale + i, a.k, a.k_scale, words, a.tiles, dot, flip, 1);
+                        a.q_scale + i, a.k, words, a.tiles, dot, flip, 1);
 }
 
 #endif
