@@ -83,7 +83,7 @@ def test_it_is_inspected_without_its_model(path: Path, saved: Path, capsys: pyte
     assert main(["inspect", str(saved)]) == 0
     assert f"{len(TEXT)} of 200 tokens of context" in capsys.readouterr().out
     raw = saved.read_bytes()
-    for wrong in (raw[:8], raw[:111], raw[:-1], raw + b"x", raw[:8] + b"\2" + raw[9:], raw[:-1] + b"\0"):
+    for wrong in (raw[:8], raw[:111], raw[:-1], raw + b"x", raw[:8] + b"\x63" + raw[9:], raw[:-1] + b"\0"):
         saved.write_bytes(wrong)
         assert main(["inspect", str(saved)]) == 1
         assert re.search("session|damaged", capsys.readouterr().err)
