@@ -234,8 +234,13 @@ def test_a_few_steps_are_profiled(sentences: str, tmp_path: Path, capsys: pytest
     assert names.count("aten::embedding") in (2, 3)  # an evaluation is not among them
     assert {name for name in names if name.startswith("Profiler")} == {"ProfilerStep#11", "ProfilerStep#12"}
     short = tmp_path / "short"
-    assert bitnet("train", *TINY[:-2], "--steps", "3", "--profile", "2", "--data", sentences, "--out", short) == 0
-    assert "no trace.json: it begins after 11 steps, and there were 3" in capsys.readouterr().err
+    capsys.readouterr()
+    assert bitnet("train", *TINY[:-2], "--steps", "12", "--profile", "2", "--data", sentences, "--out", short) == 1
+    assert "it takes 13, and the run has 12 left; make it longer" in capsys.readouterr().err
+    assert not short.exists()
+    argv = ["--minutes", "0.001", "--profile", "2", "--data", sentences, "--out", short]
+    assert bitnet("train", *TINY[:-2], *argv) == 0
+    assert "no trace.json: it begins after 11 steps, and there were " in capsys.readouterr().err
     assert not (short / "trace.json").exists()
 
 

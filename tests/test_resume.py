@@ -196,6 +196,21 @@ def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert lines[0] == "step 1 of 86,400: loss 2.000, 100 tokens/s, about 24 h 0 min left"
 
 
+def test_speed_is_that_of_recent_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose first 1,000 steps took an hour goes on with ten steps a second: that is said, and slower again."""
+    state: dict[str, Any] = {"step": 1000, "tokens": 100_000, "seconds": 3600.0}
+    with progress.Progress(Horizon(11_000 * 100, 0.0, 100), state) as shown:
+        for seconds, steps in ((0.1, 2000), (10.0, 30)):
+            for _ in range(steps):
+                state |= {"step": state["step"] + 1, "tokens": state["tokens"] + 100}
+                state["seconds"] += seconds
+                shown.step("loss 2.000")
+            rate = 100 / seconds
+            assert shown.speed == f"{rate:,.0f} tokens/s"
+            assert shown.left == pytest.approx(seconds * (11_000 - state["step"]), rel=1e-6)
+    assert "step 1,001 of 11,000: loss 2.000, 1,000 tokens/s, about 17 min left" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(40.4, "40 s"), (200, "3 min"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")]
 )

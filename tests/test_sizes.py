@@ -94,6 +94,7 @@ def test_of_experts_those_that_a_token_takes_count() -> None:
 def test_the_peak_of_a_gpu_is_known_by_its_name(name: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     assert flops.peak("cuda", "bf16") == rate and flops.peak("cpu", "bf16") == flops.peak("cuda", "fp32") == 0
-    state = {"step": 10, "tokens": 1000, "seconds": 2.0}
-    assert Progress(Horizon(2000, 0.0, 100), state, 1e-3).speed == "500 tokens/s, 50.0% of the peak"
-    assert Progress(Horizon(2000, 0.0, 100), state).speed == "500 tokens/s"
+    state = {"step": 0, "tokens": 0, "seconds": 0.0}
+    shown = [Progress(Horizon(2000, 0.0, 100), state, of_peak) for of_peak in (1e-3, 0.0)]
+    state |= {"step": 10, "tokens": 1000, "seconds": 2.0}
+    assert [each.speed for each in shown] == ["500 tokens/s, 50.0% of the peak", "500 tokens/s"]

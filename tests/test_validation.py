@@ -141,7 +141,7 @@ def test_a_finetuning_says_how_good_its_source_is_and_names_the_terms(
     assert bitnet(*argv, "--distill", "0.5", "--validation", "0.05") == 0
     said = capsys.readouterr().err
     assert f"before the first step, in full precision: validation {before['nats_per_token']:.4f} nats/token" in said
-    assert re.search(r"step 1 of 4: loss [\d.]+ \(cross-entropy [\d.]+, divergence [\d.]+\), ", said)
+    assert re.search(r"step 1 of 4: loss [\d.]+ at λ 0\.\d\d \(cross-entropy [\d.]+, divergence [\d.]+\), ", said)
     assert re.search(r"step 4: loss [\d.]+ \(cross-entropy [\d.]+, divergence [\d.]+\), validation ", said)
     (start,) = [r for r in losses(run) if "start" in r]
     assert start["step"] == 0 and start["start"]["nats_per_token"] == pytest.approx(before["nats_per_token"])

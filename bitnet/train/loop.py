@@ -129,7 +129,8 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
             if evaluating:
                 result, rate = run.evaluate(log, settings.eval_tokens), run.optimizer.param_groups[0]["lr"]
                 more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
-                progress.say(f"step {state['step']:,}: {run.said}, validation {result}, {more}")
+                at = " at λ 1" if run.amount < 1 else ""  # as the exported model is
+                progress.say(f"step {state['step']:,}: {run.said}, validation{at} {result}, {more}")
                 to_save |= settings.keep_best and validation.improves(run)
             over = evaluating and validation.over(run)
             if tasks.due(run, over):
@@ -192,6 +193,7 @@ def settle(run: Run, log: runlog.Log, started: float | None = None) -> None:
         return
     made, run.unread = run.unread, None
     run.loss, norm, means = made.read
+    run.amount = made.amount.get("quantized", 1.0)
     if started is not None:
         (run.state["seconds"],) = parallel.largest([time.monotonic() - started])
     if problem := bad_step(run, run.loss, norm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bitnet.train import (
     optimizers,
     own_text,
     preferences,
+    profiling,
     reporting,
     source_model,
     validation,
@@ -114,6 +116,7 @@ def prepare(
         newest.load_optimizer(optimizer, model)
         state |= {name: before[name] for name in state.keys() & before.keys()}
     end, line = horizon.begin(settings, state, sequences * each, before.get("settings"))
+    profiling.check(settings.profile, math.inf if end.seconds else end.steps(state) - state["step"])
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
     if parallel.is_first():

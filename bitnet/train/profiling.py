@@ -11,10 +11,20 @@ from typing import Any
 import torch
 
 from bitnet.model import parallel
+from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 
 ROWS = 15  # of the table
 WAIT = 10  # steps before: compiling, first allocations
+
+
+def check(steps: int, left: float) -> None:
+    """Raises TrainingError: a run of so many steps, of which so many are left, ends before they are recorded."""
+    if steps and left < WAIT + 1 + steps:
+        raise TrainingError(
+            f"--profile {steps} records the steps after the first {WAIT + 1}, so it takes {WAIT + 1 + steps:,}, and the "
+            f"run has {left:,.0f} left; make it longer, or leave --profile out"
+        )
 
 
 @contextmanager
@@ -40,7 +50,7 @@ def profiled(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
             profile.step()
 
         yield step_is_over
-    if made <= WAIT + 1:
+    if made <= WAIT + 1:  # a budget of minutes, or a signal
         say(f"no trace.json: it begins after {WAIT + 1} steps, and there were {made:,}")
 
 

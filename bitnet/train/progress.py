@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -13,6 +14,7 @@ from bitnet.train.horizon import Horizon
 from bitnet_runtime.terminal import escape
 
 PAUSES = 1.0, 60.0  # seconds from line to line, at first and at most: each pause is twice the one before
+RECENT = 20, 120.0  # steps that speed is taken from, at least, and seconds, if they hold more
 
 
 class Progress:
@@ -21,7 +23,7 @@ class Progress:
     def __init__(self, horizon: Horizon, state: dict[str, Any], of_peak: float = 0.0) -> None:
         """of_peak: seconds that a token would take on GPUs at their peak; 0: not known."""
         self.horizon, self.state, self.of_peak = horizon, state, of_peak
-        self._began = state["step"], state["seconds"]
+        self._recent = deque([self._now])
         self._pause, self._next = PAUSES[0], 0.0
 
     def __enter__(self) -> Self:
@@ -36,6 +38,9 @@ class Progress:
     def step(self, said: str) -> None:
         """said: of its loss."""
         horizon, state = self.horizon, self.state
+        self._recent.append(self._now)
+        while len(self._recent) > RECENT[0] + 1 and self._recent[1][0] < state["seconds"] - RECENT[1]:
+            self._recent.popleft()
         self._bar.total = horizon.steps(state)
         self._bar.set_postfix_str(f"{said}, {self.speed}", refresh=False)
         self._bar.update()
@@ -52,18 +57,27 @@ class Progress:
         self._pause = min(2 * self._pause, PAUSES[1])
 
     @property
+    def _now(self) -> tuple[float, int, int]:
+        return self.state["seconds"], self.state["step"], self.state["tokens"]
+
+    def _since(self, before: tuple[float, int, int]) -> tuple[float, int, int]:
+        seconds, steps, tokens = (now - then for now, then in zip(self._now, before, strict=True))
+        return max(seconds, 1e-9), int(steps), int(tokens)
+
+    @property
     def speed(self) -> str:
-        rate = self.state["tokens"] / max(self.state["seconds"], 1e-9)
+        """Of the recent steps, with what lay between them: a run may have begun on a slower or a busier machine."""
+        seconds, _, tokens = self._since(self._recent[0])
+        rate = tokens / seconds
         return f"{rate:,.0f} tokens/s" + (f", {rate * self.of_peak:.1%} of the peak" if self.of_peak else "")
 
     @property
     def left(self) -> float:
-        """Seconds, if steps go on taking what they took since this process began."""
-        step, seconds = self._began
+        """Seconds, if steps go on taking what the recent ones took."""
         if self.horizon.seconds:
             return max(0.0, float(self.horizon.seconds - self.state["seconds"]))
-        each = (self.state["seconds"] - seconds) / max(1, self.state["step"] - step)
-        return max(0.0, float(each * (self.horizon.steps(self.state) - self.state["step"])))
+        seconds, steps, _ = self._since(self._recent[0])
+        return max(0.0, seconds / max(1, steps) * (self.horizon.steps(self.state) - self.state["step"]))
 
 
 def say(line: str) -> None:

@@ -54,6 +54,7 @@ class Run:
     replay: Replay | None = None  # of the passes, where a GPU can
     probe: telemetry.Probe | None = None  # of this step, if it is recorded
     loss: float = math.nan  # the newest that was read
+    amount: float = 1.0  # λ at which it was computed
     terms: dict[str, float] = dataclasses.field(default_factory=dict)  # of that loss, where there are several
 
     @property
@@ -71,9 +72,10 @@ class Run:
 
     @property
     def said(self) -> str:
-        """The newest loss, and what it is made of."""
+        """The newest loss, how much of the quantizers counts in it, and what it is made of."""
         terms = ", ".join(f"{name.replace('_', '-')} {term:.3f}" for name, term in self.terms.items())
-        return f"loss {self.loss:.3f}" + (f" ({terms})" if terms else "")
+        at = f" at λ {self.amount:.2f}" if self.amount < 1 else ""
+        return f"loss {self.loss:.3f}{at}" + (f" ({terms})" if terms else "")
 
     @property
     def of_peak(self) -> float:
