@@ -77,7 +77,8 @@ class Progress:
         if self.horizon.seconds:
             return max(0.0, float(self.horizon.seconds - self.state["seconds"]))
         seconds, steps, _ = self._since(self._recent[0])
-        return max(0.0, seconds / max(1, steps) * (self.horizon.steps(self.state) - self.state["step"]))
+        left: int = self.horizon.steps(self.state) - self.state["step"]
+        return max(0.0, seconds / max(1, steps) * left)
 
 
 def say(line: str) -> None:
