@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.session import Session
-from bitnet_runtime.session_state import check_all, take_turns
+from bitnet_runtime.session_state import check_all, turns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +29,7 @@ def embed_batch(
     kind = model._pooling_number(pooling)
     arrays = [session._array(text) for session, text in zip(sessions, texts, strict=True)]
     out = np.empty((len(texts), model.info.width), np.float32)
-    with contextlib.ExitStack() as stack:
-        take_turns(sessions, stack)
+    with turns(sessions):
         handles = [session._open for session in sessions]
         pointers = ffi.new("bn_session *[]", [handle.pointer for handle in handles])
         sizes = [len(array) for array in arrays]

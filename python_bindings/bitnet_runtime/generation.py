@@ -83,6 +83,7 @@ class Stream(Unique):
         self._missing: list[int] = []  # of the prompt and of what was chosen, not yet in the session
         self._unread = len(prompt)  # tokens of the prompt that are missing
         self._begun = False
+        self._entry: Entry | None = None  # that of all its passes
         self._computed = 0  # tokens of the prompt
         self._prompt_seconds = self._seconds = 0.0
         self._finish: Finish = "cancelled" if self._limit > 0 else "length"
@@ -166,12 +167,13 @@ class Stream(Unique):
 
     def _advance(self) -> Piece:
         """One token further."""
-        self.begin()
-        while not (piece := self.pop()):
+        if not self._begun:
+            self.begin()
+        while not self.ready:
             entry = self.entry()
             step_batch([entry])
             self.take(entry)
-        return piece
+        return self.pop()
 
     # ---- for who computes the tokens of several streams together ----
 
@@ -179,6 +181,11 @@ class Stream(Unique):
     def done(self) -> bool:
         """Whether the answer is complete."""
         return self._done
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next token of the answer is there."""
+        return bool(self._drawn) and not self._unread
 
     @property
     def loads(self) -> int:
@@ -220,16 +227,25 @@ class Stream(Unique):
         """What it has in the next pass, once it has begun: of its prompt so many tokens at most."""
         tokens = self._missing[: len(self._missing) - len(self._drawn)]
         if self._unread > piece:
-            return Entry(self._session, tokens[:piece])
+            return self._ask(tokens[:piece])
         if self._drawn:  # what comes next is known, and the row that it might have come from may be wanted
-            return Entry(self._session, tokens, most=1)
+            return self._ask(tokens, most=1)
         most = min(self._most + 1, self._limit - len(self._tokens))
         guesses: Sequence[int] = ()
         if self._lookup and most > 1 and len(tokens) == 1:
             guesses = self._lookup.guess(most - 1 + bool(self._guide))
         if self._guide:
             guesses = self._guide.allow(self._sampler, guesses)[:-1]  # there is a row for what follows the last, too
-        return Entry(self._session, tokens, self._sampler, guesses, most)
+        return self._ask(tokens, self._sampler, guesses, most)
+
+    def _ask(
+        self, tokens: Sequence[int], sampler: Sampler | None = None, guesses: Sequence[int] = (), most: int = 0
+    ) -> Entry:
+        if self._entry is None:
+            self._entry = Entry(self._session, tokens, sampler, guesses, most)
+        else:
+            self._entry.ask(tokens, sampler, guesses, most)
+        return self._entry
 
     def take(self, entry: Entry) -> None:
         """What came of it. Raises its error."""
@@ -246,10 +262,8 @@ class Stream(Unique):
         if entry.chosen and not self._drawn:
             self._choose(entry.chosen)
 
-    def pop(self) -> Piece | None:
-        """The next token of the answer, if it is there."""
-        if self._unread or not self._drawn:
-            return None
+    def pop(self) -> Piece:
+        """The next token of the answer, which is there."""
         begin = time.perf_counter()
         piece = self._accept(self._drawn.popleft())
         self._seconds += time.perf_counter() - begin

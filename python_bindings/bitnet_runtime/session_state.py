@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from bitnet_runtime._native import ffi, lib
@@ -235,10 +235,18 @@ def check_all(sessions: Iterable[SessionState], status: int) -> None:
     check(status)
 
 
-def take_turns(sessions: Iterable[SessionState], stack: contextlib.ExitStack) -> None:
-    """Those of all, until the stack ends; in one order for all callers, so that none waits in a circle."""
-    for session in sorted(sessions, key=id):
-        stack.enter_context(session._lock)
+@contextlib.contextmanager
+def turns(sessions: Iterable[SessionState]) -> Iterator[None]:
+    """Those of all; in one order for all callers, so that none waits in a circle."""
+    held = []
+    try:
+        for session in sorted(sessions, key=id):
+            session._lock.acquire()
+            held.append(session._lock)
+        yield
+    finally:
+        for lock in held:
+            lock.release()
 
 
 _sessions: weakref.WeakValueDictionary[int, SessionState] = weakref.WeakValueDictionary()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 
@@ -10,7 +9,9 @@ from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import BitnetError
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
-from bitnet_runtime.session_state import take_turns
+from bitnet_runtime.session_state import turns
+
+_NONE = ffi.new("int32_t[]", 0)
 
 
 class Entry:
@@ -19,7 +20,7 @@ class Entry:
     draft: guesses of these. Without any the model's own draft may guess, if it has one.
     """
 
-    __slots__ = ("chosen", "draft", "error", "most", "sampler", "seconds", "session", "tokens")
+    __slots__ = ("_chosen", "_draft", "_tokens", "chosen", "error", "seconds", "session", "struct", "tokens")
 
     def __init__(
         self,
@@ -29,22 +30,37 @@ class Entry:
         draft: Sequence[int] = (),
         most: int = 0,
     ) -> None:
-        self.session, self.tokens, self.sampler, self.draft, self.most = session, tokens, sampler, draft, most
+        self.session, self.struct = session, ffi.new("bn_entry *")
+        self._tokens = self._draft = self._chosen = _NONE
         self.chosen: list[int] = []  # then the session holds the tokens and all of these but the last
         self.error: BitnetError | None = None
         self.seconds = 0.0  # that the pass took
+        self.ask(tokens, sampler, draft, most)
+
+    def ask(
+        self, tokens: Sequence[int], sampler: Sampler | None = None, draft: Sequence[int] = (), most: int = 0
+    ) -> None:
+        """Be in another pass, with the same memory: to get some takes as long as layers of a small model."""
+        struct, n = self.struct, len(tokens)
+        if n > len(self._tokens):
+            struct.tokens = self._tokens = ffi.new("int32_t[]", n)
+        if most > len(self._chosen):
+            struct.chosen = self._chosen = ffi.new("int32_t[]", most)
+        if len(draft) > len(self._draft):
+            struct.draft = self._draft = ffi.new("int32_t[]", len(draft))
+        self.tokens = tokens
+        self._tokens[0:n] = tokens
+        if draft:
+            self._draft[0 : len(draft)] = draft
+        struct.n_tokens, struct.n_draft, struct.most = n, len(draft), most
+        struct.sampler = sampler.struct if sampler else ffi.NULL
 
 
 def step_batch(entries: Sequence[Entry]) -> None:
     """Compute and choose, for different sessions of one model. An error of one is in its entry; the others go on."""
     begin = time.perf_counter()
-    if len(entries) == 1:
-        with entries[0].session._lock:
-            _step(entries)
-    else:
-        with contextlib.ExitStack() as stack:
-            take_turns([entry.session for entry in entries], stack)
-            _step(entries)
+    with turns([entry.session for entry in entries]) if len(entries) > 1 else entries[0].session._lock:
+        _step(entries)
     seconds = time.perf_counter() - begin
     for entry in entries:
         entry.seconds = seconds
@@ -52,33 +68,35 @@ def step_batch(entries: Sequence[Entry]) -> None:
 
 def _step(entries: Sequence[Entry]) -> None:
     """In the turns of all."""
-    going = []
+    going, handles = [], []
     for entry in entries:
+        entry.chosen, entry.error = [], None
         try:
-            going.append((entry, entry.session._open))
+            handle = entry.session._open
         except BitnetError as error:
             entry.error = error
+            continue
+        entry.struct.session = handle.pointer
+        going.append(entry)
+        handles.append(handle)  # which keep what the library uses
     if not going:
         return
-    array, kept = ffi.new("bn_entry[]", len(going)), []
-    for each, (entry, handle) in zip(array, going, strict=True):
-        tokens, chosen = ffi.new("int32_t[]", entry.tokens), ffi.new("int32_t[]", entry.most or 1)
-        kept.append((tokens, chosen))
-        each.session, each.tokens, each.n_tokens = handle.pointer, tokens, len(tokens)
-        each.most, each.chosen = entry.most, chosen
-        if entry.draft:
-            draft = ffi.new("int32_t[]", entry.draft)
-            kept.append((draft, draft))
-            each.draft, each.n_draft = draft, len(draft)
-        if entry.sampler:
-            each.sampler = entry.sampler.struct
+    array = going[0].struct
+    if len(going) > 1:
+        array = ffi.new("bn_entry[]", [entry.struct[0] for entry in going])
     status = lib.bn_step_batch(array, len(going))
-    refused = 0 if any(each.status for each in array) else status  # all of them, before any work
-    for each, (entry, _) in zip(array, going, strict=True):
-        if each.n_chosen:
-            entry.chosen = ffi.unpack(each.chosen, each.n_chosen)
-        if each.status or refused:
-            try:
-                entry.session._check(each.status or refused)
-            except BitnetError as error:
-                entry.error = error.with_traceback(None)  # it holds this frame, and so the memory of all sessions
+    for i, entry in enumerate(going):
+        if n := array[i].n_chosen:
+            entry.chosen = ffi.unpack(array[i].chosen, n)
+    if status:
+        _take_errors(going, [array[i].status for i in range(len(going))], status)
+
+
+def _take_errors(entries: Sequence[Entry], found: Sequence[int], status: int) -> None:
+    """found: what became of each; where all went well the call was refused, before any work."""
+    refused = 0 if any(found) else status
+    for entry, own in zip(entries, found, strict=True):
+        try:
+            entry.session._check(own or refused)
+        except BitnetError as error:
+            entry.error = error.with_traceback(None)  # it holds this frame, and so the memory of all sessions

@@ -159,8 +159,8 @@ class Batch:
                 stream._stop(error)
             elif error:
                 raise error
-            while not stream.done and (piece := stream.pop()):
-                pieces.append(piece)
+            while stream.ready and not stream.done:
+                pieces.append(stream.pop())
         except Exception as failed:
             self._active.remove(stream)
             stream.close()

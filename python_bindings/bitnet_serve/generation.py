@@ -188,7 +188,8 @@ class Generation(Task):
         assert stream is not None and session is not None  # it has begun
         self._note()
         row = None if self._ask.top is None or stream.loads else session.logits
-        while not stream.done and (piece := stream.pop()):
+        while stream.ready and not stream.done:
+            piece = stream.pop()
             token = stream.ended_by if piece.token is None else piece.token
             if row is None or token is None:
                 self._tell(Text(piece.text, None, piece.calls))

@@ -124,7 +124,7 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
                       size_t rows, float *logits) {
     sketch c = sketch_of(m, stack, w, first, rows, logits);
-    bn_pool_run(m->pool, bn_panels(c.head), CHUNK_PANELS, estimate, &c);
+    bn_pool_run(w->in.pool, bn_panels(c.head), CHUNK_PANELS, estimate, &c);
 }
 
 typedef struct screen {
@@ -169,8 +169,7 @@ static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     }
 }
 
-/* The least of the maxima of k parts: k numbers reach it, and not many more. */
-static float least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k) {
+float bn_least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k) {
     float least = INFINITY;
     for (size_t i = 0; i < k && i < V; i++) {
         size_t first, end;
@@ -184,7 +183,7 @@ static float least_maximum(const bn_kernels *kernels, const float *x, size_t V, 
 static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_t k, size_t *top) {
     enum { BLOCK = 1024 };
     uint32_t list[BLOCK];
-    float bar = least_maximum(kernels, x, V, k);
+    float bar = bn_least_maximum(kernels, x, V, k);
     size_t n = 0;
     for (size_t first = 0; first < V; first += BLOCK) {
         const size_t size = V - first < BLOCK ? V - first : BLOCK;
@@ -237,7 +236,7 @@ void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w
     screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
                 .noise = sqrtf((float)squares) / w->in.s[0]};
     take_sample(&c, k + n);
-    bn_pool_run(m->pool, bn_panels(c.of.head), SIFT_PANELS, sift, &c);
+    bn_pool_run(w->in.pool, bn_panels(c.of.head), SIFT_PANELS, sift, &c);
     for (size_t i = 0; i < n; i++)
         complete(&c.of, (size_t)more[i]);
 }

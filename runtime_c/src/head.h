@@ -24,6 +24,9 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
 double bn_log_sum(const bn_kernels *k, const float *logits, size_t V);
 float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token);
 
+/* The least of the maxima of k parts: k of V numbers reach it, and not many more. */
+float bn_least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k);
+
 /* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */
 int bn_head_screens(const bn_stack *stack);
 

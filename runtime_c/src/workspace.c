@@ -160,11 +160,6 @@ bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t
     return from;
 }
 
-size_t bn_workspace_share(const bn_workspace *w, size_t threads) {
-    const size_t rows = w->slots && w->slots->rows < w->batch ? w->slots->rows : w->batch;
-    return rows / threads;
-}
-
 /* Operands from a row on, with the scratch of one thread, which is alone. */
 static bn_operands operands_part(const bn_operands *o, size_t row, size_t thread) {
     bn_operands part = *o;
@@ -180,6 +175,18 @@ static bn_operands operands_part(const bn_operands *o, size_t row, size_t thread
     part.lookup = o->lookup ? o->lookup + thread * o->lookup_stride : NULL;
     part.skipped += thread;
     return part;
+}
+
+bn_workspace bn_workspace_alone(const bn_workspace *w, const bn_config *c, size_t row,
+                                size_t thread) {
+    bn_workspace alone = bn_workspace_from(w, c, row);
+    alone.in = operands_part(&w->in, row, thread);
+    return alone;
+}
+
+size_t bn_workspace_share(const bn_workspace *w, size_t threads) {
+    const size_t rows = w->slots && w->slots->rows < w->batch ? w->slots->rows : w->batch;
+    return rows / threads;
 }
 
 /* What a feed-forward network needs from a row on. */

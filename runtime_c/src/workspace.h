@@ -54,6 +54,11 @@ bn_workspace *bn_workspace_new(const bn_model *m, const bn_stack *stack, size_t 
 /* The same memory seen from a row of the pass on: there it is row 0. */
 bn_workspace bn_workspace_from(const bn_workspace *w, const bn_config *c, size_t row);
 
+/* And as one thread has it that works alone on that row, while others do so on others: what is
+ * norm'd and quantized there, and what a product of it needs. */
+bn_workspace bn_workspace_alone(const bn_workspace *w, const bn_config *c, size_t row,
+                                size_t thread);
+
 /* Rows that each of so many threads has scratch memory for when they share what there is. */
 size_t bn_workspace_share(const bn_workspace *w, size_t threads);
 

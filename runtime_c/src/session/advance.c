@@ -144,14 +144,15 @@ static void add_rows(pass *p) {
 
 /* --- what becomes of it --- */
 
-static bn_status choose(pass *p, item *i, size_t at, int32_t *token) {
+static bn_status choose(const item *i, bn_workspace *w, size_t at, int32_t *token) {
     bn_session *s = i->entry->session;
     const bn_sampler sampler = bn_nth_sampler(i->entry->sampler, at, s->stack->config.vocab_size);
-    return bn_choose(s, p->b->w, &sampler, token);
+    return bn_choose(s, w, &sampler, token);
 }
 
-/* Keep the rows of a text up to where something else than its guess is chosen. */
-static void verify(pass *p, item *i) {
+/* Keep the rows of a text up to where something else than its guess is chosen. w: scratch, which
+ * may be the first of its rows. */
+static void verify(const pass *p, const item *i, bn_workspace *w) {
     bn_entry *entry = i->entry;
     bn_session *s = entry->session;
     const int32_t start = s->position - 1 - i->n;
@@ -161,7 +162,7 @@ static void verify(pass *p, item *i) {
         if (p->step && at == i->n)
             return;
         int32_t token;
-        entry->status = choose(p, i, (size_t)at, &token);
+        entry->status = choose(i, w, (size_t)at, &token);
         const int right = !entry->status && at < i->n && token == i->guesses[at];
         if (p->step && !right) { /* the next step goes on from here */
             entry->status = BN_OK;
@@ -180,7 +181,7 @@ static void end_piece(pass *p, item *i) {
     bn_entry *entry = i->entry;
     bn_trail_end(entry->session, p->b->w, i->row, bn_count_tokens(entry));
     if (entry->most > 0)
-        entry->status = choose(p, i, 0, entry->chosen);
+        entry->status = choose(i, p->b->w, 0, entry->chosen);
     entry->n_chosen = entry->most > 0 && !entry->status;
 }
 
@@ -190,6 +191,30 @@ static void learn(const item *i, int32_t start) {
     const int32_t right = s->position - start - 1;
     for (int32_t g = 0; g < i->own.n && g <= right; g++)
         bn_luck_note(&s->luck, (double)i->own.confidences[g], g < right);
+}
+
+static void verify_and_learn(const pass *p, const item *i, bn_workspace *w) {
+    const int32_t start = i->entry->session->position - 1 - i->n;
+    verify(p, i, w);
+    learn(i, start);
+}
+
+/* Those of the texts that make scores, each by one thread: of a large vocabulary to choose takes as
+ * long as layers. */
+static void verify_some(void *context, int32_t thread, size_t first, size_t end) {
+    const pass *p = context;
+    for (const item *i = p->items + first; i < p->items + end; i++) {
+        bn_workspace w = bn_workspace_alone(p->b->w, &p->b->stack->config, i->row, (size_t)thread);
+        if (is_scored(i->entry))
+            verify_and_learn(p, i, &w);
+    }
+}
+
+static void verify_all(pass *p) {
+    if (p->n > 1)
+        bn_pool_run(p->b->m->pool, (size_t)p->n, 1, verify_some, p);
+    else if (is_scored(p->items->entry))
+        verify_and_learn(p, p->items, p->b->w);
 }
 
 /* One of the texts cannot be computed; the others can. Of one alone it may have been a guess. */
@@ -224,18 +249,10 @@ int32_t bn_advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {
         fail(&p, status);
         return taken;
     }
-    for (int scored = 1; scored >= 0; scored--)
-        for (item *i = p.items; i < p.items + p.n; i++) {
-            const int32_t start = i->entry->session->position - 1 - i->n;
-            if (is_scored(i->entry) != scored)
-                continue;
-            if (!scored) {
-                end_piece(&p, i);
-                continue;
-            }
-            verify(&p, i);
-            learn(i, start);
-        }
+    verify_all(&p);
+    for (item *i = p.items; i < p.items + p.n; i++)
+        if (!is_scored(i->entry))
+            end_piece(&p, i);
     if (p.scored == p.rows)
         bn_pace_note(entries->session->model->pace.pass, (int32_t)b->n,
                      bn_seconds() - begin - outlook.guessing);

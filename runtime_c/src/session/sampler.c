@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "head.h"
 #include "kernels/elementary.h"
 #include "noise.h"
 
@@ -150,12 +151,13 @@ static size_t take_all(candidate *c, const float *x, uint32_t vocab) {
     return n;
 }
 
-/* The k largest, sorted, by insertion: few tokens pass the k-th so far. Ids rise, so a tie goes
- * behind those before it, and one with the k-th never enters. */
+/* The k largest, sorted, by insertion: few tokens pass a bar that k of them reach, and fewer the
+ * k-th so far. Ids rise, so a tie goes behind those before it, and one with the k-th never enters.
+ */
 static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
                        const bn_kernels *kernels) {
     uint32_t list[BLOCK];
-    float last = -FLT_MAX;
+    float last = fmaxf(-FLT_MAX, bn_least_maximum(kernels, x, vocab, k));
     size_t n = 0;
     for (uint32_t first = 0; first < vocab; first += BLOCK) {
         const size_t listed =
