@@ -268,16 +268,30 @@ def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
 
 
 @pytest.mark.parametrize(
-    ("alone", "token", "room"), [(0.1, 0.01, 10), (0.01, 0.02, 4), (1e-4, 5e-4, 8), (1e-4, 2e-3, 4)]
+    ("alone", "token", "room"), [(0.1, 0.014, 6), (0.01, 0.02, 2), (1e-4, 5e-4, 8), (1e-4, 2e-3, 2), (0.1, 1e-3, 64)]
 )
 def test_prompts_take_the_time_of_a_pass_or_little(alone: float, token: float, room: int) -> None:
-    """Where a pass is short, 8 tokens if these take no more than 5 ms; and never less than 4."""
+    """Where a pass is short, 8 tokens if these take no more than 5 ms; and never less than 2."""
     passes = Passes()
     passes._note(2, 0, alone)
     assert passes._room(2) == 8
-    passes._note(2, 10, alone + 10 * token)
+    for n in range(9):
+        tokens = passes._room(2)
+        passes._note(2, tokens, (1 + n % 2) * (alone + tokens * token))  # every second one is disturbed
     assert passes._room(2) == passes._room(3) == room
     assert passes._room(0) == 128
+
+
+def test_prompts_get_less_the_longer_what_was_read_takes_again() -> None:
+    """Whatever a pass takes for the depth alone, it ends at what has room beside that."""
+    passes, rooms = Passes(), []
+    passes._note(1, 0, 1.0)
+    for depth in range(1000):
+        rooms.append(passes._room(1))
+        passes._note(1, rooms[-1], 1 + 0.05 * rooms[-1] + 0.0006 * depth)
+    assert rooms[100] == 15 and rooms[900] == 6  # (0.85 - 0.0006 * depth) / 0.05, a little later
+    longest = max(0.05 * n + 0.0006 * depth for depth, n in enumerate(rooms) if depth > 20)
+    assert longest < 0.9
 
 
 def test_refusals(model: Model) -> None:

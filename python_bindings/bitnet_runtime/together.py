@@ -17,18 +17,22 @@ if TYPE_CHECKING:
     from bitnet_runtime.ids import Prompt
 
 IN_FLIGHT = 16  # answers that are generated together, and so the most sessions that are open
-FEWEST = 4  # tokens of a prompt in a pass: what was read of it is read again for each, however few they are
+MORE = 0.85  # of the time of a pass without prompts they add, so that with what disturbs it is twice as long at most
+FEWEST = 2  # tokens of a prompt in a pass: what was read of it is read again for each, however few they are
 LEAST = 8  # tokens of a prompt in a pass, so that it comes to an end soon: while it is not known how long they take,
 UNNOTICED = 0.005  # and where they take no more seconds than these, however short a pass is without
+LATELY = 3  # passes of which the shortest says how long tokens of prompts take: one can be disturbed
 
 
 class Passes:
     """What a pass computes: of each answer that runs a token and guesses behind it; then of prompts, in the order
-    in which they are given, as much as lets it take twice the time."""
+    in which they are given, as much as lets it take at most twice the time. How much that is falls with how far a
+    prompt has come, as all of it is read again, and not in proportion to the tokens: so it is found by trying."""
 
     def __init__(self) -> None:
         self._alone: dict[int, float] = {}  # seconds of a pass without prompts, by the number of answers
-        self._token = 0.0  # seconds for a token of a prompt more
+        self._piece = LEAST  # tokens of prompts beside answers
+        self._lately: list[float] = []  # seconds that so many took of late
 
     def run(self, streams: Sequence[Stream]) -> Iterator[tuple[Stream, Exception | None]]:
         """One pass over streams that have begun and are not done; those that had a part in it, and their errors."""
@@ -60,19 +64,20 @@ class Passes:
 
     def _room(self, going: int) -> int:
         """Tokens of prompts."""
-        if not going:
-            return BLOCK
-        known = [seconds for n, seconds in self._alone.items() if n <= going]
-        if not known or not self._token:
-            return LEAST
-        least = min(LEAST, int(UNNOTICED / self._token))
-        return min(BLOCK, max(FEWEST, least, int(max(known) / self._token)))
+        return self._piece if going else BLOCK
 
     def _note(self, going: int, tokens: int, seconds: float) -> None:
         if not tokens:
             self._alone[going] = _mean(self._alone.get(going, 0.0), seconds)
-        elif alone := self._alone.get(going, 0.0) if going else 0.0:
-            self._token = _mean(self._token, max(seconds - alone, alone / BLOCK) / tokens)
+        known = [seconds for n, seconds in self._alone.items() if n <= going]
+        if not known or tokens != self._piece:
+            return
+        self._lately.append(max(seconds - max(known), max(known) / BLOCK))
+        if len(self._lately) == LATELY:
+            token = min(self._lately) / tokens
+            least = max(FEWEST, min(LEAST, int(UNNOTICED / token)))
+            self._piece = min(BLOCK, 2 * tokens, max(least, int(MORE * max(known) / token)))
+            self._lately.clear()
 
 
 def _mean(known: float, seconds: float) -> float:
