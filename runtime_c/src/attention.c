@@ -30,13 +30,13 @@ static size_t block_rows(const bn_config *c) {
 /* A thread's memory for n queries of one KV head. */
 typedef struct scratch {
     int8_t *codes; /* these four: see bn_block */
-    float *q, *q_scale, *scores;
+    float *q, *q_scale, *scores, *weight_scale;
     float *m, *l, *o;           /* [n], [n], [n][E] of one chunk */
     float *m_sum, *l_sum, *sum; /* of the chunks so far */
 } scratch;
 
 static size_t floats_per_query(size_t E) {
-    return bn_q_row(E) / sizeof(float) + 3 * E + BN_CHUNK_KEYS + 5;
+    return bn_q_row(E) / sizeof(float) + 3 * E + BN_CHUNK_KEYS + 6;
 }
 
 static scratch scratch_of(const bn_workspace *w, int32_t thread, size_t n, size_t E) {
@@ -47,7 +47,8 @@ static scratch scratch_of(const bn_workspace *w, int32_t thread, size_t n, size_
     s.sum = s.o + n * E;
     s.scores = s.sum + n * E;
     s.q_scale = s.scores + n * BN_CHUNK_KEYS;
-    s.m = s.q_scale + n, s.l = s.m + n, s.m_sum = s.l + n, s.l_sum = s.m_sum + n;
+    s.weight_scale = s.q_scale + n;
+    s.m = s.weight_scale + n, s.l = s.m + n, s.m_sum = s.l + n, s.l_sum = s.m_sum + n;
     return s;
 }
 
@@ -104,7 +105,8 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
                   .q = s->q,
                   .codes = s->codes,
                   .q_scale = s->q_scale,
-                  .scores = s->scores};
+                  .scores = s->scores,
+                  .weight_scale = s->weight_scale};
     for (size_t i = 0; i < rows; i++) {
         const float *from = p->w->q + ((row + i) * c->n_heads + g * group) * E;
         for (size_t d = 0; d < group * E; d++)

@@ -39,7 +39,8 @@ size_t bn_cache_plan(bn_cache *cache, const bn_stack *stack, size_t n_ctx, size_
         *part = (bn_cache_part){.slots = slots,
                                 .layers = stack->cached[i],
                                 .key = bn_kv_key(kv, c->head_dim),
-                                .value = bn_kv_value(kv, c->head_dim)};
+                                .value = bn_kv_value(kv, c->head_dim),
+                                .group = bn_kv_group(kv)};
         part->keys_stride = round_up(slots * part->key, ALIGN);
         part->values_stride = round_up(slots * part->value, ALIGN);
         part->values = heads * part->keys_stride;
@@ -99,6 +100,17 @@ static void move_key(const bn_kv *kv, uint8_t *tile, size_t lane, size_t E, uint
             memcpy(out + i * word, place, word);
 }
 
+/* The bytes of a value among those of the others of its group, the same. */
+static void move_value(const bn_cache_part *part, uint8_t *group, size_t slot, uint8_t *out,
+                       const uint8_t *in) {
+    uint8_t *place = group + slot % part->group;
+    for (size_t i = 0; i < part->value; i++, place += part->group)
+        if (in)
+            *place = in[i];
+        else
+            out[i] = *place;
+}
+
 static void move_bytes(void *place, size_t n, uint8_t *out, const uint8_t *in) {
     memcpy(in ? place : out, in ? in : place, n);
 }
@@ -116,6 +128,8 @@ static void move_position(const bn_cache *cache, const bn_config *c, const bn_ca
         for (size_t i = 0; i < (kv->value_scaled ? 3u : 2u); i++) {
             if (i == 0)
                 move_key(kv, at.k, slot % BN_LANES, E, out, in);
+            else if (i == 1 && part->group > 1)
+                move_value(part, at.v, slot, out, in);
             else
                 move_bytes(places[i], sizes[i], out, in);
             out = out ? out + sizes[i] : NULL;
@@ -144,10 +158,11 @@ uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) 
     return position_bytes(&bn_kv_types[type], stack->cached[part] * c->n_kv_heads, c->head_dim);
 }
 
-/* A key's words of `size` bytes (a constant) to their places in the tile. */
-static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const size_t size) {
+/* Words of `size` bytes to their places, `step` words apart (both constants). */
+static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const size_t size,
+                          const size_t step) {
     for (size_t i = 0; i < n; i++)
-        memcpy(to + i * BN_LANES * size, words + i * size, size);
+        memcpy(to + i * step * size, words + i * size, size);
 }
 
 /* Put the key and the value of one position into a head of the cache. */
@@ -163,16 +178,19 @@ static void store(const bn_kernels *kernels, const bn_kv *kv, const bn_kv_head *
     if (kv->encode_key)
         kv->encode_key(kernels, numbers, k, E), key = numbers;
     if (kv->word == 2)
-        spread(to, key, words, 2);
+        spread(to, key, words, 2, BN_LANES);
     else
-        spread(to, key, words, 4);
+        spread(to, key, words, 4, BN_LANES);
     if (kv->encode_value) {
         const float scale = kv->encode_value(kernels, numbers, v, E);
         value = numbers;
         if (kv->value_scaled)
             *at.v_scale = scale;
     }
-    memcpy(at.v, value, head->part->value);
+    if (head->part->group == 1)
+        memcpy(at.v, value, head->part->value);
+    else
+        spread(at.v + slot % BN_VALUE_GROUP, value, E, 1, BN_VALUE_GROUP);
 }
 
 /* q and k of a row, normed and rotated. */

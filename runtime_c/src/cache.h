@@ -23,10 +23,12 @@ enum {
  * BN_CHUNK_KEYS, so that slots of a chunk are in a row. Keys lie in tiles [slots/16][E][16 keys]
  * and values in rows [slots][E], so that both kernels of attention read one linear stream. Types of
  * small numbers have some dimensions of a key together, and its scales among them,
- * [slots/16][words][16 keys]; scales of values lie apart, because weights are what they scale. */
+ * [slots/16][words][16 keys]; scales of values lie apart, because weights are what they scale.
+ * Values of bytes lie in groups, [slots/4][E][4 values]. */
 typedef struct bn_cache_part {
     size_t slots, layers, heads;       /* heads: of all layers */
     size_t key, value;                 /* bytes of each */
+    size_t group;                      /* values of a group */
     size_t keys_stride, values_stride; /* bytes from head to head; of scales: slots floats */
     size_t values, scales;             /* where these begin in an arena; scales 0: there are none */
     size_t bytes, block;               /* of an arena; of a block, which the budget counts */
@@ -43,7 +45,7 @@ typedef struct bn_kv_head {
 
 /* Some of its slots, in a row. */
 typedef struct bn_kv_piece {
-    uint8_t *k, *v; /* of the tile of the first; of the first */
+    uint8_t *k, *v; /* of the tile of the first; of its group */
     float *v_scale; /* of the first, or NULL */
     size_t slots;
 } bn_kv_piece;
@@ -99,7 +101,7 @@ static inline bn_kv_piece bn_cache_piece(const bn_kv_head *head, size_t slot, si
         base = arena->memory;
     }
     return (bn_kv_piece){.k = base + head->k + slot / BN_LANES * BN_LANES * p->key,
-                         .v = base + head->v + slot * p->value,
+                         .v = base + head->v + slot / p->group * p->group * p->value,
                          .v_scale =
                              p->scales ? (float *)(void *)(base + head->v_scale) + slot : NULL,
                          .slots = n};

@@ -30,18 +30,7 @@ static void score(const bn_block *b, size_t begin, size_t end) {
     }
 }
 
-/* p[key - low] *= the scale of the value of each key in [low, high) */
-static void scale_weights(const bn_block *b, float *p, size_t low, size_t high) {
-    while (low < high) {
-        const bn_kv_piece at = find(b, low, high);
-        for (size_t i = 0; i < at.slots; i++)
-            p[i] *= at.v_scale[i];
-        p += at.slots;
-        low += at.slots;
-    }
-}
-
-/* Scores of a row's keys [low, high) to weights; times the scales of values if these have some. */
+/* Scores of a row's keys [low, high) to weights. */
 static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size_t high, float *m,
                    float *l) {
     const bn_kernels *kernels = &b->m->kernels;
@@ -55,8 +44,6 @@ static void soften(const bn_block *b, size_t row, size_t begin, size_t low, size
             s[key] = cap * (1 - 2 / (bn_exp(s[key] / cap * 2) + 1));
         m[i] = kernels->vectors.max(s, high - low);
         l[i] = kernels->vectors.exp_sum(s, high - low, m[i]);
-        if (b->kv.part->scales)
-            scale_weights(b, s, low, high);
     }
 }
 
@@ -73,6 +60,50 @@ static void weigh(const bn_block *b, size_t row, size_t rows, size_t begin, size
         a.keys = at.slots;
         b->m->kernels.attention[b->type].pv(&a);
     }
+}
+
+static size_t whole_tiles(size_t keys) {
+    return (keys + BN_LANES - 1) / BN_LANES * BN_LANES;
+}
+
+/* The scales of values [begin, end). */
+static void collect_scales(const bn_block *b, size_t begin, size_t end, float *scale) {
+    for (size_t key = begin, n; key < end; key += n, scale += n) {
+        const bn_kv_piece at = find(b, key, end);
+        n = at.slots;
+        memcpy(scale, at.v_scale, n * sizeof *scale);
+    }
+}
+
+/* A row's weights of keys [low, high) to integers, with one scale; of all others of the chunk to 0.
+ */
+static void round_weights(const bn_block *b, size_t row, size_t begin, size_t low, size_t high,
+                          size_t end, const float *v_scale) {
+    for (size_t i = row * b->group; i < (row + 1) * b->group; i++) {
+        float *s = b->scores + i * BN_CHUNK_KEYS;
+        b->weight_scale[i] = b->m->kernels.attention[b->type].weigh(
+            (uint8_t *)s, s, v_scale, low - begin, high - begin, whole_tiles(end - begin));
+    }
+}
+
+/* o = integer weights · values of keys [begin, end), of which the last tile is filled up with what
+ * has weight 0. The sum is exact, so that no cut of the cache into pieces changes it. */
+static void weigh_integers(const bn_block *b, size_t begin, size_t end, float *o) {
+    const size_t E = b->config->head_dim, n_q = b->rows * b->group;
+    bn_pv a = {.sums = (int32_t *)(void *)o,
+               .p_stride = BN_CHUNK_KEYS * sizeof *b->scores,
+               .n_q = n_q,
+               .head_dim = E};
+    for (size_t key = begin; key < end; key += a.keys) {
+        const bn_kv_piece at = find(b, key, end);
+        a.codes = (const uint8_t *)b->scores + 2 * (key - begin);
+        a.v = at.v;
+        a.keys = whole_tiles(at.slots);
+        b->m->kernels.attention[b->type].pv(&a);
+    }
+    for (size_t i = 0; i < n_q; i++)
+        b->m->kernels.vectors.scale_sums(&(bn_scaling){
+            .y = o + i * E, .acc = a.sums + i * E, .scales = &b->weight_scale[i], .s = 1, .n = E});
 }
 
 static size_t smaller(size_t a, size_t b) {
@@ -93,19 +124,31 @@ static void fetch_scales(const bn_block *b, size_t begin, size_t end) {
     }
 }
 
-/* Values are added in the order of keys: what a row sees alone before and after what all see. */
+/* Values are added in the order of keys: what a row sees alone before and after what all see. Of
+ * integers there is no order. */
 void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, float *l, float *o) {
+    const int integers = b->m->kernels.attention[b->type].weigh != NULL;
     size_t low = begin, high = end; /* seen by all rows */
+    float v_scale[BN_CHUNK_KEYS];
     if (b->kv.part->scales)
         fetch_scales(b, begin, end);
     score(b, begin, end);
+    if (integers)
+        collect_scales(b, begin, end, v_scale);
     memset(o, 0, b->rows * b->group * b->config->head_dim * sizeof *o);
     for (size_t row = 0; row < b->rows; row++) {
-        const size_t from = larger(bn_mask_first(b->mask, b->position + row), begin);
+        const size_t first = larger(bn_mask_first(b->mask, b->position + row), begin);
+        const size_t from = smaller(first, end);
         const size_t to = smaller(bn_mask_end(b->mask, b->position + row), end);
         soften(b, row, begin, from, to, m, l);
+        if (integers)
+            round_weights(b, row, begin, from, larger(from, to), end, v_scale);
         low = larger(low, from);
         high = smaller(high, to);
+    }
+    if (integers) {
+        weigh_integers(b, begin, end, o);
+        return;
     }
     if (low >= high)
         low = high = end;

@@ -23,6 +23,7 @@ typedef struct bn_block {
     int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, where the type wants it */
     float *q_scale;  /* [n] */
     float *scores;   /* [n][BN_CHUNK_KEYS] scratch */
+    float *weight_scale; /* [n] of weights, where these become integers */
 } bn_block;
 
 /* Of keys [begin, end) of one chunk, for each query: m[n] the largest score, l[n] the sum of

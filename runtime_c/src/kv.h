@@ -22,7 +22,7 @@ typedef struct bn_kv {
     uint32_t dims; /* dimensions in a word */
     uint32_t
         scaled; /* of a key: behind so many dimensions comes a word with their scale; 0: never */
-    uint32_t value;               /* bytes of a number of a value */
+    uint32_t value;               /* bytes of a number of a value; of one they lie in groups */
     int32_t value_scaled;         /* each value has a scale, a float */
     bn_kv_encode_key *encode_key; /* NULL: keys and values stay floats */
     bn_kv_encode *encode_value;
@@ -35,6 +35,11 @@ extern const bn_kv bn_kv_types[BN_KV_TYPES]; /* by bn_kv_type */
 static inline size_t bn_kv_words(const bn_kv *kv, size_t head_dim) {
     const size_t scales = kv->scaled ? (head_dim + kv->scaled - 1) / kv->scaled : 0;
     return (head_dim + kv->dims - 1) / kv->dims + scales;
+}
+
+/* Values side by side, dimension by dimension. */
+static inline size_t bn_kv_group(const bn_kv *kv) {
+    return kv->value == 1 ? BN_VALUE_GROUP : 1;
 }
 
 /* Bytes of a key and of a value. */

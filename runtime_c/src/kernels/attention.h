@@ -29,20 +29,40 @@ typedef struct bn_qk {
     size_t head_dim, tiles;
 } bn_qk;
 
-/* out[i * head_dim + d] = fma(p[i * p_stride + t], v[t * head_dim + d], out[...]) for t = 0, 1,
- * ... keys - 1 in this order: the caller clears out, and may cut the keys anywhere. Scales of
- * values are left to p. */
+/* The caller clears out, and may cut the keys anywhere.
+ *
+ * BN_KV_F16, BN_KV_F32: out[i * head_dim + d] = fma(p[i * p_stride + t], v[t * head_dim + d],
+ * out[...]) for t = 0, 1, ... keys - 1 in this order.
+ *
+ * BN_KV_INT8: sums[i * head_dim + d] += sum of weight(i, t) · v(t, d), of codes as bn_weigh leaves
+ * them. Values lie [keys / 4][head_dim][4 keys]; keys is a multiple of 16, and there are so few
+ * that sums are exact: at most 1024. */
 typedef struct bn_pv {
-    float *out;
-    const float *p;
-    size_t p_stride, n_q;
-    const void *v; /* [keys][head_dim] */
+    float *out;     /* of types whose values are floats, [n_q][head_dim] */
+    const float *p; /* [n_q][p_stride] */
+    int32_t *sums;  /* of others, as out and p */
+    const uint8_t *codes;
+    size_t p_stride, n_q; /* p_stride: in what p or codes points to */
+    const void *v;
     size_t head_dim, keys;
 } bn_pv;
+
+/* Weights of a query, times the scales of values, to integers: x = w[t] * scale[t], both >= 0 or
+ * NaN, for t in [low, high), and 0 for all others of n, a multiple of 16; s = 16383 / max(x,
+ * 1e-30); round_half_even(x · s) is 128 h + l, h and l at most 127: so the products of every tier
+ * are exact in 16 bits. For each 16 keys there are 16 bytes of h, then 16 of l. Returns 1/s as max
+ * / 16383, which is NaN where an x is; codes then have some value in their range. Changes w; codes
+ * may lie where w does. */
+typedef float bn_weigh(uint8_t *codes, float *w, const float *scale, size_t low, size_t high,
+                       size_t n);
+
+enum { BN_WEIGHT_MOST = 16383, BN_WEIGHT_LOW = 7 /* bits of l */ };
+#define BN_WEIGHT_LEAST 1e-30f
 
 typedef struct bn_attention_kernels {
     void (*qk)(const bn_qk *a);
     void (*pv)(const bn_pv *a);
+    bn_weigh *weigh; /* NULL: weights stay floats */
 } bn_attention_kernels;
 
 #endif

@@ -10,6 +10,7 @@
 
 enum {
     BN_LANES = 16,          /* terms a float sum advances by; rows of a panel; keys of a K tile */
+    BN_VALUE_GROUP = 4,     /* int8 values side by side in a cache */
     BN_PANEL = 16,          /* rows of a weight panel */
     BN_TILE_BYTES = 64,     /* bytes of a weight tile */
     BN_TERNARY_TILE_K = 16, /* columns of a TERNARY_2BIT tile */

@@ -109,7 +109,53 @@ static void time_qk(bench *b) {
 
 /* --- pv --- */
 
+/* Weights of a type whose values are integers, on the way into a cache. */
+static void check_weighed(test *t, int32_t type, const char *what) {
+    const size_t n_q = size_to(t, 9), E = size_to(t, 160), keys = BN_LANES * size_to(t, 16);
+    const size_t stride = 2 * keys + 4 * below(t, 5), n_out = n_q * E;
+    const size_t low = below(t, 3) ? 0 : below(t, keys), high = low + size_to(t, keys - low);
+    const int kind = (int)below(t, FLOAT_KINDS);
+    const int8_t *v = numbers[type](t, keys * E, kind);
+    int32_t *sums[2], start = (int32_t)below(t, 1000) - 500;
+    uint8_t *codes[2];
+    float *w[2], back[2];
+    const float *scale = floats(t, keys, kind), *weights = floats(t, keys, kind);
+    for (int i = 0; i < 2; i++) {
+        const bn_attention_kernels *kernels = &(i ? t->scalar : t->tier)->attention[type];
+        codes[i] = buffer(t, n_q * stride), sums[i] = buffer(t, n_out * sizeof **sums);
+        w[i] = buffer(t, keys * sizeof **w);
+        for (size_t j = 0; j < keys; j++)
+            w[i][j] = fabsf(weights[j]), ((float *)(uintptr_t)scale)[j] = fabsf(scale[j]);
+        uint8_t *to = below(t, 2) ? codes[i] : (uint8_t *)w[i];
+        back[i] = kernels->weigh(to, w[i], scale, low, high, keys);
+        memmove(codes[i], to, 2 * keys);
+        for (size_t j = 0; j < n_out; j++)
+            sums[i][j] = start;
+    }
+    same_floats(t, &back[0], &back[1], 1, what);
+    same_bytes(t, codes[0], codes[1], 2 * keys, what);
+    for (size_t i = 1; i < n_q; i++)
+        for (size_t j = 0; j < 2 * keys; j++)
+            codes[0][i * stride + j] = (uint8_t)below(t, 128);
+    for (int i = 0; i < 2; i++)
+        (i ? t->scalar : t->tier)
+            ->attention[type]
+            .pv(&(bn_pv){.sums = sums[i],
+                         .codes = codes[0],
+                         .p_stride = stride,
+                         .n_q = n_q,
+                         .v = v,
+                         .head_dim = E,
+                         .keys = keys});
+    same_bytes(t, sums[0], sums[1], n_out * sizeof **sums, what);
+    done(t, what);
+}
+
 static void check_pv(test *t, int32_t type, const char *what) {
+    if (t->scalar->attention[type].weigh) {
+        check_weighed(t, type, what);
+        return;
+    }
     const int kind = (int)below(t, FLOAT_KINDS);
     const size_t n_q = size_to(t, 9), head_dim = size_to(t, 160), keys = size_to(t, 40);
     const size_t stride = keys + below(t, 5), n_out = n_q * head_dim;
@@ -133,6 +179,8 @@ static void check_pv(test *t, int32_t type, const char *what) {
 static void call_pv(bench *b) {
     b->k->attention[b->type].pv(&(bn_pv){.out = b->y,
                                          .p = b->x,
+                                         .sums = (int32_t *)(void *)b->y,
+                                         .codes = (const uint8_t *)b->q,
                                          .p_stride = b->rows,
                                          .n_q = b->tokens,
                                          .v = b->weights,

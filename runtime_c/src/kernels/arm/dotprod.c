@@ -155,6 +155,80 @@ static void qk_int8(const bn_qk *a) {
     }
 }
 
+/* 4 dimensions of a query, of which there are n. */
+INLINE void pv_int8_four(int32_t *out, size_t head_dim, const int8_t *codes, const int8_t *v,
+                         size_t keys, size_t n) {
+    int32x4_t high = vdupq_n_s32(0), low = high;
+    int32_t sum[4];
+    for (size_t t = 0; t < keys; t += BN_VALUE_GROUP, v += BN_VALUE_GROUP * head_dim) {
+        const int8_t *words = codes + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
+        const int32_t *h = (const int32_t *)(const void *)words;
+        int8_t end[16] = {0};
+        const int8x16_t x = vld1q_s8(n < 4 ? memcpy(end, v, BN_VALUE_GROUP * n) : v);
+        high = vdotq_s32(high, x, vreinterpretq_s8_s32(vld1q_dup_s32(h)));
+        low = vdotq_s32(low, x, vreinterpretq_s8_s32(vld1q_dup_s32(h + BN_LANES / 4)));
+    }
+    vst1q_s32(sum, vaddq_s32(vshlq_n_s32(high, BN_WEIGHT_LOW), low));
+    for (size_t j = 0; j < n; j++)
+        out[j] += sum[j];
+}
+
+/* 16 dimensions of n_q (a constant, at most 3) queries: 24 sums stay in registers. */
+INLINE void pv_int8_tile(int32_t *out, size_t head_dim, const int8_t *codes, size_t p_stride,
+                         const int8_t *v, size_t keys, const size_t n_q) {
+    int32x4_t high[3][4], low[3][4];
+    UNROLL
+    for (int i = 0; i < 12; i++)
+        high[i / 4][i % 4] = low[i / 4][i % 4] = vdupq_n_s32(0);
+    for (size_t t = 0; t < keys; t += BN_VALUE_GROUP, v += BN_VALUE_GROUP * head_dim) {
+        int8x16_t x[4];
+        UNROLL
+        for (int g = 0; g < 4; g++)
+            x[g] = vld1q_s8(v + 16 * g);
+        UNROLL
+        for (size_t i = 0; i < n_q; i++) {
+            const int8_t *words = codes + i * p_stride + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
+            const int32_t *at = (const int32_t *)(const void *)words;
+            const int8x16_t h = vreinterpretq_s8_s32(vld1q_dup_s32(at));
+            const int8x16_t l = vreinterpretq_s8_s32(vld1q_dup_s32(at + BN_LANES / 4));
+            UNROLL
+            for (int g = 0; g < 4; g++) {
+                high[i][g] = vdotq_s32(high[i][g], x[g], h);
+                low[i][g] = vdotq_s32(low[i][g], x[g], l);
+            }
+        }
+    }
+    UNROLL
+    for (size_t i = 0; i < n_q; i++) {
+        UNROLL
+        for (int g = 0; g < 4; g++) {
+            int32_t *to = out + i * head_dim + 4 * g;
+            const int32x4_t sum = vaddq_s32(vshlq_n_s32(high[i][g], BN_WEIGHT_LOW), low[i][g]);
+            vst1q_s32(to, vaddq_s32(vld1q_s32(to), sum));
+        }
+    }
+}
+
+static void pv_int8(const bn_pv *all) {
+    const bn_pv a = *all;
+    const size_t E = a.head_dim, stride = a.p_stride;
+    for (size_t i = 0, block; i < a.n_q; i += block) {
+        const int8_t *codes = (const int8_t *)a.codes + i * stride, *v = a.v;
+        int32_t *out = a.sums + i * E;
+        size_t d = 0;
+        block = a.n_q - i >= 3 ? 3 : 1;
+        for (; d + 16 <= E; d += 16)
+            if (block == 3)
+                pv_int8_tile(out + d, E, codes, stride, v + BN_VALUE_GROUP * d, a.keys, 3);
+            else
+                pv_int8_tile(out + d, E, codes, stride, v + BN_VALUE_GROUP * d, a.keys, 1);
+        for (; d < E; d += 4)
+            for (size_t j = 0; j < block; j++)
+                pv_int8_four(out + j * E + d, E, codes + j * stride, v + BN_VALUE_GROUP * d, a.keys,
+                             E - d < 4 ? E - d : 4);
+    }
+}
+
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int32x4_t sum[16];
     int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
@@ -184,6 +258,7 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->products.ternary_rows = ternary_rows;
     table->products.ternary_columns = ternary_columns;
     table->attention[BN_KV_INT8].qk = qk_int8;
+    table->attention[BN_KV_INT8].pv = pv_int8;
     table->products.int8_peak = int8_peak;
     return 1;
 }

@@ -102,15 +102,93 @@ static void pv_f32(const bn_pv *a) {
     pv(a, sizeof(float));
 }
 
-static void pv_int8(const bn_pv *a) {
-    pv(a, sizeof(int8_t));
-}
-
-/* Four dimensions of a query to all keys. */
+/* Four dimensions of a query to all keys, or four weights to all dimensions. */
 INLINE int8x16_t word(const int8_t *q) {
     int8x16_t x = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
     KEEP(x); /* see BROADCAST in neon.c */
     return x;
+}
+
+/* The weights of keys t on of a query: what is above 7 bits, and these. */
+INLINE const uint8_t *weights_of(const bn_pv *a, size_t i, size_t t) {
+    return a->codes + i * a->p_stride + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
+}
+
+/* 8 dimensions of a query; products of two keys fit 16 bits. */
+INLINE void pv_int8_part(const bn_pv *a, size_t i, size_t d, size_t n) {
+    const size_t E = a->head_dim;
+    const int8_t *v = (const int8_t *)a->v + BN_VALUE_GROUP * d;
+    int32_t sum[8] = {0};
+    int32x4_t high[4], low[4];
+    UNROLL
+    for (int g = 0; g < 4; g++)
+        high[g] = low[g] = vdupq_n_s32(0);
+    for (size_t t = 0; t < a->keys; t += BN_VALUE_GROUP, v += BN_VALUE_GROUP * E) {
+        const int8x16_t h = word((const int8_t *)weights_of(a, i, t));
+        const int8x16_t l = word((const int8_t *)weights_of(a, i, t) + BN_LANES);
+        int8_t end[32] = {0};
+        const int8_t *from = n < 8 ? memcpy(end, v, BN_VALUE_GROUP * n) : v;
+        UNROLL
+        for (int g = 0; g < 2; g++) {
+            const int8x16_t x = vld1q_s8(from + 16 * g);
+            high[2 * g] = vpadalq_s16(high[2 * g], vmull_s8(vget_low_s8(x), vget_low_s8(h)));
+            high[2 * g + 1] = vpadalq_s16(high[2 * g + 1], vmull_high_s8(x, h));
+            low[2 * g] = vpadalq_s16(low[2 * g], vmull_s8(vget_low_s8(x), vget_low_s8(l)));
+            low[2 * g + 1] = vpadalq_s16(low[2 * g + 1], vmull_high_s8(x, l));
+        }
+    }
+    UNROLL
+    for (int g = 0; g < 2; g++) {
+        const int32x4_t h = vpaddq_s32(high[2 * g], high[2 * g + 1]);
+        const int32x4_t l = vpaddq_s32(low[2 * g], low[2 * g + 1]);
+        vst1q_s32(sum + 4 * g, vaddq_s32(vshlq_n_s32(h, BN_WEIGHT_LOW), l));
+    }
+    for (size_t j = 0; j < n; j++)
+        a->sums[i * E + d + j] += sum[j];
+}
+
+static void pv_int8(const bn_pv *all) {
+    const bn_pv a = *all;
+    for (size_t i = 0; i < a.n_q; i++)
+        for (size_t d = 0; d < a.head_dim; d += 8)
+            pv_int8_part(&a, i, d, a.head_dim - d < 8 ? a.head_dim - d : 8);
+}
+
+static float weigh(uint8_t *codes, float *w, const float *scale, size_t low, size_t high,
+                   size_t n) {
+    float32x4_t most = vdupq_n_f32(BN_WEIGHT_LEAST);
+    float largest = BN_WEIGHT_LEAST;
+    size_t t = low;
+    for (; t + 4 <= high; t += 4) {
+        const float32x4_t x = vmulq_f32(vld1q_f32(w + t), vld1q_f32(scale + t));
+        vst1q_f32(w + t, x);
+        most = vmaxq_f32(most, x); /* NaN wins */
+    }
+    largest = vmaxvq_f32(most);
+    for (; t < high; t++) {
+        w[t] *= scale[t];
+        largest = w[t] > largest || w[t] != w[t] ? w[t] : largest;
+    }
+    const float32x4_t s = vdupq_n_f32(BN_WEIGHT_MOST / largest), zero = vdupq_n_f32(0);
+    memset(w, 0, low * sizeof *w);
+    memset(w + high, 0, (n - high) * sizeof *w);
+    for (t = 0; t < n; t += BN_LANES) {
+        uint16x8_t code[2]; /* NaN becomes 0 */
+        UNROLL
+        for (size_t j = 0; j < 2; j++) {
+            const float32x4_t a = vmaxnmq_f32(vmulq_f32(vld1q_f32(w + t + 8 * j), s), zero);
+            const float32x4_t b = vmaxnmq_f32(vmulq_f32(vld1q_f32(w + t + 8 * j + 4), s), zero);
+            code[j] = vcombine_u16(vmovn_u32(vcvtnq_u32_f32(a)), vmovn_u32(vcvtnq_u32_f32(b)));
+        }
+        UNROLL
+        for (size_t j = 0; j < 2; j++) {
+            uint8_t *to = codes + 2 * t + 8 * j;
+            vst1_u8(to, vshrn_n_u16(code[j], BN_WEIGHT_LOW));
+            vst1_u8(to + BN_LANES,
+                    vand_u8(vmovn_u16(code[j]), vdup_n_u8((1 << BN_WEIGHT_LOW) - 1)));
+        }
+    }
+    return largest / BN_WEIGHT_MOST;
 }
 
 /* 16 keys and one query. Two words go into 16 bits before they are added up; an odd last one is
@@ -154,9 +232,9 @@ static void qk_int8(const bn_qk *all) {
 }
 
 void bn_kernels_neon_attention(bn_kernels *table) {
-    table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16};
-    table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32};
-    table->attention[BN_KV_INT8] = (bn_attention_kernels){qk_int8, pv_int8};
+    table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16, NULL};
+    table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32, NULL};
+    table->attention[BN_KV_INT8] = (bn_attention_kernels){qk_int8, pv_int8, weigh};
 }
 
 #endif

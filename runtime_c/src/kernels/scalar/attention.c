@@ -14,10 +14,6 @@ static float widen_f16(const void *x, size_t i) {
     return half_to_float(((const uint16_t *)x)[i]);
 }
 
-static float widen_int8(const void *x, size_t i) {
-    return (float)((const int8_t *)x)[i];
-}
-
 typedef float widen_fn(const void *x, size_t i);
 
 static void qk(const bn_qk *a, widen_fn *widen) {
@@ -72,12 +68,45 @@ static void qk_int8(const bn_qk *a) {
         }
 }
 
+/* 16 keys have 32 bytes of weights. */
+static int32_t weight(const uint8_t *codes, size_t t) {
+    const uint8_t *h = codes + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
+    return h[0] << BN_WEIGHT_LOW | h[BN_LANES];
+}
+
 static void pv_int8(const bn_pv *a) {
-    pv(a, widen_int8);
+    const size_t E = a->head_dim;
+    const int8_t *v = a->v;
+    for (size_t i = 0; i < a->n_q; i++)
+        for (size_t t = 0; t < a->keys; t++)
+            for (size_t d = 0; d < E; d++)
+                a->sums[i * E + d] +=
+                    weight(a->codes + i * a->p_stride, t) * v[(t / 4 * E + d) * 4 + t % 4];
+}
+
+static float weigh(uint8_t *codes, float *w, const float *scale, size_t low, size_t high,
+                   size_t n) {
+    float largest = BN_WEIGHT_LEAST;
+    for (size_t t = 0; t < n; t++) {
+        w[t] = t >= low && t < high ? w[t] * scale[t] : 0;
+        largest = w[t] > largest || isnan(w[t]) ? w[t] : largest;
+    }
+    const float s = BN_WEIGHT_MOST / largest;
+    for (size_t t = 0; t < n; t += BN_LANES) {
+        uint8_t both[2 * BN_LANES];
+        for (size_t j = 0; j < BN_LANES; j++) {
+            const float x = w[t + j] * s;
+            const int32_t code = (int32_t)rintf(x > 0 ? x : 0); /* so that NaN is defined */
+            both[j] = (uint8_t)(code >> BN_WEIGHT_LOW);
+            both[BN_LANES + j] = (uint8_t)(code & ((1 << BN_WEIGHT_LOW) - 1));
+        }
+        memcpy(codes + 2 * t, both, sizeof both);
+    }
+    return largest / BN_WEIGHT_MOST;
 }
 
 const bn_attention_kernels bn_scalar_attention[BN_KV_TYPES] = {
-    [BN_KV_F16] = {qk_f16, pv_f16},
-    [BN_KV_F32] = {qk_f32, pv_f32},
-    [BN_KV_INT8] = {qk_int8, pv_int8},
+    [BN_KV_F16] = {qk_f16, pv_f16, NULL},
+    [BN_KV_F32] = {qk_f32, pv_f32, NULL},
+    [BN_KV_INT8] = {qk_int8, pv_int8, weigh},
 };

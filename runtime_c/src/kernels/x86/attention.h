@@ -198,6 +198,39 @@ INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
     }
 }
 
+/* Weights times scales, between low and high; the largest. */
+INLINE vec weigh_products(float *w, const float *scale, size_t low, size_t high) {
+    vec largest = vec_set(BN_WEIGHT_LEAST);
+    for (size_t t = low; t < high; t += LANES) {
+        const size_t n = high - t;
+        const vec x = vec_mul(vec_load_first(w + t, n), vec_load_first(scale + t, n));
+        vec_store_first(w + t, x, n);
+        largest = vec_most(vec_abs(x), largest);
+    }
+    return largest;
+}
+
+static float weigh(uint8_t *codes, float *w, const float *scale, size_t low, size_t high,
+                   size_t n) {
+    const float largest = vec_most_of(weigh_products(w, scale, low, high));
+    const vec s = vec_set(BN_WEIGHT_MOST / largest);
+    memset(w, 0, low * sizeof *w);
+    memset(w + high, 0, (n - high) * sizeof *w);
+    for (size_t t = 0; t < n; t += BN_LANES) {
+        sums code[PARTS];
+        UNROLL
+        for (size_t p = 0; p < PARTS; p++)
+            code[p] = vec_to_int(vec_max(vec_mul(vec_load(w + t + p * LANES), s), vec_zero()));
+        UNROLL
+        for (size_t p = 0; p < PARTS; p++) {
+            uint8_t *to = codes + 2 * t + p * LANES;
+            sums_store_bytes((int8_t *)to, sums_shr(code[p], BN_WEIGHT_LOW));
+            sums_store_bytes((int8_t *)to + BN_LANES, code[p] & ((1 << BN_WEIGHT_LOW) - 1));
+        }
+    }
+    return largest / BN_WEIGHT_MOST;
+}
+
 static void qk_f16(const bn_qk *a) {
     qk(a, sizeof(uint16_t), load_f16);
 }
@@ -214,11 +247,7 @@ static void pv_f32(const bn_pv *a) {
     pv(a, sizeof(float), load_f32);
 }
 
-static void pv_int8(const bn_pv *a) {
-    pv(a, sizeof(int8_t), load_int8);
-}
-
-/* Keys of int8 come from int8_cache.h. */
+/* Keys and values of int8 come from int8_cache.h. */
 static void set_float_kernels(bn_kernels *table) {
     table->products.f32_matmul = f32_matmul;
     table->products.f16_matmul = f16_matmul;
@@ -236,9 +265,9 @@ static void set_float_kernels(bn_kernels *table) {
                                          .gelu_gate = gelu_gate,
                                          .relu_gate = relu_gate,
                                          .gelu_erf_gate = gelu_erf_gate};
-    table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16};
-    table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32};
-    table->attention[BN_KV_INT8].pv = pv_int8;
+    table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16, NULL};
+    table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32, NULL};
+    table->attention[BN_KV_INT8].weigh = weigh;
     table->bytes.f32_to_f16 = f32_to_f16;
     table->bytes.f16_to_f32 = f16_to_f32;
 }

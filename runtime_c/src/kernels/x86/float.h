@@ -18,9 +18,6 @@ INLINE vec load_f32(const void *p, size_t i) {
 INLINE vec load_f16(const void *p, size_t i) {
     return vec_widen((const uint16_t *)p + i);
 }
-INLINE vec load_int8(const void *p, size_t i) {
-    return vec_widen_int8((const int8_t *)p + i);
-}
 typedef vec load_fn(const void *p, size_t i);
 
 /* --- rows times vectors, by the float rule --- */

@@ -5,10 +5,10 @@
  *
  * Included last, where ternary_matmul, ternary_lookup, trit_matmul, ternary_grouped are defined.
  * Parameters:
- *   CODES_DOT  adds four products of codes, of any field where it lies in its byte, and activations
- *   INT8_DOT   the same of int8 codes
- *   INT8_FLIP  0x80 where INT8_DOT takes them as unsigned bytes, 128 too large, else 0
- *   PEAK_DOT   of the limit of all products
+ *   CODES_DOT  adds four products of codes, of any field where it lies in its byte, and
+ * activations; and of any unsigned bytes of 7 bits and signed ones INT8_DOT   the same of int8
+ * codes INT8_FLIP  0x80 where INT8_DOT takes them as unsigned bytes, 128 too large, else 0 PEAK_DOT
+ * of the limit of all products
  */
 #if !defined(CODES_DOT) || !defined(INT8_DOT) || !defined(INT8_FLIP) || !defined(PEAK_DOT)
 #error "a parameter is missing"
@@ -38,6 +38,10 @@ static void qk_int8(const bn_qk *a) {
     qk_int8_all(a, INT8_DOT, INT8_FLIP);
 }
 
+static void pv_int8(const bn_pv *a) {
+    pv_int8_all(a, CODES_DOT);
+}
+
 static void set_products(bn_kernels *table) {
     table->products.ternary_matmul = ternary_matmul;
     table->products.ternary_scaled = ternary_scaled;
@@ -52,6 +56,7 @@ static void set_products(bn_kernels *table) {
     table->products.ternary_columns = ternary_columns;
     table->products.int8_peak = int8_peak;
     table->attention[BN_KV_INT8].qk = qk_int8;
+    table->attention[BN_KV_INT8].pv = pv_int8;
 }
 
 #undef CODES_DOT

@@ -137,9 +137,6 @@ INLINE void vec_store_first(float *p, vec a, size_t n) {
 INLINE vec vec_widen(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
-INLINE vec vec_widen_int8(const int8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
 INLINE vec vec_from_int(sums a) {
     return _mm256_cvtepi32_ps((__m256i)a);
 }

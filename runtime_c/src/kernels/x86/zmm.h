@@ -127,9 +127,6 @@ INLINE vec vec_first(vec a, size_t n) {
 INLINE vec vec_widen(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
-INLINE vec vec_widen_int8(const int8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
 INLINE vec vec_from_int(sums a) {
     return _mm512_cvtepi32_ps((__m512i)a);
 }
