@@ -115,7 +115,7 @@ static void check_weighed(test *t, int32_t type, const char *what) {
     const size_t stride = 2 * keys + 4 * below(t, 5), n_out = n_q * E;
     const size_t low = below(t, 3) ? 0 : below(t, keys), high = low + size_to(t, keys - low);
     const int kind = (int)below(t, FLOAT_KINDS);
-    const int8_t *v = numbers[type](t, keys * E, kind);
+    const int8_t *v = values_of[type](t, keys * E, kind);
     int32_t *sums[2], start = (int32_t)below(t, 1000) - 500;
     uint8_t *codes[2];
     float *w[2], back[2];

@@ -201,10 +201,15 @@ INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
 /* Weights times scales, between low and high; the largest. */
 INLINE vec weigh_products(float *w, const float *scale, size_t low, size_t high) {
     vec largest = vec_set(BN_WEIGHT_LEAST);
-    for (size_t t = low; t < high; t += LANES) {
-        const size_t n = high - t;
-        const vec x = vec_mul(vec_load_first(w + t, n), vec_load_first(scale + t, n));
-        vec_store_first(w + t, x, n);
+    size_t t = low;
+    for (; t + LANES <= high; t += LANES) {
+        const vec x = vec_mul(vec_load(w + t), vec_load(scale + t));
+        vec_store(w + t, x);
+        largest = vec_most(vec_abs(x), largest);
+    }
+    if (t < high) {
+        const vec x = vec_mul(vec_load_first(w + t, high - t), vec_load_first(scale + t, high - t));
+        vec_store_first(w + t, x, high - t);
         largest = vec_most(vec_abs(x), largest);
     }
     return largest;
