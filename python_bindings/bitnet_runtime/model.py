@@ -66,7 +66,8 @@ class Model(ModelAsync, ModelChat):
         n_ctx: context of new sessions, in tokens; None: the model's maximum.
         threads: None: physical cores, within what affinity and cgroup allow.
         isa: a tier name such as "avx2" or "scalar"; None: the best, or environment BITNET_ISA.
-        kv_type: numbers in the cache: "f16"; "int8", half as large; "f32", for comparisons.
+        kv_type: numbers in the cache: "f16"; "int8", half as large; "f32", for comparisons. What images are looked
+            at with is kept nowhere: "int8" makes it faster, otherwise it is f32.
         verify: check every byte of the weights.
         mmap: False reads the file into memory, so that it may change or go away afterwards.
         cache_bytes: most that the caches of all sessions take together; None: no limit. A call that would need
@@ -91,6 +92,7 @@ class Model(ModelAsync, ModelChat):
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         most = 0 if cache_bytes is None else whole("cache_bytes", cache_bytes, 1, 2**63 - 1)
         fields = {"threads": count, "no_mmap": not mmap, "no_verify": not verify, "isa": name, "cache_bytes": most}
+        fields["image_kv_type"] = KV_TYPES[kv_type]
         named = files_of(adapters)
         paths = [ffi.new("char[]", os.fsencode(path)) for path in named.values()]
         array = ffi.new("char *[]", paths)

@@ -156,6 +156,8 @@ typedef struct bn_load_options {
                                   * can have one (bn_session_options.adapter). What is said of a
                                   * failure begins with "adapter N: ", N from 1 on */
     int32_t n_adapters;          /* at most BN_MOST_ADAPTERS */
+    int32_t image_kv_type;       /* bn_kv_type of keys and values of an image. They do not outlive
+                                  * it, so that f16 saves nothing and is computed as f32 */
 } bn_load_options;
 
 typedef struct bn_model_info {

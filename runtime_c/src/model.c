@@ -105,6 +105,7 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
     }
     m->mapping = mapping;
     m->budget.most = o->cache_bytes;
+    m->image_kv_type = o->image_kv_type == BN_KV_F16 ? BN_KV_F32 : o->image_kv_type;
     if (contracts()) {
         status = bn_fail(detail, BN_ERR_UNSUPPORTED,
                          "this library was compiled so that its results differ from those of "

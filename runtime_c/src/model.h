@@ -23,6 +23,7 @@ struct bn_model {
     bn_pool *pool;
     bn_stack stack;  /* of tokens, or of vectors; {0}: the model only sees images */
     bn_stack vision; /* of images; {0}: it sees none */
+    int32_t image_kv_type;
     bn_added *added; /* [n_added] adapters that texts can have */
     int32_t n_added;
     struct bn_workspace *work; /* of the sessions there are, in turns (turn.h); NULL without one */

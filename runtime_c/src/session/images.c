@@ -47,9 +47,9 @@ static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* F32, as a layer's keys are forgotten with it and take little memory. */
-static size_t lay_out(bn_cache *cache, const bn_stack *stack, size_t each, uint8_t *base) {
-    *cache = (bn_cache){.type = BN_KV_F32, .prefix = each, .written = each};
+static size_t lay_out(bn_cache *cache, const bn_model *m, const bn_stack *stack, size_t each,
+                      uint8_t *base) {
+    *cache = (bn_cache){.type = m->image_kv_type, .prefix = each, .written = each};
     const size_t bytes = bn_cache_plan(cache, stack, each, each);
     bn_cache_place(cache, base);
     return bytes;
@@ -67,9 +67,9 @@ static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
     work k = {.m = m, .stack = stack, .each = stack->config.max_context};
     k.stop = (const atomic_int *)(const void *)stop;
     k.together = bn_images_together(stack, n);
-    k.cache_bytes = lay_out(&cache, stack, k.each, NULL);
+    k.cache_bytes = lay_out(&cache, m, stack, k.each, NULL);
     if (stack->pooling) {
-        const size_t of_pool = lay_out(&cache, stack->pooling, k.each, NULL);
+        const size_t of_pool = lay_out(&cache, m, stack->pooling, k.each, NULL);
         k.cache_bytes = of_pool > k.cache_bytes ? of_pool : k.cache_bytes;
     }
     return k;
@@ -95,7 +95,7 @@ static void give_back(work *k) {
 
 static void lay_out_all(work *k, const bn_stack *stack, size_t n) {
     for (size_t i = 0; i < n; i++)
-        lay_out(&k->caches[i], stack, k->each, k->keys + i * k->cache_bytes);
+        lay_out(&k->caches[i], k->m, stack, k->each, k->keys + i * k->cache_bytes);
 }
 
 static size_t pixels_of(const bn_config *c) {
