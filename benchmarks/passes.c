@@ -3,12 +3,11 @@
  * passes.c: passes of a model, and between them a look at the limits of the machine, every few
  * milliseconds: on a shared machine both move together. Started by passes.py.
  *
- *     passes MODEL decode TOKENS SECONDS THREADS BATCH     one after another, from an empty context
- *     passes MODEL prefill TOKENS SECONDS THREADS BATCH    of one prompt
- *     passes MODEL embed TEXTS SECONDS THREADS BATCH       of 128 tokens each, together
- *     passes MODEL images IMAGES SECONDS THREADS BATCH     to vectors, one of each patch
- *     passes MODEL answer TOKENS SECONDS THREADS BATCH     the first of it, to an image and a
- * prompt
+ *     passes MODEL KIND COUNT SECONDS THREADS BATCH KV_TYPE
+ *
+ * KIND and what is counted: decode TOKENS one after another, from an empty context; prefill TOKENS
+ * of one prompt; embed TEXTS of 128 tokens each, together; images IMAGES to vectors, one of each
+ * patch; answer TOKENS to the first token behind an image and a prompt of so many.
  *
  * Prints what the model is, then of each pass its seconds, gigabytes read and int8 multiply-adds
  * (1e9) a second beside it.
@@ -125,11 +124,21 @@ static void draw_images(bench *b, size_t n) {
         b->pixels[i] = (float)(i * 7919 % 257) / 256;
 }
 
-static void open_all(bench *b, const char *path, size_t kind, int32_t threads, int32_t batch) {
+static int32_t type_of(const char *name) {
+    int32_t type = 0;
+    while (bn_kv_name(type) && strcmp(bn_kv_name(type), name) != 0)
+        type++;
+    return type;
+}
+
+static void open_all(bench *b, const char *path, size_t kind, int32_t threads, int32_t batch,
+                     int32_t type) {
     const int together = kinds[kind].pass == embed, sees = kinds[kind].pass == answer;
     char detail[BN_DETAIL_SIZE] = "";
     uint32_t random = 1;
-    ok(bn_model_open(path, &(bn_load_options){.threads = threads}, &b->model, detail), detail);
+    ok(bn_model_open(path, &(bn_load_options){.threads = threads, .image_kv_type = type}, &b->model,
+                     detail),
+       detail);
     ok(bn_model_get_info(b->model, &b->info), "");
     if (bn_model_get_image_info(b->model, &b->images) == BN_OK)
         draw_images(b, sees ? 1 : (size_t)b->n);
@@ -149,7 +158,8 @@ static void open_all(bench *b, const char *path, size_t kind, int32_t threads, i
     b->lengths = some((size_t)b->n_sessions, sizeof *b->lengths);
     b->vectors = some((size_t)b->n_sessions * b->info.width, sizeof *b->vectors);
     for (int32_t i = 0; i < b->n_sessions; i++) {
-        ok(bn_session_new(b->model, &(bn_session_options){.n_ctx = b->n_ctx, .batch = batch},
+        ok(bn_session_new(b->model,
+                          &(bn_session_options){.n_ctx = b->n_ctx, .batch = batch, .kv_type = type},
                           &b->sessions[i]),
            "");
         b->texts[i] = b->tokens;
@@ -178,15 +188,16 @@ int main(int argc, char **argv) {
     size_t kind = 0;
     bn_pool *pool;
     void *buffer = NULL;
-    while (argc == 7 && kind < KINDS && strcmp(argv[2], kinds[kind].name) != 0)
+    while (argc == 8 && kind < KINDS && strcmp(argv[2], kinds[kind].name) != 0)
         kind++;
-    if (argc != 7 || kind == KINDS) {
+    if (argc != 8 || kind == KINDS) {
         fprintf(stderr, "usage: passes MODEL decode|prefill|embed|images|answer COUNT SECONDS "
-                        "THREADS BATCH\n");
+                        "THREADS BATCH KV_TYPE\n");
         return 2;
     }
     b.n = atoi(argv[3]);
-    open_all(&b, argv[1], kind, atoi(argv[5]), atoi(argv[6]));
+    const int32_t type = type_of(argv[7]);
+    open_all(&b, argv[1], kind, atoi(argv[5]), atoi(argv[6]), type);
     ok(bn_pool_new(b.info.threads, &pool), "");
     if (posix_memalign(&buffer, 1 << 21, BUFFER) != 0)
         ok(BN_ERR_MEMORY, "");
@@ -194,7 +205,7 @@ int main(int argc, char **argv) {
     printf("%s %" PRId32 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 " %" PRIu64
            "\n",
            b.info.isa, b.info.threads, b.info.ternary_weights, b.info.bytes_per_token,
-           b.info.macs_per_token, b.info.kv_bytes_per_token[BN_KV_F16], b.images.n_tokens,
+           b.info.macs_per_token, b.info.kv_bytes_per_token[type], b.images.n_tokens,
            b.images.macs_per_image);
     run(&b, kinds[kind].pass, atof(argv[4]), pool, buffer);
     bn_pool_free(pool);

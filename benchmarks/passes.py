@@ -25,6 +25,7 @@ from shapes import FAMILIES
 
 from bitnet_export import random_model
 from bitnet_runtime import default_threads
+from bitnet_runtime.shape import KV_TYPES
 
 # What is measured of each shape: tokens of a pass, or texts. A pass should take milliseconds if it can.
 PASSES: dict[str, dict[str, int]] = {
@@ -53,7 +54,7 @@ def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
 
 
-def summary(printed: str, kind: str, count: int) -> dict[str, Any]:
+def summary(printed: str, kind: str, count: int, kv_type: str) -> dict[str, Any]:
     """Of what passes.c printed."""
     head, *lines = printed.splitlines()
     isa, *numbers = head.split()
@@ -72,6 +73,7 @@ def summary(printed: str, kind: str, count: int) -> dict[str, Any]:
         "count": count,
         "isa": isa,
         "threads": threads,
+        "kv_type": kv_type,
         "ternary_weights": weights,
         "bytes_per_token": read,
         "macs_per_token": macs,
@@ -92,9 +94,9 @@ def measure(binary: Path, shape: str, path: Path, args: argparse.Namespace) -> l
     random_model(FAMILIES[shape], path)
     for kind, count in PASSES[shape].items():
         print(f"{shape}, {kind} …", file=sys.stderr)
-        words = [binary, path, kind, count, args.seconds, args.threads, args.batch]
+        words = [binary, path, kind, count, args.seconds, args.threads, args.batch, args.kv_type]
         done = subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
-        rows.append({"shape": shape} | summary(done.stdout, kind, count))
+        rows.append({"shape": shape} | summary(done.stdout, kind, count, args.kv_type))
     path.unlink()
     return rows
 
@@ -113,7 +115,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]  # fmt: skip
     head = ["shape", "pass", "passes", "ms a pass", "tok/s", "of the limit (quartiles)", "limit", "median of it"]
-    return f"# Experts, encoders and images, {first['isa']}, {first['threads']} threads\n\n{report.table(head, table)}"
+    where = f"{first['isa']}, {first['threads']} threads, {first['kv_type']} cache"
+    return f"# Experts, encoders and images, {where}\n\n{report.table(head, table)}"
 
 
 def panels(rows: list[dict[str, Any]]) -> list[report.Panel]:
@@ -136,6 +139,7 @@ def arguments() -> argparse.Namespace:
     add("--threads", type=int, default=default_threads(), metavar="N", help="threads")
     add("--seconds", type=float, default=30, metavar="N", help="of each measurement")
     add("--batch", type=int, default=0, metavar="N", help="tokens of a prompt computed at a time; 0: as sessions do")
+    add("--kv-type", choices=tuple(KV_TYPES), default="f16", help="numbers in the cache; in the layers of images too")
     add("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
     return parser.parse_args()
 
@@ -144,7 +148,7 @@ def main() -> None:
     args = arguments()
     shapes = " ".join(args.shape)
     command = f"python benchmarks/passes.py --shape {shapes} --threads {args.threads} --seconds {args.seconds:g}"
-    origin = report.origin(f"{command} --batch {args.batch}")
+    origin = report.origin(f"{command} --batch {args.batch} --kv-type {args.kv_type}")
     binary = program()
     with tempfile.TemporaryDirectory(dir=report.ROOT / "build", prefix="passes-") as folder:
         rows = [row for shape in args.shape for row in measure(binary, shape, Path(folder) / "model.bitnet", args)]

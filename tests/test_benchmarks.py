@@ -197,7 +197,7 @@ def test_shares_of_passes(tmp_path: Path) -> None:
     """Each pass is held against the limit right behind it."""
     head = "avx2 2 1000000 500000 1000000 100 64 2000000"
     printed = f"{head}\n0.010 5.0 100.0\n0.020 2.5 50.0\n0.005 10.0 200.0\n"
-    rows = [{"shape": "small"} | passes.summary(printed, kind, count) for kind, count in COUNTS.items()]
+    rows = [{"shape": "small"} | passes.summary(printed, kind, count, "f16") for kind, count in COUNTS.items()]
     decode, embed, images, answer = rows
     assert (decode["isa"], decode["threads"], decode["passes"]) == ("avx2", 2, 3)
     assert decode["bytes_per_token"] == 500_000 + 128 * 100  # the mean depth of 256 tokens

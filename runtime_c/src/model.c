@@ -156,6 +156,9 @@ static bn_status check_options(const bn_load_options *o, char *detail) {
     if (o && (o->n_adapters < 0 || o->n_adapters > BN_MOST_ADAPTERS))
         return bn_fail(detail, BN_ERR_ARGUMENT, "n_adapters is %d, expected 0 to %d",
                        (int)o->n_adapters, BN_MOST_ADAPTERS);
+    if (o && !bn_kv_name(o->image_kv_type))
+        return bn_fail(detail, BN_ERR_ARGUMENT, "image_kv_type is %d, expected 0 to %d",
+                       (int)o->image_kv_type, BN_KV_TYPES - 1);
     for (int32_t i = 0; o && i < o->n_adapters; i++)
         if (!o->adapters || !o->adapters[i])
             return bn_fail(detail, BN_ERR_ARGUMENT, "the path of adapter %d is NULL", (int)i);
