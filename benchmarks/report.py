@@ -57,15 +57,22 @@ def commit() -> str:
 
 
 def write(
-    folder: Path, name: str, results: Mapping[str, Any], text: str, picture: Sequence[Panel] | Callable[[Path], None]
+    folder: Path,
+    name: str,
+    results: Mapping[str, Any],
+    text: str,
+    picture: Sequence[Panel] | Callable[[Path], None] | None,
 ) -> None:
     """NAME.json, NAME.md and NAME.png in a folder. results["origin"] is what `origin` returned.
 
-    picture: panels of a bar chart, or what draws another into a file.
+    picture: panels of a bar chart, or what draws another into a file; None: there is none.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    shown = "" if picture is None else f"\n![{name}]({name}.png)\n"
     (folder / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / f"{name}.md").write_text(f"{text}\n\n{_footer(results['origin'])}\n\n![{name}]({name}.png)\n")
+    (folder / f"{name}.md").write_text(f"{text}\n\n{_footer(results['origin'])}\n{shown}")
+    if picture is None:
+        return
     if callable(picture):
         return picture(folder / f"{name}.png")
     origin = results["origin"]

@@ -1,7 +1,9 @@
 """What `bitnet serve` stands: more requests than it has places, clients that leave, that are slow, and many of them.
 
-    python benchmarks/serving_faults.py --model build/demo/model.bitnet           # all, about 4 minutes
+    python benchmarks/serving_faults.py           # all, about 8 minutes, with a small random model
     python benchmarks/serving_faults.py --model build/demo/model.bitnet cancel
+
+Results go to results/serving_faults; parts that are not asked for stay there as they are.
 
 overload: answers a second of 8 times as many clients as fit, against as many as fit. Who is refused asks again
           when he was told to, as OpenAI's client does.
@@ -23,6 +25,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +35,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import report
+from serving import with_words
+from shapes import SHAPES
 
 PLACES = 16  # of --parallel and --queue together
 
@@ -216,26 +221,49 @@ def term(args: argparse.Namespace) -> dict[str, Any]:
             "lost": len(accepted)}  # fmt: skip
 
 
+ASKED = {
+    "overload": ("answers a second with 8 times as many clients as fit, of those with as many", "kept", "≥ 0.9"),
+    "cancel": ("ms until nothing runs, after a client left: 99 % within", "ms_p99", "≤ 250"),
+    "slow": ("sockets that 1,000 slow clients hold after 60 seconds", "sockets_after_60_s", "0"),
+    "memory": ("bytes that a short request leaves in memory, of the second half of 100,000",
+               "bytes_each_in_second_half", "< 1,024"),
+    "term": ("answers lost by SIGTERM under load", "lost", "0"),
+}  # fmt: skip
 PARTS = {"overload": overload, "cancel": cancel, "slow": slow, "memory": memory, "term": term}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="none: all of them")
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="default: a random one of the shape 10m")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gen", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--long", type=int, default=200, help="tokens of one that is cancelled")
     parser.add_argument("--seconds", type=float, default=15, help="of each half of overload")
     parser.add_argument("--times", type=int, default=200, help="that a client leaves")
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
     args = parser.parse_args()
-    found = {}
-    for name in args.part or PARTS:
-        print(f"{name} …", file=sys.stderr)
-        found[name] = PARTS[name](args)
-        print(json.dumps(found[name]), file=sys.stderr)
-    print(json.dumps({"origin": report.origin(shlex.join(["python", *sys.argv])), "parts": found}, indent=2))
+    origin, file = report.origin(shlex.join(["python", *sys.argv])), args.out / "serving_faults.json"
+    found = json.loads(file.read_text())["parts"] if file.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        if not args.model:
+            args.model = Path(folder) / "model.bitnet"
+            with_words(SHAPES["10m"], args.model)
+        for name in args.part or PARTS:
+            print(f"{name} …", file=sys.stderr)
+            found[name] = PARTS[name](args) | {"date": origin["date"], "commit": origin["commit"]}
+            print(json.dumps(found[name]), file=sys.stderr)
+            report.write(args.out, "serving_faults", {"origin": origin, "parts": found}, page(found), None)
+
+
+def page(found: dict[str, Any]) -> str:
+    """What was asked, what was found."""
+    rows = []
+    for name, (what, key, asked) in ASKED.items():
+        if name in found:
+            rows.append([what, found[name][key], asked, found[name]["commit"]])
+    return f"# What the server stands\n\n{report.table(['', 'found', 'goal', 'commit'], rows)}"
 
 
 if __name__ == "__main__":

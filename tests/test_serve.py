@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict
 
 from bitnet.config import ModelConfig
 from bitnet_runtime import Model
+from bitnet_runtime.defaults import Sampling
+from bitnet_runtime.generation import Stream
 from bitnet_serve import answers
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
@@ -139,6 +141,26 @@ def test_completions_are_what_generate_gives(client: OpenAI, model: Model) -> No
         assert answer.choices[0].finish_reason == expected.finish_reason == "length"
     defaults = client.completions.create(model="small-0-256", prompt="x")
     assert defaults.usage is not None and defaults.usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("draft", [0, 5])
+def test_guesses_are_as_many_as_asked_for(
+    serving: Serving, model: Model, draft: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And change nothing."""
+    asked: Any = {"prompt": [1, 2] * 8, "max_tokens": 20, "temperature": 0}
+    told = []
+
+    def recorded(model: Model, prompt: list[int], options: Sampling, *more: Any, **given: Any) -> Stream:
+        told.append(options.draft)
+        return Stream(model, prompt, options, *more, **given)
+
+    monkeypatch.setattr("bitnet_serve.generation.Stream", recorded)
+    expected = model.generate(asked["prompt"], max_tokens=20, temperature=0).text
+    status, answer = post(serving, "/v1/completions", asked | {"model": "small-0-256", "draft": draft})
+    assert (status, answer["choices"][0]["text"], told) == (200, expected, [draft])
+    status, answer = post(serving, "/v1/completions", asked | {"draft": 65})
+    assert (status, answer["error"]["param"]) == (400, "draft")
 
 
 def test_several_prompts_and_answers(client: OpenAI, model: Model) -> None:

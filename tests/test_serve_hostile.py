@@ -152,6 +152,10 @@ def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:
     _, answer = post(serving, COMPLETE, {"prompt": [1] * 300})
     assert (answer["error"]["n_prompt_tokens"], answer["error"]["n_ctx"]) == (300, 256)
     assert "maximum context length" in answer["error"]["message"]
+    _, answer = post(serving, COMPLETE, {"prompt": ["x", [1] * 300]})
+    assert answer["error"]["message"].startswith("prompt 1: 300 tokens")
+    _, answer = post(serving, "/v1/embeddings", {"input": ["x", [1] * 300], "pooling": "mean"})
+    assert answer["error"]["message"].startswith("input 1: 300 tokens")
 
 
 def test_other_paths_methods_and_types(serving: Serving) -> None:
@@ -164,9 +168,10 @@ def test_other_paths_methods_and_types(serving: Serving) -> None:
 
 def test_images_are_never_read_from_files_or_addresses(serving: Serving) -> None:
     for url in ("/etc/passwd", "http://localhost/x.png", {"url": "file:///etc/passwd"}, 5):
-        parts = [{"type": "image_url", "image_url": url}]
+        parts = [{"type": "image_url", "image_url": each} for each in ("data:,x", url)]
         status, answer = post(serving, CHAT, {"messages": [{"role": "user", "content": parts}]})
         assert status == 400
+        assert answer["error"]["message"].startswith("images[1] is ")
         assert "expected a data: URL" in answer["error"]["message"]
 
 

@@ -43,6 +43,8 @@ def test_pictures_get_the_vectors_of_the_model(tmp_path: Path, config: Any) -> N
         status, answer = post(serving, "/v1/embeddings", {"input": forms[0][1], "encoding_format": "base64"})
         (row,) = answer["data"]
         assert (np.frombuffer(base64.b64decode(row["embedding"]), "<f4") == expected[1]).all()
+        _, answer = post(serving, "/v1/embeddings", {"input": [*forms[0][:1], {"image": "data:image/png;base64,AAAA"}]})
+        assert answer["error"]["message"].startswith("images[1]: ")
         for wrong, param, code in (
             ([forms[0][0], "a text"], "input", "invalid_value"),
             ({"image": "/etc/passwd"}, "input", "invalid_value"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bitnet_runtime import CacheFullError, ClosedError, InvalidParameterError, Model, NumericError
+from bitnet_runtime import CacheFullError, ClosedError, ContextLengthError, InvalidParameterError, Model, NumericError
 from bitnet_runtime.answer import Lookup
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.sampler import Sampler
@@ -162,6 +162,19 @@ def test_an_error_of_a_text_leaves_the_others_as_they_are(model: Model, monkeypa
         assert len(batch) == 1
         list(batch)
         assert staying.result and staying.result.tokens == alone.tokens
+
+
+def test_an_error_says_of_which_prompt_it_is(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ContextLengthError, match=r"^prompt 1: \d+ tokens exceed"):
+        model.generate([[1], [1] * (model.n_ctx + 1)], max_tokens=1)
+
+    def failing(entries: Sequence[Entry]) -> None:
+        step_batch(entries)
+        entries[2].error = NumericError("not numbers")
+
+    monkeypatch.setattr("bitnet_runtime.together.step_batch", failing)
+    with pytest.raises(NumericError, match=r"^prompt 2: not numbers$"):
+        model.generate([[1, 2], [2, 3], [3, 4]], max_tokens=5)
 
 
 def test_a_pass_that_cannot_begin_ends_its_texts_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,11 @@ the builtin that fits, so `except ValueError` or `except OSError` work as a read
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +57,13 @@ class ContextLengthError(BitnetError, ValueError):
     """More tokens than the context holds. Both numbers are attributes.
 
     at_least: `n_prompt` is what the length of a text proves; it was refused before its tokens were made.
-    most: the largest context that the model allows. what: which of several texts it is. images: what is said of those.
+    most: the largest context that the model allows. images: what is said of those.
     """
 
-    def __init__(
-        self, n_prompt: int, n_ctx: int, *, at_least: bool = False, most: int = 0, what: str = "", images: str = ""
-    ) -> None:
+    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False, most: int = 0, images: str = "") -> None:
         larger = f", or ask for a larger n_ctx: the model allows up to {most}" if most > n_ctx else ""
         super().__init__(
-            f"{what and f'{what}: '}{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context "
+            f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context "
             f"size: the maximum context length is {n_ctx} tokens; {images and f'{images}; '}shorten the text{larger}"
         )
         self.n_prompt = n_prompt
@@ -125,6 +125,17 @@ class NumericError(BitnetError, RuntimeError):
 
 class ThreadError(BitnetError, RuntimeError):
     """A worker thread could not be started."""
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """An error within says of which of several things it is. "": there is only one."""
+    try:
+        yield
+    except BitnetError as error:
+        if what and error.args and isinstance(error.args[0], str):
+            error.args = (f"{what}: {error.args[0]}", *error.args[1:])
+        raise
 
 
 _CLASSES: dict[int, type[BitnetError]] = {

@@ -115,13 +115,13 @@ def _name(source: object) -> str:
         return f"a picture of {len(source):,} bytes"
     if isinstance(source, (str, os.PathLike)):
         text = str(source)
-        return "a data: URL" if _is_data(text) else text if len(text) <= 300 else f"{text[:299]}…"
+        return "a data: URL" if is_data(text) else text if len(text) <= 300 else f"{text[:299]}…"
     return "an image of Pillow"
 
 
 def _file(source: str | os.PathLike[str] | bytes) -> BinaryIO:
     """The bytes, open, and known to be a picture by the first of them."""
-    if isinstance(source, str) and _is_data(source):
+    if isinstance(source, str) and is_data(source):
         source = _data(source)
     elif isinstance(source, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source):
         raise ImageError("a URL, expected a file, or data:image/png;base64,…; nothing is fetched from a network")
@@ -153,7 +153,7 @@ def _regular(path: str | os.PathLike[str]) -> BinaryIO:
     return open(number, "rb")
 
 
-def _is_data(text: str) -> bool:
+def is_data(text: str) -> bool:
     return text[:5].lower() == "data:"
 
 

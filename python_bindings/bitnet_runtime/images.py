@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from bitnet_runtime.errors import ImageError, shown
-from bitnet_runtime.image_files import MOST_PIXELS, Decoded, check_size, is_pillow_image, pillow_image
+from bitnet_runtime.errors import ImageError, naming, shown
+from bitnet_runtime.image_files import MOST_PIXELS, Decoded, check_size, is_data, is_pillow_image, pillow_image
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,11 +82,9 @@ class Processor:
         several = cast("Sequence[Image]", images)
         out = np.empty((len(several), self.channels, self.size, self.size), np.float32)
         for place, image in enumerate(several):
-            try:
+            path = isinstance(image, (str, os.PathLike)) and not is_data(str(image))  # which the error names
+            with naming("" if path else f"images[{place}]"):
                 out[place] = self.floats(image)
-            except ImageError as error:
-                named = isinstance(image, (str, os.PathLike))
-                raise ImageError(str(error) if named else f"images[{place}]: {error}") from None
         return out
 
     def _made(self, image: Image) -> NDArray[Any]:

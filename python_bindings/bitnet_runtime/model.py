@@ -11,7 +11,7 @@ from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
 from bitnet_runtime.embedding import embed
-from bitnet_runtime.errors import InvalidParameterError, check, check_open, shown
+from bitnet_runtime.errors import InvalidParameterError, check, check_open, naming, shown
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
@@ -173,8 +173,10 @@ class Model(ModelAsync, ModelChat):
             raise InvalidParameterError(
                 f"images is {shown(images)}, expected {len(prompts)} lists, of the pictures of each prompt", "images"
             )
-        pairs = zip(prompts, each, strict=True)
-        ready = [self.ready(prompt, of_it, self.n_ctx) for prompt, of_it in pairs]  # all, before any work
+        ready = []  # all, before any work
+        for i, (of_text, of_it) in enumerate(zip(prompts, each, strict=True)):
+            with naming(f"prompt {i}"):
+                ready.append(self.ready(of_text, of_it, self.n_ctx))
         more: dict[str, Any] = {"receipt": receipt, "adapter": adapter}
         return generate_batch(Stream(self, tokens, chosen, pixels=pixels, **more) for tokens, pixels in ready)
 
@@ -255,8 +257,10 @@ class Model(ModelAsync, ModelChat):
         """
         several = is_several(text, "text") or not len(text)
         texts = cast("Sequence[Prompt]", text if several else [text])
-        names = [f"text {i}, {shown(one)}" if len(texts) > 1 else "" for i, one in enumerate(texts)]
-        filled = [self.text_tokens(one, self.n_ctx, name) for one, name in zip(texts, names, strict=True)]
+        filled = []
+        for i, one in enumerate(texts):
+            with naming(f"text {i}, {shown(one)}" if len(texts) > 1 else ""):
+                filled.append(self.text_tokens(one, self.n_ctx))
         return embed(self, filled, pooling, adapter)
 
     def similarity(

@@ -145,7 +145,7 @@ class ModelText(ModelImages):
         pixels = self._pixels(images)
         seen = self._require_image_token()
         if isinstance(prompt, str):
-            self._check_length(prompt, n_ctx, "")
+            self._check_length(prompt, n_ctx)
             tokens, start = self.image_prompt(prompt, len(pixels)), len(pixels) * seen.n_tokens
             tokens[:start] = [NO_TOKEN] * start  # alone: a tokenizer may have more of them in texts
         else:
@@ -172,19 +172,19 @@ class ModelText(ModelImages):
             )
         return tokens
 
-    def _tokens(self, text: Prompt, param: str, n_ctx: int, what: str = "") -> list[int]:
-        """Token ids of a text that is to fit the context. what: how an error names it."""
+    def _tokens(self, text: Prompt, param: str, n_ctx: int) -> list[int]:
+        """Token ids of a text that is to fit the context."""
         self.require_embedding()
         if isinstance(text, str):
-            self._check_length(text, n_ctx, what)
+            self._check_length(text, n_ctx)
         tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text, param, self.vocab_size)
         if len(tokens) > n_ctx:
-            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context, what=what)
+            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context)
         return tokens
 
-    def text_tokens(self, text: Prompt, n_ctx: int, what: str = "") -> list[int]:
+    def text_tokens(self, text: Prompt, n_ctx: int) -> list[int]:
         """The tokens of a text that is to become a vector: of a string as many as the model learned from."""
-        tokens = self._tokens(text, "text", n_ctx, what)
+        tokens = self._tokens(text, "text", n_ctx)
         if self._padding is None or not isinstance(text, str):
             return tokens
         length, token, left = self._padding
@@ -207,10 +207,10 @@ class ModelText(ModelImages):
             )
         return length, token, side == "left"
 
-    def _check_length(self, text: str, n_ctx: int, what: str) -> None:
+    def _check_length(self, text: str, n_ctx: int) -> None:
         """Refuses a text that is much too long before its tokens are made: of a shorter one they can be counted."""
         if len(text) > COUNTED and (fewest := self._tokenizer.fewest_tokens(text)) > n_ctx:
-            raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context, what=what)
+            raise ContextLengthError(fewest, n_ctx, at_least=True, most=self.info.max_context)
 
     def _require_image_token(self) -> ImageInfo:
         seen = self.require_images()

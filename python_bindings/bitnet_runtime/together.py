@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from bitnet_runtime.errors import CacheFullError, CancelledError, ClosedError, InvalidParameterError
+from bitnet_runtime.errors import CacheFullError, CancelledError, ClosedError, InvalidParameterError, naming
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.result import Piece, Result
 from bitnet_runtime.session_input import BLOCK
@@ -97,8 +97,8 @@ class Batch:
     """Iterator over what its texts become, a `Step` at a time; ends when all are done, and goes on when one is added.
 
     Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`; a text is
-    what it would be alone. One thread iterates. An error of a text is raised, and ends that one: the next iteration
-    goes on with the others.
+    what it would be alone. One thread iterates. An error of a text is raised, and ends that one, which is `failed`
+    then: the next iteration goes on with the others.
     """
 
     def __init__(self, make: Callable[..., Stream], most: int = IN_FLIGHT) -> None:
@@ -106,8 +106,9 @@ class Batch:
         self._make, self._most, self._passes = make, most, Passes()
         self._waiting: deque[Stream] = deque()
         self._active: list[Stream] = []  # of those whose prompts load, who had a part in a pass last comes last
-        self._steps: deque[Step | Exception] = deque()
+        self._steps: deque[Step | tuple[Stream, Exception]] = deque()
         self._closed = False
+        self.failed: Stream | None = None
 
     def add(self, prompt: Prompt, **given: Any) -> Stream:
         """One text more. Arguments as in `Model.stream`."""
@@ -140,9 +141,10 @@ class Batch:
                     room = True
                 self._read(stream, error)
         step = self._steps.popleft()
-        if isinstance(step, Exception):
-            raise step
-        return step
+        if isinstance(step, Step):
+            return step
+        self.failed, error = step
+        raise error
 
     def _join(self) -> None:
         while self._waiting and len(self._active) < self._most:
@@ -169,7 +171,7 @@ class Batch:
         except Exception as failed:
             self._active.remove(stream)
             stream.close()
-            self._steps.append(failed)
+            self._steps.append((stream, failed))
             return
         if stream.done:
             self._active.remove(stream)
@@ -205,7 +207,11 @@ def generate_batch(streams: Iterable[Stream]) -> list[Result]:
             for place, stream in itertools.islice(waiting, IN_FLIGHT - len(batch)):
                 places[stream] = place
                 batch._waiting.append(stream)
-            step = next(batch, None)
+            try:
+                step = next(batch, None)
+            except Exception:
+                with naming(f"prompt {places[batch.failed]}" if batch.failed else ""):
+                    raise
             if step is None:
                 return [results[place] for place in sorted(results)]
             if step.done:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bitnet_runtime.errors import shown
+from bitnet_runtime.errors import naming, shown
 from bitnet_runtime.model import Model
 from bitnet_serve import fields
 from bitnet_serve.answers import Block, Choice, Shape, Work
@@ -44,8 +44,9 @@ def understand(served: Served, body: Mapping[str, Any]) -> Work:
     stream, with_usage = fields.take(body, "stream", bool, False), fields.with_usage(body)
     receipt = fields.take(body, "receipt", bool, False)
     asks, echoes = [], list[str]()
-    for prompt in given:
-        tokens = _tokens(model, prompt, body, options.max_tokens)
+    for place, prompt in enumerate(given):
+        with naming(f"prompt {place}" if len(given) > 1 else ""):
+            tokens = _tokens(model, prompt, body, options.max_tokens)
         asks.append(Ask(tokens, options, None, top, echo and top is not None, receipt=receipt))
         echoes += [_shown(model, prompt)] * n if echo else []
     shape = Completion(served, with_usage if stream else None, echoes)

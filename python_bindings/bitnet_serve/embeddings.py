@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet_runtime import vision
 from bitnet_runtime.batch import embed_batch
-from bitnet_runtime.errors import shown
+from bitnet_runtime.errors import naming, shown
 from bitnet_runtime.session import Session
 from bitnet_serve import fields
 from bitnet_serve.errors import ApiError, refuse
@@ -146,10 +146,11 @@ def understand(served: Served, body: Mapping[str, Any]) -> Asked:
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TEXTS:
         raise refuse(f"input is {shown(given)}, expected a text, token ids, or 1 to {MOST_TEXTS} of these", "input")
     texts = []
-    for one in given:
+    for place, one in enumerate(given):
         if not isinstance(one, str) and not (isinstance(one, list) and all(type(token) is int for token in one)):
             raise refuse(f"input has {shown(one)}, expected a text or token ids", "input", "invalid_type")
-        texts.append(model.text_tokens(one, model.n_ctx))
+        with naming(f"input {place}" if len(given) > 1 else ""):
+            texts.append(model.text_tokens(one, model.n_ctx))
         if not texts[-1]:
             raise refuse("input has a text without tokens; give at least one character", "input")
     return Asked(texts, pooling, form == "base64")

@@ -70,8 +70,6 @@ def sampling(body: Mapping[str, Any], model: Model, max_tokens: int | None) -> S
     Raises ApiError or InvalidParameterError.
     """
     asked = {name: value for name, value in body.items() if name in SAMPLING}
-    if asked.pop("draft", None):
-        raise refuse("draft is not supported: the server guesses by itself", "draft", "unsupported_parameter")
     if not {"max_tokens", *(alias for alias, name in ALIASES.items() if name == "max_tokens")} & set(asked):
         asked["max_tokens"] = max_tokens
     elif "max_tokens" in asked and asked["max_tokens"] == asked.get("max_completion_tokens"):

@@ -64,7 +64,7 @@ def document() -> dict[str, Any]:
         path: {"get": {"summary": what, "responses": _responses(what)}} for path, what in GET.items()
     }
     for path, (known, needed, types, samples) in _post().items():
-        names = {*known, *fields.IGNORED, *(fields.SAMPLING - {"draft"} if samples else ())}
+        names = {*known, *fields.IGNORED, *(fields.SAMPLING if samples else ())}
         properties = {name: (COMMON | _sampling() | types).get(name, {}) for name in sorted(names)}
         properties = {name: schema if name in needed else _or_null(schema) for name, schema in properties.items()}
         schema = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}

@@ -49,6 +49,14 @@ static const int32_t *tokens_of(const bn_entry *entry) {
 
 /* --- what is computed --- */
 
+/* Those with one adapter stand together, so that it is read once for all. */
+static void add_item(pass *p, bn_entry *entry) {
+    int32_t at = p->n++;
+    for (; at > 0 && p->items[at - 1].entry->session->adapter > entry->session->adapter; at--)
+        p->items[at] = p->items[at - 1];
+    p->items[at] = (item){.entry = entry};
+}
+
 /* Those of the entries that one pass has room for, in order. Returns how many. */
 static int32_t admit(pass *p, bn_entry *entries, int32_t n) {
     int32_t taken = 0;
@@ -61,7 +69,7 @@ static int32_t admit(pass *p, bn_entry *entries, int32_t n) {
             break;
         p->rows += rows;
         p->scored += scored;
-        p->items[p->n++] = (item){.entry = entry};
+        add_item(p, entry);
     }
     return taken;
 }
