@@ -109,11 +109,12 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
                   .weight_scale = s->weight_scale};
     for (size_t i = 0; i < rows; i++) {
         const float *from = p->w->q + ((row + i) * c->n_heads + g * group) * E;
-        for (size_t d = 0; d < group * E; d++)
+        for (size_t d = 0; !kv->encode_query && d < group * E; d++)
             b.q[i * group * E + d] = from[d] * c->attention_scale;
+        for (size_t j = i * group; kv->encode_query && j < (i + 1) * group; j++, from += E)
+            b.q_scale[j] = c->attention_scale *
+                           kv->encode_query(&p->m->kernels, b.codes + j * stride, from, E);
     }
-    for (size_t i = 0; kv->encode_query && i < rows * group; i++)
-        b.q_scale[i] = kv->encode_query(&p->m->kernels, b.codes + i * stride, b.q + i * E, E);
     return b;
 }
 
