@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bitnet.float_product import linear
 from bitnet.quant import low_rank, ternary_linear
+
+
+class FloatLinear(nn.Linear):
+    """`nn.Linear`, by the faster of torch's products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class BitLinear(nn.Linear):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bitnet.float_product import linear, product
 from bitnet.integer_sum import integer_sum
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # weights (N, K) -> int8 codes (N, K), fp32 scale
@@ -146,17 +147,32 @@ class _QuantizedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, s, *flat = ctx.saved_tensors
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        w_qs = [(codes * expand_scale(scale, *codes.shape)).to(ctx.dtype) for codes, scale in pairs]
+        gs = [grad.flatten(0, -2) for grad in grads]
+        sizes = [g.shape[1] for g in gs]
+        if gs[0].dtype != ctx.dtype:  # they move anyway: to where one product does for all
+            gs, w_qs = [_side_by_side(gs, ctx.dtype)], [torch.cat(w_qs)]
+        grad_x = product(gs[0], w_qs[0])
+        for g, w_q in zip(gs[1:], w_qs[1:], strict=True):
+            grad_x = product(g, w_q, onto=grad_x)
+        grad_x = grad_x.to(ctx.x_dtype).view(ctx.x_shape)
+        if not any(ctx.needs_input_grad[2:]):  # the weights are frozen
+            return grad_x, None, *(None for _ in grads)
         x_q = q.float().div_(s).to(ctx.dtype)
-        grad_x: Tensor | None = None
-        grad_ws: list[Tensor | None] = []  # None: of weights that are frozen
-        for grad, codes, scale in zip(grads, flat[::2], flat[1::2], strict=True):
-            g = grad.flatten(0, -2).to(ctx.dtype)
-            w_q = (codes * expand_scale(scale, *codes.shape)).to(ctx.dtype)
-            learnt = ctx.needs_input_grad[2 + len(grad_ws)]
-            grad_ws.append((g.T @ x_q).to(ctx.w_dtype) if learnt else None)
-            grad_x = g @ w_q if grad_x is None else grad_x.addmm_(g, w_q)
-        assert grad_x is not None
-        return grad_x.to(ctx.x_dtype).view(ctx.x_shape), None, *grad_ws
+        grad_ws = [product(g.T, x_q).to(ctx.w_dtype) for g in gs]
+        return grad_x, None, *(grad_ws if len(grad_ws) > 1 else grad_ws[0].split(sizes))
+
+
+def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Matrices (M, N_i) as one (M, ΣN_i), converted on the way there."""
+    if len(parts) == 1:
+        return parts[0].to(dtype)
+    widths = [part.shape[1] for part in parts]
+    whole = parts[0].new_empty(len(parts[0]), sum(widths), dtype=dtype)
+    for place, part in zip(whole.split(widths, 1), parts, strict=True):
+        place.copy_(part)
+    return whole
 
 
 class _Partly(torch.autograd.Function):
@@ -192,7 +208,7 @@ def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: 
         _partly(w, codes * expand_scale(scale, *codes.shape), amount)
         for w, (codes, scale) in zip(weights, pairs, strict=True)
     )
-    return tuple(F.linear(x, w).to(dtype) for w in between)
+    return tuple(linear(x, w).to(dtype) for w in between)
 
 
 # `amount` is the λ of a conversion (docs/finetune.md): every quantizer Q computes v + λ·(Q(v) − v). As a
@@ -215,7 +231,7 @@ def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1
         return ternary_linear(x, w, scope=scope, amount=amount)[0]
     if storage == "int8":
         return _quantized_linear(x, row_codes, w, amount=amount)[0]
-    return F.linear(x, _partly(w, stored_rows(w, storage), amount))
+    return linear(x, _partly(w, stored_rows(w, storage), amount))
 
 
 def low_rank(x: Tensor, adapter_in: Tensor, adapter_out: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bitnet.bitlinear import BitLinear, project
+from bitnet.bitlinear import BitLinear, FloatLinear, project
 from bitnet.config import TERNARY_LINEARS, ModelConfig
 from bitnet.model.attention import attention_in_bf16, bf16_attention
 from bitnet.model.layers import ACTIVATIONS, gated, norm_of, rotate
@@ -29,7 +29,7 @@ class Linears(nn.Module):
         if role in self.config.ternary:
             rank = self.config.adapter_rank if role in self.config.adapters else 0
             return BitLinear(inputs, outputs, bias, self.config.weight_scale, rank)
-        return nn.Linear(inputs, outputs, bias)
+        return FloatLinear(inputs, outputs, bias)
 
     def add_linear_norms(self) -> None:
         """With `linear_norm`, a norm for each of the linear layers that are there."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
+from bitnet.float_product import product
 from bitnet.quant import activation_codes, head_operands, integer_product, output_logits
 
 PORTION = {"cpu": 1 << 21, "cuda": 1 << 28}
@@ -66,7 +66,7 @@ def portion(
 
 
 def _logits(x_ND: Tensor, w_VD: Tensor, integers: Integers, bias_V: Tensor | None, softcap: float) -> Tensor:
-    z_NV = integer_product(*integers) if integers else F.linear(x_ND, w_VD)
+    z_NV = integer_product(*integers) if integers else product(x_ND, w_VD.mT)
     z_NV = z_NV.to(torch.promote_types(x_ND.dtype, torch.float32))
     if bias_V is not None:
         z_NV = z_NV + bias_V
@@ -117,8 +117,8 @@ class _HeadLoss(torch.autograd.Function):
                 x, integers = _as_it_counts(x_ND[here], codes, config, amount, dtype)
                 part, g = of_portion(x, w, integers, bias_V, targets_N[here], config.logit_softcap)
                 loss += part
-                grad_x[here] = g @ w
-                grad_w += g.T @ x
+                grad_x[here] = product(g, w)
+                grad_w += product(g.T, x)
                 if grad_b is not None:
                     grad_b += g.sum(0)
         ctx.save_for_backward(grad_x, grad_w, *(() if grad_b is None else (grad_b,)))
@@ -164,8 +164,8 @@ class _LogProbabilities(torch.autograd.Function):
             if head.config.logit_softcap:
                 g_NV.mul_(1 - (z_NV / head.config.logit_softcap).square())
             g = g_NV.to(dtype)
-            grad_x[here] = g @ w
-            grad_w += g.T @ x
+            grad_x[here] = product(g, w)
+            grad_w += product(g.T, x)
             if grad_b is not None:
                 grad_b += g.sum(0)
         return grad_x, grad_w, grad_b, None, None

@@ -22,8 +22,8 @@ def check(steps: int, left: float) -> None:
     """Raises TrainingError: a run of so many steps, of which so many are left, ends before they are recorded."""
     if steps and left < WAIT + 1 + steps:
         raise TrainingError(
-            f"--profile {steps} records the steps after the first {WAIT + 1}: it takes {WAIT + 1 + steps:,}, and the run "
-            f"has {left:,.0f} left; make it longer, or leave --profile out"
+            f"--profile {steps} records the steps after the first {WAIT + 1}: it takes {WAIT + 1 + steps:,}, and the "
+            f"run has {left:,.0f} left; make it longer, or leave --profile out"
         )
 
 

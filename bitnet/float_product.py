@@ -1,0 +1,53 @@
+"""Products of fp32 matrices by the faster of the two libraries that torch has on an x86 CPU.
+
+torch multiplies fp32 matrices by MKL, which takes AVX2 on CPUs that Intel did not make: half the rate of AVX-512, where
+they have that. oneDNN, by which it multiplies bf16, takes what there is. Both add in fp32, in orders of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+HAS_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+
+
+def by_onednn(*operands: Tensor) -> bool:
+    return HAS_BOTH and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in operands)
+
+
+def product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
+    """a @ b, added to `onto`, whose memory it may take. a: (M, K), b: (K, N), either in any memory order."""
+    if by_onednn(a, b) and a.numel() and b.numel():
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.mT, None, "none", [], "")
+        return y if onto is None else onto.add_(y)
+    return a @ b if onto is None else onto.addmm_(a, b)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x.flatten(0, -2), weight.mT).view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        g, (of_x, of_w) = grad.flatten(0, -2), ctx.needs_input_grad
+        grad_x = product(g, weight).view(x.shape) if of_x else None
+        return grad_x, product(g.mT, x.flatten(0, -2)) if of_w else None
+
+
+_linear: Callable[[Tensor, Tensor], Tensor] = _Linear.apply
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch's own `linear`. x: (..., K), weight: (N, K)."""
+    if torch.is_autocast_enabled(x.device.type) or x.dim() < 2 or not by_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    y = _linear(x, weight)
+    return y if bias is None else y + bias
