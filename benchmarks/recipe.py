@@ -1,7 +1,7 @@
 """What each choice of the training recipe is worth: one change at a time against the defaults, ternary,
 one million parameters, equal tokens.
 
-    python benchmarks/recipe.py --jobs 2             # 15 runs: an hour on two cores
+    python benchmarks/recipe.py --jobs 2             # 16 runs: an hour on two cores
     python benchmarks/recipe.py --when --jobs 2      # when the quantizers come in, three lengths: three hours
     python benchmarks/recipe.py --quick              # that it runs: seconds, and the figures mean nothing
 
@@ -33,6 +33,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "batch × 2, half the steps": {"batch": 2.0},
     "two stages": {"schedule": "two_stage"},
     "no weight decay": {"weight-decay": 0.0},
+    "gradients not clipped": {"clip": 0.0},
     "a scale for each 128 inputs": {"model": {"weight_scale": "group"}},
     "head and embedding in fp32": {"model": {"head_format": "f32"}},
     "cosine": {"schedule": "cosine"},

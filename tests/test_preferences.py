@@ -287,11 +287,12 @@ def test_what_a_run_needs(asked: tuple[Path, Path], tmp_path: Path, capsys: pyte
     (kept,) = run.glob("train-*.reference")
     bytes_before = kept.read_bytes()
     kept.write_bytes(bytes_before[:-1] + b"x")
-    assert "is damaged; remove it and begin the run again" in refused(*more)
+    assert "is damaged; remove it, and it is computed again" in refused(*more)
     kept.unlink()
-    assert "is missing: what the model said before it learnt" in refused(*more)
-    kept.write_bytes(bytes_before)
+    assert "has lost what the model said before it learnt, and" in refused(*more, "--context", "64")
+    assert not kept.exists()
     assert bitnet(*more) == 0
+    assert kept.read_bytes() == bytes_before
     assert bitnet("finetune", "--from", run, "--out", tmp_path / "branch", "--steps", "4") == 0
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,9 +119,12 @@ def of_checkpoint(
 
 
 def refer(
-    model: Transformer, seen: object, held_out: object, settings: Settings, context: int, before: dict[str, Any]
+    first: Callable[[], Transformer], seen: object, held_out: object, settings: Settings, context: int,
+    before: dict[str, Any],
 ) -> dict[str, str]:  # fmt: skip
-    """Let both sides have their reference: what `model` says before its first step, or what was kept of that.
+    """Let both sides have their reference: what the model says before its first step, or what was kept of that.
+
+    first: that model. Of a run that goes on it is its source, read again where a file was lost.
 
     What is learnt is compared in the precision of the run, what is held out in fp32, as it is measured. before: the
     state of a run that goes on. Returns the files. All processes call it.
@@ -128,18 +132,26 @@ def refer(
     assert isinstance(seen, Preferences) and isinstance(held_out, Preferences)
     sides = {"train": seen, "validation": held_out}
     bf16 = torch.autocast(settings.device, torch.bfloat16, enabled=settings.precision == "bf16")
-    files: dict[str, str] = before.get("reference") or {
-        name: _file_of(model, side, name, settings, context) for name, side in sides.items()
-    }
+    files: dict[str, str] = before.get("reference", {})
+    lost = parallel.from_first(lambda: any(not (settings.run_folder / file).is_file() for file in files.values()))
+    if lost or not files:
+        model = first()
+        made = {name: _file_of(model, side, name, settings, context) for name, side in sides.items()}
+        if files and made != files:
+            raise TrainingError(
+                f"{settings.run_folder} has lost what the model said before it learnt, and {settings.source} is not "
+                "what it was then, or --context or --precision are not; begin another run with --out"
+            )
+        files = made
     for name, side in sides.items():
         file = settings.run_folder / files[name]
-        if not before and not parallel.from_first(file.is_file):
+        if not parallel.from_first(file.is_file):
             say(f"{file.parent}: what the model says of {len(side.pairs):,} {name} pairs before it learns")
             found = _reference(model, side, context, settings.batch, bf16 if name == "train" else nullcontext())
             if parallel.is_first():
                 _keep(file, found)
             parallel.wait_for_first()
-        side.reference = _kept(file, side, context).to(model.device)
+        side.reference = _kept(file, side, context).to(settings.device)
     return files
 
 
@@ -184,12 +196,11 @@ def _kept(file: Path, side: Preferences, context: int) -> Tensor:
         kept = file.read_bytes()
     except FileNotFoundError:
         raise TrainingError(
-            f"{file} is missing: what the model said before it learnt; a model that has learnt cannot say it again, so "
-            "begin another run with --out"
+            f"{file} is missing: what the model said before it learnt; go on with the run, and it is computed again"
         ) from None
     numbers, digest = kept[:-32], kept[-32:]
     if len(numbers) != 8 * len(side.pairs) or hashlib.sha256(numbers).digest() != digest:
-        raise TrainingError(f"{file} is damaged; remove it and begin the run again, or another one with --out")
+        raise TrainingError(f"{file} is damaged; remove it, and it is computed again when the run goes on")
     found = torch.frombuffer(bytearray(numbers), dtype=torch.float32).reshape(-1, 2)
     if bool(found[[i for row in side.rows(context) for i in row]].isnan().any()):
         raise TrainingError(f"{file} has no numbers of the longest pairs; go on with the --context that the run had")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bitnet.data import tokenizer
 from bitnet.data.mixed import Mixed
 from bitnet.evaluate.loss import check_vocabulary
 from bitnet.model import compiler, parallel
+from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
 from bitnet.train import (
     building,
@@ -50,11 +52,12 @@ def prepare(
     start: source_model.Start | None = None,
     teacher: source_model.Start | None = None,
     tower: source_model.Start | None = None,
+    source: Callable[[], source_model.Start] | None = None,
 ) -> Run:
     """A run at its next step. A new one has no checkpoint yet.
 
     newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from; tower: one
-    whose stack of images it begins with.
+    whose stack of images it begins with; source: what a run began with that goes on.
     """
     set_threads(settings.threads)
     device = choose_device(settings.device)
@@ -135,7 +138,12 @@ def prepare(
     if line:
         say(line)
     if settings.preference:
-        state["reference"] = preferences.refer(model, batches.tokens, held_out, settings, batches.context, before)
+
+        def first() -> Transformer:
+            return building.build_model(settings, config, source(), batches)[0] if source else model
+
+        data = batches.tokens, held_out, settings, batches.context
+        state["reference"] = preferences.refer(first, *data, before)
     parts = words, batches, held_out, sequences, end, model, forward, optimizer
     run = Run(settings, folder, *parts, state, template, generation)
     if settings.distilled:

@@ -133,7 +133,7 @@ def _go_on(given: Given, folder: Path, newest: Checkpoint, read: Read) -> Run:
     settings, config = resolve(given, newest.state_of_run)
     settings = dataclasses.replace(settings, out=str(folder))  # it may have been moved
     teacher = read(settings.teacher or settings.source) if settings.distilled else None
-    return prepare(settings, config, newest, teacher=teacher)
+    return prepare(settings, config, newest, teacher=teacher, source=lambda: read(settings.source))
 
 
 def _check_unused(folder: Path) -> None:
