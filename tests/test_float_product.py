@@ -14,6 +14,11 @@ from bitnet import float_product
 NEAR = {"rtol": 1e-5, "atol": 1e-5}  # 32 products of about 1, each sum rounded to 2⁻²⁴ of itself
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 def matrices(rows: int, columns: int) -> list[Tensor]:
     """As they lie in memory: row by row, column by column, as part of wider rows, and one row for all."""
     wide = torch.randn(rows, columns + 3)
