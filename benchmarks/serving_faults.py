@@ -1,7 +1,7 @@
 """What `bitnet serve` stands: more requests than it has places, clients that leave, that are slow, and many of them.
 
-    python benchmarks/serving_faults.py           # all, about 8 minutes, with a small random model
-    python benchmarks/serving_faults.py --model build/demo/model.bitnet cancel
+    python benchmarks/serving_faults.py                         # all, about 8 minutes, with a small random model
+    python benchmarks/serving_faults.py --shape 100m overload   # one part, with a larger one
 
 Results go to results/serving_faults; parts that are not asked for stay there as they are.
 
@@ -235,7 +235,8 @@ PARTS = {"overload": overload, "cancel": cancel, "slow": slow, "memory": memory,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="none: all of them")
-    parser.add_argument("--model", type=Path, help="default: a random one of the shape 10m")
+    parser.add_argument("--model", type=Path, help="default: a random one")
+    parser.add_argument("--shape", choices=SHAPES, default="10m", help="of that")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gen", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--long", type=int, default=200, help="tokens of one that is cancelled")
@@ -244,15 +245,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=report.RESULTS, metavar="FOLDER", help="where results go")
     args = parser.parse_args()
-    origin, file = report.origin(shlex.join(["python", *sys.argv])), args.out / "serving_faults.json"
+    command = shlex.join(["python", "benchmarks/serving_faults.py", "--threads", str(args.threads), *args.part])
+    origin, file = report.origin(command), args.out / "serving_faults.json"
     found = json.loads(file.read_text())["parts"] if file.exists() else {}
+    told = {"model": args.model.name if args.model else args.shape, "date": origin["date"], "commit": origin["commit"]}
     with tempfile.TemporaryDirectory() as folder:
         if not args.model:
             args.model = Path(folder) / "model.bitnet"
-            with_words(SHAPES["10m"], args.model)
+            with_words(SHAPES[args.shape], args.model)
         for name in args.part or PARTS:
             print(f"{name} …", file=sys.stderr)
-            found[name] = PARTS[name](args) | {"date": origin["date"], "commit": origin["commit"]}
+            found[name] = PARTS[name](args) | told
             print(json.dumps(found[name]), file=sys.stderr)
             report.write(args.out, "serving_faults", {"origin": origin, "parts": found}, page(found), None)
 
@@ -262,8 +265,8 @@ def page(found: dict[str, Any]) -> str:
     rows = []
     for name, (what, key, asked) in ASKED.items():
         if name in found:
-            rows.append([what, found[name][key], asked, found[name]["commit"]])
-    return f"# What the server stands\n\n{report.table(['', 'found', 'goal', 'commit'], rows)}"
+            rows.append([what, found[name][key], asked, found[name]["model"], found[name]["commit"]])
+    return f"# What the server stands\n\n{report.table(['', 'found', 'goal', 'model', 'commit'], rows)}"
 
 
 if __name__ == "__main__":
