@@ -45,7 +45,7 @@ def made(model: Model, name: str = "sampled", prompt: str = "Once", n: int = 24)
     return receipt
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+@pytest.mark.parametrize("kv_type", ["f16", "int8", "k4v8"])
 def test_every_tier_finds_them_true(path: Path, kv_type: str) -> None:
     with Model.load(path, threads=1, kv_type=kv_type) as model:
         receipts = [made(model, name) for name in OPTIONS]

@@ -40,7 +40,7 @@ def saved(model: Model, tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "f32", "int8"])
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "int8", "k4v8"])
 def test_it_goes_on_in_another_process_of_any_kind(path: Path, kv_type: str, tmp_path: Path) -> None:
     with Model.load(path, threads=1, kv_type=kv_type) as model, model.session() as session:
         first = model.generate(TEXT, session=session, seed=1, max_tokens=9)

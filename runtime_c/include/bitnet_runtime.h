@@ -109,7 +109,9 @@ typedef enum bn_kv_type {
     BN_KV_F32 = 1,  /* for comparisons with a reference that keeps fp32 */
     BN_KV_INT8 = 2, /* a quarter of f32 plus a scale; keys, values and queries quantized as
                      * activations are: error of a value at most 1/254 of its row's largest */
-    BN_KV_TYPES = 3 /* how many there are */
+    BN_KV_K4V8 = 3, /* values as in int8; keys and queries turned by a Hadamard matrix, keys then in
+                     * 4 bits with a scale for every 32: for long texts of large models */
+    BN_KV_TYPES = 4 /* how many there are */
 } bn_kv_type;
 
 /* Which rows of logits an append call computes. */

@@ -4,6 +4,7 @@
  */
 #include "kv.h"
 
+#include <math.h>
 #include <string.h>
 
 static void key_f16(const bn_kernels *kernels, void *to, const float *x, size_t n) {
@@ -25,6 +26,84 @@ static void key_int8(const bn_kernels *kernels, void *to, const float *x, size_t
     memcpy((uint8_t *)to + (n + 3) / 4 * 4, &scale, sizeof scale);
 }
 
+/* --- k4v8 --- */
+
+/* y = x times the Hadamard matrix of the largest power of two that divides n, which is returned,
+ * along the diagonal as often as it fits. What stood out in one dimension is spread over all. Every
+ * pass adds the second half to the first and subtracts it: side by side, whatever the order. */
+static size_t turn(float *y, const float *x, size_t n) {
+    const size_t size = n & (~n + 1), half = size / 2;
+    float last[BN_MAX_HEAD];
+    memcpy(y, x, n * sizeof *x);
+    for (size_t at = 0; at < n; at += size, y += size)
+        for (size_t pass = 1; pass < size; pass *= 2) {
+            memcpy(last, y, size * sizeof *y);
+            for (size_t i = 0; i < half; i++) {
+                y[2 * i] = last[i] + last[half + i];
+                y[2 * i + 1] = last[i] - last[half + i];
+            }
+        }
+    return size;
+}
+
+/* The float nearest to x of which the lower half is 0; x is not NaN. */
+static float upper_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Codes 0..15 of n floats x, which stand for (2 code - 15) · what this returns: NaN if one of them
+ * is not finite, because it has to show. */
+static float nibbles(uint8_t *codes, const float *x, size_t n) {
+    float most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = fabsf(x[i]) > most || isnan(x[i]) ? fabsf(x[i]) : most;
+    const float scale = isfinite(most) ? upper_half(most / 15) : NAN;
+    const float s = scale > 0 ? 0.5f / scale : 0;
+    for (size_t i = 0; i < n; i++) {
+        float code = x[i] * s + 8;  /* the integer below is the nearest code */
+        code = code > 0 ? code : 0; /* NaN, too */
+        codes[i] = (uint8_t)(code < 15 ? code : 15);
+    }
+    return scale;
+}
+
+/* At most 64 dimensions: their words and the one with both scales. Returns what is behind. */
+static uint8_t *nibble_words(uint8_t *words, const float *x, size_t n) {
+    enum { GROUP = BN_NIBBLE_GROUP };
+    uint8_t codes[2 * GROUP] = {0};
+    const size_t low = n < GROUP ? n : GROUP;
+    const float scales[] = {nibbles(codes, x, low), nibbles(codes + low, x + low, n - low)};
+    uint32_t bits[2];
+    for (size_t d = 0; d < n; d += 8, words += 4)
+        for (size_t j = 0; j < 4; j++)
+            words[j] = (uint8_t)(codes[d + j] | codes[d + 4 + j] << 4);
+    memcpy(bits, scales, sizeof bits);
+    bits[0] = bits[0] >> 16 | bits[1];
+    memcpy(words, bits, sizeof *bits);
+    return words + sizeof *bits;
+}
+
+static void key_k4v8(const bn_kernels *kernels, void *to, const float *x, size_t n) {
+    enum { BLOCK = 2 * BN_NIBBLE_GROUP };
+    float turned[BN_MAX_HEAD];
+    uint8_t *words = to;
+    (void)kernels;
+    turn(turned, x, n);
+    for (size_t d = 0; d < n; d += BLOCK)
+        words = nibble_words(words, turned + d, n - d < BLOCK ? n - d : BLOCK);
+}
+
+/* Turned keys times turned queries are as many times too large as `turn` says: a power of two. */
+static float query_k4v8(const bn_kernels *kernels, void *to, const float *x, size_t n) {
+    float turned[BN_MAX_HEAD];
+    const size_t times = turn(turned, x, n);
+    return value_int8(kernels, to, turned, n) / (float)times;
+}
+
 const bn_kv bn_kv_types[BN_KV_TYPES] = {
     [BN_KV_F16] = {.name = "f16",
                    .word = 2,
@@ -42,6 +121,15 @@ const bn_kv bn_kv_types[BN_KV_TYPES] = {
                     .encode_key = key_int8,
                     .encode_value = value_int8,
                     .encode_query = value_int8},
+    [BN_KV_K4V8] = {.name = "k4v8",
+                    .word = 4,
+                    .dims = 8,
+                    .scaled = 2 * BN_NIBBLE_GROUP,
+                    .value = 1,
+                    .value_scaled = 1,
+                    .encode_key = key_k4v8,
+                    .encode_value = value_int8,
+                    .encode_query = query_k4v8},
 };
 
 const char *bn_kv_name(int32_t type) {

@@ -348,11 +348,11 @@ static uint32_t hash_all(const char *path, const uint8_t *bytes, size_t size, bn
 static const struct {
     void (*recipe)(tiny_writer *);
     bn_kv_type type;
-} models[] = {{relu2_decoder, BN_KV_F16},         {silu_decoder, BN_KV_F32},
-              {relu2_decoder, BN_KV_INT8},        {gelu_decoder, BN_KV_F16},
-              {tall_decoder, BN_KV_F16},          {tiny_original, BN_KV_F32},
-              {bidirectional_encoder, BN_KV_F16}, {prefix_decoder, BN_KV_INT8},
-              {mixture_decoder, BN_KV_F16},       {seeing_decoder, BN_KV_F16}};
+} models[] = {
+    {relu2_decoder, BN_KV_F16},   {silu_decoder, BN_KV_F32},    {relu2_decoder, BN_KV_INT8},
+    {gelu_decoder, BN_KV_F16},    {silu_decoder, BN_KV_K4V8},   {prefix_decoder, BN_KV_K4V8},
+    {tall_decoder, BN_KV_F16},    {tiny_original, BN_KV_F32},   {bidirectional_encoder, BN_KV_F16},
+    {prefix_decoder, BN_KV_INT8}, {mixture_decoder, BN_KV_F16}, {seeing_decoder, BN_KV_F16}};
 enum { MODELS = sizeof models / sizeof *models };
 
 int main(int argc, char **argv) {

@@ -361,7 +361,8 @@ static void test_memory(void) {
     ok(bn_session_new(model, &options, &f32));
     for (options.kv_type = 0; options.kv_type < BN_KV_TYPES; options.kv_type++) {
         const uint64_t values = (uint64_t)LAYERS * KV_HEADS * 2 * HEAD;
-        const uint64_t sizes[] = {2 * values, 4 * values, values + 4 * values / HEAD};
+        const uint64_t sizes[] = {2 * values, 4 * values, values + 4 * values / HEAD,
+                                  values / 2 / HEAD * (HEAD + 4 + 4 * (HEAD / 8 + 1))};
         const uint64_t less =
             info.kv_bytes_per_token[BN_KV_F32] - info.kv_bytes_per_token[options.kv_type];
         ok(bn_session_new(model, &options, &s));

@@ -56,7 +56,7 @@ int main(void) {
         const bn_session_options o = {.n_ctx = MOST_CONTEXT, .kv_type = type, .batch = BATCH};
         const uint64_t bytes = MOST_CONTEXT * info.kv_bytes_per_token[type];
         bn_session *s = NULL;
-        CHECK(bytes >= (uint64_t)1 << 38);
+        CHECK(bytes >= (uint64_t)1 << 37);
         if (SANITIZED) /* they touch memory of their own for each byte */
             continue;
         const bn_status status = bn_session_new(model, &o, &s);

@@ -17,7 +17,14 @@
  * BN_KV_INT8: codes in -127..127 that stand for code · scale, one scale a query and key:
  * (float)(sum of q·k, exact) * (q_scale[i] * scale of the key). K tiles lie
  * [tile][ceil(head_dim / 4)][16 keys][4] and behind these a float for each of the 16, 64-byte
- * aligned; head_dim <= BN_MAX_HEAD, so that the float is exact. */
+ * aligned; head_dim <= BN_MAX_HEAD, so that the float is exact.
+ *
+ * BN_KV_K4V8: codes as above of queries; of keys 0..15, which stand for (2 code - 15) · scale, with
+ * a scale every 32 dimensions. s = +0; s = fma((float)(sum of q·(2 k - 15), exact), scale, s) for
+ * these 32 by 32, an even number of times; s * q_scale[i]. K tiles lie in blocks of 64 dimensions,
+ * the last one short: [ceil(dimensions / 8)][16 keys][4], byte j of word w has dimension 8 w + j in
+ * its low half and 8 w + 4 + j in its high half; behind these [16 keys][2], the scales as upper
+ * halves of floats. */
 typedef struct bn_qk {
     float *scores;
     size_t score_stride;  /* in floats */

@@ -18,6 +18,7 @@ enum {
     BN_TRIT_MAX_K = 32768,  /* columns of a TERNARY_5TRIT matrix: sums fit 24 bits */
     BN_INT8_MAX_K = 65536,  /* columns of an INT8_ROWS matrix: sums fit 32 bits */
     BN_MAX_HEAD = 1024,     /* dimensions of a head (FORMAT.md §2) */
+    BN_NIBBLE_GROUP = 32,   /* dimensions of a 4-bit key that share a scale */
     BN_LINE_UNIT = 64,      /* codes in 16 bytes of a line, which has whole BN_TILE_BYTES */
     BN_INT8_UNIT = 64,      /* codes that rows of int8 are a multiple of */
     BN_LIST_MOST = 4096,    /* lines listed at a time */

@@ -29,10 +29,24 @@ static const void *numbers_int8(test *t, size_t n, int kind) {
     return c;
 }
 
-static numbers_fn *const keys_of[BN_KV_TYPES] = {
-    [BN_KV_F16] = numbers_f16, [BN_KV_F32] = numbers_f32, [BN_KV_INT8] = numbers_int8};
-static numbers_fn *const values_of[BN_KV_TYPES] = {
-    [BN_KV_F16] = numbers_f16, [BN_KV_F32] = numbers_f32, [BN_KV_INT8] = numbers_int8};
+/* Two codes in a byte, likewise. */
+static const void *numbers_nibbles(test *t, size_t n, int kind) {
+    uint8_t *c = buffer(t, n / 2);
+    const int end = (int)below(t, 4);
+    (void)kind;
+    for (size_t i = 0; i < n / 2; i++)
+        c[i] = (uint8_t)(end == 0 ? 255 : end == 1 ? 0 : below(t, 256));
+    return c;
+}
+
+static numbers_fn *const keys_of[BN_KV_TYPES] = {[BN_KV_F16] = numbers_f16,
+                                                 [BN_KV_F32] = numbers_f32,
+                                                 [BN_KV_INT8] = numbers_int8,
+                                                 [BN_KV_K4V8] = numbers_nibbles};
+static numbers_fn *const values_of[BN_KV_TYPES] = {[BN_KV_F16] = numbers_f16,
+                                                   [BN_KV_F32] = numbers_f32,
+                                                   [BN_KV_INT8] = numbers_int8,
+                                                   [BN_KV_K4V8] = numbers_int8};
 
 /* Tiles of keys, with their scales, of any kind, among them. */
 static const void *random_keys(test *t, int32_t type, size_t tiles, size_t E, int kind) {

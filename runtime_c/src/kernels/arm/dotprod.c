@@ -10,6 +10,7 @@
 #include "../groups.h"
 #include "gemm.h"
 #include "gemv.h"
+#include "k4v8_cache.h"
 #include "lanes.h"
 #include "lines.h"
 #include "rows.h"
@@ -229,6 +230,10 @@ static void pv_int8(const bn_pv *all) {
     }
 }
 
+static void qk_k4v8(const bn_qk *a) {
+    qk_k4_all(a, dot_fours);
+}
+
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int32x4_t sum[16];
     int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
@@ -259,6 +264,8 @@ int bn_kernels_dotprod(bn_kernels *table) {
     table->products.ternary_columns = ternary_columns;
     table->attention[BN_KV_INT8].qk = qk_int8;
     table->attention[BN_KV_INT8].pv = pv_int8;
+    table->attention[BN_KV_K4V8].qk = qk_k4v8;
+    table->attention[BN_KV_K4V8].pv = pv_int8;
     table->products.int8_peak = int8_peak;
     return 1;
 }

@@ -9,6 +9,7 @@
 #if defined(__aarch64__)
 
 #include "../groups.h"
+#include "k4v8_cache.h"
 #include "lanes.h"
 #include "lines.h"
 #include "rows.h"
@@ -139,6 +140,10 @@ static uint32_t crc32(uint32_t crc, const uint8_t *p, size_t n) {
 }
 #endif
 
+static void qk_k4v8(const bn_qk *a) {
+    qk_k4_all(a, dot_fours);
+}
+
 static uint64_t int8_peak(uint64_t rounds, int32_t *sink) {
     int16x8_t sum[16];
     int8x16_t w = vdupq_n_s8((int8_t)(*sink & 3)), x = vdupq_n_s8((int8_t)(*sink & 63));
@@ -173,6 +178,7 @@ int bn_kernels_neon(bn_kernels *table) {
 #if defined(__ARM_FEATURE_CRC32)
     table->bytes.crc32 = crc32;
 #endif
+    table->attention[BN_KV_K4V8].qk = qk_k4v8;
     table->products.int8_peak = int8_peak;
     return 1;
 }

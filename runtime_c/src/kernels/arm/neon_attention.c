@@ -235,6 +235,8 @@ void bn_kernels_neon_attention(bn_kernels *table) {
     table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16, NULL};
     table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32, NULL};
     table->attention[BN_KV_INT8] = (bn_attention_kernels){qk_int8, pv_int8, weigh};
+    table->attention[BN_KV_K4V8].pv = pv_int8;
+    table->attention[BN_KV_K4V8].weigh = weigh;
 }
 
 #endif

@@ -105,8 +105,51 @@ static float weigh(uint8_t *codes, float *w, const float *scale, size_t low, siz
     return largest / BN_WEIGHT_MOST;
 }
 
+/* Upper halves of floats, of a word that has two. */
+static float upper_half(const uint8_t *word, int which) {
+    uint32_t bits;
+    float f;
+    memcpy(&bits, word, sizeof bits);
+    bits = which ? bits & 0xffff0000u : bits << 16;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* Of 32 dimensions, or as many as there are. */
+static int32_t nibble_sum(const uint8_t *k, const int8_t *q, size_t dims) {
+    int32_t sum = 0;
+    for (size_t d = 0; d < dims; d++) {
+        const int byte = k[d / 8 * BN_LANES * 4 + d % 4];
+        sum += (2 * (d % 8 < 4 ? byte & 15 : byte >> 4) - 15) * q[d];
+    }
+    return sum;
+}
+
+static void qk_k4v8(const bn_qk *a) {
+    enum { GROUP = BN_NIBBLE_GROUP, WORD = BN_LANES * 4 };
+    const size_t E = a->head_dim, q_stride = bn_q_row(E);
+    const size_t tile = ((E + 7) / 8 + (E + 2 * GROUP - 1) / (2 * GROUP)) * WORD;
+    for (size_t i = 0; i < a->n_q; i++)
+        for (size_t key = 0; key < a->tiles * BN_LANES; key++) {
+            const int8_t *q = a->codes + i * q_stride;
+            const uint8_t *k = (const uint8_t *)a->k + key / BN_LANES * tile + key % BN_LANES * 4;
+            float s = 0;
+            for (size_t d = 0; d < E; d += 2 * GROUP) {
+                const size_t dims = E - d < 2 * GROUP ? E - d : 2 * GROUP;
+                const size_t low = dims < GROUP ? dims : GROUP;
+                const uint8_t *scales = k + (dims + 7) / 8 * WORD;
+                s = fmaf((float)nibble_sum(k, q + d, low), upper_half(scales, 0), s);
+                s = fmaf((float)nibble_sum(k + 4 * WORD, q + d + GROUP, dims - low),
+                         upper_half(scales, 1), s);
+                k = scales + WORD;
+            }
+            a->scores[i * a->score_stride + key] = s * a->q_scale[i];
+        }
+}
+
 const bn_attention_kernels bn_scalar_attention[BN_KV_TYPES] = {
     [BN_KV_F16] = {qk_f16, pv_f16, NULL},
     [BN_KV_F32] = {qk_f32, pv_f32, NULL},
     [BN_KV_INT8] = {qk_int8, pv_int8, weigh},
+    [BN_KV_K4V8] = {qk_k4v8, pv_int8, weigh},
 };

@@ -272,7 +272,7 @@ static void set_float_kernels(bn_kernels *table) {
                                          .gelu_erf_gate = gelu_erf_gate};
     table->attention[BN_KV_F16] = (bn_attention_kernels){qk_f16, pv_f16, NULL};
     table->attention[BN_KV_F32] = (bn_attention_kernels){qk_f32, pv_f32, NULL};
-    table->attention[BN_KV_INT8].weigh = weigh;
+    table->attention[BN_KV_INT8].weigh = table->attention[BN_KV_K4V8].weigh = weigh;
     table->bytes.f32_to_f16 = f32_to_f16;
     table->bytes.f16_to_f32 = f16_to_f32;
 }

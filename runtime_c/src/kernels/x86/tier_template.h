@@ -15,6 +15,7 @@
 #endif
 
 #include "int8_cache.h"
+#include "k4v8_cache.h"
 #include "lines.h"
 #include "rows.h"
 
@@ -42,6 +43,10 @@ static void pv_int8(const bn_pv *a) {
     pv_int8_all(a, CODES_DOT);
 }
 
+static void qk_k4v8(const bn_qk *a) {
+    qk_k4_all(a, CODES_DOT);
+}
+
 static void set_products(bn_kernels *table) {
     table->products.ternary_matmul = ternary_matmul;
     table->products.ternary_scaled = ternary_scaled;
@@ -57,6 +62,8 @@ static void set_products(bn_kernels *table) {
     table->products.int8_peak = int8_peak;
     table->attention[BN_KV_INT8].qk = qk_int8;
     table->attention[BN_KV_INT8].pv = pv_int8;
+    table->attention[BN_KV_K4V8].qk = qk_k4v8;
+    table->attention[BN_KV_K4V8].pv = pv_int8;
 }
 
 #undef CODES_DOT

@@ -54,6 +54,7 @@ INLINE bytes bytes_every4(const __m128i *row) {
 }
 /* of 16 bits: the neighbour byte gets in */
 #define bytes_shr(a, n) _mm256_srli_epi16(a, n)
+#define bytes_shl(a, n) _mm256_slli_epi16(a, n)
 
 INLINE sums sums_zero(void) {
     return (sums)_mm256_setzero_si256();
@@ -139,6 +140,13 @@ INLINE vec vec_widen(const uint16_t *p) {
 }
 INLINE vec vec_from_int(sums a) {
     return _mm256_cvtepi32_ps((__m256i)a);
+}
+/* floats whose upper halves are the lower or the upper halves of words */
+INLINE vec vec_lower_half(bytes words) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+}
+INLINE vec vec_upper_half(bytes words) {
+    return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int32_t)0xffff0000)));
 }
 INLINE void vec_narrow(uint16_t *p, vec a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));

@@ -55,6 +55,7 @@ INLINE bytes bytes_every4(const __m128i *row) {
 }
 /* of 16 bits: the neighbour byte gets in */
 #define bytes_shr(a, n) _mm512_srli_epi16(a, n)
+#define bytes_shl(a, n) _mm512_slli_epi16(a, n)
 
 INLINE sums sums_zero(void) {
     return (sums)_mm512_setzero_si512();
@@ -129,6 +130,13 @@ INLINE vec vec_widen(const uint16_t *p) {
 }
 INLINE vec vec_from_int(sums a) {
     return _mm512_cvtepi32_ps((__m512i)a);
+}
+/* floats whose upper halves are the lower or the upper halves of words */
+INLINE vec vec_lower_half(bytes words) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+}
+INLINE vec vec_upper_half(bytes words) {
+    return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int32_t)0xffff0000)));
 }
 INLINE vec vec_fma(vec a, vec b, vec c) {
     return _mm512_fmadd_ps(a, b, c);

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * k4v8_cache.h: scores of int8 queries with 4-bit keys. A word of four dimensions is broadcast
+ * against that word of the keys in a register; four queries share what is loaded and unpacked.
+ * Codes of keys are doubled; -15·Σq, of every group of 32 dimensions, makes them what they stand
+ * for.
+ */
+#ifndef BITNET_X86_K4V8_CACHE_H
+#define BITNET_X86_K4V8_CACHE_H
+
+#include "integer.h"
+
+enum { K4_WORD = BN_LANES * 4, K4_GROUPS = BN_MAX_HEAD / BN_NIBBLE_GROUP };
+
+typedef struct k4_queries {
+    const int8_t *q;
+    size_t q_row, n;
+    const float *scale;
+    int32_t start[4][K4_GROUPS]; /* what a sum begins with */
+} k4_queries;
+
+/* score[i] += the sum of up to 4 words, a group, for query i, times the scale of each key. */
+INLINE void qk_k4_group(vec score[4], const k4_queries *q, size_t group, const uint8_t *k,
+                        size_t words, vec scale, dot_fn *dot, const size_t Q) {
+    sums sum[4];
+    const bytes field = bytes_fill(30); /* twice a code */
+    UNROLL
+    for (size_t i = 0; i < Q; i++)
+        sum[i] = sums_zero() + q->start[i][group];
+    for (size_t w = 0; w < words; w++) {
+        const bytes both = bytes_load(k + w * K4_WORD);
+        const bytes a = bytes_and(bytes_shl(both, 1), field),
+                    b = bytes_and(bytes_shr(both, 3), field);
+        const int8_t *x = q->q + group * BN_NIBBLE_GROUP + 8 * w;
+        prefetch_cache(k + w * K4_WORD, 0);
+        UNROLL
+        for (size_t i = 0; i < Q; i++, x += q->q_row) {
+            sum[i] = dot(sum[i], a, bytes_spread(x));
+            sum[i] = dot(sum[i], b, bytes_spread(x + 4));
+        }
+    }
+    UNROLL
+    for (size_t i = 0; i < Q; i++)
+        score[i] = vec_fma(vec_from_int(sum[i]), scale, score[i]);
+}
+
+/* The keys in one register. */
+INLINE void qk_k4_keys(float *scores, size_t score_stride, const k4_queries *q, const uint8_t *k,
+                       size_t head_dim, dot_fn *dot, const size_t Q) {
+    enum { GROUP_WORDS = BN_NIBBLE_GROUP / 8 };
+    vec score[4];
+    UNROLL
+    for (size_t i = 0; i < Q; i++)
+        score[i] = vec_zero();
+    for (size_t group = 0, left = (head_dim + 7) / 8; left > 0; group += 2) {
+        const size_t words = min_size(left, 2 * GROUP_WORDS), first = min_size(left, GROUP_WORDS);
+        const bytes scales = bytes_load(k + words * K4_WORD);
+        prefetch_cache(k + words * K4_WORD, 0);
+        qk_k4_group(score, q, group, k, first, vec_lower_half(scales), dot, Q);
+        qk_k4_group(score, q, group + 1, k + GROUP_WORDS * K4_WORD, words - first,
+                    vec_upper_half(scales), dot, Q);
+        k += (words + 1) * K4_WORD;
+        left -= words;
+    }
+    UNROLL
+    for (size_t i = 0; i < Q; i++)
+        vec_store(scores + i * score_stride, vec_mul(score[i], vec_set(q->scale[i])));
+}
+
+INLINE void qk_k4_queries(const bn_qk *a, size_t first, dot_fn *dot, const size_t Q) {
+    const size_t E = a->head_dim, q_row = bn_q_row(E);
+    const size_t words = (E + 7) / 8 + (E + 2 * BN_NIBBLE_GROUP - 1) / (2 * BN_NIBBLE_GROUP);
+    k4_queries q = {.q = a->codes + first * q_row, .q_row = q_row, .scale = a->q_scale + first};
+    for (size_t i = 0; i < Q; i++)
+        for (size_t g = 0; g * BN_NIBBLE_GROUP < E; g++) {
+            const int8_t *x = q.q + i * q_row + g * BN_NIBBLE_GROUP;
+            int32_t total = 0;
+            for (int d = 0; d < BN_NIBBLE_GROUP; d++)
+                total += x[d];
+            q.start[i][g] = -15 * total;
+        }
+    for (size_t t = 0; t < a->tiles; t++)
+        for (size_t key = 0; key < BN_LANES; key += VEC_ROWS)
+            qk_k4_keys(a->scores + first * a->score_stride + t * BN_LANES + key, a->score_stride,
+                       &q, (const uint8_t *)a->k + t * words * K4_WORD + 4 * key, E, dot, Q);
+}
+
+INLINE void qk_k4_all(const bn_qk *all, dot_fn *dot) {
+    const bn_qk a = *all; /* in registers: no store can change it */
+    size_t i = 0;
+    for (; i + 4 <= a.n_q; i += 4)
+        qk_k4_queries(&a, i, dot, 4);
+    for (; i < a.n_q; i++)
+        qk_k4_queries(&a, i, dot, 1);
+}
+
+#endif
