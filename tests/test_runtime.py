@@ -236,7 +236,10 @@ def test_what_a_smaller_cache_costs(path: Path) -> None:
     assert bytes_per_token["f32"] == 2 * bytes_per_token["f16"] == rows * 4 * SMALL.head_dim
     assert bytes_per_token["int8"] == rows * (SMALL.head_dim + 4)
     k4v8 = scores["k4v8"] - scores["f32"]
-    print("K4V8", np.abs(k4v8).mean(), k4v8.mean(), np.abs(int8).mean(), SMALL.head_dim)
+    assert np.abs(int8).mean() < np.abs(k4v8).mean() < 5 * np.abs(int8).mean()
+    assert abs(k4v8.mean()) < 2e-2
+    words = SMALL.head_dim // 8 + 1
+    assert bytes_per_token["k4v8"] == rows / 2 * (4 * words + SMALL.head_dim + 4)
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
