@@ -109,12 +109,12 @@ static void join_rows(void *context, int32_t thread, size_t first, size_t end) {
     for (size_t i = first; i < end; i++) {
         const bn_row *row = &p->w->rows[i];
         float *state = p->w->in.h + i * p->w->in.wide, *next = state + D;
-        bn_norm_checked(p, &s->join.state, state, row->state, D);
+        bn_norm_checked(p, &s->join.state, state, D, row->state, D, D, 1);
         if (row->token == BN_NO_TOKEN)
             memset(next, 0, D * sizeof *next);
         else
             s->embedding.encoding->row(&p->m->kernels, &s->embedding, (size_t)row->token, next);
-        bn_norm_checked(p, &s->join.row, next, next, D);
+        bn_norm_checked(p, &s->join.row, next, D, next, D, D, 1);
     }
 }
 

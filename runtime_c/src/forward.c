@@ -49,7 +49,7 @@ static void embed_row(bn_pass *p, size_t row) {
         bn_embed(p->m, s, r->token, x);
     bn_positions_add(&s->positions, &p->m->kernels, r->position, x, p->w->y + row * s->config.dim);
     if (s->embedding_norm.gain)
-        bn_norm_checked(p, &s->embedding_norm, x, x, s->config.dim);
+        bn_norm_checked(p, &s->embedding_norm, x, 0, x, 0, s->config.dim, 1);
     for (size_t table = 0; table < BN_POSITION_TABLES; table++)
         bn_positions_angles(&s->positions, table, r->position,
                             p->w->angle + (table * p->w->room + row) * s->positions.dim);

@@ -16,7 +16,9 @@ static void norm_rows(void *context, int32_t thread, size_t first, size_t end) {
     const bn_workspace *w = p->w;
     (void)thread;
     for (size_t row = first; row < end; row++)
-        bn_norm_checked(p, &p->stack->final_norm, w->in.h + row * w->in.wide, w->x + row * D, D);
+        if (!bn_norm_row(&p->m->kernels, &p->stack->final_norm, w->in.h + row * w->in.wide,
+                         w->x + row * D, D))
+            bn_fail_pass(p);
 }
 
 bn_status bn_leave_states(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows) {

@@ -45,9 +45,8 @@ static void route_rows(void *context, int32_t thread, size_t first, size_t end) 
     const bn_operands *in = &m->p->w->in;
     const size_t D = m->p->stack->config.dim, row = m->p->first + first;
     const bn_product product = scores(m, first);
-    for (size_t i = first; i < end; i++)
-        bn_quantize_row(m->p, m->p->first + i, &m->ffn->norm, m->p->w->x + (m->p->first + i) * D, D,
-                        &m->ffn->router);
+    bn_quantize_rows(m->p, row, end - first, &m->ffn->norm, m->p->w->x + row * D, D, D,
+                     &m->ffn->router);
     bn_linear_alone(in, thread, row, end - first, &product);
     for (size_t i = first; i < end; i++)
         choose(m, thread, i);
@@ -165,8 +164,9 @@ static void norm_rows(void *context, int32_t thread, size_t first, size_t end) {
     (void)thread;
     for (size_t slot = first; slot < end; slot++) {
         const bn_network *network = &m->ffn->networks[m->slots->network[slot]];
-        bn_quantize_row(&m->of_slots, slot, &none, from->h + m->slots->row[slot] * from->wide,
-                        m->p->stack->config.dim, a->which == GATE ? &network->gate : &network->up);
+        bn_quantize_rows(&m->of_slots, slot, 1, &none, from->h + m->slots->row[slot] * from->wide,
+                         0, m->p->stack->config.dim,
+                         a->which == GATE ? &network->gate : &network->up);
     }
 }
 
@@ -193,13 +193,12 @@ static void sum_rows(void *context, int32_t thread, size_t first, size_t end) {
     const size_t D = m->p->stack->config.dim, k = m->ffn->choice.taken;
     (void)thread;
     for (size_t i = first; i < end; i++) {
-        const size_t row = m->p->first + i;
-        float *y = m->p->w->y + row * D;
+        float *y = m->p->w->y + (m->p->first + i) * D;
         memset(y, 0, D * sizeof *y);
         for (size_t j = i * k; j < (i + 1) * k; j++)
             m->p->m->kernels.vectors.add(y, s->w->y + s->slot[j] * D, s->share[j], D);
-        bn_add_row(m->p, &m->ffn->post_norm, row);
     }
+    bn_sum_rows(m->p, &m->ffn->post_norm, m->p->first + first, end - first);
 }
 
 static void mix(bn_pass *p, const bn_ffn *ffn) {

@@ -81,8 +81,8 @@ typedef struct activation {
 static void finish_row(const activation *a, size_t row) {
     const bn_workspace *w = a->p->w;
     const bn_network *network = &a->ffn->networks[a->network ? a->network[row] : 0];
-    bn_quantize_row(a->p, row, &network->sub_norm, w->in.h + row * w->in.wide,
-                    a->p->stack->config.ffn_dim, &network->down);
+    bn_quantize_rows(a->p, row, 1, &network->sub_norm, w->in.h + row * w->in.wide, 0,
+                     a->p->stack->config.ffn_dim, &network->down);
 }
 
 /* h = act(gate) · up */

@@ -35,9 +35,20 @@ static int copy(float *y, const float *x, size_t n) {
 
 int bn_norm_row(const bn_kernels *kernels, const bn_norm *norm, float *y, const float *x,
                 size_t n) {
-    if (!norm->gain)
-        return copy(y, x, n);
+    return norm->gain ? bn_norm_rows(kernels, norm, y, n, x, n, n, 1) : copy(y, x, n);
+}
+
+int bn_norm_rows(const bn_kernels *kernels, const bn_norm *norm, float *y, size_t y_stride,
+                 const float *x, size_t x_stride, size_t n, size_t rows) {
     bn_normalize *const normalize =
         norm->kind == BN_NORM_LAYER ? kernels->vectors.layer_norm : kernels->vectors.rms_norm;
-    return isfinite(normalize(y, x, norm->gain, norm->bias, n, norm->eps)) != 0;
+    return normalize(&(bn_norming){.y = y,
+                                   .x = x,
+                                   .y_stride = y_stride,
+                                   .x_stride = x_stride,
+                                   .gain = norm->gain,
+                                   .bias = norm->bias,
+                                   .n = n,
+                                   .rows = rows,
+                                   .eps = norm->eps});
 }

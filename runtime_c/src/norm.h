@@ -28,4 +28,8 @@ bn_norm bn_norm_before(const bn_tensor *linear, const bn_config *c);
 /* y[0..n) = norm(x), or x where there is no norm; y may be x. Returns 0 when x is not finite. */
 int bn_norm_row(const bn_kernels *kernels, const bn_norm *norm, float *y, const float *x, size_t n);
 
+/* The same of several rows, which takes less than each by itself; there is a norm. */
+int bn_norm_rows(const bn_kernels *kernels, const bn_norm *norm, float *y, size_t y_stride,
+                 const float *x, size_t x_stride, size_t n, size_t rows);
+
 #endif

@@ -8,6 +8,8 @@
 
 #include "linear/tiles.h"
 
+enum { TOGETHER = 4 }; /* rows that are normed at a time: they are near when they are looked at */
+
 void bn_each_row(const bn_pass *p, bn_task task, void *context) {
     if (p->rows == 1 || p->alone)
         task(context, 0, 0, p->rows);
@@ -19,29 +21,40 @@ void bn_fail_pass(bn_pass *p) {
     atomic_store_explicit(&p->not_finite, 1, memory_order_relaxed);
 }
 
-void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, const float *x, size_t n) {
-    if (!bn_norm_row(&p->m->kernels, norm, y, x, n))
+void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, size_t y_stride, const float *x,
+                     size_t x_stride, size_t n, size_t rows) {
+    if (!bn_norm_rows(&p->m->kernels, norm, y, y_stride, x, x_stride, n, rows))
         bn_fail_pass(p);
 }
 
-/* The scale of what is not finite is NaN or 0. */
-void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *from, size_t width,
-                     const bn_tensor *linear) {
-    const bn_workspace *w = p->w;
-    const bn_norm own = bn_norm_before(linear, &p->stack->config);
-    float *h = w->in.h + row * w->in.wide;
-    if (norm->gain)
-        bn_norm_checked(p, norm, h, from, width);
-    else if (h != from)
-        memcpy(h, from, width * sizeof *h);
-    if (own.gain)
-        bn_norm_checked(p, &own, h, h, width);
-    w->in.s[row] = p->m->kernels.vectors.quantize(w->in.q + row * w->in.q_stride, &w->in.q_sum[row],
-                                                  h, width, bn_q_row(width));
-    if (!(w->in.s[row] > 0))
+/* h as input of `linear`. The scale of what is not finite is NaN or 0. */
+static void quantize_h(bn_pass *p, size_t row, size_t width) {
+    const bn_operands *in = &p->w->in;
+    in->s[row] =
+        p->m->kernels.vectors.quantize(in->q + row * in->q_stride, &in->q_sum[row],
+                                       in->h + row * in->wide, width, bn_q_row(width));
+    if (!(in->s[row] > 0))
         bn_fail_pass(p);
     if (p->stack->grouped)
-        bn_sum_groups(&w->in, row, width);
+        bn_sum_groups(in, row, width);
+}
+
+void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, const float *from,
+                      size_t stride, size_t width, const bn_tensor *linear) {
+    const bn_norm own = bn_norm_before(linear, &p->stack->config);
+    const size_t wide = p->w->in.wide;
+    for (size_t end = row + n, rows; row < end; row += rows, from += rows * stride) {
+        float *h = p->w->in.h + row * wide;
+        rows = end - row < TOGETHER ? end - row : TOGETHER;
+        if (norm->gain)
+            bn_norm_checked(p, norm, h, wide, from, stride, width, rows);
+        for (size_t i = 0; i < rows && !norm->gain && h != from; i++)
+            memcpy(h + i * wide, from + i * stride, width * sizeof *h);
+        if (own.gain)
+            bn_norm_checked(p, &own, h, wide, h, wide, width, rows);
+        for (size_t i = 0; i < rows; i++)
+            quantize_h(p, row + i, width);
+    }
 }
 
 typedef struct quantize {
@@ -54,9 +67,10 @@ typedef struct quantize {
 
 static void quantize_rows(void *context, int32_t thread, size_t first, size_t end) {
     const quantize *a = context;
+    const size_t row = a->p->first + first;
     (void)thread;
-    for (size_t row = a->p->first + first; row < a->p->first + end; row++)
-        bn_quantize_row(a->p, row, a->norm, a->from + row * a->stride, a->width, a->linear);
+    bn_quantize_rows(a->p, row, end - first, a->norm, a->from + row * a->stride, a->stride,
+                     a->width, a->linear);
 }
 
 void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear) {
@@ -81,22 +95,25 @@ typedef struct addition {
     const bn_norm *after;
 } addition;
 
-void bn_add_row(bn_pass *p, const bn_norm *after, size_t row) {
+void bn_sum_rows(bn_pass *p, const bn_norm *after, size_t row, size_t n) {
     const bn_config *c = &p->stack->config;
+    const size_t D = c->dim;
     const int of_sum = (c->norm_flags & BN_RESIDUAL_NORM) != 0;
-    float *y = p->w->y + row * c->dim, *x = p->w->x + row * c->dim;
-    if (after->gain && !of_sum)
-        bn_norm_checked(p, after, y, y, c->dim);
-    p->m->kernels.vectors.add(x, y, c->residual_scale, c->dim);
-    if (of_sum)
-        bn_norm_checked(p, after, x, x, c->dim);
+    for (size_t end = row + n, rows; row < end; row += rows) {
+        float *y = p->w->y + row * D, *x = p->w->x + row * D;
+        rows = end - row < TOGETHER ? end - row : TOGETHER;
+        if (after->gain && !of_sum)
+            bn_norm_checked(p, after, y, D, y, D, D, rows);
+        p->m->kernels.vectors.add(x, y, c->residual_scale, rows * D);
+        if (after->gain && of_sum)
+            bn_norm_checked(p, after, x, D, x, D, D, rows);
+    }
 }
 
 static void add_rows(void *context, int32_t thread, size_t first, size_t end) {
     const addition *a = context;
     (void)thread;
-    for (size_t row = a->p->first + first; row < a->p->first + end; row++)
-        bn_add_row(a->p, a->after, row);
+    bn_sum_rows(a->p, a->after, a->p->first + first, end - first);
 }
 
 void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *after) {

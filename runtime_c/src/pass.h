@@ -44,15 +44,16 @@ void bn_add(bn_pass *p, const bn_tensor *linear, const bn_norm *after);
 /* Items of the task are the rows of the pass, the first being 0. */
 void bn_each_row(const bn_pass *p, bn_task task, void *context);
 
-/* y = norm(x); one that is not finite fails the pass. */
-void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, const float *x, size_t n);
+/* y = norm(x) of some rows; one that is not finite fails the pass. */
+void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, size_t y_stride, const float *x,
+                     size_t x_stride, size_t n, size_t rows);
 
-/* q = quantize(norm(from[0..width))) of one row of the workspace. */
-void bn_quantize_row(bn_pass *p, size_t row, const bn_norm *norm, const float *from, size_t width,
-                     const bn_tensor *linear);
+/* q = quantize(norm(from[0..width))) of n rows of the workspace, `row` the first. */
+void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, const float *from,
+                      size_t stride, size_t width, const bn_tensor *linear);
 
-/* x += after(y), or with residual_norm x = after(x + y), of one row of the workspace; y is lost. */
-void bn_add_row(bn_pass *p, const bn_norm *after, size_t row);
+/* x += after(y), or with residual_norm x = after(x + y), of n rows of the workspace; y is lost. */
+void bn_sum_rows(bn_pass *p, const bn_norm *after, size_t row, size_t n);
 
 void bn_fail_pass(bn_pass *p); /* a row is not finite */
 

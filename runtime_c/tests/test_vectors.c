@@ -46,8 +46,14 @@ static void test_norms(void) {
         }
         for (int layer = 0; layer < 2; layer++)
             for (int with = 0; with < 2; with++) {
-                (layer ? kernels.layer_norm : kernels.rms_norm)(y, x, gain, with ? bias : NULL, n,
-                                                                1e-5f);
+                const bn_norming a = {.y = y,
+                                      .x = x,
+                                      .gain = gain,
+                                      .bias = with ? bias : NULL,
+                                      .n = n,
+                                      .rows = 1,
+                                      .eps = 1e-5f};
+                CHECK((layer ? kernels.layer_norm : kernels.rms_norm)(&a));
                 norm(expected, x, gain, with ? bias : NULL, n, 1e-5, layer);
                 const double deviation = sqrt((double)(size * size) / 3 + 1e-5);
                 const double error = 4e-7 * (layer ? 1 + fabs((double)mean) / deviation : 2);

@@ -11,11 +11,20 @@
 /* h[i] = act(g[i]) * u[i]; h may be g. */
 typedef void bn_gate(float *h, const float *g, const float *u, size_t n);
 
-/* y[i] = x[i] * r * gain[i] + bias[i], r = 1 / sqrt(sum(x²)/n + eps), float rule; without a bias
- * (NULL) nothing is added. y may be x. Returns sum(x²), so that the caller sees NaN and infinity.
- * Of layer_norm x is what is left of it when its mean, sum(x)/n, is taken away. */
-typedef float bn_normalize(float *y, const float *x, const float *gain, const float *bias, size_t n,
-                           float eps);
+/* Rows of n floats, n >= 1: y[i] = x[i] * r * gain[i] + bias[i], r = 1 / sqrt(sum(x²)/n + eps),
+ * float rule; without a bias (NULL) nothing is added. y may be x, if strides are the same. Of
+ * layer_norm x is what is left of it when its mean, sum(x)/n, is taken away. */
+typedef struct bn_norming {
+    float *y;
+    const float *x;
+    size_t y_stride, x_stride; /* in floats */
+    const float *gain, *bias;
+    size_t n, rows;
+    float eps;
+} bn_norming;
+
+/* Returns 0 where a sum(x²) is not finite: then so is an x, or nearly. */
+typedef int bn_normalize(const bn_norming *a);
 
 typedef struct bn_vector_kernels {
     /* See bn_scaling in products.h. */

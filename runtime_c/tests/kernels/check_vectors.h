@@ -109,20 +109,51 @@ static void time_quantize(bench *b) {
 
 static void check_norm(test *t, bn_normalize *tier, bn_normalize *scalar, const char *what) {
     const int kind = (int)below(t, FLOAT_KINDS), in_place = (int)below(t, 2);
-    const size_t n = size_to(t, 700);
-    const float *x = floats(t, n, kind), *gain = floats(t, n, kind);
-    const float *bias = below(t, 2) ? floats(t, n, kind) : NULL;
-    float *y[2], sum[2];
+    const size_t n = size_to(t, 700), rows = size_to(t, 9), x_stride = n + below(t, 3);
+    const size_t y_stride = in_place ? x_stride : n + below(t, 3);
+    const float *x = floats(t, rows * x_stride, kind);
+    bn_norming a = {.y_stride = y_stride,
+                    .x_stride = x_stride,
+                    .gain = floats(t, n, kind),
+                    .bias = below(t, 2) ? floats(t, n, kind) : NULL,
+                    .n = n,
+                    .rows = rows,
+                    .eps = 1e-5f};
+    float *y[2];
+    int finite[2];
     for (int i = 0; i < 2; i++) {
-        y[i] = buffer(t, n * sizeof(float));
-        memcpy(y[i], x, n * sizeof(float));
-        sum[i] = (i ? scalar : tier)(y[i], in_place ? y[i] : x, gain, bias, n, 1e-5f);
+        a.y = y[i] = buffer(t, rows * y_stride * sizeof(float));
+        memcpy(y[i], x, in_place ? rows * x_stride * sizeof *x : 0);
+        a.x = in_place ? y[i] : x;
+        finite[i] = (i ? scalar : tier)(&a);
     }
-    same_floats(t, y[0], y[1], n, what);
-    same_floats(t, &sum[0], &sum[1], 1, what);
-    for (size_t i = 0; i < n; i++)
-        CHECK_MSG(isfinite(x[i]) || !isfinite(sum[0]), "%s does not show %g", what, (double)x[i]);
+    CHECK_EQ(finite[0], finite[1]);
+    for (size_t row = 0; row < rows; row++) {
+        same_floats(t, y[0] + row * y_stride, y[1] + row * y_stride, n, what);
+        for (size_t i = 0; i < n; i++)
+            CHECK_MSG(isfinite(x[row * x_stride + i]) || !finite[0], "%s does not show %g", what,
+                      (double)x[row * x_stride + i]);
+    }
     done(t, what);
+}
+
+static void call_norm(bench *b, bn_normalize *normalize, const float *bias) {
+    normalize(&(bn_norming){.y = b->y,
+                            .x = b->x,
+                            .y_stride = b->cols,
+                            .x_stride = b->cols,
+                            .gain = b->x,
+                            .bias = bias,
+                            .n = b->cols,
+                            .rows = b->tokens,
+                            .eps = 1e-5f});
+}
+
+/* Of one row, and of several. */
+static void time_norm(bench *b, const char *name, void (*call)(bench *), double bytes) {
+    time_vector(b, name, call, bytes);
+    b->tokens = 8, b->cols = 768;
+    bench_line(b, name, call, (double)(b->tokens * b->cols), bytes * (double)(b->tokens * b->cols));
 }
 
 static void check_rms_norm(test *t) {
@@ -130,11 +161,11 @@ static void check_rms_norm(test *t) {
 }
 
 static void call_rms_norm(bench *b) {
-    b->k->vectors.rms_norm(b->y, b->x, b->x + b->cols, NULL, b->cols, 1e-5f);
+    call_norm(b, b->k->vectors.rms_norm, NULL);
 }
 
 static void time_rms_norm(bench *b) {
-    time_vector(b, "rms_norm", call_rms_norm, 8);
+    time_norm(b, "rms_norm", call_rms_norm, 8);
 }
 
 static void check_layer_norm(test *t) {
@@ -142,11 +173,11 @@ static void check_layer_norm(test *t) {
 }
 
 static void call_layer_norm(bench *b) {
-    b->k->vectors.layer_norm(b->y, b->x, b->x + b->cols, b->x + 2 * b->cols, b->cols, 1e-5f);
+    call_norm(b, b->k->vectors.layer_norm, b->x + b->cols);
 }
 
 static void time_layer_norm(bench *b) {
-    time_vector(b, "layer_norm", call_layer_norm, 12);
+    time_norm(b, "layer_norm", call_layer_norm, 12);
 }
 
 static void check_max(test *t) {

@@ -100,28 +100,33 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     return s;
 }
 
-static float rms_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
-                      float eps) {
+INLINE int normalize(const bn_norming *a, float *y, const float *x) {
     lanes sums = zero();
-    for (size_t i = 0; i < n; i += BN_LANES) {
-        const lanes v = load(x + i, n - i);
+    for (size_t i = 0; i < a->n; i += BN_LANES) {
+        const lanes v = load(x + i, a->n - i);
         sums = fma_lanes(sums, v, v);
     }
-    const float sum = tree(sums);
-    const float r = 1.0f / sqrtf(sum / (float)n + eps);
-    for (size_t i = 0; i < n; i += BN_LANES) {
-        lanes v = load(x + i, n - i);
-        const lanes g = load(gain + i, n - i);
+    const float sum = tree(sums), r = 1.0f / sqrtf(sum / (float)a->n + a->eps);
+    for (size_t i = 0; i < a->n; i += BN_LANES) {
+        lanes v = load(x + i, a->n - i);
+        const lanes g = load(a->gain + i, a->n - i);
         UNROLL
         for (int j = 0; j < 4; j++)
             v.val[j] = vmulq_f32(vmulq_n_f32(v.val[j], r), g.val[j]);
-        store(y + i, bias ? add_lanes(v, load(bias + i, n - i)) : v, n - i);
+        store(y + i, a->bias ? add_lanes(v, load(a->bias + i, a->n - i)) : v, a->n - i);
     }
-    return sum;
+    return isfinite(sum) != 0;
 }
 
-static float layer_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
-                        float eps) {
+static int rms_norm(const bn_norming *a) {
+    int finite = 1;
+    for (size_t row = 0; row < a->rows; row++)
+        finite &= normalize(a, a->y + row * a->y_stride, a->x + row * a->x_stride);
+    return finite;
+}
+
+/* y = x less its mean */
+INLINE void center(float *y, const float *x, size_t n) {
     lanes sum = zero();
     for (size_t i = 0; i < n; i += BN_LANES)
         sum = add_lanes(sum, load(x + i, n - i));
@@ -133,7 +138,16 @@ static float layer_norm(float *y, const float *x, const float *gain, const float
             v.val[j] = vsubq_f32(v.val[j], mean);
         store(y + i, v, n - i);
     }
-    return rms_norm(y, y, gain, bias, n, eps);
+}
+
+static int layer_norm(const bn_norming *a) {
+    int finite = 1;
+    for (size_t row = 0; row < a->rows; row++) {
+        float *y = a->y + row * a->y_stride;
+        center(y, a->x + row * a->x_stride, a->n);
+        finite &= normalize(a, y, y);
+    }
+    return finite;
 }
 
 static float max_of(const float *x, size_t n) {

@@ -37,26 +37,37 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
     return s;
 }
 
-static float rms_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
-                      float eps) {
-    const float sum = dot_f32(x, x, n);
-    const float r = 1.0f / sqrtf(sum / (float)n + eps);
-    for (size_t i = 0; i < n; i++) {
-        const float v = x[i] * r * gain[i];
-        y[i] = bias ? v + bias[i] : v;
+/* One row. */
+static int normalize(const bn_norming *a, float *y, const float *x) {
+    const float sum = dot_f32(x, x, a->n);
+    const float r = 1.0f / sqrtf(sum / (float)a->n + a->eps);
+    for (size_t i = 0; i < a->n; i++) {
+        const float v = x[i] * r * a->gain[i];
+        y[i] = a->bias ? v + a->bias[i] : v;
     }
-    return sum;
+    return isfinite(sum) != 0;
 }
 
-static float layer_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
-                        float eps) {
-    float lane[BN_LANES] = {0};
-    for (size_t i = 0; i < n; i++)
-        lane[i % BN_LANES] += x[i];
-    const float mean = tree(lane) / (float)n;
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] - mean;
-    return rms_norm(y, y, gain, bias, n, eps);
+static int rms_norm(const bn_norming *a) {
+    int finite = 1;
+    for (size_t row = 0; row < a->rows; row++)
+        finite &= normalize(a, a->y + row * a->y_stride, a->x + row * a->x_stride);
+    return finite;
+}
+
+static int layer_norm(const bn_norming *a) {
+    int finite = 1;
+    for (size_t row = 0; row < a->rows; row++) {
+        const float *x = a->x + row * a->x_stride;
+        float *y = a->y + row * a->y_stride, lane[BN_LANES] = {0};
+        for (size_t i = 0; i < a->n; i++)
+            lane[i % BN_LANES] += x[i];
+        const float mean = tree(lane) / (float)a->n;
+        for (size_t i = 0; i < a->n; i++)
+            y[i] = x[i] - mean;
+        finite &= normalize(a, y, y);
+    }
+    return finite;
 }
 
 static float max_of(const float *x, size_t n) {

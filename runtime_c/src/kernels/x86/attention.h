@@ -9,6 +9,7 @@
 #define BITNET_X86_ATTENTION_H
 
 #include "exponential.h"
+#include "norms.h"
 #include "scale.h"
 
 /* X for each of four vectors, of each query. */

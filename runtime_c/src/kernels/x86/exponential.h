@@ -40,12 +40,6 @@ INLINE void exp_all(vec *x, int count) {
 
 typedef void activation_fn(vec *g, int count);
 
-/* Of n numbers, how many from the j-th register of a step on. */
-INLINE size_t left_from(size_t n, int j) {
-    const size_t before = (size_t)j * LANES;
-    return n > before ? n - before : 0;
-}
-
 /* h[i] = f(g[i]) * u[i], n <= STEP_LANES: fewer take as long. */
 INLINE void gate_step(float *h, const float *g, const float *u, size_t n, activation_fn *f) {
     vec x[STEP];

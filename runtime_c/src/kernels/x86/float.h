@@ -20,6 +20,12 @@ INLINE vec load_f16(const void *p, size_t i) {
 }
 typedef vec load_fn(const void *p, size_t i);
 
+/* Of n numbers, how many from the j-th register on. */
+INLINE size_t left_from(size_t n, int j) {
+    const size_t before = (size_t)j * LANES;
+    return n > before ? n - before : 0;
+}
+
 /* --- rows times vectors, by the float rule --- */
 
 /* X for each part, of each of four rows. */
@@ -214,48 +220,6 @@ INLINE void map(float *y, const float *a, const float *b, size_t n, vec c, map_f
     }
 }
 
-INLINE vec scale_gain(vec x, vec gain, vec r) {
-    return vec_mul(vec_mul(x, r), gain);
-}
-
-INLINE vec plus(vec a, vec b, vec c) {
-    (void)c;
-    return vec_add(a, b);
-}
-
-static float rms_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
-                      float eps) {
-    float sum;
-    dot_rows(&sum, (const uint8_t *)x, sizeof *x, load_f32, n, x, 1);
-    const float r = 1.0f / sqrtf(sum / (float)n + eps);
-    map(y, x, gain, n, vec_set(r), scale_gain);
-    if (bias)
-        map(y, y, bias, n, vec_zero(), plus);
-    return sum;
-}
-
-INLINE vec less(vec a, vec b, vec c) {
-    (void)b;
-    return vec_sub(a, c);
-}
-
-static float layer_norm(float *y, const float *x, const float *gain, const float *bias, size_t n,
-                        float eps) {
-    vec sum[PARTS];
-    float end[BN_LANES] = {0};
-    const size_t whole = n / BN_LANES * BN_LANES;
-    memcpy(end, x + whole, (n - whole) * sizeof *x);
-    for (int p = 0; p < PARTS; p++)
-        sum[p] = vec_zero();
-    for (size_t i = 0; i < whole; i += BN_LANES)
-        for (int p = 0; p < PARTS; p++)
-            sum[p] = vec_add(sum[p], vec_load(x + i + p * LANES));
-    for (int p = 0; p < PARTS; p++)
-        sum[p] = vec_add(sum[p], vec_load(end + p * LANES));
-    map(y, x, x, n, vec_set(vec_tree(sum) / (float)n), less);
-    return rms_norm(y, y, gain, bias, n, eps);
-}
-
 static float max_of(const float *x, size_t n) {
     vec m = vec_set(-INFINITY);
     size_t i = 0;
@@ -281,29 +245,31 @@ static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
 
 /* --- conversions --- */
 
+/* v rounded and bounded, as bytes */
+INLINE sums put_codes(int8_t *q, vec v) {
+    const sums codes = vec_to_int(vec_min(vec_max(v, vec_set(-127.0f)), vec_set(127.0f)));
+    sums_store_bytes(q, codes);
+    return codes;
+}
+
 static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
     vec m = vec_set(1e-5f);
     size_t i = 0;
-    float end[LANES] = {0};
     for (; i + LANES <= n; i += LANES)
         m = vec_most(vec_abs(vec_load(x + i)), m);
-    memcpy(end, x + i, (n - i) * sizeof *x);
-    const float s = 127.0f / vec_most_of(vec_most(vec_abs(vec_load(end)), m));
+    if (i < n)
+        m = vec_most(vec_abs(vec_load_first(x + i, n - i)), m);
+    const float s = 127.0f / vec_most_of(m);
 
-    const vec scale = vec_set(s), low = vec_set(-127.0f), high = vec_set(127.0f);
+    const vec scale = vec_set(s);
     sums total = sums_zero();
-    for (i = 0; i < n; i += LANES) {
-        const vec v = vec_mul(vec_load(i + LANES <= n ? x + i : end), scale);
-        const sums codes = vec_to_int(vec_min(vec_max(v, low), high));
-        sums_store_bytes(q + i, codes); /* stays within `padded`: both are multiples of LANES */
-        total = sums_add(total, codes);
-    }
-    memset(q + n, 0, padded - n);
-    int32_t lanes[LANES];
-    sums_store(lanes, total);
-    *sum = 0;
-    for (int j = 0; j < LANES; j++)
-        *sum += lanes[j];
+    for (i = 0; i + LANES <= n; i += LANES)
+        total = sums_add(total, put_codes(q + i, vec_mul(vec_load(x + i), scale)));
+    if (i < n) /* stays within `padded`: both are multiples of LANES */
+        total = sums_add(total, put_codes(q + i, vec_mul(vec_load_first(x + i, n - i), scale)));
+    if (n < padded)
+        memset(q + n, 0, padded - n);
+    *sum = sums_total(total);
     return s;
 }
 
