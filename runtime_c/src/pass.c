@@ -30,9 +30,8 @@ void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, size_t y_stride,
 /* h as input of `linear`. The scale of what is not finite is NaN or 0. */
 static void quantize_h(bn_pass *p, size_t row, size_t width) {
     const bn_operands *in = &p->w->in;
-    in->s[row] =
-        p->m->kernels.vectors.quantize(in->q + row * in->q_stride, &in->q_sum[row],
-                                       in->h + row * in->wide, width, bn_q_row(width));
+    in->s[row] = p->m->kernels.vectors.quantize(in->q + row * in->q_stride, &in->q_sum[row],
+                                                in->h + row * in->wide, width, bn_q_row(width));
     if (!(in->s[row] > 0))
         bn_fail_pass(p);
     if (p->stack->grouped)

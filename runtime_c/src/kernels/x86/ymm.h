@@ -221,5 +221,12 @@ INLINE void sums_store_bytes(int8_t *p, sums a) {
                                           _mm256_extracti128_si256((__m256i)a, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
+/* of four registers, one behind the other */
+INLINE void sums_store_bytes4(int8_t *p, const sums a[4]) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i low = _mm256_packs_epi32((__m256i)a[0], (__m256i)a[1]);
+    const __m256i mixed = _mm256_packs_epi16(low, _mm256_packs_epi32((__m256i)a[2], (__m256i)a[3]));
+    bytes_store(p, _mm256_permutevar8x32_epi32(mixed, order));
+}
 
 #endif

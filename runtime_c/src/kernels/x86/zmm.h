@@ -209,5 +209,12 @@ INLINE float vec_tree(const vec s[PARTS]) {
 INLINE void sums_store_bytes(int8_t *p, sums a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
 }
+/* of four registers, one behind the other */
+INLINE void sums_store_bytes4(int8_t *p, const sums a[4]) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i low = _mm512_packs_epi32((__m512i)a[0], (__m512i)a[1]);
+    const __m512i mixed = _mm512_packs_epi16(low, _mm512_packs_epi32((__m512i)a[2], (__m512i)a[3]));
+    bytes_store(p, _mm512_permutexvar_epi32(order, mixed));
+}
 
 #endif
