@@ -5,10 +5,10 @@
  *
  * Included last, where ternary_matmul, ternary_lookup, trit_matmul, ternary_grouped are defined.
  * Parameters:
- *   CODES_DOT  adds four products of codes, of any field where it lies in its byte, and
- * activations; and of any unsigned bytes of 7 bits and signed ones INT8_DOT   the same of int8
- * codes INT8_FLIP  0x80 where INT8_DOT takes them as unsigned bytes, 128 too large, else 0 PEAK_DOT
- * of the limit of all products
+ *   CODES_DOT  adds four products of unsigned bytes of 7 bits, so of codes of any field, and int8
+ *   INT8_DOT   the same of int8 codes
+ *   INT8_FLIP  0x80 where INT8_DOT takes them as unsigned bytes, 128 too large, else 0
+ *   PEAK_DOT   of the limit of all products
  */
 #if !defined(CODES_DOT) || !defined(INT8_DOT) || !defined(INT8_FLIP) || !defined(PEAK_DOT)
 #error "a parameter is missing"
