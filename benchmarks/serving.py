@@ -146,13 +146,13 @@ def measure(servers: list[Server], path: Path | None, args: argparse.Namespace) 
             rows.append(row | waits(firsts))
         if separate:
             rows.append({"name": f"{n} clients", "server": "separate processes", "tok_s": statistics.median(separate)})
-    return rows + [beside_others(server, prompts, args) for server in servers]
+    return rows + [row for server in servers for row in beside_others(server, prompts, args)]
 
 
 def beside_others(
     server: Server, prompts: Callable[[int], list[list[int]]], args: argparse.Namespace
-) -> dict[str, Any]:
-    """How long a first token takes while four answers are made."""
+) -> list[dict[str, Any]]:
+    """How long a first token takes while four answers are made; nothing of a model so fast that none lasts."""
     print(f"first token beside 4 answers, {server.name} …", file=sys.stderr)
     others = [Client(server, prompt, args.long) for prompt in prompts(4)]
     for other in others:
@@ -162,7 +162,8 @@ def beside_others(
     running = [other for other in others if other.is_alive()]
     for other in running:
         other.leave()
-    return {"name": f"first token beside {len(running)} answers", "server": server.name} | waits(firsts)
+    name = f"first token beside {len(running)} answers"
+    return [{"name": name, "server": server.name} | waits(firsts)] if running else []
 
 
 def waits(firsts: list[float]) -> dict[str, float]:
