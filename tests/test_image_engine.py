@@ -187,10 +187,11 @@ def test_images_take_the_type_of_the_cache(tmp_path: Path) -> None:
     """Of int8: codes of keys, values and queries are off by at most 1/254 of a row's largest, and by less together."""
     _, path = made(of_floats(VISION), tmp_path)
     found = {}
-    for kv_type in ("f32", "f16", "int8"):
+    for kv_type in ("f32", "f16", "int8", "k4v8"):
         with Model.load(path, kv_type=kv_type) as engine:
             found[kv_type] = vision.encode(engine, pictures(5, VISION))
-    assert np.array_equal(found["f16"], found["f32"])  # nothing is kept, so that f16 saves nothing
+    assert np.array_equal(found["f16"], found["f32"])  # nothing is kept, so that these save nothing
+    assert np.array_equal(found["k4v8"], found["int8"])
     off = np.abs(found["int8"] - found["f32"])
     assert 0 < off.max() < np.abs(found["f32"]).max() / 254 and off.mean() < np.abs(found["f32"]).mean() / 254
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,32 @@ def test_a_wrong_sampler_is_an_error_of_its_text(model: Model) -> None:
         step_batch(entries)
         assert isinstance(entries[0].error, InvalidParameterError)
         assert entries[1].error is None and len(entries[1].chosen) == other.position == 1
+
+
+def test_a_pass_keeps_what_the_library_reads(model: Model) -> None:
+    sampler = Sampler(resolve(GREEDY), model.vocab_size)
+    alive = weakref.ref(sampler)
+    with model.session() as session:
+        entry = Entry(session, [1], sampler, most=1)
+        del sampler
+        assert alive() is not None
+        step_batch([entry])
+        entry.ask([2])
+        assert alive() is None
+
+
+def test_a_stream_asks_for_no_pass_while_another_thread_has_its_session(model: Model) -> None:
+    """The library may read and write what it asked for before."""
+    with model.batch() as batch:
+        text = batch.add([1, 2], max_tokens=9, **GREEDY)
+        next(batch)
+        other = threading.Thread(target=text.entry)
+        with text._session._lock:
+            other.start()
+            other.join(0.05)
+            assert other.is_alive()
+        other.join(30)
+        assert not other.is_alive() and len(list(batch)) == 8
 
 
 def test_texts_of_one_session_wait_for_each_other(model: Model) -> None:

@@ -225,18 +225,19 @@ class Stream(Unique):
 
     def entry(self, piece: int = BLOCK) -> Entry:
         """What it has in the next pass, once it has begun: of its prompt so many tokens at most."""
-        tokens = self._missing[: len(self._missing) - len(self._drawn)]
-        if self._unread > piece:
-            return self._ask(tokens[:piece])
-        if self._drawn:  # what comes next is known, and the row that it might have come from may be wanted
-            return self._ask(tokens, most=1)
-        most = min(self._most + 1, self._limit - len(self._tokens))
-        guesses: Sequence[int] = ()
-        if self._lookup and most > 1 and len(tokens) == 1:
-            guesses = self._lookup.guess(most - 1 + bool(self._guide))
-        if self._guide:
-            guesses = self._guide.allow(self._sampler, guesses)[:-1]  # there is a row for what follows the last, too
-        return self._ask(tokens, self._sampler, guesses, most)
+        with self._session._lock:  # else the library may be at the last one, for a thread that reads beside a batch
+            tokens = self._missing[: len(self._missing) - len(self._drawn)]
+            if self._unread > piece:
+                return self._ask(tokens[:piece])
+            if self._drawn:  # what comes next is known, and the row that it might have come from may be wanted
+                return self._ask(tokens, most=1)
+            most = min(self._most + 1, self._limit - len(self._tokens))
+            guesses: Sequence[int] = ()
+            if self._lookup and most > 1 and len(tokens) == 1:
+                guesses = self._lookup.guess(most - 1 + bool(self._guide))
+            if self._guide:  # which has a row for what follows the last, too
+                guesses = self._guide.allow(self._sampler, guesses)[:-1]
+            return self._ask(tokens, self._sampler, guesses, most)
 
     def _ask(
         self, tokens: Sequence[int], sampler: Sampler | None = None, guesses: Sequence[int] = (), most: int = 0

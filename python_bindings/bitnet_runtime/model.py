@@ -67,7 +67,7 @@ class Model(ModelAsync, ModelChat):
         threads: None: physical cores, within what affinity and cgroup allow.
         isa: a tier name such as "avx2" or "scalar"; None: the best, or environment BITNET_ISA.
         kv_type: numbers in the cache: "f16"; "int8", half as large; "k4v8", keys in 4 bits; "f32", for comparisons.
-            What images are looked at with is kept nowhere: "int8" makes it faster, otherwise it is f32.
+            What images are looked at with is kept nowhere: int8 with "int8" and "k4v8", which is faster, else f32.
         verify: check every byte of the weights.
         mmap: False reads the file into memory, so that it may change or go away afterwards.
         cache_bytes: most that the caches of all sessions take together; None: no limit. A call that would need

@@ -20,7 +20,9 @@ class Entry:
     draft: guesses of these. Without any the model's own draft may guess, if it has one.
     """
 
-    __slots__ = ("_chosen", "_draft", "_tokens", "chosen", "error", "seconds", "session", "struct", "tokens")
+    __slots__ = (
+        "_chosen", "_draft", "_sampler", "_tokens", "chosen", "error", "seconds", "session", "struct", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -53,7 +55,12 @@ class Entry:
         if draft:
             self._draft[0 : len(draft)] = draft
         struct.n_tokens, struct.n_draft, struct.most = n, len(draft), most
-        struct.sampler = sampler.struct if sampler else ffi.NULL
+        struct.sampler, self._sampler = sampler.struct if sampler else ffi.NULL, sampler
+
+    @property
+    def memory(self) -> tuple[object, ...]:
+        """All that the struct points to. Who holds it can use a copy of the struct whatever is asked meanwhile."""
+        return self._tokens, self._draft, self._chosen, self._sampler
 
 
 def step_batch(entries: Sequence[Entry]) -> None:
@@ -68,7 +75,7 @@ def step_batch(entries: Sequence[Entry]) -> None:
 
 def _step(entries: Sequence[Entry]) -> None:
     """In the turns of all."""
-    going, handles = [], []
+    going, kept = [], []
     for entry in entries:
         entry.chosen, entry.error = [], None
         try:
@@ -78,7 +85,7 @@ def _step(entries: Sequence[Entry]) -> None:
             continue
         entry.struct.session = handle.pointer
         going.append(entry)
-        handles.append(handle)  # which keep what the library uses
+        kept.append((handle, entry.memory))  # what the library uses
     if not going:
         return
     array = going[0].struct

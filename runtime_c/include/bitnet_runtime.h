@@ -159,7 +159,8 @@ typedef struct bn_load_options {
                                   * failure begins with "adapter N: ", N from 1 on */
     int32_t n_adapters;          /* at most BN_MOST_ADAPTERS */
     int32_t image_kv_type;       /* bn_kv_type of keys and values of an image. They do not outlive
-                                  * it, so that f16 saves nothing and is computed as f32 */
+                                  * it, so that what only saves memory saves nothing: f16 is computed
+                                  * as f32, and k4v8 as int8 */
 } bn_load_options;
 
 typedef struct bn_model_info {
@@ -533,7 +534,7 @@ typedef struct bn_entry {
                                 * for one */
     const int32_t *draft; /* int32[n_draft], n_draft >= 0: guesses of what will be chosen, for */
     int32_t n_draft;      /* one token; without any the model's own draft may guess */
-    int32_t *chosen;      /* out: int32[most] */
+    int32_t *chosen;      /* out: int32[most], of this text alone: threads choose side by side */
     int32_t n_chosen;     /* out: how many; at least one if most > 0 and all went well */
     bn_status status;     /* out: what became of this text */
 } bn_entry;

@@ -91,6 +91,11 @@ static int contracts(void) {
     return a * a - square != 0;
 }
 
+/* What only saves memory is of no use to what is not kept. */
+static int32_t image_type(int32_t type) {
+    return type == BN_KV_F16 ? BN_KV_F32 : type == BN_KV_K4V8 ? BN_KV_INT8 : type;
+}
+
 /* Everything after the bytes are there. Takes over the mapping, also on failure. */
 static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options, bn_model **model,
                               char *detail) {
@@ -105,7 +110,7 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
     }
     m->mapping = mapping;
     m->budget.most = o->cache_bytes;
-    m->image_kv_type = o->image_kv_type == BN_KV_F16 ? BN_KV_F32 : o->image_kv_type;
+    m->image_kv_type = image_type(o->image_kv_type);
     if (contracts()) {
         status = bn_fail(detail, BN_ERR_UNSUPPORTED,
                          "this library was compiled so that its results differ from those of "

@@ -132,7 +132,7 @@ static void test_same_guesses_beside_others(void) {
     for (int32_t i = 0; i < OTHERS; i++)
         others[i] = session(TEXT, PIECE + OTHERS, BN_KV_F16);
     for (int32_t at = 0, n; at < PROMPT; at += n) {
-        int32_t chosen;
+        int32_t chosen[OTHERS];
         bn_entry entries[OTHERS + 1];
         n = PIECE < PROMPT - at ? PIECE : PROMPT - at;
         entries[OTHERS] = (bn_entry){.session = s, .tokens = text + at, .n_tokens = n};
@@ -141,7 +141,7 @@ static void test_same_guesses_beside_others(void) {
                                     .tokens = text + i,
                                     .n_tokens = 1,
                                     .most = 1,
-                                    .chosen = &chosen};
+                                    .chosen = &chosen[i]};
         ok(bn_step_batch(entries, OTHERS + 1));
     }
     const guesses found = guess(s, &samplers[1]);
