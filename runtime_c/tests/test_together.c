@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_together.c: one model, several threads: a long prompt holds nobody up for all of its length,
- * and a process that forks in the middle of it has a child that works.
+ * a process that forks in the middle of it has a child that works, and texts that choose tokens
+ * side by side choose what each does alone.
  */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 
@@ -137,6 +138,108 @@ static void test_fork(void) {
     bn_session_free(s);
 }
 
+/* --- texts that choose side by side --- */
+
+enum { CHOOSERS = 7, CHOICES = 24, AT_ONCE = 4, WORDS = (VOCAB + 31) / 32 };
+
+static uint32_t few[AT_ONCE][WORDS], many[AT_ONCE][WORDS]; /* that are allowed */
+static int32_t expected[CHOOSERS][CHOICES];
+
+static bn_sampler sampler_of(int i) {
+    static const int32_t tokens[] = {3, 5000};
+    static const float values[] = {4, -2};
+    const bn_sampler all[CHOOSERS] = {
+        {0},
+        {.temperature = 1, .top_k = 40},
+        {.temperature = 1.5f, .top_p = 0.9f},
+        {.temperature = 2, .top_k = 20, .repeat_penalty = 1.3f, .penalty_window = 64},
+        {.temperature = 1, .top_k = 9, .allowed = few[0]},
+        {.temperature = 1, .top_k = 60, .allowed = many[0]},
+        {.temperature = 1, .top_k = 5, .n_bias = 2, .bias_tokens = tokens, .bias_values = values}};
+    return all[i];
+}
+
+/* A text that has begun. */
+static bn_session *chooser(int i) {
+    bn_session *s;
+    ok(bn_session_new(model, NULL, &s));
+    bn_session_seed(s, (uint64_t)i);
+    ok(bn_session_append(s, prompt + i, 20 + i, BN_LOGITS_LAST, NULL));
+    return s;
+}
+
+/* One token after the other, each text by itself. */
+static void choose_alone(void) {
+    for (int i = 0; i < CHOOSERS; i++) {
+        bn_session *s = chooser(i);
+        const bn_sampler sampler = sampler_of(i);
+        for (int n = 0; n < CHOICES; n++) {
+            bn_entry e = {.session = s,
+                          .tokens = n > 0 ? &expected[i][n - 1] : prompt,
+                          .n_tokens = 1,
+                          .most = 1,
+                          .sampler = &sampler,
+                          .chosen = &expected[i][n]};
+            ok(bn_step_batch(&e, 1));
+        }
+        bn_session_free(s);
+    }
+}
+
+/* All in a pass, with guesses of which some are wrong, beside a prompt: the same tokens. */
+static void choose_together(uint64_t random) {
+    bn_session *s[CHOOSERS], *reader;
+    int32_t n[CHOOSERS] = {0}, drafts[CHOOSERS][AT_ONCE], chosen[CHOOSERS][AT_ONCE], going;
+    bn_sampler samplers[CHOOSERS];
+    ok(bn_session_new(model, NULL, &reader));
+    for (int i = 0; i < CHOOSERS; i++)
+        s[i] = chooser(i), samplers[i] = sampler_of(i);
+    do {
+        bn_entry entries[CHOOSERS + 1];
+        int of[CHOOSERS];
+        going = 0;
+        for (int i = 0; i < CHOOSERS; i++) {
+            const int32_t left = CHOICES - n[i], most = left < AT_ONCE ? left : AT_ONCE;
+            if (left == 0)
+                continue;
+            for (int32_t j = 0; j < most; j++)
+                drafts[i][j] = check_below(&random, 4) ? expected[i][n[i] + j] : 7;
+            of[going] = i;
+            entries[going++] = (bn_entry){.session = s[i],
+                                          .tokens = n[i] > 0 ? &expected[i][n[i] - 1] : prompt,
+                                          .n_tokens = 1,
+                                          .most = most,
+                                          .sampler = &samplers[i],
+                                          .draft = drafts[i],
+                                          .n_draft = most - 1,
+                                          .chosen = chosen[i]};
+        }
+        entries[going] = (bn_entry){.session = reader, .tokens = prompt, .n_tokens = 5};
+        ok(bn_step_batch(entries, going + 1));
+        for (int j = 0; j < going; j++) {
+            const int i = of[j];
+            CHECK(entries[j].n_chosen > 0);
+            CHECK(memcmp(chosen[i], expected[i] + n[i],
+                         (size_t)entries[j].n_chosen * sizeof **chosen) == 0);
+            n[i] += entries[j].n_chosen;
+        }
+    } while (going > 0);
+    for (int i = 0; i < CHOOSERS; i++)
+        bn_session_free(s[i]);
+    bn_session_free(reader);
+}
+
+static void test_choices(void) {
+    for (int row = 0; row < AT_ONCE; row++)
+        for (int32_t token = 0; token < VOCAB; token++) {
+            few[row][token / 32] |= (uint32_t)(token % 500 == 0) << token % 32;
+            many[row][token / 32] |= (uint32_t)(token % 3 > 0) << token % 32;
+        }
+    choose_alone();
+    for (uint64_t seed = 1; seed <= 3; seed++)
+        choose_together(seed);
+}
+
 int main(void) {
     size_t size;
     uint8_t *file = tiny_file(large_vocabulary, SIZE_MAX, SIZE_MAX, &size);
@@ -147,6 +250,7 @@ int main(void) {
     for (int32_t threads = 1; threads <= 3; threads += 2) {
         const bn_load_options options = {.threads = threads};
         ok(bn_model_open_bytes(file, size, &options, &model, NULL));
+        test_choices();
         test_turns();
         test_growing();
         test_fork();
