@@ -161,7 +161,7 @@ class Settings:
     patience: int = option(0, "evaluations in a row without a better one after which the run ends; 0: it does not")
     layers_every: int = option(20, "steps between records of each layer's codes, scales and inputs; 0: none")
     profile: int = option(
-        0, "steps to record with torch.profiler, after the first ten, as a table and in trace.json; 0: none"
+        0, "steps to record with torch.profiler, after the first eleven, as a table and in trace.json; 0: none"
     )
     report_to: str = option("none", "who gets the numbers of log.jsonl, too: tensorboard, wandb or trackio")
 

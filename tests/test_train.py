@@ -333,6 +333,15 @@ def test_a_little_text_that_is_seen_often(
     assert found and int(found[2]) == round(10_000 * 4 * 32 / int(found[1].replace(",", "")))
 
 
+def test_a_file_that_takes_more_than_the_run_learns(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "carry_out", lambda *_: loop.Outcome())
+    for context, said in (("32", False), ("16", True)):
+        assert run("train", *TINY, "--data", sentences, "--context", context, "--out", tmp_path / context) == 0
+        assert ("texts of 32, whose end it has not learnt; --set max_context=16" in capsys.readouterr().err) == said
+
+
 def test_two_runs_in_one_folder(sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bitnet import process
 

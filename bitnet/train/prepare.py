@@ -137,6 +137,11 @@ def prepare(
         say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or train for less")
     if line:
         say(line)
+    if not (newest or start) and batches.context < config.max_context:
+        say(
+            f"it learns from {batches.context:,} tokens at a time, and its file will take texts of "
+            f"{config.max_context:,}, whose end it has not learnt; --set max_context={batches.context} keeps them out"
+        )
     if settings.preference:
 
         def first() -> Transformer:
