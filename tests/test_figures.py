@@ -1,0 +1,59 @@
+"""Figures that the docs take from benchmarks/results are those that stand there, rounded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
+TABLES = [  # page, what the first line of the table begins with, pages of results
+    ("README.md", "| | here | compared with |", ("scaling", "qat_gap-1m", "vs_llama_cpp-bitnet-2b4t")),
+    ("docs/performance.md", "| | threads | here | of the limit |", ("vs_llama_cpp-bitnet-2b4t",)),
+    ("docs/performance.md", "| | here | llama.cpp |", ("vs_llama_cpp-bitnet-2b4t",)),
+    ("docs/performance.md", "| | threads | tok/s | of the limit |", ("passes", "passes-images", "passes-1-thread")),
+    ("docs/performance.md", "| here | onnxruntime, int8 |", ("towers",)),
+    ("docs/performance.md", "| | 2 bits | 1.6 bits |", ("engine-bitnet-2b4t",)),
+    ("docs/performance.md", "| texts at once, 2B4T", ("engine-bitnet-2b4t",)),
+    ("docs/train.md", "| width | fp32: full precision |", ("training_speed",)),
+    ("docs/train.md", "| width | bf16: full precision |", ("training_speed",)),
+    ("docs/train.md", "| width 256 | full precision |", ("training_speed",)),
+    ("docs/experts.md", "| nats a token |", ("experts",)),
+    ("docs/images.md", "| | right caption of a picture |", ("image_gap",)),
+    ("docs/gpu.md", "| model | | tokens/s |", ("gpu",)),
+    ("docs/scaling.md", "| parameters | tokens | full precision |", ("scaling",)),
+    ("docs/precision.md", "| | parameters | MB | best rate |", ("qat_gap-1m", "qat_gap-3m")),
+    ("docs/precision.md", "| change | nats per token |", ("recipe",)),
+]
+OF_THEIR_OWN = {"50,000", "224", "256"}
+"""How much was measured, and what no page of results has."""
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", text)
+
+
+def rows(page: str, begins: str) -> str:
+    """All but the first line of a table."""
+    assert page.count(begins) == 1, f"{page.count(begins)} tables begin with {begins!r}"
+    return page[page.index(begins) :].partition("\n\n")[0].partition("\n")[2]
+
+
+def is_rounding_of(shown: str, found: list[float]) -> bool:
+    digits = shown.replace(",", "")
+    value, places = float(digits), len(digits.partition(".")[2])
+    zeros = len(digits) - len(digits.rstrip("0")) if value >= 10_000 else 0  # 61,900
+    return any(abs(each - value) <= 0.5000001 * 10.0 ** (zeros - places) for each in found)
+
+
+@pytest.mark.parametrize(("name", "begins", "results"), TABLES)
+def test_figures_are_those_of_the_results(name: str, begins: str, results: tuple[str, ...]) -> None:
+    """Of three digits or more: shorter ones would be found anywhere."""
+    texts = [(RESULTS / f"{each}.md").read_text(encoding="utf-8") for each in results]
+    found = [float(number.replace(",", "").rstrip(",")) for text in texts for number in numbers(text)]
+    shown = [number.rstrip(",") for number in numbers(rows((ROOT / name).read_text(encoding="utf-8"), begins))]
+    exact = [number for number in shown if len(re.sub(r"\D|^0\.0*", "", number)) >= 3 and "e" not in number]
+    wrong = [number for number in exact if number not in OF_THEIR_OWN and not is_rounding_of(number, found)]
+    assert exact and not wrong, f"{name} has {wrong}, which {', '.join(results)} have not"
