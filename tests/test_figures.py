@@ -26,6 +26,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("docs/scaling.md", "| parameters | tokens | full precision |", ("scaling",)),
     ("docs/precision.md", "| | parameters | MB | best rate |", ("qat_gap-1m", "qat_gap-3m")),
     ("docs/precision.md", "| change | nats per token |", ("recipe",)),
+    ("docs/server.md", "| clients | 1 | 2 |", ("serving-bitnet-2b4t", "serving-2m")),
 ]
 OF_THEIR_OWN = {"50,000", "224", "256"}
 """How much was measured, and what no page of results has."""
