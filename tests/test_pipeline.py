@@ -233,6 +233,7 @@ def test_a_few_steps_are_profiled(sentences: str, tmp_path: Path, capsys: pytest
     names = [event.get("name", "") for event in events]
     assert names.count("aten::embedding") in (2, 3)  # an evaluation is not among them
     assert {name for name in names if name.startswith("Profiler")} == {"ProfilerStep#11", "ProfilerStep#12"}
+    assert bitnet("train", "--resume", "--steps", "21", "--out", tmp_path / "run") == 0  # it keeps --profile, and ends
     short = tmp_path / "short"
     capsys.readouterr()
     assert bitnet("train", *TINY[:-2], "--steps", "12", "--profile", "2", "--data", sentences, "--out", short) == 1

@@ -119,7 +119,8 @@ def prepare(
         newest.load_optimizer(optimizer, model)
         state |= {name: before[name] for name in state.keys() & before.keys()}
     end, line = horizon.begin(settings, state, sequences * each, before.get("settings"))
-    profiling.check(settings.profile, math.inf if end.seconds else end.steps(state) - state["step"])
+    if newest is None:  # one that goes on keeps its options, and may be near its end
+        profiling.check(settings.profile, math.inf if end.seconds else end.steps(state))
     state |= {"settings": settings.to_dict(), "model": config.to_dict()}
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
     if parallel.is_first():
