@@ -318,6 +318,23 @@ def test_a_gemma_folder_gives_the_tokens_of_transformers(tmp_path: Path) -> None
     assert generation["bos_token_id"] == 2
 
 
+def test_a_siglip_2_takes_texts_in_lower_case(tmp_path: Path) -> None:
+    """As its class in transformers does, where tokenizer.json is as Gemma has it."""
+    model = foreign.sentencepiece_model(False, **{**GEMMA_IDS, "user_defined_symbols": ("<mask>",)})
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    config = names | {"tokenizer_class": "Siglip2Tokenizer", "mask_token": "<mask>", "add_bos_token": False}
+    made = of_folder(Folder(foreign.save(tmp_path / "a", model, **(config | {"tokenizer_class": "GemmaTokenizer"}))))
+    assert made[0] is not None
+    words = foreign.Tokenizer.from_str(made[0].decode())
+    folder = foreign.save(tmp_path / "b", words, model_type="siglip2", **config)
+    definition, _, generation, _ = of_folder(Folder(folder))
+    ours, theirs = runtime(definition, generation), AutoTokenizer.from_pretrained(folder)
+    assert type(theirs).__name__ == "Siglip2Tokenizer"
+    for text in ("A Cat ON a MAT", "ÄÖ İstanbul ΣΑΣ", "  two  spaces ", *foreign.SAMPLE):
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text[:80]
+    assert ours.encode("A Cat") == ours.encode("a cat") != words.encode("A Cat").ids
+
+
 @pytest.mark.parametrize("prefix", [True, False])
 def test_gguf_of_a_sentencepiece_model(prefix: bool) -> None:
     theirs = spm(prefix)

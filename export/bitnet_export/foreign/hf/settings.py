@@ -12,6 +12,7 @@ from bitnet_export.foreign.vocabulary import load
 
 from .fields import Fields
 from .folder import Folder
+from .tokenizer import SIGLIP2
 
 _POOLING = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 _WORDS = {
@@ -49,7 +50,7 @@ def read_padding(folder: Folder, config: Fields, tokenizer: bytes | None, genera
     if tokenizer is not None and "pad_token" in generation.get("special_tokens", {}):
         found = load(tokenizer, "the tokenizer").token_to_id(generation["special_tokens"]["pad_token"])
         token = -1 if found is None else found
-    side = said.get("padding_side", "left" if said.get("tokenizer_class") == "Siglip2Tokenizer" else "right")
+    side = said.get("padding_side", "left" if said.get("tokenizer_class") == SIGLIP2 else "right")
     if side not in ("left", "right"):
         raise SourceError(f"{folder.path}/tokenizer_config.json: padding_side is {side!r:.40}, expected left or right")
     if not 0 <= token < config.integer("vocab_size"):

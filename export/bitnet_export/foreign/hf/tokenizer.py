@@ -28,6 +28,7 @@ _SAMPLING = {
     "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
 }  # fmt: skip
 _MAX_ADDED = 1 << 16
+SIGLIP2 = "Siglip2Tokenizer"
 
 
 def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
@@ -47,6 +48,9 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
     named = _named(folder, config)
     _add_tokens(tokenizer, folder, config, named)
     definition = json.loads(tokenizer.to_str())
+    if config.get("tokenizer_class") == SIGLIP2:
+        definition["normalizer"] = _lower(definition["normalizer"])
+        tokenizer = load(json.dumps(definition).encode(), "the tokenizer with texts in lower case")
     if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # what was assumed of a tokenizer.model
         config = {"add_bos_token": True} | config
     if "add_bos_token" in config or "add_eos_token" in config:
@@ -88,6 +92,12 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
         assumptions.append(f"a text begins with a space, what follows a special token {follows} (`legacy`)")
     words = Vocabulary(model.tokens, kinds, before, None)
     return load(sentencepiece_bpe(words, model.scores, prefix=model.prefix, legacy=legacy), "tokenizer.model")
+
+
+def _lower(normalizer: dict[str, Any] | None) -> dict[str, Any]:
+    """Lower case before all else: the class makes it so, whatever tokenizer.json says."""
+    own = [normalizer] if normalizer else []
+    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
 
 
 # ---- added and special tokens ----
