@@ -9,7 +9,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from bitnet.config import ModelConfig
 from bitnet_runtime import Model
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
+from bitnet_runtime.steps import Entry, step_batch
 from bitnet_serve import answers
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
@@ -161,6 +162,24 @@ def test_guesses_are_as_many_as_asked_for(
     assert (status, answer["choices"][0]["text"], told) == (200, expected, [draft])
     status, answer = post(serving, "/v1/completions", asked | {"draft": 65})
     assert (status, answer["error"]["param"]) == (400, "draft")
+
+
+@pytest.mark.parametrize(("n", "most"), [(1, 64), (2, 16), (3, 10)])
+def test_guesses_leave_the_others_their_time(
+    serving: Serving, n: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all together no more than a piece; alone as many as asked for."""
+    guesses = []
+
+    def noted(entries: Sequence[Entry]) -> None:
+        guesses.append((len(entries), max(entry.struct.n_draft for entry in entries)))
+        step_batch(entries)
+
+    monkeypatch.setattr("bitnet_runtime.together.step_batch", noted)
+    asked = {"prompt": [1], "n": n, "max_tokens": 90, "draft": 64, "logit_bias": {"7": 100}}  # a text of sevens
+    status, answer = post(serving, "/v1/completions", asked)
+    assert status == 200 and len(answer["choices"]) == n
+    assert max(guessed for running, guessed in guesses if running == n) == most
 
 
 def test_several_prompts_and_answers(client: OpenAI, model: Model) -> None:

@@ -201,6 +201,12 @@ def test_what_no_pass_can_do_is_an_error_of_each(model: Model) -> None:
         step_batch(entries)
         assert all(isinstance(entry.error, InvalidParameterError) for entry in entries)
         assert one.position == 0
+        again = Entry(one, [1], most=1)
+        step_batch([again])
+        assert len(again.chosen) == 1
+        again.ask([])
+        step_batch([again])
+        assert isinstance(again.error, InvalidParameterError) and not again.chosen
 
 
 def test_a_wrong_sampler_is_an_error_of_its_text(model: Model) -> None:

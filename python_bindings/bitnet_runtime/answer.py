@@ -106,8 +106,6 @@ class Lookup:
         for n in range(self.LONGEST, self.SHORTEST - 1, -1):
             place = self._after.get(tuple(self._tokens[-n:]))
             if place is not None:
-                since = list(
-                    itertools.takewhile(NO_TOKEN.__ne__, self._tokens[place:])
-                )  # if the text goes on repeating, this comes round again
-                return [since[i % len(since)] for i in range(most)]
+                since = list(itertools.takewhile(NO_TOKEN.__ne__, self._tokens[place : place + most]))
+                return [since[i % len(since)] for i in range(most)]  # where the text goes on repeating, round again
         return []

@@ -223,8 +223,8 @@ class Stream(Unique):
         self._begun = True
         self._prompt_seconds = time.perf_counter() - begin
 
-    def entry(self, piece: int = BLOCK) -> Entry:
-        """What it has in the next pass, once it has begun: of its prompt so many tokens at most."""
+    def entry(self, piece: int = BLOCK, looked_up: int = BLOCK) -> Entry:
+        """What it has in the next pass, once it has begun: of its prompt, and of guesses, so many tokens at most."""
         with self._session._lock:  # else the library may be at the last one, for a thread that reads beside a batch
             tokens = self._missing[: len(self._missing) - len(self._drawn)]
             if self._unread > piece:
@@ -233,8 +233,8 @@ class Stream(Unique):
                 return self._ask(tokens, most=1)
             most = min(self._most + 1, self._limit - len(self._tokens))
             guesses: Sequence[int] = ()
-            if self._lookup and most > 1 and len(tokens) == 1:
-                guesses = self._lookup.guess(most - 1 + bool(self._guide))
+            if self._lookup and most > 1 and looked_up and len(tokens) == 1:
+                guesses = self._lookup.guess(min(most - 1, looked_up) + bool(self._guide))
             if self._guide:  # which has a row for what follows the last, too
                 guesses = self._guide.allow(self._sampler, guesses)[:-1]
             return self._ask(tokens, self._sampler, guesses, most)

@@ -56,6 +56,7 @@ class Entry:
             self._draft[0 : len(draft)] = draft
         struct.n_tokens, struct.n_draft, struct.most = n, len(draft), most
         struct.sampler, self._sampler = sampler.struct if sampler else ffi.NULL, sampler
+        struct.n_chosen = struct.status = 0  # a call that is refused leaves these as they are
 
     @property
     def memory(self) -> tuple[object, ...]:

@@ -34,8 +34,11 @@ class Passes:
         self._piece = LEAST  # tokens of prompts beside answers
         self._lately: list[float] = []  # seconds that so many took of late
 
-    def run(self, streams: Sequence[Stream]) -> Iterator[tuple[Stream, Exception | None]]:
-        """One pass over streams that have begun and are not done; those that had a part in it, and their errors."""
+    def run(self, streams: Sequence[Stream], guesses: int = BLOCK) -> Iterator[tuple[Stream, Exception | None]]:
+        """One pass over streams that have begun and are not done; those that had a part in it, and their errors.
+
+        guesses: that each may look up in what it repeats.
+        """
         going = [stream for stream in streams if not stream.loads]
         left = room = self._room(len(going))
         entries: list[tuple[Stream, Entry]] = []
@@ -43,7 +46,7 @@ class Passes:
             if stream.loads and left < 1:
                 break
             try:
-                entries.append((stream, stream.entry(max(1, left))))
+                entries.append((stream, stream.entry(max(1, left), guesses)))
                 left -= min(stream.loads, left)
             except Exception as error:
                 yield stream, error

@@ -235,7 +235,8 @@ class Scheduler:
             self._do_part(task, functools.partial(task.piece, most))
             coming = []  # they have the next turn
         by = {task.stream: task for task in (*going, *coming) if task.stream}
-        for stream, error in self._passes.run(list(by)):
+        guesses = PIECE // max(1, len(going)) if len(by) > 1 else PIECE_ALONE  # for each: the others wait for them
+        for stream, error in self._passes.run(list(by), guesses):
             task = by[stream]
             if task in coming:
                 self._take_turn(task)
