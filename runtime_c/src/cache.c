@@ -158,6 +158,13 @@ uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) 
     return position_bytes(&bn_kv_types[type], stack->cached[part] * c->n_kv_heads, c->head_dim);
 }
 
+/* What is written next, from memory meanwhile. */
+static inline void fetch(const uint8_t *p, size_t bytes) {
+    enum { LINE = 64 };
+    for (size_t i = 0; i < bytes; i += LINE)
+        __builtin_prefetch(p + i, 1);
+}
+
 /* Words of `size` bytes to their places, `step` words apart (both constants). */
 static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const size_t size,
                           const size_t step) {
@@ -173,24 +180,25 @@ static void store(const bn_kernels *kernels, const bn_kv *kv, const bn_kv_head *
     const size_t words = bn_kv_words(kv, E);
     uint8_t *to = at.k + slot % BN_LANES * kv->word;
     _Alignas(BN_Q_ALIGN) uint8_t numbers[BN_MAX_HEAD * sizeof(float)];
-    const void *key = k, *value = v;
+    const void *key = k;
 
+    /* its share of the next tile; the value 16 on */
+    fetch(at.k + (BN_LANES + slot % BN_LANES) * head->part->key, head->part->key);
+    fetch(at.v + BN_LANES * head->part->value, head->part->value);
     if (kv->encode_key)
         kv->encode_key(kernels, numbers, k, E), key = numbers;
     if (kv->word == 2)
         spread(to, key, words, 2, BN_LANES);
     else
         spread(to, key, words, 4, BN_LANES);
-    if (kv->encode_value) {
-        const float scale = kv->encode_value(kernels, numbers, v, E);
-        value = numbers;
-        if (kv->value_scaled)
-            *at.v_scale = scale;
+    if (!kv->encode_value) {
+        memcpy(at.v, v, head->part->value);
+    } else if (!kv->value_scaled) {
+        kv->encode_value(kernels, at.v, v, E);
+    } else {
+        *at.v_scale = kv->encode_value(kernels, numbers, v, E);
+        spread(at.v + slot % BN_VALUE_GROUP, numbers, E, 1, BN_VALUE_GROUP);
     }
-    if (head->part->group == 1)
-        memcpy(at.v, value, head->part->value);
-    else
-        spread(at.v + slot % BN_VALUE_GROUP, value, E, 1, BN_VALUE_GROUP);
 }
 
 /* q and k of a row, normed and rotated. */

@@ -102,8 +102,12 @@ static void weigh_integers(const bn_block *b, size_t begin, size_t end, float *o
         b->m->kernels.attention[b->type].pv(&a);
     }
     for (size_t i = 0; i < n_q; i++)
-        b->m->kernels.vectors.scale_sums(&(bn_scaling){
-            .y = o + i * E, .acc = a.sums + i * E, .scales = &b->weight_scale[i], .s = 1, .n = E});
+        b->m->kernels.vectors.scale_sums(&(bn_scaling){.y = o + i * E,
+                                                       .acc = a.sums + i * E,
+                                                       .scales = &b->weight_scale[i],
+                                                       .s = &(const float){1},
+                                                       .n = E,
+                                                       .tokens = 1});
 }
 
 static size_t smaller(size_t a, size_t b) {

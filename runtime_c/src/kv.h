@@ -13,7 +13,8 @@
  * bn_q_row(n) bytes, and is aligned as quantize wants it. */
 typedef void bn_kv_encode_key(const bn_kernels *kernels, void *to, const float *x, size_t n);
 
-/* n floats to numbers, which stand for number · what this returns. The same of `to`. */
+/* n floats to numbers, which stand for number · what this returns. The same of `to`, but that of
+ * values without scales is their place in the cache. */
 typedef float bn_kv_encode(const bn_kernels *kernels, void *to, const float *x, size_t n);
 
 typedef struct bn_kv {

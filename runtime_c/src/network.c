@@ -77,41 +77,48 @@ typedef struct activation {
     const uint32_t *network;
 } activation;
 
-/* h as input of down. */
-static void finish_row(const activation *a, size_t row) {
-    const bn_workspace *w = a->p->w;
-    const bn_network *network = &a->ffn->networks[a->network ? a->network[row] : 0];
-    bn_quantize_rows(a->p, row, 1, &network->sub_norm, w->in.h + row * w->in.wide, 0,
-                     a->p->stack->config.ffn_dim, &network->down);
+static const bn_network *network_of(const activation *a, size_t row) {
+    return &a->ffn->networks[a->network ? a->network[row] : 0];
+}
+
+/* Where a row's input of down goes; the first row is that of the task. */
+static float *place_of(const activation *a, size_t row, size_t first) {
+    const bn_operands *in = &a->p->w->in;
+    return in->h + (bn_keeps_h(a->p, &network_of(a, row)->down) ? row : first) * in->wide;
+}
+
+static void finish_row(const activation *a, size_t row, const float *h) {
+    const bn_network *network = network_of(a, row);
+    bn_quantize_rows(a->p, row, 1, &network->sub_norm, h, 0, a->p->stack->config.ffn_dim,
+                     &network->down);
 }
 
 /* h = act(gate) · up */
 static void gated_rows(void *context, int32_t thread, size_t first, size_t end) {
     const activation *a = context;
-    const bn_workspace *w = a->p->w;
     const size_t F = a->p->stack->config.ffn_dim;
     (void)thread;
     for (size_t row = first; row < end; row++) {
-        a->ffn->act(w->in.h + row * w->in.wide, gate_of(a->p) + row * F, up_of(a->p) + row * F, F);
-        finish_row(a, row);
+        float *h = place_of(a, row, first);
+        a->ffn->act(h, gate_of(a->p) + row * F, up_of(a->p) + row * F, F);
+        finish_row(a, row, h);
     }
 }
 
 /* h = act(up). The kernels multiply with something: here with 1. */
 static void plain_rows(void *context, int32_t thread, size_t first, size_t end) {
-    enum { PIECE = 256 };
+    enum { PIECE = 1024 };
     const activation *a = context;
-    const bn_workspace *w = a->p->w;
     const size_t F = a->p->stack->config.ffn_dim;
     float ones[PIECE];
     (void)thread;
     for (size_t i = 0; i < PIECE; i++)
         ones[i] = 1;
     for (size_t row = first; row < end; row++) {
-        float *h = w->in.h + row * w->in.wide;
+        float *h = place_of(a, row, first);
         for (size_t i = 0; i < F; i += PIECE)
             a->ffn->act(h + i, up_of(a->p) + row * F + i, ones, F - i < PIECE ? F - i : PIECE);
-        finish_row(a, row);
+        finish_row(a, row, h);
     }
 }
 

@@ -27,11 +27,16 @@ void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, size_t y_stride,
         bn_fail_pass(p);
 }
 
-/* h as input of `linear`. The scale of what is not finite is NaN or 0. */
-static void quantize_h(bn_pass *p, size_t row, size_t width) {
+int bn_keeps_h(const bn_pass *p, const bn_tensor *linear) {
     const bn_operands *in = &p->w->in;
-    in->s[row] = p->m->kernels.vectors.quantize(in->q + row * in->q_stride, &in->q_sum[row],
-                                                in->h + row * in->wide, width, bn_q_row(width));
+    return in->own || in->some_adapted || p->stack->floats || linear->scale_scope == BN_SCALE_NONE;
+}
+
+/* The scale of what is not finite is NaN or 0. */
+static void quantize(bn_pass *p, size_t row, const float *x, size_t width) {
+    const bn_operands *in = &p->w->in;
+    in->s[row] = p->m->kernels.vectors.quantize(in->q + row * in->q_stride, &in->q_sum[row], x,
+                                                width, bn_q_row(width));
     if (!(in->s[row] > 0))
         bn_fail_pass(p);
     if (p->stack->grouped)
@@ -41,31 +46,34 @@ static void quantize_h(bn_pass *p, size_t row, size_t width) {
 void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, const float *from,
                       size_t stride, size_t width, const bn_tensor *linear) {
     const bn_norm own = bn_norm_before(linear, &p->stack->config);
-    const size_t wide = p->w->in.wide;
+    const size_t wide = p->w->in.wide, first = row;
+    const int keeps = bn_keeps_h(p, linear);
     for (size_t end = row + n, rows; row < end; row += rows, from += rows * stride) {
-        float *h = p->w->in.h + row * wide;
+        float *h = p->w->in.h + (keeps ? row : first) * wide;
+        const float *x = from;
+        size_t x_stride = stride;
         rows = end - row < TOGETHER ? end - row : TOGETHER;
         if (norm->gain)
-            bn_norm_checked(p, norm, h, wide, from, stride, width, rows);
-        for (size_t i = 0; i < rows && !norm->gain && h != from; i++)
-            memcpy(h + i * wide, from + i * stride, width * sizeof *h);
+            bn_norm_checked(p, norm, h, wide, x, x_stride, width, rows), x = h, x_stride = wide;
+        for (size_t i = 0; i < rows && keeps && x != h; i++)
+            memcpy(h + i * wide, x + i * x_stride, width * sizeof *h);
         if (own.gain)
-            bn_norm_checked(p, &own, h, wide, h, wide, width, rows);
+            bn_norm_checked(p, &own, h, wide, x, x_stride, width, rows), x = h, x_stride = wide;
         for (size_t i = 0; i < rows; i++)
-            quantize_h(p, row + i, width);
+            quantize(p, row + i, x + i * x_stride, width);
     }
 }
 
-typedef struct quantize {
+typedef struct inputs {
     bn_pass *p;
     const bn_norm *norm;
     const float *from; /* row 0 of the workspace */
     size_t stride, width;
     const bn_tensor *linear;
-} quantize;
+} inputs;
 
 static void quantize_rows(void *context, int32_t thread, size_t first, size_t end) {
-    const quantize *a = context;
+    const inputs *a = context;
     const size_t row = a->p->first + first;
     (void)thread;
     bn_quantize_rows(a->p, row, end - first, a->norm, a->from + row * a->stride, a->stride,
@@ -74,11 +82,11 @@ static void quantize_rows(void *context, int32_t thread, size_t first, size_t en
 
 void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear) {
     const size_t D = p->stack->config.dim;
-    bn_each_row(p, quantize_rows, &(quantize){p, norm, p->w->x, D, D, linear});
+    bn_each_row(p, quantize_rows, &(inputs){p, norm, p->w->x, D, D, linear});
 }
 
 void bn_quantize_h(bn_pass *p, const bn_norm *norm, size_t width, const bn_tensor *linear) {
-    bn_each_row(p, quantize_rows, &(quantize){p, norm, p->w->in.h, p->w->in.wide, width, linear});
+    bn_each_row(p, quantize_rows, &(inputs){p, norm, p->w->in.h, p->w->in.wide, width, linear});
 }
 
 void bn_project(bn_pass *p, const bn_norm *norm, const bn_product *products, int n) {

@@ -26,8 +26,7 @@ typedef struct bn_pass {
     const atomic_int *stop; /* or NULL; not 0: the rest need not be done */
 } bn_pass;
 
-/* q = quantize(norm(x)), the input of `linear`, which may have one more norm of its own. h holds
- * what was quantized. */
+/* q = quantize(norm(x)), the input of `linear`, which may have one more norm of its own. */
 void bn_quantize_x(bn_pass *p, const bn_norm *norm, const bn_tensor *linear);
 
 /* q = quantize(norm(h[0..width))), the same. */
@@ -47,6 +46,10 @@ void bn_each_row(const bn_pass *p, bn_task task, void *context);
 /* y = norm(x) of some rows; one that is not finite fails the pass. */
 void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, size_t y_stride, const float *x,
                      size_t x_stride, size_t n, size_t rows);
+
+/* Whether what is quantized for `linear` has to be in h as well, because something multiplies or
+ * norms that; else h of the first row of a task is scratch for all, which stays in the cache. */
+int bn_keeps_h(const bn_pass *p, const bn_tensor *linear);
 
 /* q = quantize(norm(from[0..width))) of n rows of the workspace, `row` the first. */
 void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, const float *from,

@@ -81,6 +81,21 @@ static bn_tensor read_pool(const bn_file *f, uint32_t stack, uint32_t role) {
     return bn_file_tensor(f, stack, BN_NO_LAYER, role, BN_NO_EXPERT);
 }
 
+static int is_float(const bn_tensor *t) {
+    return t->data && t->scale_scope == BN_SCALE_NONE;
+}
+
+static int has_floats(const bn_stack *s) {
+    const size_t each = bn_ffn_networks(&s->config), n = s->config.n_layers;
+    int floats = 0;
+    for (const bn_layer *l = s->layers; l < s->layers + n; l++)
+        floats |= is_float(&l->q) || is_float(&l->k) || is_float(&l->v);
+    for (const bn_network *w = s->networks; w < s->networks + n * each; w++)
+        floats |= is_float(&w->gate) || is_float(&w->up) || is_float(&w->down) ||
+                  (s->config.n_experts > 0 && w->up.norm);
+    return floats;
+}
+
 /* Every head has keys of its own, and there is neither a gate nor a position nor a soft-cap. */
 static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels *kernels,
                               bn_stack *s) {
@@ -108,6 +123,7 @@ static bn_status open_pooling(const bn_file *f, uint32_t index, const bn_kernels
         .o = read_pool(f, index, BN_POOL_O),
         .ffn = bn_ffn_of_pool(f, index, kernels, pooling->networks),
     };
+    pooling->floats = has_floats(pooling);
     return BN_OK;
 }
 
@@ -143,6 +159,7 @@ bn_status bn_stack_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         stack->layers[i] = read_layer(f, index, i, kernels, networks);
         find_place(stack, &stack->layers[i]);
     }
+    stack->floats = !status && has_floats(stack);
     if (!status && stack->probe)
         status = open_pooling(f, index, kernels, stack);
     if (status)

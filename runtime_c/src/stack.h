@@ -50,6 +50,7 @@ typedef struct bn_stack {
     uint32_t cached[BN_CACHE_PARTS]; /* layers whose keys and values a cache holds, by part */
     bn_adapter own;                  /* of its own, for all texts, or {0} */
     int32_t grouped;                 /* a matrix has a scale for every 128 columns */
+    int32_t floats; /* a matrix of a layer is floats, or that of an expert has a norm of its own */
 } bn_stack;
 
 /* Read stack `index` of a file that was parsed. Fails with BN_ERR_MEMORY, or BN_ERR_UNSUPPORTED and

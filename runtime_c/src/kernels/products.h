@@ -23,19 +23,22 @@ typedef struct bn_matmul {
     size_t tokens;
 } bn_matmul;
 
-/* From the integer sums of a product to its floats:
- * v = (float)(acc[i] - offset) * (scale / s), plus bias[i]; y[i] = v, or y[i] += v * weight. */
+/* From the integer sums of a product to its floats, outputs i < n of each token t:
+ * v = (float)(acc[t * acc_stride + i] - q_sums[t]) * (scale / s[t]), plus bias[i];
+ * y[t * y_stride + i] = v, or y[t * y_stride + i] += v * weight. */
 typedef struct bn_scaling {
-    float *y;
-    const int32_t *acc;
-    int32_t offset;
-    int32_t scale_each;  /* scales: [n], and not [1] */
-    const float *scales; /* of the weights */
-    float s;             /* of the activations */
-    const float *bias;   /* [n], or NULL */
+    float *y;              /* [tokens][y_stride] */
+    size_t y_stride;       /* in floats */
+    const int32_t *acc;    /* [tokens][acc_stride] */
+    size_t acc_stride;     /* in int32 */
+    const int32_t *q_sums; /* [tokens] sum of q, where codes are stored as one more; or NULL: 0 */
+    const float *s;        /* [tokens] of the activations */
+    const float *scales;   /* of the weights */
+    int32_t scale_each;    /* scales: [n], and not [1] */
     int32_t accumulate;
+    const float *bias; /* [n], or NULL */
     float weight;
-    size_t n;
+    size_t n, tokens;
 } bn_scaling;
 
 /* acc[t * acc_stride + r] = sum over k of codes[r * row_bytes + k] * q[t * q_stride + k], all of a
@@ -106,8 +109,8 @@ typedef struct bn_product_kernels {
     /* Exact integer products. A code 3, or int8 code -128, of an unverified file
      * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
-    /* The same to floats: token t as a[t] says, with a[t].acc = acc + t * acc_stride and n at most
-     * 16 panels. acc is scratch. */
+    /* The same to floats, as `a` says of the same acc and tokens, with n at most 16 panels. acc is
+     * scratch. */
     void (*ternary_scaled)(const bn_matmul *m, const bn_scaling *a);
     /* The same to sums with all four codes, 3 as well. */
     void (*sketch_matmul)(const bn_matmul *m);

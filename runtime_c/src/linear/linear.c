@@ -45,8 +45,8 @@ static void run_panels(void *context, int32_t thread, size_t item, size_t last) 
         size_t first = (item - g->before) * unit, panel, n;
         while (first < stop) {
             const size_t end = smaller(first + CHUNK_PANELS, stop);
-            bn_product p = *bn_next_part(g->products, &first, end, &panel, &n);
-            p.y += g->done * p.y_stride;
+            const bn_product *all = bn_next_part(g->products, &first, end, &panel, &n);
+            const bn_product p = bn_product_from(all, g->done);
             p.w->encoding->multiply(&in, &p, panel, n, acc);
         }
         item = g->before + (stop + unit - 1) / unit;

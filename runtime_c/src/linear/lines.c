@@ -24,8 +24,8 @@ typedef struct job {
     const bn_product *p;
 } job;
 
-static const int8_t *input(const bn_input *in, size_t b) {
-    return in->o->q + (in->first + b) * in->o->q_stride;
+static const int8_t *input(const bn_input *in) {
+    return in->o->q + in->first * in->o->q_stride;
 }
 
 /* Which of [r0, end) are asked for; no branch, because none could be predicted. */
@@ -38,11 +38,9 @@ static size_t list_rows(uint32_t *list, const float *where, size_t r0, size_t en
     return n;
 }
 
-/* Rows [r0, end) of product row b, at most BN_LIST_MOST. Returns the bytes that were left out. */
-static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t b, size_t r0,
-                              size_t end) {
+/* Of one token rows [r0, end), at most BN_LIST_MOST. Returns the bytes that were left out. */
+static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t r0, size_t end) {
     const bn_tensor *t = p->w;
-    const float *where = p->where ? p->where + b * p->y_stride : NULL;
     uint32_t list[BN_LIST_MOST];
     int32_t sum[BN_LIST_MOST], acc[BN_CHUNK_ROWS];
     const bn_lines lines = {.acc = sum,
@@ -50,26 +48,29 @@ static uint64_t multiply_rows(const bn_input *in, const bn_product *p, size_t b,
                             .line_bytes = t->bytes / t->rows,
                             .codes = t->cols,
                             .list = list,
-                            .n = list_rows(list, where, r0, end),
-                            .q = input(in, b)};
+                            .n = list_rows(list, p->where, r0, end),
+                            .q = input(in)};
     if (lines.n > 0)
         in->o->kernels->products.ternary_rows(&lines);
     const uint64_t left_out = (end - r0 - lines.n) * lines.line_bytes;
     for (size_t i = 0; r0 < end; r0 += BN_CHUNK_ROWS) {
         const size_t n = end - r0 < BN_CHUNK_ROWS ? end - r0 : BN_CHUNK_ROWS;
         for (size_t r = 0; r < n; r++)
-            acc[r] = in->o->q_sum[in->first + b]; /* stands for 0, see offset */
+            acc[r] = in->o->q_sum[in->first]; /* stands for 0, see q_sums */
         for (; i < lines.n && list[i] < r0 + n; i++)
             acc[list[i] - r0] = sum[i];
-        bn_scale_sums(in->o, in->first + b, p, b, acc, 1, r0, n);
+        bn_scale_sums(in, p, acc, 0, BN_ONE_MORE, r0, n);
     }
     return left_out;
 }
 
 static void run_rows(void *context, int32_t thread, size_t first, size_t end) {
     const job *j = context;
-    for (size_t b = 0; b < j->in->rows; b++)
-        j->in->o->skipped[thread] += multiply_rows(j->in, j->p, b, first, end);
+    for (size_t b = 0; b < j->in->rows; b++) {
+        const bn_input in = {j->in->o, j->in->first + b, 1};
+        const bn_product p = bn_product_from(j->p, b);
+        in.o->skipped[thread] += multiply_rows(&in, &p, first, end);
+    }
 }
 
 /* Columns [k0, end) that are not multiplied with 0, and with what. Filled up to whole fours. */
@@ -87,9 +88,8 @@ static size_t list_columns(uint32_t *list, int8_t *value, const int8_t *q, size_
     return n;
 }
 
-/* Blocks [block, end) of product row b, at most BLOCKS_MOST. Returns the bytes that were left out.
- */
-static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t b, size_t block,
+/* Of one token blocks [block, end), at most BLOCKS_MOST. Returns the bytes that were left out. */
+static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t block,
                                  size_t end) {
     const bn_tensor *t = p->w;
     uint32_t list[BN_LIST_MOST];
@@ -99,7 +99,7 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
     memset(acc, 0, (end - block) * BLOCK * sizeof *acc);
     for (size_t k = 0; k < t->cols; k += BN_LIST_MOST) {
         const size_t stop = t->cols - k < BN_LIST_MOST ? t->cols : k + BN_LIST_MOST;
-        const size_t n = list_columns(list, value, input(in, b), k, stop);
+        const size_t n = list_columns(list, value, input(in), k, stop);
         const bn_lines lines = {.acc = acc,
                                 .lines = t->data + block * BN_TILE_BYTES,
                                 .line_bytes = t->bytes / t->cols,
@@ -112,22 +112,25 @@ static uint64_t multiply_columns(const bn_input *in, const bn_product *p, size_t
         lines_read += n;
     }
     const size_t r0 = block * BLOCK, stop = end * BLOCK < t->rows ? end * BLOCK : t->rows;
-    bn_scale_sums(in->o, in->first + b, p, b, acc, 1, r0, stop - r0);
+    bn_scale_sums(in, p, acc, 0, BN_ONE_MORE, r0, stop - r0);
     return (t->cols - lines_read) * (end - block) * BN_TILE_BYTES;
 }
 
 /* Items are shares, one for each thread, because narrower parts of a column are slow to read. */
 static void run_columns(void *context, int32_t thread, size_t share, size_t last_share) {
     const job *j = context;
-    const bn_input *in = j->in;
+    const bn_operands *o = j->in->o;
     const size_t blocks = (j->p->w->rows + BLOCK - 1) / BLOCK;
     for (; share < last_share; share++) {
         size_t first, end;
-        bn_share(blocks, (int32_t)share, bn_pool_threads(in->o->pool), &first, &end);
-        for (size_t b = 0; b < in->rows; b++)
+        bn_share(blocks, (int32_t)share, bn_pool_threads(o->pool), &first, &end);
+        for (size_t b = 0; b < j->in->rows; b++) {
+            const bn_input in = {o, j->in->first + b, 1};
+            const bn_product p = bn_product_from(j->p, b);
             for (size_t i = first; i < end; i += BLOCKS_MOST)
-                in->o->skipped[thread] +=
-                    multiply_columns(in, j->p, b, i, end - i < BLOCKS_MOST ? end : i + BLOCKS_MOST);
+                o->skipped[thread] +=
+                    multiply_columns(&in, &p, i, end - i < BLOCKS_MOST ? end : i + BLOCKS_MOST);
+        }
     }
 }
 

@@ -17,10 +17,10 @@ typedef struct job {
     size_t n_groups;
 } job;
 
-/* Panels [panel, panel + n) of one product for tokens [b, b + tokens) of its rows from `first` on.
- */
-static void multiply(const bn_operands *o, size_t first, const bn_product *p, size_t panel,
-                     size_t n, size_t b, size_t tokens, int32_t thread) {
+/* Panels [panel, panel + n) of one product. */
+static void multiply(const bn_input *in, const bn_product *p, size_t panel, size_t n,
+                     int32_t thread) {
+    const bn_operands *o = in->o;
     const bn_tensor *t = p->w;
     const size_t k_tiles = ((size_t)t->cols + BN_TERNARY_TILE_K - 1) / BN_TERNARY_TILE_K;
     const size_t r0 = panel * BN_PANEL, stride = n * BN_PANEL;
@@ -33,12 +33,11 @@ static void multiply(const bn_operands *o, size_t first, const bn_product *p, si
                      .panel_stride = k_tiles * BN_TILE_BYTES,
                      .panels = n,
                      .k_tiles = k_tiles,
-                     .q = o->q + (first + b) * o->q_stride,
+                     .q = o->q + in->first * o->q_stride,
                      .q_stride = o->q_stride,
-                     .tokens = tokens},
+                     .tokens = in->rows},
         o->lookup + (size_t)thread * o->lookup_stride);
-    for (size_t i = 0; i < tokens; i++)
-        bn_scale_sums(o, first + b + i, p, b + i, acc + i * stride, 1, r0, end - r0);
+    bn_scale_sums(in, p, acc, stride, BN_ONE_MORE, r0, end - r0);
 }
 
 static void run_items(void *context, int32_t thread, size_t item, size_t last) {
@@ -47,12 +46,13 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
     for (; item < last; item++) {
         const bn_group *g = bn_group_of(j->groups, j->n_groups, item);
         const size_t at = item - g->before, b = at % g->columns * most;
-        const size_t tokens = g->done - b < most ? g->done - b : most;
+        const bn_input in = {j->o, g->first + b, g->done - b < most ? g->done - b : most};
         size_t first, end, panel, panels;
         bn_share(g->panels, (int32_t)(at / g->columns), (int32_t)g->blocks, &first, &end);
         while (first < end) {
-            const bn_product *p = bn_next_part(g->products, &first, end, &panel, &panels);
-            multiply(j->o, g->first, p, panel, panels, b, tokens, thread);
+            const bn_product *all = bn_next_part(g->products, &first, end, &panel, &panels);
+            const bn_product p = bn_product_from(all, b);
+            multiply(&in, &p, panel, panels, thread);
         }
     }
 }

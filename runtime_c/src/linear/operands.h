@@ -23,7 +23,7 @@ typedef struct bn_operands {
     bn_pool *pool;
     size_t wide;         /* floats of a row of h */
     size_t q_stride;     /* bytes of a row of q */
-    float *h;            /* [B][wide] inputs before quantization */
+    float *h;            /* [B][wide] inputs before quantization, of those who ask for them */
     int8_t *q;           /* [B][q_stride] and after */
     float *s;            /* [B] scale of q: q = round(h·s) */
     int32_t *q_sum;      /* [B] Σq */
@@ -58,6 +58,15 @@ typedef struct bn_product {
     int32_t accumulate; /* add to what y holds */
     float scale;        /* multiplies the product when accumulating */
 } bn_product;
+
+/* The same from row b on. */
+static inline bn_product bn_product_from(const bn_product *p, size_t b) {
+    bn_product rest = *p;
+    rest.y += b * p->y_stride;
+    if (p->where)
+        rest.where += b * p->y_stride;
+    return rest;
+}
 
 /* Products of rows [first, first + rows) of the operands, rows >= 1. The rest is notes of linear.c
  * and lookup.c. */

@@ -61,7 +61,7 @@ void bn_multiply_int8(const bn_input *in, const bn_product *p, size_t panel, siz
                       int32_t *acc) {
     const span rows = rows_of(p->w, panel, n);
     sum_int8(in, p->w, rows, acc);
-    bn_scale_all(in, p, acc, 0, rows.first, rows.n);
+    bn_scale_sums(in, p, acc, BN_CHUNK_ROWS, BN_AS_THEY_ARE, rows.first, rows.n);
 }
 
 float bn_linear_int8_row(const bn_operands *o, const bn_tensor *t, size_t row) {

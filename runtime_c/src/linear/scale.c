@@ -17,30 +17,28 @@ void bn_emit(const bn_operands *o, const bn_product *p, size_t b, size_t r0, siz
         memcpy(y, value, n * sizeof *y);
 }
 
-bn_scaling bn_scaling_of(const bn_operands *o, size_t row, const bn_product *p, size_t b,
-                         const int32_t *acc, int32_t offset, size_t r0, size_t n) {
+bn_scaling bn_scaling_of(const bn_input *in, const bn_product *p, const int32_t *acc,
+                         size_t acc_stride, bn_codes codes, size_t r0, size_t n) {
+    const bn_operands *o = in->o;
     const bn_tensor *t = p->w;
     const int each = t->scale_scope != BN_SCALE_TENSOR;
-    return (bn_scaling){.y = p->y + b * p->y_stride + r0,
+    return (bn_scaling){.y = p->y + r0,
+                        .y_stride = p->y_stride,
                         .acc = acc,
-                        .offset = offset * o->q_sum[row],
-                        .scale_each = each,
+                        .acc_stride = acc_stride,
+                        .q_sums = codes == BN_ONE_MORE ? o->q_sum + in->first : NULL,
+                        .s = o->s + in->first,
                         .scales = t->scales + (each ? r0 : 0),
-                        .s = o->s[row],
-                        .bias = t->bias ? t->bias + r0 : NULL,
+                        .scale_each = each,
                         .accumulate = p->accumulate,
+                        .bias = t->bias ? t->bias + r0 : NULL,
                         .weight = p->scale,
-                        .n = n};
+                        .n = n,
+                        .tokens = in->rows};
 }
 
-void bn_scale_sums(const bn_operands *o, size_t row, const bn_product *p, size_t b,
-                   const int32_t *acc, int32_t offset, size_t r0, size_t n) {
-    const bn_scaling a = bn_scaling_of(o, row, p, b, acc, offset, r0, n);
-    o->kernels->vectors.scale_sums(&a);
-}
-
-void bn_scale_all(const bn_input *in, const bn_product *p, const int32_t *acc, int32_t offset,
-                  size_t r0, size_t n) {
-    for (size_t b = 0; b < in->rows; b++, acc += BN_CHUNK_ROWS)
-        bn_scale_sums(in->o, in->first + b, p, b, acc, offset, r0, n);
+void bn_scale_sums(const bn_input *in, const bn_product *p, const int32_t *acc, size_t acc_stride,
+                   bn_codes codes, size_t r0, size_t n) {
+    const bn_scaling a = bn_scaling_of(in, p, acc, acc_stride, codes, r0, n);
+    in->o->kernels->vectors.scale_sums(&a);
 }

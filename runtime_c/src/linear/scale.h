@@ -17,17 +17,15 @@ static inline size_t bn_rows_of(const bn_tensor *t, size_t r0, size_t n) {
 void bn_emit(const bn_operands *o, const bn_product *p, size_t b, size_t r0, size_t n,
              float *value);
 
-/* Product row b from row `row` of the operands, outputs [r0, r0 + n): y = (acc - offset·Σq)·(γ/s).
- */
-bn_scaling bn_scaling_of(const bn_operands *o, size_t row, const bn_product *p, size_t b,
-                         const int32_t *acc, int32_t offset, size_t r0, size_t n);
+/* How codes are stored: as T, or as T + 1. */
+typedef enum bn_codes { BN_AS_THEY_ARE, BN_ONE_MORE } bn_codes;
+
+/* Outputs [r0, r0 + n) of all rows from their sums, which begin acc_stride apart. */
+bn_scaling bn_scaling_of(const bn_input *in, const bn_product *p, const int32_t *acc,
+                         size_t acc_stride, bn_codes codes, size_t r0, size_t n);
 
 /* And done. */
-void bn_scale_sums(const bn_operands *o, size_t row, const bn_product *p, size_t b,
-                   const int32_t *acc, int32_t offset, size_t r0, size_t n);
-
-/* The same of all rows; acc: [rows][BN_CHUNK_ROWS]. */
-void bn_scale_all(const bn_input *in, const bn_product *p, const int32_t *acc, int32_t offset,
-                  size_t r0, size_t n);
+void bn_scale_sums(const bn_input *in, const bn_product *p, const int32_t *acc, size_t acc_stride,
+                   bn_codes codes, size_t r0, size_t n);
 
 #endif

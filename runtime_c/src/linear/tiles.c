@@ -7,8 +7,6 @@
 
 #include "scale.h"
 
-enum { SCALED_ROWS = 120 }; /* that go through ternary_scaled together: blocks of 2 to 6 */
-
 static size_t count(size_t k, size_t unit) {
     return (k + unit - 1) / unit;
 }
@@ -61,21 +59,9 @@ void bn_multiply_two_bit(const bn_input *in, const bn_product *p, size_t panel, 
         multiply_groups(in, p, panel, n, (float *)acc); /* same size, same owner */
         return;
     }
-    for (size_t b = 0; b < in->rows; b += SCALED_ROWS) {
-        const size_t left = in->rows - b;
-        const bn_input some = {in->o, in->first + b, left < SCALED_ROWS ? left : SCALED_ROWS};
-        const bn_matmul mm = tiles_of(&some, p->w, BN_TERNARY_TILE_K, panel, n, acc);
-        const bn_scaling first = bn_scaling_of(in->o, some.first, p, b, acc, 1, r0, rows);
-        bn_scaling to[SCALED_ROWS];
-        for (size_t i = 0; i < some.rows; i++) {
-            to[i] = first;
-            to[i].y = first.y + i * p->y_stride;
-            to[i].acc = first.acc + i * BN_CHUNK_ROWS;
-            to[i].offset = in->o->q_sum[some.first + i];
-            to[i].s = in->o->s[some.first + i];
-        }
-        in->o->kernels->products.ternary_scaled(&mm, to);
-    }
+    const bn_matmul mm = tiles_of(in, p->w, BN_TERNARY_TILE_K, panel, n, acc);
+    const bn_scaling to = bn_scaling_of(in, p, acc, BN_CHUNK_ROWS, BN_ONE_MORE, r0, rows);
+    in->o->kernels->products.ternary_scaled(&mm, &to);
 }
 
 void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, size_t n,
@@ -83,7 +69,7 @@ void bn_multiply_trits(const bn_input *in, const bn_product *p, size_t panel, si
     const size_t r0 = panel * BN_PANEL;
     const bn_matmul mm = tiles_of(in, p->w, BN_TRIT_TILE_K, panel, n, acc);
     in->o->kernels->products.trit_matmul(&mm);
-    bn_scale_all(in, p, acc, 1, r0, bn_rows_of(p->w, r0, n));
+    bn_scale_sums(in, p, acc, BN_CHUNK_ROWS, BN_ONE_MORE, r0, bn_rows_of(p->w, r0, n));
 }
 
 void bn_sum_groups(const bn_operands *o, size_t row, size_t width) {

@@ -153,27 +153,24 @@ static void check_scaled(test *t) {
     const size_t n = m->panels * BN_PANEL - below(t, BN_PANEL), stride = n + below(t, 9);
     const int each = (int)below(t, 2), accumulate = (int)below(t, 2);
     const float *before = floats(t, m->tokens * stride, ORDINARY);
-    const float *scales = floats(t, each ? n : 1, ORDINARY);
-    const float *bias = below(t, 2) ? floats(t, n, ORDINARY) : NULL;
-    bn_scaling *a = buffer(t, m->tokens * sizeof *a);
     float *y[2];
     m->acc = buffer(t, p.acc_bytes);
-    for (size_t i = 0; i < m->tokens; i++)
-        a[i] = (bn_scaling){.acc = m->acc + i * m->acc_stride,
-                            .offset = (int32_t)below(t, 20000) - 10000,
-                            .scale_each = each,
-                            .scales = scales,
-                            .s = random_float(t, ORDINARY),
-                            .bias = bias,
-                            .accumulate = accumulate,
-                            .weight = random_float(t, ORDINARY),
-                            .n = n};
+    bn_scaling a = {.y_stride = stride,
+                    .acc = m->acc,
+                    .acc_stride = m->acc_stride,
+                    .q_sums = below(t, 2) ? integers(t, m->tokens, 20000) : NULL,
+                    .s = floats(t, m->tokens, ORDINARY),
+                    .scales = floats(t, each ? n : 1, ORDINARY),
+                    .scale_each = each,
+                    .accumulate = accumulate,
+                    .bias = below(t, 2) ? floats(t, n, ORDINARY) : NULL,
+                    .weight = random_float(t, ORDINARY),
+                    .n = n,
+                    .tokens = m->tokens};
     for (int i = 0; i < 2; i++) {
-        y[i] = buffer(t, m->tokens * stride * sizeof(float));
+        a.y = y[i] = buffer(t, m->tokens * stride * sizeof(float));
         memcpy(y[i], before, m->tokens * stride * sizeof(float));
-        for (size_t b = 0; b < m->tokens; b++)
-            a[b].y = y[i] + b * stride;
-        (i ? t->scalar : t->tier)->products.ternary_scaled(m, a);
+        (i ? t->scalar : t->tier)->products.ternary_scaled(m, &a);
     }
     same_floats(t, y[0], y[1], m->tokens * stride, "ternary_scaled");
     done(t, "ternary_scaled");

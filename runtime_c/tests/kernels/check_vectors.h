@@ -9,27 +9,28 @@
 
 static void check_scale_sums(test *t) {
     const int kind = (int)below(t, FLOAT_KINDS), each = (int)below(t, 2);
-    const size_t n = size_to(t, 300);
-    const float *before = floats(t, n, kind), *scales = floats(t, each ? n : 1, kind);
-    bn_scaling a = {.offset = (int32_t)below(t, 1 << 24) - (1 << 23),
+    const size_t n = size_to(t, 300), tokens = size_to(t, 5);
+    bn_scaling a = {.y_stride = n + below(t, 9),
+                    .acc = integers(t, tokens * n, 1 << 30),
+                    .acc_stride = n,
+                    .q_sums = below(t, 2) ? integers(t, tokens, 1 << 24) : NULL,
+                    .s = floats(t, tokens, kind),
+                    .scales = floats(t, each ? n : 1, kind),
                     .scale_each = each,
-                    .scales = scales,
-                    .s = random_float(t, kind),
-                    .bias = below(t, 2) ? floats(t, n, kind) : NULL,
                     .accumulate = (int)below(t, 2),
+                    .bias = below(t, 2) ? floats(t, n, kind) : NULL,
                     .weight = random_float(t, kind),
-                    .n = n};
-    int32_t *acc = buffer(t, n * sizeof *acc);
+                    .n = n,
+                    .tokens = tokens};
+    const size_t all = (tokens - 1) * a.y_stride + n;
+    const float *before = floats(t, all, kind);
     float *y[2];
-    for (size_t i = 0; i < n; i++)
-        acc[i] = (int32_t)below(t, 1 << 30) - (1 << 29);
-    a.acc = acc;
     for (int i = 0; i < 2; i++) {
-        a.y = y[i] = buffer(t, n * sizeof(float));
-        memcpy(y[i], before, n * sizeof(float));
+        a.y = y[i] = buffer(t, all * sizeof(float));
+        memcpy(y[i], before, all * sizeof(float));
         (i ? t->scalar : t->tier)->vectors.scale_sums(&a);
     }
-    same_floats(t, y[0], y[1], n, "scale_sums");
+    same_floats(t, y[0], y[1], all, "scale_sums"); /* between tokens, too */
     done(t, "scale_sums");
 }
 
@@ -37,11 +38,12 @@ static void call_scale_sums(bench *b) {
     b->k->vectors.scale_sums(&(bn_scaling){.y = b->y,
                                            .acc = b->acc,
                                            .scales = b->x,
-                                           .s = 1,
+                                           .s = b->x,
                                            .bias = b->x,
                                            .accumulate = 1,
                                            .weight = 1,
-                                           .n = b->cols});
+                                           .n = b->cols,
+                                           .tokens = 1});
 }
 
 static void time_scale_sums(bench *b) {

@@ -66,6 +66,14 @@ static float *floats(test *t, size_t n, int kind) {
     return x;
 }
 
+/* From -range / 2 on. */
+static int32_t *integers(test *t, size_t n, uint32_t range) {
+    int32_t *x = buffer(t, n * sizeof *x);
+    for (size_t i = 0; i < n; i++)
+        x[i] = (int32_t)below(t, range) - (int32_t)(range / 2);
+    return x;
+}
+
 static uint16_t *halves(test *t, size_t n, int kind) {
     uint16_t *x = buffer(t, n * sizeof *x);
     for (size_t i = 0; i < n; i++) {

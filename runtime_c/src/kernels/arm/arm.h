@@ -10,7 +10,6 @@
 
 #include "../inline.h"
 #include "../kernels.h"
-#include "../scaled.h"
 
 typedef int32x4_t dot_fn(int32x4_t sum, int8x16_t a, int8x16_t b);
 

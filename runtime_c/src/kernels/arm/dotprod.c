@@ -85,7 +85,8 @@ static void ternary_matmul(const bn_matmul *m) {
 }
 
 static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
-    scaled_by(m, a, ternary_matmul, bn_neon_scale_sums);
+    ternary_matmul(m);
+    bn_neon_scale_sums(a);
 }
 
 static void ternary_grouped(const bn_grouped *m) {

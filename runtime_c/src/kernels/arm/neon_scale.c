@@ -20,26 +20,33 @@ INLINE lanes sums_of(const int32_t *acc, size_t n, int32_t offset) {
     return v;
 }
 
-void bn_neon_scale_sums(const bn_scaling *all) {
-    const bn_scaling a = *all;
-    const float32x4_t factor = vdupq_n_f32(*a.scales / a.s), s = vdupq_n_f32(a.s);
-    for (size_t i = 0; i < a.n; i += BN_LANES) {
-        const size_t left = a.n - i;
-        const lanes scale = a.scale_each ? load(a.scales + i, left) : zero();
-        lanes v = sums_of(a.acc + i, left, a.offset);
+INLINE void scale_token(const bn_scaling *a, size_t t) {
+    const int32_t *acc = a->acc + t * a->acc_stride, offset = a->q_sums ? a->q_sums[t] : 0;
+    const float32x4_t factor = vdupq_n_f32(*a->scales / a->s[t]), s = vdupq_n_f32(a->s[t]);
+    float *y = a->y + t * a->y_stride;
+    for (size_t i = 0; i < a->n; i += BN_LANES) {
+        const size_t left = a->n - i;
+        const lanes scale = a->scale_each ? load(a->scales + i, left) : zero();
+        lanes v = sums_of(acc + i, left, offset);
         UNROLL
         for (int j = 0; j < 4; j++)
-            v.val[j] = vmulq_f32(v.val[j], a.scale_each ? vdivq_f32(scale.val[j], s) : factor);
-        if (a.bias)
-            v = add_lanes(v, load(a.bias + i, left));
-        if (a.accumulate) {
+            v.val[j] = vmulq_f32(v.val[j], a->scale_each ? vdivq_f32(scale.val[j], s) : factor);
+        if (a->bias)
+            v = add_lanes(v, load(a->bias + i, left));
+        if (a->accumulate) {
             UNROLL
             for (int j = 0; j < 4; j++)
-                v.val[j] = vmulq_n_f32(v.val[j], a.weight);
-            v = add_lanes(load(a.y + i, left), v);
+                v.val[j] = vmulq_n_f32(v.val[j], a->weight);
+            v = add_lanes(load(y + i, left), v);
         }
-        store(a.y + i, v, left);
+        store(y + i, v, left);
     }
+}
+
+void bn_neon_scale_sums(const bn_scaling *all) {
+    const bn_scaling a = *all;
+    for (size_t t = 0; t < a.tokens; t++)
+        scale_token(&a, t);
 }
 
 static void add_to(float *y, const float *x, float weight, size_t n) {

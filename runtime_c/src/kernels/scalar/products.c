@@ -26,7 +26,8 @@ static void ternary_matmul(const bn_matmul *m) {
 }
 
 static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
-    scaled_by(m, a, ternary_matmul, bn_scalar_vectors.scale_sums);
+    ternary_matmul(m);
+    bn_scalar_vectors.scale_sums(a);
 }
 
 static void ternary_lookup(const bn_matmul *m, void *scratch) {

@@ -7,7 +7,6 @@
 #define BITNET_KERNELS_SCALAR_H
 
 #include "../kernels.h"
-#include "../scaled.h"
 
 #include <math.h>
 #include <string.h>

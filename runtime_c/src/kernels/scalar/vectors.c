@@ -5,12 +5,15 @@
 #include "scalar.h"
 
 static void scale_sums(const bn_scaling *a) {
-    for (size_t i = 0; i < a->n; i++) {
-        const float scale = a->scales[a->scale_each ? i : 0];
-        float v = (float)(a->acc[i] - a->offset) * (scale / a->s);
-        if (a->bias)
-            v += a->bias[i];
-        a->y[i] = a->accumulate ? a->y[i] + v * a->weight : v;
+    for (size_t t = 0; t < a->tokens; t++) {
+        const int32_t *acc = a->acc + t * a->acc_stride, offset = a->q_sums ? a->q_sums[t] : 0;
+        float *y = a->y + t * a->y_stride;
+        for (size_t i = 0; i < a->n; i++) {
+            float v = (float)(acc[i] - offset) * (a->scales[a->scale_each ? i : 0] / a->s[t]);
+            if (a->bias)
+                v += a->bias[i];
+            y[i] = a->accumulate ? y[i] + v * a->weight : v;
+        }
     }
 }
 

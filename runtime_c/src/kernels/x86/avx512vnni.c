@@ -75,10 +75,8 @@ static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
     const bn_matmul rest = matmul_behind(m, done);
     if (rest.panels > 0)
         ternary_matmul(&rest);
-    for (size_t t = 0; t < m->tokens && done * BN_PANEL < a->n; t++) {
-        const bn_scaling behind = scaling_behind(&a[t], done * BN_PANEL);
-        scale_sums(&behind);
-    }
+    if (done * BN_PANEL < a->n)
+        scale_from(a, done * BN_PANEL);
 }
 
 static void ternary_grouped(const bn_grouped *m) {

@@ -58,7 +58,8 @@ static void ternary_matmul(const bn_matmul *m) {
 }
 
 static void ternary_scaled(const bn_matmul *m, const bn_scaling *a) {
-    scaled_by(m, a, ternary_matmul, scale_sums);
+    ternary_matmul(m);
+    scale_sums(a);
 }
 
 static void ternary_grouped(const bn_grouped *m) {

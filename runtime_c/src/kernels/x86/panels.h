@@ -16,10 +16,11 @@
 enum { TOGETHER = 4 }; /* panels */
 #define EACH_PANEL_AND(X, t) X(0, t) X(1, t) X(2, t) X(3, t)
 
-/* The rows of four registers, T tokens, to acc, or where `to` says of each token. */
+/* The rows of four registers, T tokens, to acc, or as `to` says of outputs from `row` and tokens
+ * from `token` on. */
 INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to, size_t row,
-                           const uint8_t *tile, size_t panel_stride, size_t tiles, const int8_t *q,
-                           size_t q_stride, dot_fn *dot, const int T) {
+                           size_t token, const uint8_t *tile, size_t panel_stride, size_t tiles,
+                           const int8_t *q, size_t q_stride, dot_fn *dot, const int T) {
     const bytes three = bytes_fill(3);
     sums sum[6][TOGETHER];
 #define CLEAR(t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = sums_zero();
@@ -51,16 +52,25 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
     }
 #define SUMS(p, t) sums_store(acc + t * acc_stride + p * BN_PANEL, sum[t][p]);
 #define FLOATS(p, t)                                                                               \
-    vec_store(to[t].y + row + p * BN_PANEL, scaled(&to[t], row + p * BN_PANEL, sum[t][p], factor));
-#define PUT(t)                                                                                     \
-    if (t < T && !to) {                                                                            \
+    vec_store(y + p * BN_PANEL, scaled(&a, row + p * BN_PANEL, y + p * BN_PANEL, sum[t][p], of));
+#define PUT_SUMS(t)                                                                                \
+    if (t < T) {                                                                                   \
         EACH_PANEL_AND(SUMS, t)                                                                    \
-    } else if (t < T) {                                                                            \
-        const vec factor = vec_set(*to[t].scales / to[t].s);                                       \
+    }
+#define PUT_FLOATS(t)                                                                              \
+    if (t < T) {                                                                                   \
+        const token_scale of = scale_of(&a, token + t);                                            \
+        float *y = a.y + (token + t) * a.y_stride + row;                                           \
         EACH_PANEL_AND(FLOATS, t)                                                                  \
     }
-    EACH_TOKEN(PUT)
-#undef PUT
+    if (to) {
+        const bn_scaling a = *to; /* in registers: no store can change it */
+        EACH_TOKEN(PUT_FLOATS)
+    } else {
+        EACH_TOKEN(PUT_SUMS)
+    }
+#undef PUT_FLOATS
+#undef PUT_SUMS
 #undef FLOATS
 #undef SUMS
 }
@@ -115,8 +125,8 @@ INLINE size_t panels_tokens(const bn_matmul *m, const bn_scaling *to, size_t pan
             const int8_t *q = m->q + t * m->q_stride;
 #define BLOCK(T)                                                                                   \
     case T:                                                                                        \
-        ternary_panels(acc, m->acc_stride, to ? to + t : NULL, (p * BN_PANEL), tile,               \
-                       m->panel_stride, m->k_tiles, q, m->q_stride, dot, T);                       \
+        ternary_panels(acc, m->acc_stride, to, (p * BN_PANEL), t, tile, m->panel_stride,           \
+                       m->k_tiles, q, m->q_stride, dot, T);                                        \
         break
             BY_TOKENS(m->tokens * (b + 1) / blocks - t, BLOCK)
 #undef BLOCK
