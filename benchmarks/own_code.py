@@ -70,11 +70,12 @@ def counted(code: list[str], held_out: list[str], model: Model) -> dict[str, flo
 
 
 def completions(model: Model, held_out: list[str]) -> list[dict[str, str]]:
-    """What the model writes at the ends of lines that seed 0 draws, greedily, and what stood there."""
+    """What the model writes at the ends of lines that seed 0 draws, greedily, and what stood there. A prompt stops
+    before the newline: with the spaces that follow it that is one token, which could not be written any more."""
     draw, found = random.Random(0), []
     while len(found) < PLACES:
         text = draw.choice(held_out)
-        ends = [i + 1 for i, c in enumerate(text) if c == "\n" and i > BEFORE]
+        ends = [i for i, c in enumerate(text) if c == "\n" and i > BEFORE]
         if ends:
             end = draw.choice(ends)
             prompt = text[end - BEFORE : end]
