@@ -151,9 +151,10 @@ class Report:
             "let the run end, with bitnet train --resume --out RUN"
         )
         adapter = f"adapter    {self.adapter_bytes / 1e6:.2f} MB; of the model with it:"
+        asked = f", of {self.asked}" * (self.asked != "tokens")
         loss = [
             f"loss       {long.loss_torch:.6f} in torch, {long.loss_engine:.6f} in the engine, "
-            f"difference {long.loss_engine - long.loss_torch:+.1e}, of {self.asked}",
+            f"difference {long.loss_engine - long.loss_torch:+.1e}{asked}",
             f"head       {self.head}",
         ]
         return "\n".join(
