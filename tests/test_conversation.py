@@ -342,7 +342,9 @@ def test_a_conversation_goes_on_another_day(models: Path, tmp_path: Path) -> Non
     assert (second.returncode, second.stdout) == (0, f"{ANSWER}\n")
     assert "[1 turn so far]" in second.stderr
     assert prompts(second.stderr) == [size("hello", "again", system="be kind")]
-    third = piped(models / "chat", "more", args=(*args, "--system", "be short"))
+    assert "cache stays" not in second.stderr
+    third = piped(models / "chat", "more", args=(*args, "--system", "be short", "--kv-type", "int8"))
+    assert "[its cache stays f16, as it was saved]" in third.stderr
     assert prompts(third.stderr) == [size("hello", "again", "more", system="be short")]
     with Model.load(models / "chat", threads=1) as model, model.load_session(file) as session:
         assert session.position > size("hello")

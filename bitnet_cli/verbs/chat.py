@@ -63,5 +63,7 @@ def run(args: argparse.Namespace) -> int:
         session = model.load_session(args.session)
         if session.adapter != adapter_of(model):
             raise ValueError(f"{args.session} has no adapter, so it goes on without --adapter")
+        if session.kv_type != args.kv_type:
+            note(args, f"[its cache stays {session.kv_type}, as it was saved]")
         conversation.restore(session.note, keep_system=args.system is None)
         return conversation.run(session, args.session)
