@@ -25,6 +25,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("docs/gpu.md", "| model | | tokens/s |", ("gpu",)),
     ("docs/scaling.md", "| parameters | tokens | full precision |", ("scaling",)),
     ("docs/precision.md", "| | parameters | MB | best rate |", ("qat_gap-1m", "qat_gap-3m")),
+    ("docs/own-code.md", "| | bits per byte |", ("own_code",)),
     ("docs/precision.md", "| change | nats per token |", ("recipe",)),
     ("docs/server.md", "| clients | 1 | 2 |", ("serving-bitnet-2b4t", "serving-2m")),
 ]
