@@ -17,6 +17,8 @@ HAS_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_availa
 
 
 def by_onednn(*operands: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # inductor takes this product of oneDNN for weights that never change
+        return False
     return HAS_BOTH and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in operands)
 
 

@@ -66,3 +66,16 @@ def test_autocast_and_fp64_are_torchs_own() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert float_product.linear(x, w).equal(F.linear(x, w))
     assert float_product.linear(x.double(), w.double()).equal(F.linear(x.double(), w.double()))
+
+
+def test_what_is_compiled_is_torchs_own() -> None:
+    """Inductor refuses the other one, but for constants."""
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        seen.append(graph.code)
+        return graph
+
+    for compiled in (float_product.product, float_product.linear):
+        torch.compile(compiled, backend=backend)(torch.randn(4, 32), torch.randn(32, 32))
+    assert len(seen) == 2 and not any("mkldnn" in code for code in seen)
