@@ -15,7 +15,7 @@ from bitnet_runtime.terminal import escape, say
 
 if TYPE_CHECKING:
     from bitnet_export.convert.incoming import Conversion
-    from bitnet_export.foreign.onnx.check import OnnxReport
+    from bitnet_export.foreign.onnx.report import OnnxReport
     from bitnet_export.foreign.outgoing import Written
 
 

@@ -3,8 +3,8 @@
 Needs onnx and numpy; onnxruntime only to check what was written.
 """
 
-from .check import OnnxReport
 from .matrices import FORMS
+from .report import OnnxReport
 from .write import write_onnx
 
 __all__ = ["FORMS", "OnnxReport", "write_onnx"]

@@ -10,11 +10,9 @@ Compared are log-probabilities; of a model without a head the vectors of texts, 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,86 +23,20 @@ from bitnet.config import ModelConfig
 from bitnet_export.checkpoint.pictures import drawn_images, engine_sees, pixels_of
 from bitnet_export.checkpoint.reading import EngineReader, Floats, Reader, Text, drawn, whole
 from bitnet_export.checkpoint.verify import EXACT, ROUNDED, SHORT, VerificationError
-from bitnet_export.foreign.outgoing import DRAFT_LEFT_OUT
 from bitnet_export.packed import records
 from bitnet_export.packed.reader import PackedFile
 
 from .graph import writes
+from .report import PROMPTS
 from .session import Cache, OnnxModel
 
 if TYPE_CHECKING:
     from bitnet_runtime import Model
 
-PROMPTS = 32  # of SHORT tokens
 FEW = 3  # times ROUNDED: a text this short has few rounding events, and their mean a long tail
 TEXT = 128  # tokens of the long text
 IMAGES = 8
 MOVES = 8  # of the gains, at most: one may meet no rounding event in a text where eight do
-
-
-@dataclass(frozen=True)
-class OnnxReport:
-    """What was written, and how far it agrees with the engine: differences of log-probabilities, in nats.
-
-    Of a position in a prompt the largest counts, as most have none but fp32 noise; in the text the mean over
-    the vocabulary, which is what to expect of one token. Of a model without a head: of the numbers of the texts'
-    vectors of length 1.
-    """
-
-    form: str
-    packed_bytes: int
-    onnx_bytes: int  # graph and weights
-    compared: int  # tokens; 0: the engine cannot run the model
-    vectors: bool = False  # were compared
-    threads: int = 0  # of both
-    prompts_median: float = 0.0  # of |onnxruntime - engine|
-    text_mean: float = 0.0
-    text_worst: float = 0.0
-    floor_mean: float = 0.0  # of |onnxruntime - onnxruntime with its norms moved by one step of fp32|
-    prefill: tuple[float, float] = (0.0, 0.0)  # tokens a second in onnxruntime and in the engine, a glance at both
-    decode: tuple[float, float] = (0.0, 0.0)  # 0: it does not write
-    images: int = 0  # whose vectors were compared, made of length 1
-    images_mean: float = 0.0
-    images_floor: float = 0.0
-    behind: int = 0  # tokens behind an image, whose log-probabilities were
-    behind_mean: float = 0.0
-    behind_floor: float = 0.0
-    draft_left_out: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        size = (
-            f"size       {self.onnx_bytes / 1e6:.2f} MB in the form {self.form}, from {self.packed_bytes / 1e6:.2f} MB"
-            + f"\nnote       {DRAFT_LEFT_OUT}" * self.draft_left_out
-        )
-        what = "vectors" if self.vectors else "log-probabilities"
-        if not (self.compared or self.images):
-            return size + "\nlogits     not compared: the engine cannot run this model"
-        seen = []
-        if self.images:
-            floor = f"(rounding the norms otherwise: {self.images_floor:.1e})"
-            seen = [f"images     {self.images}: vectors differ by {self.images_mean:.1e} on average {floor}"]
-        if self.behind:
-            floor = f"(rounding the norms otherwise: {self.behind_floor:.1e})"
-            seen += [f"           {self.behind} tokens behind one by {self.behind_mean:.1e} on average {floor}"]
-        if not self.compared:
-            return "\n".join([size, *seen])
-        single = f"single tokens {self.decode[0]:.1f}, {self.decode[1]:.1f}; " if any(self.decode) else ""
-        return "\n".join(
-            [
-                size,
-                f"prompts    {PROMPTS} of at most {SHORT} tokens: {what} differ from the engine's by "
-                f"{self.prompts_median:.1e} (median)",
-                f"text       {self.text_mean:.1e} on average, {self.text_worst:.1e} at worst"
-                f"{', prompt and single tokens' if single else ''} "
-                f"(rounding the norms otherwise: {self.floor_mean:.1e} on average)",
-                f"speed      prompt {self.prefill[0]:.0f} tok/s in onnxruntime, {self.prefill[1]:.0f} in the engine; "
-                f"{single}{self.threads} threads",
-                *seen,
-            ]
-        )
 
 
 class _Found(NamedTuple):

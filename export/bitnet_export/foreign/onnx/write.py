@@ -24,9 +24,10 @@ from bitnet_export.foreign.side_files import generation_of, special_tokens, writ
 from bitnet_export.packed.reader import PackedFile
 
 from . import graph
-from .check import OnnxReport, compare
+from .check import compare
 from .matrices import FORMS
 from .ops import Graph
+from .report import OnnxReport
 
 MODEL = "model.onnx"
 VISION = "vision_model.onnx"
