@@ -11,17 +11,16 @@ from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.asynchronous import ModelAsync
 from bitnet_runtime.defaults import Options, Sampling, resolve, whole, with_options
 from bitnet_runtime.embedding import embed
-from bitnet_runtime.errors import InvalidParameterError, check, check_open, naming, shown
+from bitnet_runtime.errors import InvalidParameterError, check_open, naming, shown
 from bitnet_runtime.generation import Stream, finish
 from bitnet_runtime.handles import Handle
 from bitnet_runtime.ids import is_several, refuse_several
 from bitnet_runtime.model_chat import ModelChat
 from bitnet_runtime.model_images import cosines, likely, scaled
+from bitnet_runtime.model_sessions import ModelSessions
 from bitnet_runtime.paths import Adapters, files_of, of_which, path_of
 from bitnet_runtime.receipt import Receipt
 from bitnet_runtime.result import Result
-from bitnet_runtime.session import Session
-from bitnet_runtime.session_state import all_sessions
 from bitnet_runtime.shape import KV_TYPES
 from bitnet_runtime.together import IN_FLIGHT, Batch, generate_batch
 from bitnet_runtime.verifying import Verdict, verify
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
 
     from bitnet_runtime.ids import Prompt
     from bitnet_runtime.images import Image
+    from bitnet_runtime.session import Session
 
 
-class Model(ModelAsync, ModelChat):
+class Model(ModelAsync, ModelSessions, ModelChat):
     """A packed model, open. Made by `Model.load`; a context manager.
 
     Safe to share between threads: each call of `generate`, `stream`, `chat` and `score` works in
@@ -104,8 +104,6 @@ class Model(ModelAsync, ModelChat):
         model = cls.__new__(cls)
         model._describe(file, Handle(out[0]), n_ctx, kv_type, named)
         return model
-
-    # ---- text ----
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, and one prompt
@@ -274,61 +272,6 @@ class Model(ModelAsync, ModelChat):
         seen = self.require_similarity()
         logits = scaled(cosines(self.embed_images(images), self.embed(texts)), seen)
         return likely(logits, seen) if probabilities else logits
-
-    # ---- sessions ----
-
-    def session(self, n_ctx: int | None = None, *, adapter: str | None = None, draft: bool = True) -> Session:
-        """A new session for token-level work, with room for `n_ctx` tokens; None: the model's `n_ctx`. adapter: the
-        name of that which its text has. draft: it keeps what guesses need, if the model has a draft; that takes
-        about the time of one more layer.
-
-        Raises ModelTooLargeError, before any work, if all of it would not fit in memory; the largest
-        n_ctx that fits is in the message.
-        """
-        return Session._new(self, n_ctx, adapter=adapter, draft=draft)
-
-    def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """A session that `Session.save` wrote, with the context and the type of cache that it had.
-
-        The file may come from anyone. Raises SessionFileError (also of a session of another model),
-        ModelTooLargeError, or OSError.
-        """
-        return Session._load(self, path)
-
-    def shrink(self) -> bool:
-        """Make `n_ctx` one that fits in memory now, an eighth less than the largest: the program needs some, too.
-
-        False: not even one token fits.
-        """
-        most = int(self._memory().largest_n_ctx)
-        self._n_ctx = min(self._n_ctx, most - most // 8) or self._n_ctx
-        return most > 0
-
-    def free_memory(self) -> int:
-        """Bytes that new sessions can take now: each takes its `nbytes` once its context is full."""
-        return int(self._memory().available)
-
-    def _memory(self) -> Any:
-        """`bn_session_memory *` of a session with the model's context."""
-        memory, handle = ffi.new("bn_session_memory *"), self._open
-        check(lib.bn_session_plan(handle.pointer, self._session_options(), memory))
-        return memory
-
-    def close(self) -> None:
-        """Close the model and all its sessions. Closing twice is fine.
-
-        Calls in other threads are cancelled, waited for, and raise ClosedError.
-        """
-        self._handle = None  # no new sessions from here on
-        for session in all_sessions():
-            if session._model is self:
-                session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if self._handle is None:

@@ -47,24 +47,24 @@ static uint32_t join(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
 
 /* A share of DATA: it begins at `begin`, the checksum has come to `at`. The first broken rule is
  * kept until all checksums are known, because damaged bytes are the better explanation. */
-typedef struct bn_part {
+typedef struct data_part {
     uint64_t begin, at, end;
     uint32_t crc;
     const bn_rule *broken; /* NULL: none */
     size_t tensor;         /* which broke it */
-} bn_part;
+} data_part;
 
 enum { MAX_PARTS = 256 };
 
-typedef struct bn_pass {
+typedef struct data_pass {
     const bn_file *file;
     const bn_kernels *kernels;
     int32_t n_parts; /* one for each thread */
-    bn_part parts[MAX_PARTS];
-} bn_pass;
+    data_part parts[MAX_PARTS];
+} data_pass;
 
 /* Go on to `end`, which is where something ends that `rule` is for, or to the end of the part. */
-static void go_on(const bn_pass *pass, bn_part *part, uint64_t end, const bn_rule *rule,
+static void go_on(const data_pass *pass, data_part *part, uint64_t end, const bn_rule *rule,
                   size_t tensor) {
     end = end < part->end ? end : part->end;
     while (part->at < end) {
@@ -79,9 +79,9 @@ static void go_on(const bn_pass *pass, bn_part *part, uint64_t end, const bn_rul
     }
 }
 
-static void pass_part(bn_pass *pass, int32_t index) {
+static void pass_part(data_pass *pass, int32_t index) {
     const bn_file *file = pass->file;
-    bn_part part = {0};
+    data_part part = {0};
     size_t first, last;
     bn_share((file->data_size + BN_ALIGN - 1) / BN_ALIGN, index, pass->n_parts, &first, &last);
     part.begin = part.at = (uint64_t)first * BN_ALIGN;
@@ -164,15 +164,15 @@ static bn_status check_wholes(const bn_file *file, const bn_kernels *kernels, bn
 bn_status bn_file_verify(const bn_file *file, const bn_kernels *kernels, bn_pool *pool,
                          char *detail) {
     const int32_t n_parts = pool != NULL ? bn_pool_threads(pool) : 1;
-    bn_pass pass = {.file = file, .kernels = kernels, .n_parts = n_parts};
+    data_pass pass = {.file = file, .kernels = kernels, .n_parts = n_parts};
     if (pool != NULL)
         bn_pool_run(pool, (size_t)n_parts, 1, pass_parts, &pass);
     else
         pass_part(&pass, 0);
 
     uint32_t crc = 0;
-    const bn_part *first = NULL; /* with a broken rule */
-    for (const bn_part *part = pass.parts; part < pass.parts + n_parts; part++) {
+    const data_part *first = NULL; /* with a broken rule */
+    for (const data_part *part = pass.parts; part < pass.parts + n_parts; part++) {
         crc = join(crc, part->crc, part->end - part->begin);
         if (first == NULL && part->broken != NULL)
             first = part;

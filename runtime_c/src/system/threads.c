@@ -7,10 +7,7 @@
  * event of a decode step is about a microsecond away, and sleep on the word when it is not
  * (wait.h).
  *
- * The work is one more word for each thread: its share, from which it takes parts at the front.
- * Threads that are done with theirs take parts of others at the back. So a core that is slower, or
- * gets less of the memory's bandwidth, or is not there at all because another program has it, costs
- * the run no more than a part.
+ * The work is one more word for each thread: its share (share.h).
  *
  * A worker joins an epoch by claiming it, and only who has joined looks at shares. The caller
  * claims for those who have not come by the time all shares are empty: a run does not wait for a
@@ -21,6 +18,7 @@
 #include "threads.h"
 #include "cores.h"
 #include "floats.h"
+#include "share.h"
 #include "wait.h"
 
 #include <pthread.h>
@@ -37,8 +35,8 @@ typedef struct member {
     int32_t index; /* 0 is the caller, who needs no thread */
     pthread_t thread;
     alignas(CACHE_LINE)
-        atomic_uint claimed; /* the latest epoch that it, or the caller for it, joined */
-    alignas(CACHE_LINE) _Atomic uint64_t share; /* items left: first | end << 32 */
+        atomic_uint claimed;            /* the latest epoch that it, or the caller for it, joined */
+    alignas(CACHE_LINE) bn_items share; /* items left */
 } member;
 
 struct bn_pool {
@@ -115,36 +113,11 @@ static void await_workers(bn_pool *pool) {
     }
 }
 
-/* --- Shares --- */
-
-/* How much to take of what is left: ever less towards the end, so that all end together. */
-static uint64_t part_of(uint64_t left, size_t most) {
-    const uint64_t part = (left + 3) / 4;
-    return part < most ? part : most;
-}
-
-/* Take a part of a share, at the front or at the back. Returns 0 when nothing is left. */
-static int take(member *of, int at_front, size_t most, size_t *first, size_t *end) {
-    uint64_t share = atomic_load_explicit(&of->share, memory_order_relaxed), rest;
-    do {
-        const uint64_t begin = share & UINT32_MAX, stop = share >> 32;
-        const uint64_t part = part_of(stop - begin, most);
-        if (part == 0)
-            return 0;
-        *first = at_front ? begin : stop - part;
-        *end = *first + part;
-        rest = at_front ? *end | stop << 32 : begin | (uint64_t)*first << 32;
-    } while (!atomic_compare_exchange_weak_explicit(&of->share, &share, rest, memory_order_relaxed,
-                                                    memory_order_relaxed));
-    return 1;
-}
-
 static void deal(bn_pool *pool, size_t items) {
     for (int32_t i = 0; i < pool->n_threads; i++) {
         size_t first, end;
         bn_share(items, i, pool->n_threads, &first, &end);
-        atomic_store_explicit(&pool->members[i].share, first | (uint64_t)end << 32,
-                              memory_order_relaxed);
+        bn_deal(&pool->members[i].share, first, end);
     }
 }
 
@@ -155,7 +128,7 @@ static void work(bn_pool *pool, int32_t thread) {
     size_t first, end;
     for (int32_t i = 0; i < pool->n_threads; i++) {
         member *of = &pool->members[(thread + i) % pool->n_threads];
-        while (take(of, i == 0, most, &first, &end))
+        while (bn_take(&of->share, i == 0, most, &first, &end))
             task(context, thread, first, end);
     }
 }

@@ -9,6 +9,7 @@
 #define BITNET_X86_ATTENTION_H
 
 #include "exponential.h"
+#include "float_rows.h"
 #include "norms.h"
 #include "scale.h"
 

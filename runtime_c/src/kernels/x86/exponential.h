@@ -83,17 +83,18 @@ static void silu_gate(float *h, const float *g, const float *u, size_t n) {
 }
 
 /* max(g, 0) but for NaN, which passes, and so does -0, until it is added to 0. */
-INLINE vec positive(vec g, vec zero) {
+INLINE vec positive(vec g) {
+    const vec zero = vec_zero();
     return vec_add(vec_max(zero, g), zero);
 }
 
-INLINE vec relu2_times(vec g, vec u, vec zero) {
-    const vec r = positive(g, zero);
+INLINE vec relu2_times(vec g, vec u) {
+    const vec r = positive(g);
     return vec_mul(vec_mul(r, r), u);
 }
 
 static void relu2_gate(float *h, const float *g, const float *u, size_t n) {
-    map(h, g, u, n, vec_zero(), relu2_times);
+    map(h, g, u, n, relu2_times);
 }
 
 INLINE void gelu(vec *g, int count) {
@@ -110,12 +111,12 @@ static void gelu_gate(float *h, const float *g, const float *u, size_t n) {
     gate(h, g, u, n, gelu);
 }
 
-INLINE vec relu_times(vec g, vec u, vec zero) {
-    return vec_mul(positive(g, zero), u);
+INLINE vec relu_times(vec g, vec u) {
+    return vec_mul(positive(g), u);
 }
 
 static void relu_gate(float *h, const float *g, const float *u, size_t n) {
-    map(h, g, u, n, vec_zero(), relu_times);
+    map(h, g, u, n, relu_times);
 }
 
 INLINE void gelu_erf(vec *g, int count) {

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * float_rows.h: rows of floats times vectors by the float rule, and sums of rows, the same for
+ * every x86 tier. PARTS registers make the 16 lanes of the rule. Tails: see float.h.
+ */
+#ifndef BITNET_X86_FLOAT_ROWS_H
+#define BITNET_X86_FLOAT_ROWS_H
+
+#include "register.h"
+
+INLINE vec load_f32(const void *p, size_t i) {
+    return vec_load((const float *)p + i);
+}
+INLINE vec load_f16(const void *p, size_t i) {
+    return vec_widen((const uint16_t *)p + i);
+}
+typedef vec load_fn(const void *p, size_t i);
+
+/* X for each part, of each of four rows. */
+#if PARTS == 1
+#define EACH_PART(X, r) X(r, 0)
+#else
+#define EACH_PART(X, r) X(r, 0) X(r, 1)
+#endif
+#define EACH_ROW(X) EACH_PART(X, 0) EACH_PART(X, 1) EACH_PART(X, 2) EACH_PART(X, 3)
+
+/* y[r] = w[r]·x for R rows of `size`-byte numbers, R <= 4. */
+INLINE void dot_rows(float *y, const uint8_t *w, size_t size, load_fn *load, size_t cols,
+                     const float *x, const int R) {
+    vec sum[4][PARTS];
+#define CLEAR(r, p) sum[r][p] = vec_zero();
+    EACH_ROW(CLEAR)
+#undef CLEAR
+
+    const size_t stride = cols * size;
+    size_t k = 0;
+    for (; k + BN_LANES <= cols; k += BN_LANES) {
+        for (size_t at = 0; R == 4 && at < 4 * BN_LANES * size; at += 64) /* the next four rows */
+            __builtin_prefetch(w + 4 * (stride + k * size) + at);
+#define TERM(r, p)                                                                                 \
+    if (r < R)                                                                                     \
+        sum[r][p] =                                                                                \
+            vec_fma(load(w + r * stride, k + p * LANES), vec_load(x + k + p * LANES), sum[r][p]);
+        EACH_ROW(TERM)
+#undef TERM
+    }
+    if (k < cols) {
+        float x_end[BN_LANES] = {0}, w_end[4][BN_LANES] = {{0}};
+        memcpy(x_end, x + k, (cols - k) * sizeof *x);
+        for (int r = 0; r < R; r++)
+            memcpy(w_end[r], w + (size_t)r * stride + k * size, (cols - k) * size);
+#define TERM(r, p)                                                                                 \
+    if (r < R)                                                                                     \
+        sum[r][p] = vec_fma(load(w_end[r], p * LANES), vec_load(x_end + p * LANES), sum[r][p]);
+        EACH_ROW(TERM)
+#undef TERM
+    }
+    for (int r = 0; r < R; r++)
+        y[r] = vec_tree(sum[r]);
+}
+
+/* The same of four rows and four tokens, where there are registers for that, and whole ones of
+ * columns: what is loaded serves four products. */
+enum { BLOCK = PARTS == 1 ? 4 : 1 };
+INLINE void dot_block(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
+                      size_t cols, const float *x, size_t x_stride) {
+    vec sum[4][BLOCK][PARTS];
+    UNROLL
+    for (size_t r = 0; r < 4; r++) {
+        UNROLL
+        for (size_t t = 0; t < BLOCK; t++)
+            sum[r][t][0] = vec_zero();
+    }
+    for (size_t k = 0; k < cols; k += LANES) {
+        vec v[BLOCK];
+        UNROLL
+        for (size_t t = 0; t < BLOCK; t++)
+            v[t] = vec_load(x + t * x_stride + k);
+        UNROLL
+        for (size_t r = 0; r < 4; r++) {
+            const vec wr = load(w + r * cols * size, k);
+            UNROLL
+            for (size_t t = 0; t < BLOCK; t++)
+                sum[r][t][0] = vec_fma(wr, v[t], sum[r][t][0]);
+        }
+    }
+    UNROLL
+    for (size_t r = 0; r < 4; r++) {
+        UNROLL
+        for (size_t t = 0; t < BLOCK; t++)
+            y[t * y_stride + r] = vec_tree(sum[r][t]);
+    }
+}
+
+INLINE void row_products(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
+                         size_t rows, size_t cols, const float *x, size_t x_stride, size_t tokens) {
+    size_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        size_t t = 0;
+        for (; BLOCK > 1 && cols % BN_LANES == 0 && t + BLOCK <= tokens; t += BLOCK)
+            dot_block(y + t * y_stride + r, y_stride, w + r * cols * size, size, load, cols,
+                      x + t * x_stride, x_stride);
+        for (; t < tokens; t++)
+            dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
+                     4);
+    }
+    for (; r < rows; r++)
+        for (size_t t = 0; t < tokens; t++)
+            dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
+                     1);
+}
+
+static void f32_matmul(float *y, size_t y_stride, const float *w, size_t rows, size_t cols,
+                       const float *x, size_t x_stride, size_t tokens) {
+    row_products(y, y_stride, (const uint8_t *)w, sizeof *w, load_f32, rows, cols, x, x_stride,
+                 tokens);
+}
+
+static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows, size_t cols,
+                       const float *x, size_t x_stride, size_t tokens) {
+    row_products(y, y_stride, (const uint8_t *)w, sizeof *w, load_f16, rows, cols, x, x_stride,
+                 tokens);
+}
+
+/* y[0..R registers) of T tokens: what is widened of w serves them all. */
+INLINE void add_rows_of(const bn_add_rows *a, size_t t, size_t i, const size_t T, const size_t R) {
+    vec s[4][4];
+    UNROLL
+    for (size_t u = 0; u < T; u++) {
+        UNROLL
+        for (size_t j = 0; j < R; j++)
+            s[u][j] = vec_zero();
+    }
+    for (size_t r = 0; r < a->rank; r++) {
+        const uint16_t *w = a->w + r * a->w_stride + i;
+        vec v[4];
+        UNROLL
+        for (size_t at = 0; at < R * LANES; at += 32) /* a line of memory each */
+            __builtin_prefetch(w + 6 * R * LANES + at);
+        UNROLL
+        for (size_t j = 0; j < R; j++)
+            v[j] = vec_widen(w + j * LANES);
+        UNROLL
+        for (size_t u = 0; u < T; u++) {
+            const vec x = vec_set(a->x[(t + u) * a->x_stride + r]);
+            UNROLL
+            for (size_t j = 0; j < R; j++)
+                s[u][j] = vec_fma(v[j], x, s[u][j]);
+        }
+    }
+    UNROLL
+    for (size_t u = 0; u < T; u++) {
+        float *y = a->y + (t + u) * a->y_stride + i;
+        UNROLL
+        for (size_t j = 0; j < R; j++)
+            vec_store(y + j * LANES,
+                      vec_add(vec_load(y + j * LANES), vec_mul(s[u][j], vec_set(a->weight))));
+    }
+}
+
+/* The same of one token and fewer outputs than a register has. */
+static void add_rows_end(const bn_add_rows *a, size_t t, size_t i) {
+    const size_t n = a->n - i;
+    float *y = a->y + t * a->y_stride + i, y_end[LANES] = {0};
+    vec s = vec_zero();
+    for (size_t r = 0; r < a->rank; r++) {
+        uint16_t w_end[LANES] = {0};
+        memcpy(w_end, a->w + r * a->w_stride + i, n * sizeof *w_end);
+        s = vec_fma(vec_widen(w_end), vec_set(a->x[t * a->x_stride + r]), s);
+    }
+    memcpy(y_end, y, n * sizeof *y);
+    vec_store(y_end, vec_add(vec_load(y_end), vec_mul(s, vec_set(a->weight))));
+    memcpy(y, y_end, n * sizeof *y);
+}
+
+static void f16_add_rows(const bn_add_rows *a) {
+    for (size_t t = 0, T; t < a->tokens; t += T) {
+        size_t i = 0;
+        T = a->tokens - t >= 4 ? 4 : 1;
+        for (; T == 4 && i + 2 * LANES <= a->n; i += 2 * LANES)
+            add_rows_of(a, t, i, 4, 2);
+        for (; T == 1 && i + 4 * LANES <= a->n; i += 4 * LANES)
+            add_rows_of(a, t, i, 1, 4);
+        for (; i < a->n; i += LANES)
+            for (size_t u = t; u < t + T; u++)
+                if (i + LANES <= a->n)
+                    add_rows_of(a, u, i, 1, 1);
+                else
+                    add_rows_end(a, u, i);
+    }
+}
+
+#endif

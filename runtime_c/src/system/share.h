@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * share.h: the items that a thread has left of a run, in one word. It takes parts of them at the
+ * front; threads that are done with theirs take parts at the back. So a core that is slower, or
+ * gets less of the memory's bandwidth, or is not there at all because another program has it, costs
+ * the run no more than a part. For threads.c alone.
+ */
+#ifndef BITNET_SHARE_H
+#define BITNET_SHARE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef _Atomic uint64_t bn_items; /* first | end << 32 */
+
+static inline void bn_deal(bn_items *share, size_t first, size_t end) {
+    atomic_store_explicit(share, first | (uint64_t)end << 32, memory_order_relaxed);
+}
+
+/* How much to take of what is left: ever less towards the end, so that all end together. */
+static inline uint64_t bn_share_part(uint64_t left, size_t most) {
+    const uint64_t part = (left + 3) / 4;
+    return part < most ? part : most;
+}
+
+/* Take a part, at the front or at the back. Returns 0 when nothing is left. */
+static inline int bn_take(bn_items *items, int at_front, size_t most, size_t *first, size_t *end) {
+    uint64_t share = atomic_load_explicit(items, memory_order_relaxed), rest;
+    do {
+        const uint64_t begin = share & UINT32_MAX, stop = share >> 32;
+        const uint64_t part = bn_share_part(stop - begin, most);
+        if (part == 0)
+            return 0;
+        *first = at_front ? begin : stop - part;
+        *end = *first + part;
+        rest = at_front ? *end | stop << 32 : begin | (uint64_t)*first << 32;
+    } while (!atomic_compare_exchange_weak_explicit(items, &share, rest, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return 1;
+}
+
+#endif
