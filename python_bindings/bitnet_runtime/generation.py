@@ -6,16 +6,16 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from bitnet_runtime import vision
 from bitnet_runtime.answer import Answer, Guesses, Lookup
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.errors import CancelledError, ClosedError, InvalidParameterError, StateError
+from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.facts import ModelFacts
-from bitnet_runtime.handles import Unique
 from bitnet_runtime.ids import NO_TOKEN
 from bitnet_runtime.prompt import extend
+from bitnet_runtime.reading import Reading
 from bitnet_runtime.receipt import Receipt, sampling_of, written
 from bitnet_runtime.result import Finish, Piece, Result, Timings, Usage
 from bitnet_runtime.sampler import Sampler
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 AT_ONCE = 8  # tokens of a step that a draft layer guesses for, at most
 
 
-class Stream(Unique):
+class Stream(Reading):
     """Iterator of `Piece`s. `close()`, from any thread, ends it early; afterwards, or at its end, `result` is there.
 
     Threads that read one stream take turns. A stream that is dropped frees its cache at once.
@@ -67,8 +67,8 @@ class Stream(Unique):
         detokenizer = model._detokenizer([token for token in prompt if token != NO_TOKEN])
         self._answer = Answer(detokenizer, options.stop, reader)
         self._most = AT_ONCE * model.has_draft if options.draft is None else options.draft
-        self._session = session or Session._new(model, needed, adapter=adapter, draft=self._most > 0)
-        self._owned = session is None
+        mine = session or Session._new(model, needed, adapter=adapter, draft=self._most > 0)
+        super().__init__(mine, owned=session is None)
         self._model, self._prompt, self._pixels = model, prompt, pixels
         self._end_tokens = model.end_tokens
         self._seed = secrets.randbits(32) if options.seed is None else options.seed
@@ -87,10 +87,8 @@ class Stream(Unique):
         self._computed = 0  # tokens of the prompt
         self._prompt_seconds = self._seconds = 0.0
         self._finish: Finish = "cancelled" if self._limit > 0 else "length"
-        self._done = self._limit <= 0  # the answer is complete
-        self._ended = False  # and its session free
+        self._done = self._limit <= 0
         self.ended_by: int | None = None  # the end token, if one came
-        self._reading = self._closing = False
 
     @property
     def result(self) -> Result | None:
@@ -115,55 +113,6 @@ class Stream(Unique):
             self.ended_by, self._finish, self._seed, sampling_of(self._options),
             [written(each) for each in self._digests[:chosen]],
         )  # fmt: skip
-
-    def close(self) -> None:
-        """Stop, from any thread: no token after the one that is being computed, and no rest of the prompt.
-
-        Returns when that one is done. Closing twice is fine.
-        """
-        with self._session._ending:  # a cancel after the end would stop what the session does next
-            if self._ended:
-                return
-            self._closing = True
-            self._session.cancel()
-        with self._session._lock:
-            if not self._reading:  # else this is a signal handler, and __next__ ends it
-                self._end()
-
-    def _end(self) -> None:
-        with self._session._ending:
-            if self._ended:
-                return
-            self._done = self._ended = True
-        if self._owned:
-            self._session.close()
-        else:
-            self._session._resume()  # a cancel was for this answer
-
-    def __next__(self) -> Piece:
-        with self._session._lock:
-            if self._reading:
-                raise StateError("a signal handler cannot read a stream that it interrupted")
-            self._reading, goes_on = True, False
-            try:
-                while not self._done:
-                    piece = self._advance()
-                    if piece.text or piece.calls or piece.token is not None:
-                        goes_on = not self._closing
-                        return piece
-            except (CancelledError, ClosedError) as error:
-                self._stop(error)
-            finally:
-                self._reading = False
-                if not goes_on:
-                    self._end()
-        raise StopIteration
-
-    def _stop(self, error: CancelledError | ClosedError) -> None:
-        """The answer is done, or raises the error: not the stream was closed, but its session or model."""
-        if isinstance(error, ClosedError) and not self._ended:
-            raise error
-        self._done = True
 
     def _advance(self) -> Piece:
         """One token further."""
@@ -311,15 +260,6 @@ class Stream(Unique):
             piece = Piece(text, token, self._answer.take())
         self._texts.append(piece.text)
         return piece
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = self._finish if self._ended else "running" if self._begun else "not begun"

@@ -17,12 +17,12 @@ typedef struct bn_block {
     bn_kv_head kv;
     int32_t type; /* bn_kv_type */
     size_t rows, group;
-    size_t position; /* of the first row */
-    bn_mask mask;    /* of the layer and the text */
-    float *q;        /* [n][E], times the attention scale */
-    int8_t *codes;   /* [n][bn_q_row(E)] the same as codes · q_scale, where the type wants it */
-    float *q_scale;  /* [n] */
-    float *scores;   /* [n][BN_CHUNK_KEYS] scratch */
+    size_t position;     /* of the first row */
+    bn_mask mask;        /* of the layer and the text */
+    float *q;            /* [n][E], times the attention scale, of types whose keys are floats */
+    int8_t *codes;       /* of others, [n][bn_q_row(E)]: they stand for code · q_scale */
+    float *q_scale;      /* [n] */
+    float *scores;       /* [n][BN_CHUNK_KEYS] scratch */
     float *weight_scale; /* [n] of weights, where these become integers */
 } bn_block;
 

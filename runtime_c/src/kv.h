@@ -19,10 +19,9 @@ typedef float bn_kv_encode(const bn_kernels *kernels, void *to, const float *x, 
 
 typedef struct bn_kv {
     const char *name;
-    uint32_t word; /* bytes of a word of a key: 2 or 4 */
-    uint32_t dims; /* dimensions in a word */
-    uint32_t
-        scaled; /* of a key: behind so many dimensions comes a word with their scale; 0: never */
+    uint32_t word;                /* bytes of a word of a key: 2 or 4 */
+    uint32_t dims;                /* dimensions in a word */
+    uint32_t scaled;              /* dimensions of a key before each word of scales; 0: none */
     uint32_t value;               /* bytes of a number of a value; of one they lie in groups */
     int32_t value_scaled;         /* each value has a scale, a float */
     bn_kv_encode_key *encode_key; /* NULL: keys and values stay floats */

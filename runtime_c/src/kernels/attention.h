@@ -41,9 +41,9 @@ typedef struct bn_qk {
  * BN_KV_F16, BN_KV_F32: out[i * head_dim + d] = fma(p[i * p_stride + t], v[t * head_dim + d],
  * out[...]) for t = 0, 1, ... keys - 1 in this order.
  *
- * BN_KV_INT8: sums[i * head_dim + d] += sum of weight(i, t) · v(t, d), of codes as bn_weigh leaves
- * them. Values lie [keys / 4][head_dim][4 keys]; keys is a multiple of 16, and there are so few
- * that sums are exact: at most 1024. */
+ * BN_KV_INT8, BN_KV_K4V8: sums[i * head_dim + d] += sum of weight(i, t) · v(t, d), of codes as
+ * bn_weigh leaves them. Values lie [keys / 4][head_dim][4 keys]; keys is a multiple of 16, and
+ * there are so few that sums are exact: at most 1024. */
 typedef struct bn_pv {
     float *out;     /* of types whose values are floats, [n_q][head_dim] */
     const float *p; /* [n_q][p_stride] */

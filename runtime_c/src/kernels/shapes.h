@@ -33,4 +33,9 @@ static inline size_t bn_q_row(size_t k) {
     return (tiles * BN_TRIT_TILE_K + BN_Q_ALIGN - 1) / BN_Q_ALIGN * BN_Q_ALIGN;
 }
 
+/* Words of a 4-bit key: of 8 codes, and one with two scales behind each 64 dimensions or fewer. */
+static inline size_t bn_nibble_words(size_t head_dim) {
+    return (head_dim + 7) / 8 + (head_dim + 2 * BN_NIBBLE_GROUP - 1) / (2 * BN_NIBBLE_GROUP);
+}
+
 #endif

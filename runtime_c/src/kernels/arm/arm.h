@@ -16,6 +16,13 @@ typedef int32x4_t dot_fn(int32x4_t sum, int8x16_t a, int8x16_t b);
 /* The compiler may assume nothing about the value of a register. */
 #define KEEP(v) __asm__ volatile("" : "+w"(v))
 
+/* Four dimensions of a query to all keys, or four weights to all dimensions. */
+INLINE int8x16_t four_of(const int8_t *q) {
+    int8x16_t x = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
+    KEEP(x); /* see BROADCAST in neon.c */
+    return x;
+}
+
 INLINE void ternary_fields_of(int8x16_t field[4], uint8x16_t v) {
     const uint8x16_t mask = vdupq_n_u8(3);
     field[0] = vreinterpretq_s8_u8(vandq_u8(v, mask));

@@ -10,12 +10,6 @@
 
 enum { K4_WORD = BN_LANES * 4, K4_GROUP_WORDS = BN_NIBBLE_GROUP / 8 };
 
-INLINE int8x16_t k4_four(const int8_t *q) {
-    int8x16_t x = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
-    KEEP(x); /* see BROADCAST in neon.c */
-    return x;
-}
-
 /* score += that of up to 4 words of 4 keys, times the scale of each. */
 INLINE float32x4_t qk_k4_group(float32x4_t score, const int8_t *q, const uint8_t *k, size_t words,
                                uint32x4_t scale, dot_fn *dot) {
@@ -26,8 +20,8 @@ INLINE float32x4_t qk_k4_group(float32x4_t score, const int8_t *q, const uint8_t
         const uint8x16_t both = vld1q_u8(k + w * K4_WORD);
         const int8x16_t a = vreinterpretq_s8_u8(vandq_u8(vshlq_n_u8(both, 1), field));
         const int8x16_t b = vreinterpretq_s8_u8(vandq_u8(vshrq_n_u8(both, 3), field));
-        sum = dot(sum, vsubq_s8(a, middle), k4_four(q + 8 * w));
-        sum = dot(sum, vsubq_s8(b, middle), k4_four(q + 8 * w + 4));
+        sum = dot(sum, vsubq_s8(a, middle), four_of(q + 8 * w));
+        sum = dot(sum, vsubq_s8(b, middle), four_of(q + 8 * w + 4));
     }
     return vfmaq_f32(score, vcvtq_f32_s32(sum), vreinterpretq_f32_u32(scale));
 }
@@ -51,8 +45,7 @@ INLINE void qk_k4_keys(float *scores, const int8_t *q, float q_scale, const uint
 
 INLINE void qk_k4_all(const bn_qk *all, dot_fn *dot) {
     const bn_qk a = *all;
-    const size_t E = a.head_dim, q_row = bn_q_row(E);
-    const size_t words = (E + 7) / 8 + (E + 2 * BN_NIBBLE_GROUP - 1) / (2 * BN_NIBBLE_GROUP);
+    const size_t E = a.head_dim, q_row = bn_q_row(E), words = bn_nibble_words(E);
     for (size_t t = 0; t < a.tiles; t++)
         for (size_t i = 0; i < a.n_q; i++)
             for (size_t key = 0; key < BN_LANES; key += 4)

@@ -102,13 +102,6 @@ static void pv_f32(const bn_pv *a) {
     pv(a, sizeof(float));
 }
 
-/* Four dimensions of a query to all keys, or four weights to all dimensions. */
-INLINE int8x16_t word(const int8_t *q) {
-    int8x16_t x = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
-    KEEP(x); /* see BROADCAST in neon.c */
-    return x;
-}
-
 /* The weights of keys t on of a query: what is above 7 bits, and these. */
 INLINE const uint8_t *weights_of(const bn_pv *a, size_t i, size_t t) {
     return a->codes + i * a->p_stride + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
@@ -124,8 +117,8 @@ INLINE void pv_int8_part(const bn_pv *a, size_t i, size_t d, size_t n) {
     for (int g = 0; g < 4; g++)
         high[g] = low[g] = vdupq_n_s32(0);
     for (size_t t = 0; t < a->keys; t += BN_VALUE_GROUP, v += BN_VALUE_GROUP * E) {
-        const int8x16_t h = word((const int8_t *)weights_of(a, i, t));
-        const int8x16_t l = word((const int8_t *)weights_of(a, i, t) + BN_LANES);
+        const int8x16_t h = four_of((const int8_t *)weights_of(a, i, t));
+        const int8x16_t l = four_of((const int8_t *)weights_of(a, i, t) + BN_LANES);
         int8_t end[32] = {0};
         const int8_t *from = n < 8 ? memcpy(end, v, BN_VALUE_GROUP * n) : v;
         UNROLL
@@ -201,7 +194,7 @@ INLINE void qk_int8_tile(float *scores, const int8_t *q, float q_scale, const in
     for (int i = 0; i < 8; i++)
         sum[i] = vdupq_n_s32(0);
     for (size_t w = 0; w < words; w += 2, q += 8) {
-        const int8x16_t x0 = word(q), x1 = word(q + 4);
+        const int8x16_t x0 = four_of(q), x1 = four_of(q + 4);
         const int8_t *k0 = k + w * 64, *k1 = w + 1 < words ? k0 + 64 : k0;
         UNROLL
         for (int g = 0; g < 4; g++) {

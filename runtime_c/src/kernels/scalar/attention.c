@@ -128,7 +128,7 @@ static int32_t nibble_sum(const uint8_t *k, const int8_t *q, size_t dims) {
 static void qk_k4v8(const bn_qk *a) {
     enum { GROUP = BN_NIBBLE_GROUP, WORD = BN_LANES * 4 };
     const size_t E = a->head_dim, q_stride = bn_q_row(E);
-    const size_t tile = ((E + 7) / 8 + (E + 2 * GROUP - 1) / (2 * GROUP)) * WORD;
+    const size_t tile = bn_nibble_words(E) * WORD;
     for (size_t i = 0; i < a->n_q; i++)
         for (size_t key = 0; key < a->tiles * BN_LANES; key++) {
             const int8_t *q = a->codes + i * q_stride;

@@ -68,8 +68,7 @@ INLINE void qk_k4_keys(float *scores, size_t score_stride, const k4_queries *q, 
 }
 
 INLINE void qk_k4_queries(const bn_qk *a, size_t first, dot_fn *dot, const size_t Q) {
-    const size_t E = a->head_dim, q_row = bn_q_row(E);
-    const size_t words = (E + 7) / 8 + (E + 2 * BN_NIBBLE_GROUP - 1) / (2 * BN_NIBBLE_GROUP);
+    const size_t E = a->head_dim, q_row = bn_q_row(E), words = bn_nibble_words(E);
     k4_queries q = {.q = a->codes + first * q_row, .q_row = q_row, .scale = a->q_scale + first};
     for (size_t i = 0; i < Q; i++)
         for (size_t g = 0; g * BN_NIBBLE_GROUP < E; g++) {
