@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import hostile_packed
 import packed_files
 from bitnet import quant
 from bitnet.bitlinear import project
@@ -401,7 +402,7 @@ def test_export_and_inspect(untrained: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_inspect_refuses_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "m.gguf").write_bytes(packed_files.foreign_files()["gguf"])
+    (tmp_path / "m.gguf").write_bytes(hostile_packed.foreign_files()["gguf"])
     for path, message in ((tmp_path / "m.gguf", "found a GGUF file"), (tmp_path / "none", "No such file")):
         assert main(["inspect", str(path)]) == 1
         printed = capsys.readouterr()

@@ -19,7 +19,8 @@ import pytest
 from bitnet.config import ModelConfig
 from bitnet_export import random_model
 from bitnet_runtime import Model, ModelFileError, UnsupportedModelError
-from packed_files import SEEING, SMALL, hostile_files, packed_bytes
+from hostile_packed import hostile_files
+from packed_files import SEEING, SMALL, packed_bytes
 
 PROBE = """
 import json, os, resource, sys, time

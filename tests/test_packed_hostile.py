@@ -15,17 +15,8 @@ import packed_files
 from bitnet_export import PackedFile, PackedFormatError
 from bitnet_export.packed import records
 from bitnet_runtime import Model, ModelFormatError, UnsupportedModelError
-from packed_files import (
-    SEEING,
-    SMALL,
-    Hostile,
-    fit_stacks,
-    fix_checksums,
-    foreign_files,
-    hostile_files,
-    packed_bytes,
-    unfit_stacks,
-)
+from hostile_packed import Hostile, fit_stacks, foreign_files, hostile_files, unfit_stacks
+from packed_files import SEEING, SMALL, fix_checksums, packed_bytes
 
 
 def refused(file: bytes) -> str:

@@ -15,7 +15,8 @@ from bitnet_export import PackedFile, PackedFormatError
 from bitnet_export.packed import records
 from bitnet_runtime import Model, ModelFormatError, NumericError
 from bitnet_runtime._native import ffi, lib
-from packed_files import SMALL, Hostile, fix_checksums, hostile_files, packed_bytes, sketched_bytes
+from hostile_packed import Hostile, hostile_files
+from packed_files import SMALL, fix_checksums, packed_bytes, sketched_bytes
 
 STATUS = dict(ffi.typeof("bn_status").elements)
 
