@@ -59,13 +59,9 @@ def prepare(
     newest: the checkpoint to go on from; start: the model to begin with; teacher: the one to learn from; tower: one
     whose stack of images it begins with; source: what a run began with that goes on.
     """
-    set_threads(settings.threads)
-    device = choose_device(settings.device)
-    if device == "cuda" and parallel.launched():
-        parallel.take_gpu()
-    settings = dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
+    settings = _on_this_machine(settings)
     check_options(settings, config, new_words=not (newest or start))
-    if device == "cpu" and not parallel.launched():
+    if settings.device == "cpu" and not parallel.launched():
         known = newest or start or Path(settings.tokenizer).is_file()  # else the text decides on the vocabulary
         memory.check(config if known else config.replace(vocab_size=1 + config.image_token), settings)
     if newest is None:
@@ -85,12 +81,6 @@ def prepare(
     most = before.get("vocab_size", config.vocab_size)
     if newest is None:
         config = with_images(settings, with_room(settings, config, words, start), words)
-        stays = "--lora" if settings.lora else "--draft-only" if settings.draft_only else ""
-        if stays and start and config.vocab_size != start.config.vocab_size:
-            raise TrainingError(
-                f"{stays} leaves the model as it is, with {start.config.vocab_size:,} tokens, but --chat, --preference "
-                f"or --fim needs {config.vocab_size:,}; finetune it so without {stays} first"
-            )
     check_vocabulary(words, config, start.what if start else settings.tokenizer)
 
     each = objectives.tokens_each(batches.tokens, batches.context)
@@ -101,19 +91,8 @@ def prepare(
         compiler.compile_layers(model)
         say("the layers will be compiled in the first steps, which takes about a minute")
     optimizer = optimizers.build(model, settings)
-    sizes = [sum(p.numel() for p in part.parameters()) if part else 0 for part in (model, model.draft)]
-    sizes[0] -= sizes[1]  # as many tokens are for a parameter with a draft and without
-    what = "parameters"
-    if settings.lora:
-        sizes[0], what = sum(p.numel() for p in optimizers.learnt(model)[0]), "parameters of adapters"
-    state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "data": batches.tokens.digest}
-    state |= {"recent": [], "skipped": 0}  # losses of the last good steps; bad steps since
     phased = tower.sees_in_floats if tower else not settings.vision
-    state |= {"phased": phased}  # whether λ is that of the stack of images, too; else it is quantized already
-    state |= {"course": []}  # of a mixture: the steps at which its weights changed, and to what
-    state |= {"best_tasks": {"step": None, "score": 0.0}}  # the best mean score of tasks
-    state |= {"sizes": {}}  # running means of the loss's terms, where they are balanced
-    state |= horizon.BEGINNING | {"best": dict(validation.BEST)} | {"parameters": sizes[0]}
+    state = _beginning(settings, model, batches) | {"phased": phased}
     if newest is not None:
         newest.load_weights(model)
         newest.load_optimizer(optimizer, model)
@@ -125,17 +104,7 @@ def prepare(
     state |= {"vocab_size": most}  # that was asked for; a tokenizer may have come to fewer
     if parallel.is_first():
         state |= objectives.record(batches.tokens, held_out)
-    n_tokens = batches.tokens.n_tokens
-    say(
-        f"{folder}: {state['parameters']:,} {what}, {config.replace(draft=None).ternary_weights:,} ternary; "
-        + (f"{sizes[1]:,} more of a draft; " if sizes[1] else "")
-        + f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
-        f"{settings.precision} on {device}, from step {state['step']:,}"
-    )
-    if isinstance(batches, Mixed):
-        say(mixtures.sizes(batches.tokens, end.tokens))
-    elif (times := end.tokens / n_tokens) > MANY:
-        say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or train for less")
+    announce(settings, config, model, state, batches, end)
     if line:
         say(line)
     if not (newest or start) and batches.context < config.max_context:
@@ -157,6 +126,63 @@ def prepare(
             raise TrainingError(f"a run that is distilled goes on with `bitnet finetune --resume --out {folder}`")
         run.distillation = distill.Distillation(teacher, settings, model, words)
     return run
+
+
+def _on_this_machine(settings: Settings) -> Settings:
+    """With the device and the precision that are taken here."""
+    set_threads(settings.threads)
+    device = choose_device(settings.device)
+    if device == "cuda" and parallel.launched():
+        parallel.take_gpu()
+    return dataclasses.replace(settings, device=device, precision=choose_precision(settings.precision, device))
+
+
+def _size_of_draft(model: Transformer) -> int:
+    return sum(p.numel() for p in model.draft.parameters()) if model.draft else 0
+
+
+def _beginning(settings: Settings, model: Transformer, batches: objectives.Batches) -> dict[str, Any]:
+    """The state before the first step."""
+    learnt = optimizers.learnt(model)[0] if settings.lora else model.parameters()
+    # As many tokens are for a parameter with a draft and without.
+    parameters = sum(p.numel() for p in learnt) - (0 if settings.lora else _size_of_draft(model))
+    return {
+        "step": 0,
+        "tokens": 0,
+        "seconds": 0.0,
+        "data": batches.tokens.digest,
+        "parameters": parameters,
+        "recent": [],  # losses of the last good steps
+        "skipped": 0,  # bad steps since
+        "phased": True,  # whether λ is that of the stack of images, too; else it is quantized already
+        "course": [],  # of a mixture: the steps at which its weights changed, and to what
+        "best": dict(validation.BEST),
+        "best_tasks": {"step": None, "score": 0.0},  # the best mean score of tasks
+        "sizes": {},  # running means of the loss's terms, where they are balanced
+    } | horizon.BEGINNING
+
+
+def announce(
+    settings: Settings,
+    config: ModelConfig,
+    model: Transformer,
+    state: dict[str, Any],
+    batches: objectives.Batches,
+    end: horizon.Horizon,
+) -> None:
+    """Say what is trained on what, and where it will be seen too often."""
+    n_tokens, draft = batches.tokens.n_tokens, _size_of_draft(model)
+    say(
+        f"{settings.run_folder}: {state['parameters']:,} parameters{' of adapters' if settings.lora else ''}, "
+        f"{config.replace(draft=None).ternary_weights:,} ternary; "
+        + (f"{draft:,} more of a draft; " if draft else "")
+        + f"{n_tokens:,} training tokens, vocabulary {config.vocab_size:,}; "
+        f"{settings.precision} on {settings.device}, from step {state['step']:,}"
+    )
+    if isinstance(batches, Mixed):
+        say(mixtures.sizes(batches.tokens, end.tokens))
+    elif (times := end.tokens / n_tokens) > MANY:
+        say(f"each of the {n_tokens:,} training tokens is seen about {times:,.0f} times; add data, or train for less")
 
 
 def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> None:
@@ -193,12 +219,19 @@ def check_options(settings: Settings, config: ModelConfig, new_words: bool) -> N
 def with_room(
     settings: Settings, config: ModelConfig, words: Tokenizer, start: source_model.Start | None
 ) -> ModelConfig:
-    """The model with as many tokens as the tokenizer has, or more. Raises TrainingError: a file's has too many."""
+    """The model with as many tokens as the tokenizer has, or more. Raises TrainingError: it has too many."""
     size = words.get_vocab_size()
     if not start and not Path(settings.tokenizer).is_file():
         return config.replace(vocab_size=size)
     if start or settings.chat:  # a template may have brought tokens
-        return config.replace(vocab_size=max(config.vocab_size, size))
+        most = max(config.vocab_size, size)
+        stays = "--lora" if settings.lora else "--draft-only" if settings.draft_only else ""
+        if stays and start and most != start.config.vocab_size:
+            raise TrainingError(
+                f"{stays} leaves the model as it is, with {start.config.vocab_size:,} tokens, but --chat, --preference "
+                f"or --fim needs {most:,}; finetune it so without {stays} first"
+            )
+        return config.replace(vocab_size=most)
     if size > config.vocab_size:
         raise TrainingError(
             f"{settings.tokenizer} has {size:,} tokens, the model {config.vocab_size:,}; add --set vocab_size={size}"
