@@ -169,7 +169,8 @@ static void sift(void *context, int32_t thread, size_t panel, size_t end) {
     }
 }
 
-float bn_least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k) {
+/* The least of the maxima of k parts: k of V numbers reach it, and not many more. */
+static float least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k) {
     float least = INFINITY;
     for (size_t i = 0; i < k && i < V; i++) {
         size_t first, end;
@@ -179,17 +180,19 @@ float bn_least_maximum(const bn_kernels *kernels, const float *x, size_t V, size
     return least;
 }
 
-/* Tokens of the k largest estimates, falling. */
-static size_t largest(const bn_kernels *kernels, const float *x, size_t V, size_t k, size_t *top) {
+/* By insertion: few numbers reach a bar that k of them reach, and fewer the k-th so far. Ids rise,
+ * so a tie goes behind those before it, and one with the k-th never enters. */
+size_t bn_largest(const bn_kernels *kernels, const float *x, size_t V, size_t k, float least,
+                  uint32_t *top) {
     enum { BLOCK = 1024 };
     uint32_t list[BLOCK];
-    float bar = bn_least_maximum(kernels, x, V, k);
+    float bar = fmaxf(least, least_maximum(kernels, x, V, k));
     size_t n = 0;
     for (size_t first = 0; first < V; first += BLOCK) {
         const size_t size = V - first < BLOCK ? V - first : BLOCK;
         const size_t listed = kernels->vectors.reaching(list, x + first, bar, size);
         for (size_t j = 0; j < listed; j++) {
-            const size_t i = first + list[j];
+            const uint32_t i = (uint32_t)first + list[j];
             if (n == k && !(x[i] > bar))
                 continue;
             size_t at = n < k ? n++ : k - 1;
@@ -210,11 +213,12 @@ int bn_head_screens(const bn_stack *s) {
 
 /* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. */
 static void take_sample(screen *c, size_t k) {
-    size_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
+    uint32_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
     float exact[BN_SCREEN_MOST], squares = 0;
     const bn_kernels *kernels = &c->of.m->kernels;
     float *y = c->of.logits;
-    const size_t n = largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, top);
+    const size_t n =
+        bn_largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, -INFINITY, top);
     for (size_t i = 0; i < n; i++) {
         const float estimated = y[top[i]];
         if (i + 1 < n)
@@ -225,7 +229,7 @@ static void take_sample(screen *c, size_t k) {
         squares += e * e;
     }
     c->noise *= fmaxf(1.0f, sqrtf(squares / (float)n));
-    c->bar = exact[order[largest(kernels, exact, n, k, order) - 1]];
+    c->bar = exact[order[bn_largest(kernels, exact, n, k, -INFINITY, order) - 1]];
 }
 
 void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,

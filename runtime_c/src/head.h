@@ -24,8 +24,10 @@ bn_status bn_head(const bn_model *m, const bn_stack *stack, bn_workspace *w, siz
 double bn_log_sum(const bn_kernels *k, const float *logits, size_t V);
 float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int32_t token);
 
-/* The least of the maxima of k parts: k of V numbers reach it, and not many more. */
-float bn_least_maximum(const bn_kernels *kernels, const float *x, size_t V, size_t k);
+/* The k largest of V numbers that are not below `least`, falling, of equal ones the first first,
+ * into top[0..k). Returns how many there are. */
+size_t bn_largest(const bn_kernels *kernels, const float *x, size_t V, size_t k, float least,
+                  uint32_t *top);
 
 /* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */
 int bn_head_screens(const bn_stack *stack);

@@ -151,29 +151,15 @@ static size_t take_all(candidate *c, const float *x, uint32_t vocab) {
     return n;
 }
 
-/* The k largest, sorted, by insertion: few tokens pass a bar that k of them reach, and fewer the
- * k-th so far. Ids rise, so a tie goes behind those before it, and one with the k-th never enters.
- */
+enum { SMALL = 256 }; /* candidates up to which insertion is faster than sorting all */
+
+/* The k largest, sorted; k <= SMALL. */
 static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
                        const bn_kernels *kernels) {
-    uint32_t list[BLOCK];
-    float last = fmaxf(-FLT_MAX, bn_least_maximum(kernels, x, vocab, k));
-    size_t n = 0;
-    for (uint32_t first = 0; first < vocab; first += BLOCK) {
-        const size_t listed =
-            kernels->vectors.reaching(list, x + first, last, block_at(first, vocab));
-        for (size_t j = 0; j < listed; j++) {
-            const uint32_t i = first + list[j];
-            if (n == k && !(x[i] > last))
-                continue;
-            size_t at = n < k ? n++ : k - 1;
-            for (; at > 0 && c[at - 1].logit < x[i]; at--)
-                c[at] = c[at - 1];
-            c[at] = (candidate){x[i], (int32_t)i};
-            if (n == k)
-                last = c[k - 1].logit;
-        }
-    }
+    uint32_t top[SMALL];
+    const size_t n = bn_largest(kernels, x, vocab, k, -FLT_MAX, top);
+    for (size_t i = 0; i < n; i++)
+        c[i] = (candidate){x[top[i]], (int32_t)top[i]};
     return n;
 }
 
@@ -232,7 +218,6 @@ static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
 
 static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float best, scratch room,
                       bn_noise noise, const bn_kernels *kernels) {
-    enum { SMALL = 256 }; /* insertion moves up to this many candidates, and is faster below */
     candidate *c = room.candidates;
     float *w = room.weights;
     const size_t k = s->top_k > 0 && (uint32_t)s->top_k < vocab ? (size_t)s->top_k : vocab;
