@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -16,6 +16,21 @@ from bitnet.train import mixtures, objectives, preferences, sights, source_model
 from bitnet.train.checkpoint import Checkpoint
 from bitnet.train.progress import say
 
+Learnt = tuple[Tokenizer, str | None, dict[str, Any], objectives.Batches, objectives.HeldOut]
+"""Tokenizer, chat template, generation defaults, training batches and what is held out."""
+
+
+class Asked(NamedTuple):
+    """What the readers of each kind of data are told."""
+
+    settings: Settings
+    config: ModelConfig
+    before: dict[str, Any]  # the state of a run that goes on
+    template: str | None
+    generation: dict[str, Any]
+    context: int
+    choose: Callable[[Iterable[str]], Tokenizer]
+
 
 def read_data(
     settings: Settings,
@@ -24,8 +39,8 @@ def read_data(
     before: dict[str, Any],
     start: source_model.Start | None,
     tower: source_model.Start | None = None,
-) -> tuple[Tokenizer, str | None, dict[str, Any], objectives.Batches, objectives.HeldOut]:
-    """Tokenizer, chat template, generation defaults, training batches and validation tokens."""
+) -> Learnt:
+    """What a run learns from."""
     template, generation = (start.template, start.generation) if start else (None, {})
     if newest is not None:
         template, generation = newest.template, newest.generation
@@ -34,7 +49,6 @@ def read_data(
     if tower:  # how a picture becomes what it sees goes with it
         generation = {name: value for name, value in generation.items() if name != "pictures"}
         generation |= {name: value for name, value in tower.generation.items() if name == "pictures"}
-    context = settings.context or config.max_context
 
     def choose(texts: Iterable[str]) -> Tokenizer:
         words = start.words if start and newest is None else choose_tokenizer(settings, config, texts, newest)
@@ -42,38 +56,54 @@ def read_data(
             words.add_special_tokens(list(tokenizer.FIM))  # those that it lacks
         return words
 
-    if settings.chat and config.vision:
-        vision = config.vision
-        words, said = parallel.from_first(lambda: sights.read_talks(settings, vision, generation, choose))
-        words.encode_special_tokens = True  # which does not go from one process to another
-        template, generation = sights.with_template(words, template, generation)
-        seen, unseen = (sights.talks(config, words, template, generation, *side, context) for side in said)
-        answered = picture_talks.Batches(seen, settings.batch, context, settings.seed, settings.augment)
-        return words, template, generation, answered, unseen
-    if settings.chat:
-        talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
-        words = parallel.from_first(lambda: choose(m["content"] for talk in talks[0] for m in talk.messages))
-        words.encode_special_tokens = True  # which does not go from one process to another
-        template, generation = conversations.with_template(words, template, generation)
-        encoder, prefix = conversations.Encoder(words, template, generation), config.mask == "prefix"
-        dialogues, others = (conversations.Dialogues(side, encoder, words, prefix) for side in talks)
-        if cut := dialogues.too_long(context):
-            say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
-        talk_batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
-        return words, template, generation, talk_batches, others
+    context = settings.context or config.max_context
+    asked = Asked(settings, config, before, template, generation, context, choose)
     if settings.preference:
         words = parallel.from_first(lambda: choose([]))
-        words.encode_special_tokens = True
+        words.encode_special_tokens = True  # which does not go from one process to another
         return words, *preferences.read(settings, words, template, generation, context)
     if config.vision:
-        vision = config.vision
-        words, kept = parallel.from_first(lambda: sights.read(settings, vision, before, generation, choose))
-        words.encode_special_tokens = True
-        train, held_out = (sights.rows(settings, vision, words, generation, side, context) for side in kept)
-        rows = objectives.batches(settings, config, words, train, context)
-        if settings.objective == "next":
-            template = template or sights.template(words, generation)
-        return words, template, generation, rows, objectives.held_out(settings, config, words, held_out, context)
+        return (_talks_on_images if settings.chat else _images)(asked, config.vision)
+    return (_talks if settings.chat else _texts)(asked)
+
+
+def _talks_on_images(asked: Asked, vision: ModelConfig) -> Learnt:
+    settings, context = asked.settings, asked.context
+    words, said = parallel.from_first(lambda: sights.read_talks(settings, vision, asked.generation, asked.choose))
+    words.encode_special_tokens = True
+    template, generation = sights.with_template(words, asked.template, asked.generation)
+    seen, unseen = (sights.talks(asked.config, words, template, generation, *side, context) for side in said)
+    answered = picture_talks.Batches(seen, settings.batch, context, settings.seed, settings.augment)
+    return words, template, generation, answered, unseen
+
+
+def _talks(asked: Asked) -> Learnt:
+    settings, context = asked.settings, asked.context
+    talks = conversations.split(conversations.read(corpus.files_of(settings.chat)), settings.validation, say)
+    words = parallel.from_first(lambda: asked.choose(m["content"] for talk in talks[0] for m in talk.messages))
+    words.encode_special_tokens = True
+    template, generation = conversations.with_template(words, asked.template, asked.generation)
+    encoder, prefix = conversations.Encoder(words, template, generation), asked.config.mask == "prefix"
+    dialogues, others = (conversations.Dialogues(side, encoder, words, prefix) for side in talks)
+    if cut := dialogues.too_long(context):
+        say(f"{cut:,} conversations are longer than {context:,} tokens and lose their end; see --context")
+    batches = packing.Batches(dialogues, settings.batch, context, settings.seed)
+    return words, template, generation, batches, others
+
+
+def _images(asked: Asked, vision: ModelConfig) -> Learnt:
+    settings, config, before, template, generation, context, choose = asked
+    words, kept = parallel.from_first(lambda: sights.read(settings, vision, before, generation, choose))
+    words.encode_special_tokens = True
+    train, held_out = (sights.rows(settings, vision, words, generation, side, context) for side in kept)
+    batches = objectives.batches(settings, config, words, train, context)
+    if settings.objective == "next":
+        template = template or sights.template(words, generation)
+    return words, template, generation, batches, objectives.held_out(settings, config, words, held_out, context)
+
+
+def _texts(asked: Asked) -> Learnt:
+    settings, config, before, template, generation, context, choose = asked
     read = mixtures.read if settings.mixture else read_text
     words, sides = parallel.from_first(lambda: read(settings, before, generation, choose))
     words.encode_special_tokens = True
