@@ -165,7 +165,7 @@ static void split_keys(void *context, int32_t thread, size_t first, size_t last)
     for (size_t item = first; item < last; item++) {
         const size_t g = item / s.n, chunk = item % s.n, at = (chunk * G + g) * n;
         const size_t begin = (s.low + chunk) * BN_CHUNK_KEYS;
-        const size_t end = begin + BN_CHUNK_KEYS < s.keys ? begin + BN_CHUNK_KEYS : s.keys;
+        const size_t end = bn_min(begin + BN_CHUNK_KEYS, s.keys);
         if (item == first || chunk == 0)
             b = make_block(p, a->l, 0, p->rows, g, &memory);
         bn_chunk_attend(&b, begin, end, s.m + at, s.l + at, s.o + at * c->head_dim);
@@ -184,7 +184,7 @@ static void attend_block(const bn_pass *p, const bn_layer *l, size_t row, size_t
     const size_t keys = bn_mask_end(b.mask, b.position + rows - 1);
     const size_t low = bn_mask_first(b.mask, b.position) / BN_CHUNK_KEYS * BN_CHUNK_KEYS;
     for (size_t begin = low; begin < keys; begin += BN_CHUNK_KEYS) {
-        const size_t end = begin + BN_CHUNK_KEYS < keys ? begin + BN_CHUNK_KEYS : keys;
+        const size_t end = bn_min(begin + BN_CHUNK_KEYS, keys);
         if (begin == low) {
             bn_chunk_attend(&b, begin, end, s->m_sum, s->l_sum, s->sum);
             continue;

@@ -135,8 +135,8 @@ static size_t missing(const bn_cache_part *part, range r) {
 }
 
 static void copy_block(const bn_cache_part *part, const uint8_t *from, uint8_t *to, size_t block) {
-    const size_t first = block * BN_BLOCK_KEYS, left = part->slots - first;
-    const size_t n = left < BN_BLOCK_KEYS ? left : BN_BLOCK_KEYS;
+    const size_t first = block * BN_BLOCK_KEYS;
+    const size_t n = bn_min(part->slots - first, BN_BLOCK_KEYS);
     for (size_t head = 0; head < part->heads; head++) {
         const size_t k = head * part->keys_stride + first * part->key;
         const size_t v = part->values + head * part->values_stride + first * part->value;

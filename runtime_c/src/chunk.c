@@ -110,14 +110,6 @@ static void weigh_integers(const bn_block *b, size_t begin, size_t end, float *o
                                                        .tokens = 1});
 }
 
-static size_t smaller(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
-static size_t larger(size_t a, size_t b) {
-    return a > b ? a : b;
-}
-
 /* A stream too short for the hardware to see them coming. */
 static void fetch_scales(const bn_block *b, size_t begin, size_t end) {
     while (begin < end) {
@@ -141,14 +133,14 @@ void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, floa
         collect_scales(b, begin, end, v_scale);
     memset(o, 0, b->rows * b->group * b->config->head_dim * sizeof *o);
     for (size_t row = 0; row < b->rows; row++) {
-        const size_t first = larger(bn_mask_first(b->mask, b->position + row), begin);
-        const size_t from = smaller(first, end);
-        const size_t to = smaller(bn_mask_end(b->mask, b->position + row), end);
+        const size_t first = bn_max(bn_mask_first(b->mask, b->position + row), begin);
+        const size_t from = bn_min(first, end);
+        const size_t to = bn_min(bn_mask_end(b->mask, b->position + row), end);
         soften(b, row, begin, from, to, m, l);
         if (integers)
-            round_weights(b, row, begin, from, larger(from, to), end, v_scale);
-        low = larger(low, from);
-        high = smaller(high, to);
+            round_weights(b, row, begin, from, bn_max(from, to), end, v_scale);
+        low = bn_max(low, from);
+        high = bn_min(high, to);
     }
     if (integers) {
         weigh_integers(b, begin, end, o);
@@ -157,11 +149,11 @@ void bn_chunk_attend(const bn_block *b, size_t begin, size_t end, float *m, floa
     if (low >= high)
         low = high = end;
     for (size_t row = 0; row < b->rows; row++)
-        weigh(b, row, 1, begin, larger(bn_mask_first(b->mask, b->position + row), begin),
-              smaller(bn_mask_end(b->mask, b->position + row), low), o);
+        weigh(b, row, 1, begin, bn_max(bn_mask_first(b->mask, b->position + row), begin),
+              bn_min(bn_mask_end(b->mask, b->position + row), low), o);
     weigh(b, 0, b->rows, begin, low, high, o);
     for (size_t row = 0; row < b->rows; row++)
-        weigh(b, row, 1, begin, high, smaller(bn_mask_end(b->mask, b->position + row), end), o);
+        weigh(b, row, 1, begin, high, bn_min(bn_mask_end(b->mask, b->position + row), end), o);
 }
 
 void bn_chunk_merge(float *m, float *l, float *o, float m2, float l2, const float *o2, size_t E) {

@@ -52,7 +52,7 @@ double bn_log_sum(const bn_kernels *k, const float *logits, size_t V) {
     double sum = 0;
     float piece[256]; /* which fits the stack */
     for (size_t i = 0; i < V; i += 256) {
-        const size_t n = V - i < 256 ? V - i : 256;
+        const size_t n = bn_min(V - i, 256);
         memcpy(piece, logits + i, n * sizeof *piece);
         sum += (double)k->vectors.exp_sum(piece, n, top);
     }
@@ -189,7 +189,7 @@ size_t bn_largest(const bn_kernels *kernels, const float *x, size_t V, size_t k,
     float bar = fmaxf(least, least_maximum(kernels, x, V, k));
     size_t n = 0;
     for (size_t first = 0; first < V; first += BLOCK) {
-        const size_t size = V - first < BLOCK ? V - first : BLOCK;
+        const size_t size = bn_min(V - first, BLOCK);
         const size_t listed = kernels->vectors.reaching(list, x + first, bar, size);
         for (size_t j = 0; j < listed; j++) {
             const uint32_t i = (uint32_t)first + list[j];

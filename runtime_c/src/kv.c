@@ -75,7 +75,7 @@ static float nibbles(uint8_t *codes, const float *x, size_t n) {
 static uint8_t *nibble_words(uint8_t *words, const float *x, size_t n) {
     enum { GROUP = BN_NIBBLE_GROUP };
     uint8_t codes[2 * GROUP] = {0};
-    const size_t low = n < GROUP ? n : GROUP;
+    const size_t low = bn_min(n, GROUP);
     const float scales[] = {nibbles(codes, x, low), nibbles(codes + low, x + low, n - low)};
     uint32_t bits[2];
     for (size_t d = 0; d < n; d += 8, words += 4)
@@ -94,7 +94,7 @@ static void key_k4v8(const bn_kernels *kernels, void *to, const float *x, size_t
     (void)kernels;
     turn(turned, x, n);
     for (size_t d = 0; d < n; d += BLOCK)
-        words = nibble_words(words, turned + d, n - d < BLOCK ? n - d : BLOCK);
+        words = nibble_words(words, turned + d, bn_min(n - d, BLOCK));
 }
 
 /* Turned keys times turned queries are as many times too large as `turn` says: a power of two. */

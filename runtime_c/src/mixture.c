@@ -225,7 +225,7 @@ void bn_mixture(bn_pass *p, const bn_ffn *ffn) {
     const size_t first = p->first, rows = p->rows, most = p->w->slots->rows;
     for (size_t done = 0; done < rows; done += most) {
         p->first = first + done;
-        p->rows = rows - done < most ? rows - done : most;
+        p->rows = bn_min(rows - done, most);
         mix(p, ffn);
     }
     p->first = first;

@@ -52,7 +52,7 @@ void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, con
         float *h = p->w->in.h + (keeps ? row : first) * wide;
         const float *x = from;
         size_t x_stride = stride;
-        rows = end - row < TOGETHER ? end - row : TOGETHER;
+        rows = bn_min(end - row, TOGETHER);
         if (norm->gain)
             bn_norm_checked(p, norm, h, wide, x, x_stride, width, rows), x = h, x_stride = wide;
         for (size_t i = 0; i < rows && keeps && x != h; i++)
@@ -108,7 +108,7 @@ void bn_sum_rows(bn_pass *p, const bn_norm *after, size_t row, size_t n) {
     const int of_sum = (c->norm_flags & BN_RESIDUAL_NORM) != 0;
     for (size_t end = row + n, rows; row < end; row += rows) {
         float *y = p->w->y + row * D, *x = p->w->x + row * D;
-        rows = end - row < TOGETHER ? end - row : TOGETHER;
+        rows = bn_min(end - row, TOGETHER);
         if (after->gain && !of_sum)
             bn_norm_checked(p, after, y, D, y, D, D, rows);
         p->m->kernels.vectors.add(x, y, c->residual_scale, rows * D);

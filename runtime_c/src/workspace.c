@@ -29,12 +29,8 @@ static void *take(arena *a, size_t count, size_t size) {
     return a->base ? a->base + at : NULL;
 }
 
-static size_t most(size_t a, size_t b) {
-    return a > b ? a : b;
-}
-
 size_t bn_score_rows(const bn_stack *stack, size_t batch) {
-    const size_t rows = SCORE_FLOATS / most(stack->config.vocab_size, 1);
+    const size_t rows = SCORE_FLOATS / bn_max(stack->config.vocab_size, 1);
     return rows < 1 ? 1 : rows < batch ? rows : batch;
 }
 
@@ -45,8 +41,9 @@ static void lay_out_inputs(const bn_model *m, const bn_stack *stack, bn_operands
     in->most_rank = bn_most_rank(m, stack);
     in->adapters = in->most_rank > 0 ? take(a, rows, sizeof *in->adapters) : NULL;
     in->low = take(a, 2 * rows * BN_GROUP_PRODUCTS * in->most_rank, sizeof(float));
-    in->wide = most(most(c->dim, c->n_heads * c->head_dim), most(c->ffn_dim, stack->patch.cols));
-    in->wide = most(in->wide, stack->draft ? 2 * c->dim : 0);
+    in->wide =
+        bn_max(bn_max(c->dim, c->n_heads * c->head_dim), bn_max(c->ffn_dim, stack->patch.cols));
+    in->wide = bn_max(in->wide, stack->draft ? 2 * c->dim : 0);
     in->q_stride = bn_q_row(in->wide);
     in->group_sums_stride =
         stack->grouped ? (in->wide + BN_SCALE_GROUP_K - 1) / BN_SCALE_GROUP_K : 0;
@@ -89,19 +86,19 @@ static void lay_out_slots(const bn_model *m, const bn_stack *stack, bn_workspace
 /* Sizes cannot overflow: FORMAT.md §2 bounds every factor, batch <= 4096, n_ctx <= 2^24. */
 static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, arena *a) {
     const bn_config *c = &stack->config, *pooling = stack->pooling ? &stack->pooling->config : c;
-    const size_t G = most(c->n_kv_heads, pooling->n_kv_heads);
+    const size_t G = bn_max(c->n_kv_heads, pooling->n_kv_heads);
     const size_t B = w->batch, D = c->dim, F = c->ffn_dim, H = c->n_heads, E = c->head_dim;
     const size_t threads = (size_t)bn_pool_threads(m->pool);
     /* rows that go through a linear together; of the head, as many at a time */
     const size_t rows =
-        (most(most((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
+        (bn_max(bn_max((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
     w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
     const int tables = m->kernels.products.lookup_tokens > 0 &&
                        B >= m->kernels.products.lookup_tokens * 3 / 4 &&
                        w->in.lookup_rows >= m->kernels.products.lookup_rows;
-    w->attend_stride =
-        (most(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) / BN_LANES * BN_LANES;
-    w->room = c->mask == BN_MASK_CAUSAL ? B : most(ROOM, most(B, w->n_ctx));
+    w->attend_stride = (bn_max(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) /
+                       BN_LANES * BN_LANES;
+    w->room = c->mask == BN_MASK_CAUSAL ? B : bn_max(ROOM, bn_max(B, w->n_ctx));
     w->rows = take(a, w->room, sizeof *w->rows);
     w->x = take(a, w->room * D, sizeof(float));
     w->q = take(a, w->room * H * E, sizeof(float));
@@ -110,14 +107,15 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     w->kv = take(a, B * 2 * G * E, sizeof(float));
     w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
     w->y = take(a, B * D, sizeof(float));
-    w->in.acc_stride =
-        most(B * BN_CHUNK_ROWS, tables ? m->kernels.products.lookup_tokens * w->in.lookup_rows : 0);
+    w->in.acc_stride = bn_max(B * BN_CHUNK_ROWS,
+                              tables ? m->kernels.products.lookup_tokens * w->in.lookup_rows : 0);
     w->in.acc = take(a, threads * w->in.acc_stride, sizeof(int32_t));
     w->in.lookup_stride = (bn_lookup_bytes(w->in.lookup_rows) + ALIGN - 1) / ALIGN * ALIGN;
     w->in.lookup = tables ? take(a, threads * w->in.lookup_stride, 1) : NULL;
     w->attend = take(a, threads * w->attend_stride, sizeof(float));
-    w->partial = take(a, most(bn_partial_floats(c, w->n_ctx), bn_partial_floats(pooling, w->n_ctx)),
-                      sizeof(float));
+    w->partial =
+        take(a, bn_max(bn_partial_floats(c, w->n_ctx), bn_partial_floats(pooling, w->n_ctx)),
+             sizeof(float));
     w->in.skipped = take(a, threads, sizeof *w->in.skipped);
     w->chunks_done = take(a, G, sizeof *w->chunks_done);
     w->score_rows = bn_score_rows(stack, B);

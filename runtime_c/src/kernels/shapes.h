@@ -27,6 +27,14 @@ enum {
     BN_Q_ALIGN = 64 /* rows of quantized activations are a multiple of this many bytes */
 };
 
+static inline size_t bn_min(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static inline size_t bn_max(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
 /* Bytes of a row of k quantized activations, zero-padded to whole tiles of every encoding. */
 static inline size_t bn_q_row(size_t k) {
     const size_t tiles = (k + BN_TRIT_TILE_K - 1) / BN_TRIT_TILE_K;

@@ -21,10 +21,6 @@ typedef struct job {
     size_t low; /* items that come first, of adapters */
 } job;
 
-static size_t smaller(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 /* Panels of an item. One row is no slower with one. */
 static size_t unit_of(const bn_group *g) {
     return g->rows - g->done > 1 ? TOGETHER : 1;
@@ -34,17 +30,17 @@ static void run_panels(void *context, int32_t thread, size_t item, size_t last) 
     const job *j = context;
     int32_t *acc = j->o->acc + (size_t)thread * j->o->acc_stride;
     if (item < j->low) {
-        const size_t end = smaller(last, j->low);
+        const size_t end = bn_min(last, j->low);
         bn_lower(j->o, j->groups, j->n_groups, item, end);
         item = end;
     }
     while (item < last) {
         const bn_group *g = bn_group_of(j->groups, j->n_groups, item);
         const bn_input in = {j->o, g->first + g->done, g->rows - g->done};
-        const size_t unit = unit_of(g), stop = smaller((last - g->before) * unit, g->panels);
+        const size_t unit = unit_of(g), stop = bn_min((last - g->before) * unit, g->panels);
         size_t first = (item - g->before) * unit, panel, n;
         while (first < stop) {
-            const size_t end = smaller(first + CHUNK_PANELS, stop);
+            const size_t end = bn_min(first + CHUNK_PANELS, stop);
             const bn_product *all = bn_next_part(g->products, &first, end, &panel, &n);
             const bn_product p = bn_product_from(all, g->done);
             p.w->encoding->multiply(&in, &p, panel, n, acc);

@@ -43,10 +43,6 @@ typedef struct work {
     uint8_t *keys; /* [together][cache_bytes] of the layers, then of pooling */
 } work;
 
-static size_t least(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 static size_t lay_out(bn_cache *cache, const bn_model *m, const bn_stack *stack, size_t each,
                       uint8_t *base) {
     *cache = (bn_cache){.type = m->image_kv_type, .prefix = each, .written = each};
@@ -57,8 +53,9 @@ static size_t lay_out(bn_cache *cache, const bn_model *m, const bn_stack *stack,
 
 size_t bn_images_together(const bn_stack *stack, size_t n) {
     const size_t each = stack->config.max_context;
-    const size_t most = least(ROWS / each, MOST_BYTES / (each * stack->patch.cols * sizeof(float)));
-    return least(least(n, BATCH), most > 0 ? most : 1);
+    const size_t most =
+        bn_min(ROWS / each, MOST_BYTES / (each * stack->patch.cols * sizeof(float)));
+    return bn_min(bn_min(n, BATCH), most > 0 ? most : 1);
 }
 
 static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
@@ -76,7 +73,7 @@ static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
 }
 
 static bn_status make(work *k) {
-    const size_t rows = k->together * k->each, batch = least(rows, BATCH);
+    const size_t rows = k->together * k->each, batch = bn_min(rows, BATCH);
     size_t keys = k->together * k->cache_bytes;
     const uint64_t bytes = bn_workspace_size(k->m, k->stack, batch, rows) + keys;
     if (bn_memory_left("", BN_MEMORY_OWN, bytes).bytes < bytes)
@@ -125,7 +122,7 @@ static bn_status give_states(work *k, size_t n, float *out) {
     bn_status status = BN_OK;
     for (size_t first = 0; first < rows && !status; first += k->w->batch) {
         bn_workspace w = bn_workspace_from(k->w, &k->stack->config, first);
-        const size_t piece = least(rows - first, w.batch);
+        const size_t piece = bn_min(rows - first, w.batch);
         status = bn_leave_states(k->m, k->stack, &w, piece);
         if (!status)
             status = bn_leave(k->stack, &w, piece, out + first * width);
@@ -205,7 +202,7 @@ static bn_status see(const bn_model *m, const float *pixels, int32_t n, give *wa
     work k = plan(m, images, stop);
     bn_status status = make(&k);
     for (size_t first = 0; first < images && !status; first += k.together)
-        status = run(&k, pixels + first * of_image, least(images - first, k.together), wanted,
+        status = run(&k, pixels + first * of_image, bn_min(images - first, k.together), wanted,
                      out + first * floats);
     give_back(&k);
     return status;

@@ -28,13 +28,9 @@ bn_room bn_turn_room(const bn_model *m) {
     return room;
 }
 
-static size_t larger(size_t a, size_t b) {
-    return a > b ? a : b;
-}
-
 /* Room for both. */
 static bn_room both(bn_room a, bn_room b) {
-    return (bn_room){larger(a.batch, b.batch), larger(a.n_ctx, b.n_ctx)};
+    return (bn_room){bn_max(a.batch, b.batch), bn_max(a.n_ctx, b.n_ctx)};
 }
 
 static int fits(bn_room have, bn_room wanted) {

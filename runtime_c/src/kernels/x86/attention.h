@@ -155,7 +155,7 @@ INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
     qk_block b = {
         .k = a.k, .size = size, .tile = a.head_dim * BN_LANES * size, .head_dim = a.head_dim};
     for (size_t key = 0, n; key < registers; key += n, b.k += n / PARTS * b.tile) {
-        n = min_size(registers - key, most);
+        n = bn_min(registers - key, most);
         for (size_t i = 0, block; i < a.n_q; i += block) {
             const size_t left = a.n_q - i;
             float *s = a.scores + i * stride + key * LANES;
@@ -181,7 +181,7 @@ INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
     const bn_pv a = *all;
     const size_t E = a.head_dim, stride = a.p_stride;
     for (size_t t = 0; t < a.keys; t += KEYS) {
-        const size_t keys = min_size(a.keys - t, KEYS);
+        const size_t keys = bn_min(a.keys - t, KEYS);
         const uint8_t *v = (const uint8_t *)a.v + t * E * size;
         for (size_t i = 0, block; i < a.n_q; i += block) {
             float *o = a.out + i * E;

@@ -65,7 +65,7 @@ INLINE void ternary_vector(const bn_matmul *m, const size_t fold) {
         sums top = sums_zero(), top4 = sums_zero(), bottom = sums_zero(), bottom4 = sums_zero();
         for (size_t left = m->k_tiles; left > 0;) {
             sums a = sums_zero(), a4 = sums_zero(), b = sums_zero(), b4 = sums_zero();
-            size_t tiles = min_size(left, fold);
+            size_t tiles = bn_min(left, fold);
             left -= tiles;
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
                 prefetch(tile);
@@ -89,7 +89,7 @@ INLINE void ternary_few(int32_t *acc, size_t acc_stride, const uint8_t *tile, si
         total[t] = total4[t] = sums_zero();
     while (left > 0) {
         sums a[3], a4[3];
-        size_t tiles = min_size(left, fold);
+        size_t tiles = bn_min(left, fold);
         left -= tiles;
         UNROLL
         for (size_t t = 0; t < T; t++)
@@ -159,7 +159,7 @@ static void grouped_vector(const bn_grouped *m) {
         vec top = vec_zero(), bottom = vec_zero();
         for (size_t g = 0, left = m->k_tiles; left > 0; g++, scales += BN_PANEL) {
             sums a = sums_zero(), a4 = sums_zero(), b = sums_zero(), b4 = sums_zero();
-            size_t tiles = min_size(left, BN_GROUP_TILES);
+            size_t tiles = bn_min(left, BN_GROUP_TILES);
             left -= tiles;
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
                 prefetch(tile);
@@ -214,7 +214,7 @@ static void trit_vector(const bn_matmul *m) {
         sums top = sums_zero(), bottom = sums_zero();
         for (size_t left = m->k_tiles; left > 0;) {
             sums a = sums_zero(), b = sums_zero();
-            size_t tiles = min_size(left, FOLD);
+            size_t tiles = bn_min(left, FOLD);
             left -= tiles;
             for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TRIT_TILE_K) {
                 a = trit_fields(a, tile, q);

@@ -87,7 +87,7 @@ INLINE void multiply(const bn_matmul *m, dot_fn *dot, fold_fn *fold, const int m
     _Alignas(64) uint8_t w[CHUNK_TILES * TILE_STEPS * STEP_BYTES];
     for (size_t p = 0; p < m->panels; p++)
         for (size_t tile = 0; tile < m->k_tiles; tile += chunk_tiles) {
-            const size_t tiles = min_size(chunk_tiles, m->k_tiles - tile);
+            const size_t tiles = bn_min(chunk_tiles, m->k_tiles - tile);
             unpack_ternary(w, m, p * m->panel_stride + tile * BN_TILE_BYTES, tiles);
             multiply_tokens(m, p, tile * BN_TERNARY_TILE_K, w, tiles * TILE_STEPS, dot, fold, most);
         }

@@ -12,10 +12,6 @@
 #include <math.h>
 #include <string.h>
 
-INLINE size_t min_size(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 /* Of the KV cache, farther ahead than of weights, as softmax comes between keys and values; behind
  * the bytes that are read at the same time. */
 INLINE void prefetch_cache(const void *p, size_t together) {

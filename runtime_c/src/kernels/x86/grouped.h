@@ -31,7 +31,7 @@ INLINE void grouped_vector(const bn_grouped *m, dot_fn *dot) {
             y[v] = vec_zero();
         for (size_t g = 0, left = m->k_tiles; left > 0; g++, scales += BN_PANEL) {
             sums sum[TILE_VECS][4];
-            size_t tiles = min_size(left, BN_GROUP_TILES);
+            size_t tiles = bn_min(left, BN_GROUP_TILES);
             left -= tiles;
             UNROLL
             for (int v = 0; v < TILE_VECS; v++)
@@ -64,7 +64,7 @@ INLINE void grouped_stream(float *y, size_t y_stride, const uint8_t *tile, size_
     EACH_GROUPED(CLEAR)
 #undef CLEAR
     for (; k_tiles > 0; q_sums++, scales += BN_PANEL) {
-        const size_t tiles = min_size(k_tiles, BN_GROUP_TILES);
+        const size_t tiles = bn_min(k_tiles, BN_GROUP_TILES);
         sums sum[12][4];
 #define START(t)                                                                                   \
     if (t < T) {                                                                                   \

@@ -53,7 +53,7 @@ INLINE void qk_k4_keys(float *scores, size_t score_stride, const k4_queries *q, 
     for (size_t i = 0; i < Q; i++)
         score[i] = vec_zero();
     for (size_t group = 0, left = (head_dim + 7) / 8; left > 0; group += 2) {
-        const size_t words = min_size(left, 2 * GROUP_WORDS), first = min_size(left, GROUP_WORDS);
+        const size_t words = bn_min(left, 2 * GROUP_WORDS), first = bn_min(left, GROUP_WORDS);
         const bytes scales = bytes_load(k + words * K4_WORD);
         prefetch_cache(k + words * K4_WORD, 0);
         qk_k4_group(score, q, group, k, first, vec_lower_half(scales), dot, Q);

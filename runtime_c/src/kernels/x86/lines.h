@@ -27,7 +27,7 @@ INLINE void prefetch_line(const bn_lines *m, size_t entry, size_t at) {
 /* The activations that meet each field of a register of codes; none past the padding of q. */
 INLINE void activations(bytes x[4], const int8_t *q, size_t codes) {
     int8_t field[4][sizeof(bytes)] = {{0}};
-    for (size_t unit = 0; unit < min_size(codes, VEC_CODES); unit += BN_LINE_UNIT)
+    for (size_t unit = 0; unit < bn_min(codes, VEC_CODES); unit += BN_LINE_UNIT)
         for (size_t f = 0; f < 4; f++)
             memcpy(&field[f][unit / 4], q + unit + 16 * f, 16);
     for (size_t f = 0; f < 4; f++)
@@ -36,7 +36,7 @@ INLINE void activations(bytes x[4], const int8_t *q, size_t codes) {
 
 INLINE void lines_rows(const bn_lines *m, dot_fn *dot) {
     for (size_t first = 0; first < m->n; first += LINES_AHEAD) {
-        const size_t n = min_size(m->n - first, LINES_AHEAD);
+        const size_t n = bn_min(m->n - first, LINES_AHEAD);
         sums sum[LINES_AHEAD];
         for (size_t i = 0; i < n; i++)
             sum[i] = sums_zero();
