@@ -135,7 +135,7 @@ INLINE void gelu_erf(vec *g, int count) {
     exp_all(tail, count);
     UNROLL
     for (int j = 0; j < count; j++)
-        g[j] = vec_fma(vec_negate(a[j]), tail[j], positive(g[j], vec_zero()));
+        g[j] = vec_fma(vec_negate(a[j]), tail[j], positive(g[j]));
 }
 
 static void gelu_erf_gate(float *h, const float *g, const float *u, size_t n) {
