@@ -54,5 +54,5 @@ def test_a_model_beside_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = {name: row["bits_per_byte"] for name, row in results["rows"].items()}
     assert rows["mine"] == 7.5 and rows["5-grams of bytes"] < 0.5 and rows["5-grams of tokens"] < 0.5
     assert len(results["completions"]) == own_code.PLACES
-    assert all(len(place["prompt"]) == 40 and place["prompt"][-1] == "\n" for place in results["completions"])
+    assert all(len(place["prompt"]) == 40 and place["stood"][0] == "\n" for place in results["completions"])
     assert "| mine |" in (tmp_path / "out" / "own_code.md").read_text()
