@@ -12,7 +12,8 @@ any order. So the model is closed by whichever of its handles goes last.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NoReturn, SupportsIndex
+from abc import ABC, abstractmethod
+from typing import Any, NoReturn, Self, SupportsIndex
 
 from bitnet_runtime._native import ffi, lib
 
@@ -45,6 +46,20 @@ class Handle:
         if not self._family.members:
             with contextlib.suppress(IndexError):  # another thread was quicker
                 close(self._family.model.pop())
+
+
+class Closing(ABC):
+    """What the end of its `with` block closes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it. Closing twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Unique:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Self
+from typing import Any
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.errors import check
 from bitnet_runtime.facts import ModelFacts
+from bitnet_runtime.handles import Closing
 from bitnet_runtime.session import Session
 from bitnet_runtime.session_state import all_sessions
 
 
-class ModelSessions(ModelFacts):
+class ModelSessions(Closing, ModelFacts):
     """Sessions, and the memory that they take."""
 
     def session(self, n_ctx: int | None = None, *, adapter: str | None = None, draft: bool = True) -> Session:
@@ -61,9 +62,3 @@ class ModelSessions(ModelFacts):
         for session in all_sessions():
             if session._model is self:
                 session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Self
 
 from bitnet_runtime.errors import CancelledError, ClosedError, StateError
-from bitnet_runtime.handles import Unique
+from bitnet_runtime.handles import Closing, Unique
 from bitnet_runtime.result import Piece
 from bitnet_runtime.session import Session
 
 
-class Reading(Unique):
+class Reading(Closing, Unique):
     """Iterator of pieces, which threads read in turns and any of them may close."""
 
     def __init__(self, session: Session, owned: bool) -> None:
@@ -75,9 +75,3 @@ class Reading(Unique):
 
     def __iter__(self) -> Self:
         return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

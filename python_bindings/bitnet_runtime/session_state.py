@@ -7,13 +7,13 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from bitnet_runtime._native import ffi, lib
 from bitnet_runtime.defaults import whole
 from bitnet_runtime.errors import CancelledError, ClosedError, StateError, check
 from bitnet_runtime.facts import ModelFacts
-from bitnet_runtime.handles import Handle, Unique
+from bitnet_runtime.handles import Closing, Handle, Unique
 from bitnet_runtime.ids import NO_TOKEN
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class SessionState(Unique):
+class SessionState(Closing, Unique):
     """What a session holds, and its end."""
 
     def __init__(self, model: ModelFacts, handle: Handle) -> None:
@@ -218,12 +218,6 @@ class SessionState(Unique):
 
     def __repr__(self) -> str:
         return "<Session closed>" if self._handle is None else f"<Session {self.position} of {self.n_ctx} tokens>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_all(sessions: Iterable[SessionState], status: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from bitnet_runtime.errors import CacheFullError, CancelledError, ClosedError, InvalidParameterError, naming
 from bitnet_runtime.generation import Stream
+from bitnet_runtime.handles import Closing
 from bitnet_runtime.result import Piece, Result
 from bitnet_runtime.session_input import BLOCK
 from bitnet_runtime.steps import Entry, step_batch
@@ -96,7 +97,7 @@ class Step(NamedTuple):
     done: bool
 
 
-class Batch:
+class Batch(Closing):
     """Iterator over what its texts become, a `Step` at a time; ends when all are done, and goes on when one is added.
 
     Made by `Model.batch`. Texts are added at any moment, from any thread, and end early by `Stream.close`; a text is
@@ -193,12 +194,6 @@ class Batch:
 
     def __iter__(self) -> Self:
         return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def generate_batch(streams: Iterable[Stream]) -> list[Result]:
