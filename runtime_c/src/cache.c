@@ -139,8 +139,7 @@ static void move_position(const bn_cache *cache, const bn_config *c, const bn_ca
 }
 
 size_t bn_cache_row(const bn_cache *cache, size_t part) {
-    const bn_cache_part *p = &cache->parts[part];
-    return p->heads * (p->key + p->value + (p->scales ? sizeof(float) : 0));
+    return cache->parts[part].block / BN_BLOCK_KEYS;
 }
 
 void bn_cache_read(const bn_cache *cache, const bn_stack *stack, size_t part, size_t position,
