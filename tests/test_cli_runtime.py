@@ -212,6 +212,13 @@ def test_bench_json(models: Path) -> None:
     assert found["peak_rss_mb"] < 100
 
 
+def test_bench_at_any_depth() -> None:
+    """What nobody computes does not take long, and the context is what it has to be."""
+    done = bitnet("bench", "--shape", "mini-gpt", "-t", 1, "--depth", 20_000, "--gen", 4, "--repeat", 1)
+    assert done.returncode == 0, done.stderr
+    assert "decode   4 tokens at depth 20000 (all but 64 of them copies): " in done.stdout
+
+
 def test_bench_fits_the_context_unless_told(models: Path) -> None:
     done = bitnet("bench", models / "script", "-t", 1, "--depth", 10, "--repeat", 1, "--json")
     assert done.returncode == 0, done.stderr

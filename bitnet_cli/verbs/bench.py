@@ -29,8 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=at_least(1), metavar="N", help=f"tokens of prefill {fitting}")
     parser.add_argument("--gen", type=at_least(1), metavar="N", help=f"tokens to decode {fitting}")
     parser.add_argument(
-        "--depth", type=at_least(0), default=0, metavar="N", help="tokens in the cache before (default: 0)"
-    )
+        "--depth", type=at_least(0), default=0, metavar="N",
+        help="tokens in the cache before, copies of a few; with --shape the context grows to hold them (default: 0)",
+    )  # fmt: skip
     parser.add_argument(
         "--repeat", type=at_least(1), default=3, metavar="N", help="runs to take the median of (default: 3)"
     )
@@ -38,14 +39,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_runtime.bench import bench, table
+    from bitnet_runtime.bench import USUAL, bench, table
 
     path = model_path(args)
     if (path is None) == (args.shape is None):
         return refuse("give either a packed file or --shape NAME")
     if path is not None and args.encoding:
         return refuse("--encoding goes with --shape; a file has its own, which `bitnet export` can change")
-    with nullcontext(path) if path else _random_file(args.shape, args.encoding or "2.0") as file:
+    needed = args.depth + max(args.prompt or USUAL, (args.gen or USUAL) + 1)
+    with nullcontext(path) if path else _random_file(args.shape, needed, args.encoding or "2.0") as file:
         figures = bench(
             file, prompt=args.prompt, gen=args.gen, depth=args.depth, repeat=args.repeat, **load_options(args)
         )
@@ -55,18 +57,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _random_file(shape: str, encoding: str) -> Iterator[Path]:
-    """A temporary packed file with random weights of a preset's shape."""
+def _random_file(shape: str, context: int, encoding: str) -> Iterator[Path]:
+    """A temporary packed file with random weights of a preset's shape, and at least so long a context."""
     from bitnet.presets import PRESETS
     from bitnet_export import random_model
 
     if shape not in PRESETS:
         raise ValueError(f"shape is {shape!r}, expected one of {', '.join(PRESETS)}")
+    config = PRESETS[shape]
+    if config.input == "tokens" and config.max_context < context:
+        config = config.replace(max_context=context)
     with tempfile.TemporaryDirectory(prefix="bitnet-bench-") as folder:
         path = Path(folder) / f"{shape}.bitnet"
         print(f"writing random weights of shape {shape} …", file=sys.stderr)
         try:
-            random_model(PRESETS[shape], path, 0, encoding=encoding)
+            random_model(config, path, 0, encoding=encoding)
         except MemoryError as error:
             said = f" ({error})" if str(error) else ""
             raise MemoryError(f"memory ran out while shape {shape} was written{said}; take a smaller one") from None

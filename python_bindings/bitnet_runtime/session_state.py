@@ -96,6 +96,14 @@ class SessionState(Closing, Unique):
             self._cancelled = False
             self._cut(n)
 
+    def repeat(self, n: int) -> None:
+        """For measurements at a depth that takes long to compute: hold n tokens, the first 64 of those held again and
+        again. Their keys and values are copied, so a step reads as much memory as behind any text of n tokens; what
+        the model then says means nothing."""
+        with self._lock:
+            handle = self._open
+            self._check(lib.bn_session_repeat(handle.pointer, whole("n", n, lib.BN_REPEATED, self.n_ctx)))
+
     def reset(self) -> None:
         """Forget all tokens and take seed 0, as a new session does. Ends a `cancel`."""
         with self._lock:

@@ -393,6 +393,15 @@ BN_API bn_status bn_session_rewind(bn_session *session, int32_t n);
  * prefix, nor go back to where layers with a window would have to see what they forgot. */
 BN_API int32_t bn_session_rewind_least(const bn_session *session);
 
+/* For measurements at a depth that takes long to compute: hold n tokens, which are the first
+ * BN_REPEATED of those held, again and again. Their keys and values are copied, as they are, so
+ * that a pass reads as much memory as behind any text of n tokens; what the model then says means
+ * nothing. Fails with BN_ERR_STATE where fewer are held or bn_session_rewind does not go back to
+ * them, with BN_ERR_ARGUMENT where n is less, and like an append: where there is no memory, they
+ * are held alone. */
+enum { BN_REPEATED = 64 };
+BN_API bn_status bn_session_repeat(bn_session *session, int32_t n);
+
 BN_API int32_t bn_session_position(const bn_session *session); /* tokens held */
 BN_API int32_t bn_session_context(const bn_session *session);  /* tokens that fit */
 BN_API int32_t bn_session_kv_type(const bn_session *session);  /* of its cache */

@@ -107,6 +107,9 @@ static inline bn_kv_piece bn_cache_piece(const bn_kv_head *head, size_t slot, si
                          .slots = n};
 }
 
+/* Positions behind the first block up to n, which were prepared, become copies of those in it. */
+void bn_cache_repeat(bn_cache *cache, size_t n);
+
 /* The least position from which a text can go on after what is behind was forgotten, but for 0. */
 size_t bn_cache_least(const bn_cache *cache, const bn_config *c);
 

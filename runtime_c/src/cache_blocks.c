@@ -134,18 +134,20 @@ static size_t missing(const bn_cache_part *part, range r) {
     return bytes;
 }
 
-static void copy_block(const bn_cache_part *part, const uint8_t *from, uint8_t *to, size_t block) {
-    const size_t first = block * BN_BLOCK_KEYS;
-    const size_t n = bn_min(part->slots - first, BN_BLOCK_KEYS);
+/* A block as it lies in an arena to one, of no more slots, in the same or another. */
+static void copy_block(const bn_cache_part *part, const uint8_t *from, size_t source, uint8_t *to,
+                       size_t block) {
+    const size_t a = source * BN_BLOCK_KEYS, b = block * BN_BLOCK_KEYS;
+    const size_t n = bn_min(part->slots - b, BN_BLOCK_KEYS);
     for (size_t head = 0; head < part->heads; head++) {
-        const size_t k = head * part->keys_stride + first * part->key;
-        const size_t v = part->values + head * part->values_stride + first * part->value;
-        memcpy(to + k, from + k, n * part->key);
-        memcpy(to + v, from + v, n * part->value);
+        const size_t k = head * part->keys_stride;
+        const size_t v = part->values + head * part->values_stride;
+        memcpy(to + k + b * part->key, from + k + a * part->key, n * part->key);
+        memcpy(to + v + b * part->value, from + v + a * part->value, n * part->value);
     }
     for (size_t head = 0; part->scales && head < part->heads; head++) {
-        const size_t at = part->scales + (head * part->slots + first) * sizeof(float);
-        memcpy(to + at, from + at, n * sizeof(float));
+        const size_t at = part->scales + head * part->slots * sizeof(float);
+        memcpy(to + at + b * sizeof(float), from + at + a * sizeof(float), n * sizeof(float));
     }
 }
 
@@ -159,7 +161,7 @@ static size_t take(bn_cache_part *part, range r) {
             continue;
         bytes += bn_arena_take(part->own, block, part->block);
         if (part->blocks[block])
-            copy_block(part, part->blocks[block]->memory, part->own->memory, block);
+            copy_block(part, part->blocks[block]->memory, block, part->own->memory, block);
         release(part, block);
         part->blocks[block] = part->own;
     }
@@ -180,4 +182,16 @@ bn_status bn_cache_prepare(bn_cache *cache, size_t first, size_t n) {
         bytes -= take(p, range_of(p, first, n));
     bn_budget_give(cache->budget, bytes);
     return BN_OK;
+}
+
+void bn_cache_repeat(bn_cache *cache, size_t n) {
+    for (bn_cache_part *p = cache->parts; p < cache->parts + BN_CACHE_PARTS; p++) {
+        const range r = range_of(p, BN_BLOCK_KEYS, n - BN_BLOCK_KEYS);
+        for (size_t i = 0; i < r.n; i++) {
+            const size_t block = nth(p, r, i);
+            if (block > 0)
+                copy_block(p, p->blocks[0]->memory, 0, p->blocks[block]->memory, block);
+        }
+    }
+    cache->written = cache->written > n ? cache->written : n;
 }

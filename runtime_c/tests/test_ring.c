@@ -163,11 +163,55 @@ static void test_together(void) {
     end();
 }
 
+/* Positions of a part that it has are copies of the first of a block, but for those from `end`. */
+static void check_repeated(const bn_session *s, size_t part, size_t end) {
+    uint8_t first[4096], at[4096];
+    const size_t row = bn_cache_row(&s->cache, part), slots = s->cache.parts[part].slots;
+    CHECK(row > 0 && row <= sizeof at);
+    for (size_t p = end > slots ? end - slots : 0; p < end; p++) {
+        bn_cache_read(&s->cache, s->stack, part, p % BN_REPEATED, first);
+        bn_cache_read(&s->cache, s->stack, part, p, at);
+        CHECK_MSG(memcmp(first, at, row) == 0, "part %zu, position %zu", part, p);
+    }
+}
+
+/* A text of a depth that nobody computed. */
+static void test_repeat(int32_t kv_type) {
+    enum { DEPTH = TEXT - 10 };
+    begin(BN_MASK_CAUSAL, WINDOW, 3);
+    bn_session *s = session(TEXT, 40, kv_type), *other;
+    uint8_t kept[4096], now[4096];
+    ok(bn_session_append(s, text, BN_REPEATED - 1, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_session_repeat(s, DEPTH), BN_ERR_STATE);
+    ok(bn_session_append(s, text + BN_REPEATED - 1, 30, BN_LOGITS_LAST, NULL));
+    CHECK_EQ(bn_session_repeat(s, BN_REPEATED - 1), BN_ERR_ARGUMENT);
+    CHECK_EQ(bn_session_repeat(s, TEXT + 1), BN_ERR_CONTEXT);
+    CHECK_EQ(bn_session_position(s), BN_REPEATED + 29);
+    ok(bn_session_fork(s, &other));
+    bn_cache_read(&other->cache, s->stack, 0, BN_REPEATED + 5, kept);
+    ok(bn_session_repeat(s, DEPTH));
+    CHECK_EQ(bn_session_position(s), DEPTH);
+    CHECK(!bn_session_logits(s));
+    for (int32_t i = 0; i < DEPTH; i++)
+        CHECK_EQ(bn_session_tokens(s)[i], text[i % BN_REPEATED]);
+    check_repeated(s, 0, DEPTH);
+    check_repeated(s, 1, DEPTH);
+    bn_cache_read(&other->cache, s->stack, 0, BN_REPEATED + 5, now);
+    CHECK(memcmp(kept, now, bn_cache_row(&s->cache, 0)) == 0); /* of a copy nothing changes */
+    ok(bn_session_append(s, text, TEXT - DEPTH, BN_LOGITS_LAST, NULL));
+    CHECK(bn_session_logits(s) != NULL);
+    CHECK_EQ(bn_session_repeat(s, DEPTH), BN_ERR_STATE); /* forgotten by the ring */
+    bn_session_free(s);
+    bn_session_free(other);
+    end();
+}
+
 int main(void) {
     for (int32_t type = 0; type < BN_KV_TYPES; type++) {
         test_bits(WINDOW, 2, type);
         test_bits(300, 0, type);
         test_rewind(type);
+        test_repeat(type);
     }
     test_bits(1, 0, BN_KV_F16);
     test_bytes();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * append.c: tokens, or vectors, into a session.
+ * append.c: tokens, or vectors, into a session; or copies of those that it has.
  */
 #include <string.h>
 
@@ -51,4 +51,25 @@ bn_status bn_session_append_prefix(bn_session *s, const int32_t *tokens, const f
     if (s->position > 0)
         return BN_ERR_STATE;
     return append(s, &(bn_text){tokens, embeddings, n, 1}, logits, out);
+}
+
+bn_status bn_session_repeat(bn_session *s, int32_t n) {
+    enum { FIRST = BN_REPEATED };
+    if (!s || n < FIRST)
+        return BN_ERR_ARGUMENT;
+    if (s->position < FIRST)
+        return BN_ERR_STATE;
+    bn_status status = n > s->n_ctx ? BN_ERR_CONTEXT : bn_session_rewind(s, FIRST);
+    if (!status)
+        status = bn_session_reserve(s, n - FIRST);
+    if (status)
+        return status;
+    bn_cache_repeat(&s->cache, (size_t)n);
+    for (; s->position < n; s->position++) {
+        s->tokens[s->position] = s->tokens[s->position - FIRST];
+        s->digests[s->position] = 0;
+    }
+    s->drafted += s->drafted > 0 ? n - FIRST : 0;
+    s->ready = BN_READY_NOTHING;
+    return BN_OK;
 }
