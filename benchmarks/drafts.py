@@ -5,8 +5,9 @@
 
 With a model and a text the guesses are those of `--draft`: of the model's draft layer, if it has one, else repetitions
 in the text. The model runs freely from prompts out of the text: what is right is what it says itself. The row `auto`
-is what the engine does when nothing is said. With a shape each guess is right with a probability that is given, so that
-a row says what guesses that good would bring; with `--layer` each costs what it costs to make them with a draft layer.
+is what the engine does when nothing is said: both, as far as they are quicker. With a shape each guess is right with a
+probability that is given, so that a row says what guesses that good would bring; with `--layer` each costs what it
+costs to make them with a draft layer.
 Every length of draft runs in turn from every prompt, and has to give the same tokens as none.
 """
 
@@ -137,7 +138,7 @@ def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> lis
     for temperature in args.temperature:
         print(f"temperature {temperature:g} …", file=sys.stderr)
         sampler = Sampler(resolve({"temperature": temperature}, None, model.defaults), model.vocab_size)
-        tallies = {most: Tally() for most in (0, *args.draft, *([AUTO] if model.has_draft else []))}
+        tallies = {most: Tally() for most in (0, *args.draft, AUTO)}
         with model.session(n_ctx=args.prompt + args.gen) as session:
             layer = of_layer(session, sampler) if model.has_draft else None
             for seed, start in enumerate(starts):

@@ -24,7 +24,7 @@ def waits(model: Model, texts: int, prompt: int) -> tuple[float, list[float], fl
     alone: list[float] = []
     beside: list[float] = []
     with model.batch() as batch:
-        running = [batch.add([5 + i, 6, 7], max_tokens=None, temperature=0, stop=[]) for i in range(texts)]
+        running = [batch.add([5 + i, 6, 7], max_tokens=None, temperature=0, stop=[], draft=0) for i in range(texts)]
         added, begun, last = None, 0.0, time.perf_counter()
         for stream, _, _ in batch:
             now = time.perf_counter()

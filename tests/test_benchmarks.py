@@ -132,7 +132,7 @@ def test_what_drafts_bring(tmp_path: Path) -> None:
     drafts.main([*line, "--model", str(model), "--text", str(text), "--temperature", "0", "1"])
     results = json.loads((tmp_path / "out" / f"drafts-{model.stem}.json").read_text())
     assert [(row["temperature"], row["draft"]) for row in results["rows"]] == [
-        (0, 0), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4),
+        (t, n) for t in (0, 1) for n in (0, 2, 4, drafts.AUTO)
     ]  # fmt: skip
     assert all(row["tokens_per_pass"] >= 1 and row["tok_s"] > 0 for row in results["rows"])
     assert is_picture(tmp_path / "out" / f"drafts-{model.stem}.png")

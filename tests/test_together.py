@@ -31,10 +31,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, GREEDY | FEW, DRAWN, DRAWN | FEW])
-@pytest.mark.parametrize("draft", [1, 4, 16])
-def test_a_draft_changes_nothing(model: Model, sampling: dict[str, Any], draft: int) -> None:
+@pytest.mark.parametrize("draft", [None, 1, 4, 16])
+def test_a_draft_changes_nothing(model: Model, sampling: dict[str, Any], draft: int | None) -> None:
     prompt = [7, 8, 9, 10, 11, 12] * 4
-    plain = model.generate(prompt, max_tokens=150, **sampling)
+    plain = model.generate(prompt, max_tokens=150, draft=0, **sampling)
     drafted = model.generate(prompt, max_tokens=150, draft=draft, **sampling)
     assert (drafted.tokens, drafted.text, drafted.finish_reason) == (plain.tokens, plain.text, plain.finish_reason)
 
@@ -45,6 +45,18 @@ def test_right_guesses_save_steps(model: Model, monkeypatch: pytest.MonkeyPatch)
     assert sum(lengths) >= len(result.tokens) - 1
     assert max(lengths) > 1  # or the test of equality above shows nothing
     assert len(lengths) < len(result.tokens)
+
+
+def test_repetitions_are_guessed_when_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is known how long a pass takes, as many as come again; never with `draft=0`."""
+    lengths, same = counted_steps(monkeypatch), {"logit_bias": {7: 1000.0}, **GREEDY}
+    with Model.load(small_model(tmp_path), threads=1) as model:
+        assert model.generate([7] * 20, max_tokens=9, draft=0, **same).tokens == [7] * 9
+        assert lengths == [1] * 9
+    lengths.clear()
+    with Model.load(small_model(tmp_path), threads=1) as model:
+        assert model.generate([7] * 20, max_tokens=9, **same).tokens == [7] * 9
+        assert len(lengths) == 2 and lengths[0] == 1
 
 
 def test_a_draft_stops_where_single_steps_stop(tmp_path: Path) -> None:
@@ -62,8 +74,8 @@ def test_a_draft_stops_where_single_steps_stop(tmp_path: Path) -> None:
 
 def test_a_draft_fills_the_context_and_no_more(model: Model) -> None:
     prompt = [1, 2, 3] * 80
-    plain, drafted = (model.generate(prompt, max_tokens=None, draft=draft, **GREEDY) for draft in (0, 8))
-    assert drafted.tokens == plain.tokens
+    plain, *drafted = (model.generate(prompt, max_tokens=None, draft=draft, **GREEDY) for draft in (0, 8, None))
+    assert [each.tokens for each in drafted] == [plain.tokens] * 2
     assert len(prompt) + len(plain.tokens) == model.n_ctx + 1
 
 
@@ -262,7 +274,7 @@ def test_a_text_that_finds_no_room_leaves_its_own_to_the_others(tmp_path: Path) 
         alone = [model.generate(prompt, max_tokens=150, **DRAWN).tokens for prompt in prompts]
         limit = 10 * 64 * model.kv_bytes_per_token
     with Model.load(path, threads=1, cache_bytes=limit) as model, model.batch() as batch:
-        texts = [batch.add(prompt, max_tokens=150, **DRAWN) for prompt in prompts]
+        texts = [batch.add(prompt, max_tokens=150, draft=0, **DRAWN) for prompt in prompts]
         errors = []
         while len(batch):
             try:
@@ -302,7 +314,7 @@ def test_running_texts_have_a_token_in_each_pass_while_prompts_load(
 
     monkeypatch.setattr("bitnet_runtime.together.step_batch", counted)
     with model.batch() as batch:
-        batch.add([1], max_tokens=60, **GREEDY)
+        batch.add([1], max_tokens=60, draft=0, **GREEDY)
         for _ in range(5):
             next(batch)
         batch.add([2] * 200, max_tokens=1, **GREEDY)

@@ -70,7 +70,7 @@ class Sampling:
     )
     draft: int | None = _option(
         None, "guess up to so many tokens, from repetitions in the text, then by the model's draft: same result, "
-        "faster where they are right; none: by the draft alone, as far as that is quicker", low=0, high=64,
+        "faster where they are right; none: as many as are quicker", low=0, high=64,
     )  # fmt: skip
     logit_bias: Mapping[int, float] | None = _option(None, "added to the logit of a token; -inf bans it")
     json_schema: Schema | None = _option(None, "JSON schema that the answer keeps to")  # noqa: RUF009  a text by then

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet_runtime.guide import Guide
 
 
-AT_ONCE = 8  # tokens of a step that a draft layer guesses for, at most
+AT_ONCE = 8  # tokens of a step that the engine guesses for, at most
 
 
 class Stream(Reading):
@@ -66,7 +66,7 @@ class Stream(Reading):
         self._guide = guide or model.guide(options)
         detokenizer = model._detokenizer([token for token in prompt if token != NO_TOKEN])
         self._answer = Answer(detokenizer, options.stop, reader)
-        self._most = AT_ONCE * model.has_draft if options.draft is None else options.draft
+        self._most = AT_ONCE if options.draft is None else options.draft
         mine = session or Session._new(model, needed, adapter=adapter, draft=self._most > 0)
         super().__init__(mine, owned=session is None)
         self._model, self._prompt, self._pixels = model, prompt, pixels

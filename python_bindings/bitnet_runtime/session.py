@@ -85,8 +85,8 @@ class Session(SessionInput):
                 self._check(status)
 
     def advance(self, sampler: Sampler, draft: Sequence[int] = (), most: int = 1) -> list[int]:
-        """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right. With guesses of
-        its own a model that has a draft goes on, where the first of these is wrong, up to `most` tokens.
+        """Sample a token and append it; go on as long as `draft`, guesses of what comes, is right. Without any the
+        engine goes on with guesses of its own, up to `most` tokens.
 
         Returns the tokens appended, at least one: those of as many single steps, whatever the draft.
         """

@@ -515,10 +515,12 @@ BN_API bn_status bn_embed_batch(bn_session *const *sessions, const int32_t *cons
 BN_API bn_status bn_session_sample(bn_session *session, const bn_sampler *sampler, int32_t *token);
 
 /* Sample a token and append it. If it is draft[0], go on with the rest of the draft for as long as
- * each token is what sampling gives anyway; n_draft >= 0. If it is not, and the model has a draft
- * of its own (bn_model_info.has_draft), go on with what that guesses, as far as it is likely to be
- * right and that is quicker on this machine; but not with bn_sampler.allowed. Guesses are computed
- * together, so right ones are nearly free, and the result is that of n single steps bit for bit.
+ * each token is what sampling gives anyway; n_draft >= 0. Without a draft go on with guesses of the
+ * engine's: what came before where the text repeats itself, or what a draft of the model's own
+ * guesses (bn_model_info.has_draft), as far as that is likely to be right and quicker on this
+ * machine; but not with bn_sampler.allowed, nor with bn_session_options.no_draft. Guesses are
+ * computed together, so right ones are nearly free, and the result is that of n single steps bit
+ * for bit.
  * Writes the chosen tokens to tokens[0..*n), 1 <= *n <= most; the session holds these and no more.
  * How many there are depends on the machine, which they are does not. Fails like sample and append;
  * with BN_ERR_CONTEXT when not one more token fits. */
@@ -542,7 +544,7 @@ typedef struct bn_entry {
     const bn_sampler *sampler; /* NULL: temperature 0. A row of `allowed` for each token chosen, or
                                 * for one */
     const int32_t *draft; /* int32[n_draft], n_draft >= 0: guesses of what will be chosen, for */
-    int32_t n_draft;      /* one token; without any the model's own draft may guess */
+    int32_t n_draft;      /* one token; without any the engine may guess */
     int32_t *chosen;      /* out: int32[most], of this text alone: threads choose side by side */
     int32_t n_chosen;     /* out: how many; at least one if most > 0 and all went well */
     bn_status status;     /* out: what became of this text */

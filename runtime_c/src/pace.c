@@ -28,9 +28,14 @@ static void note(double *known, double seconds) {
     *known = *known == 0 || seconds < *known ? seconds : *known + (seconds - *known) / 8;
 }
 
+/* Fewer rows are not slower. */
 void bn_pace_note(double *known, int32_t n, double seconds) {
-    if (n >= 1 && n <= BN_PACE_ROWS)
-        note(&known[n - 1], seconds);
+    if (n < 1 || n > BN_PACE_ROWS)
+        return;
+    note(&known[n - 1], seconds);
+    for (int32_t i = 0; i < n - 1; i++)
+        if (known[i] > known[n - 1])
+            known[i] = known[n - 1];
 }
 
 /* More rows are not quicker. */
@@ -63,19 +68,46 @@ static double time_of(const bn_pace *pace, const bn_outlook *pass, int32_t rows,
     return seconds > 0 ? seconds + pass->guessing + guessing : 0;
 }
 
-int32_t bn_pace_round(const bn_pace *pace, const bn_outlook *pass, const double *gains, int32_t n) {
-    double tokens = pass->tokens, best = tokens, seconds = time_of(pace, pass, pass->rows, 0);
-    int32_t texts = 0;
+/* How many of n rows more are best. guessing: seconds that so many take beside, or NULL. */
+static bn_offer best_of(const bn_pace *pace, const bn_outlook *pass, const double *gains,
+                        const double *guessing, int32_t n) {
+    bn_offer best = {.tokens = pass->tokens, .seconds = time_of(pace, pass, pass->rows, 0)};
+    double tokens = pass->tokens;
     for (int32_t m = 1; m <= n && pass->rows + m <= pass->most; m++) {
-        const double longer = time_of(pace, pass, pass->rows + m, of(pace->round, m));
+        const double longer = time_of(pace, pass, pass->rows + m, guessing ? guessing[m - 1] : 0);
         tokens += gains[m - 1];
-        if (!is_quicker(tokens, longer, best, seconds))
-            continue;
-        best = tokens;
-        seconds = longer;
-        texts = m;
+        if (is_quicker(tokens, longer, best.tokens, best.seconds))
+            best = (bn_offer){.rows = m, .tokens = tokens, .seconds = longer};
     }
-    return texts;
+    return best;
+}
+
+bn_offer bn_pace_rows(const bn_pace *pace, const bn_outlook *pass, const double *gains, int32_t n) {
+    return best_of(pace, pass, gains, NULL, n);
+}
+
+bn_offer bn_pace_chain(const bn_pace *pace, const bn_outlook *pass, const bn_luck *luck,
+                       int32_t n) {
+    double gains[BN_PACE_ROWS], guessing[BN_PACE_ROWS], path = 1;
+    n = n < BN_PACE_ROWS ? n : BN_PACE_ROWS;
+    for (int32_t i = 0; i < n; i++) {
+        gains[i] = path *= bn_luck_share(luck);
+        guessing[i] = (i + 1) * of(pace->round, 1);
+    }
+    return best_of(pace, pass, gains, guessing, n);
+}
+
+int bn_is_better(const bn_offer *offer, bn_offer than) {
+    return offer->seconds > 0 && than.seconds > 0
+               ? is_quicker(offer->tokens, offer->seconds, than.tokens, than.seconds)
+               : offer->tokens >= than.tokens;
+}
+
+int32_t bn_pace_round(const bn_pace *pace, const bn_outlook *pass, const double *gains, int32_t n) {
+    double guessing[BN_PACE_ROWS];
+    for (int32_t i = 0; i < n; i++)
+        guessing[i] = of(pace->round, i + 1);
+    return best_of(pace, pass, gains, guessing, n).rows;
 }
 
 int bn_luck_try(bn_luck *luck) {

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-enum { BN_PACE_ROWS = 32 };
+enum { BN_PACE_ROWS = 32, BN_REPEATS = 8 };
 
 /* Of a model: seconds, 0 while they are not known; then what comes is as quick as it can be. */
 typedef struct bn_pace {
@@ -23,6 +23,16 @@ typedef struct bn_luck {
     int32_t vain;                    /* that many rests did not make guesses worth it */
 } bn_luck;
 
+/* Of a text: where it repeats itself, and how often it went on as before (session/repeats.h). */
+typedef struct bn_repeats {
+    int32_t seen;        /* tokens of the text */
+    int32_t back, agree; /* `agree` tokens up to the last, BN_REPEATS or more of them counting as
+                          * that, stand so far back, too; 0: none */
+    double offered[BN_REPEATS], right[BN_REPEATS]; /* by how many agreed, less one: tokens that came
+                                                    * behind; those that were the same, too */
+    int32_t rests; /* likely guesses since the last that was computed */
+} bn_repeats;
+
 /* A pass before it is computed. */
 typedef struct bn_outlook {
     int32_t rows, most; /* that it has, of all texts, and can have */
@@ -34,6 +44,22 @@ double bn_seconds(void); /* of a clock that only goes forward */
 
 /* It took so long: a pass of n rows, or a round of n guesses. */
 void bn_pace_note(double *known, int32_t n, double seconds);
+
+/* Rows more that a pass might have, and what it were with them. */
+typedef struct bn_offer {
+    int32_t rows;
+    double tokens, seconds;
+} bn_offer;
+
+/* The best that comes of guesses that are there: of each the probability that it will count, which
+ * falls. */
+bn_offer bn_pace_rows(const bn_pace *pace, const bn_outlook *pass, const double *gains, int32_t n);
+
+/* And of guesses that a draft would have to make, one after the other. */
+bn_offer bn_pace_chain(const bn_pace *pace, const bn_outlook *pass, const bn_luck *luck, int32_t n);
+
+/* Whether it gives more tokens a second, or, while times are not known, more tokens. */
+int bn_is_better(const bn_offer *offer, bn_offer than);
 
 /* The largest of n numbers come first: how many texts shall have one more guess, so that the pass
  * gives most tokens a second. gains: the probability of each that it will count. */

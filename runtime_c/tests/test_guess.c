@@ -298,6 +298,8 @@ static void test_pace(void) {
     pace.pass[2] = pace.pass[3] = 1.3;
     CHECK_EQ(bn_pace_round(&pace, &two, few, 2), 2);
     CHECK_EQ(bn_pace_round(&pace, &two, gains, 3), 2);
+    bn_pace_note(pace.pass, 5, 1.2); /* so no fewer took longer */
+    CHECK(pace.pass[4] <= 1.2 && pace.pass[2] <= 1.2 && pace.pass[0] <= 1.0);
     int32_t tried = 0;
     for (int i = 0; i < 640; i++)
         tried += bn_luck_try(&bad);

@@ -6,7 +6,9 @@
 
 #include "choose.h"
 #include "guess.h"
+#include "repeats.h"
 #include "sampler.h"
+#include "trail.h"
 
 /* What a text has in a pass. */
 typedef struct item {
@@ -89,35 +91,53 @@ static int32_t most_guesses(const bn_entry *entry, int32_t room) {
     return s->stack->draft ? bn_smaller(most, BN_GUESSES - 1) : most;
 }
 
-/* The caller's guesses first, then those of the draft: of texts that it knows, which one that is
- * held to something is not. */
+static void take_callers(item *i, int32_t *room) {
+    bn_entry *entry = i->entry;
+    const int32_t most = bn_smaller(most_guesses(entry, *room), entry->n_draft);
+    if (most < 1 || bn_session_reserve(entry->session, 1 + most)) /* one may fit */
+        return;
+    i->guesses = entry->draft;
+    i->n = most;
+    *room -= most;
+}
+
+/* Whether the engine may guess: in a text that is held to something it does not. */
+static int may_guess(const item *i) {
+    const bn_entry *entry = i->entry;
+    return is_scored(entry) && entry->n_draft < 1 && entry->session->drafted >= 0 &&
+           !(entry->sampler && entry->sampler->allowed);
+}
+
+/* Where the text repeats itself, or later with others by the draft: whether it wants that. */
+static int take_own(item *i, bn_outlook *outlook) {
+    bn_entry *entry = i->entry;
+    bn_session *s = entry->session;
+    const int32_t most = bn_smaller(most_guesses(entry, outlook->most - outlook->rows), BN_GUESSES);
+    if (most < 1 || bn_session_reserve(s, 1 + most))
+        return 0;
+    i->n = bn_repeats_offer(s, *entry->tokens, most, outlook);
+    i->guesses = s->tokens + s->position + 1;
+    i->own = (bn_guesses){
+        .session = s, .sampler = entry->sampler, .token = *entry->tokens, .most = most};
+    return i->n == 0 && s->stack->draft;
+}
+
+/* The caller's guesses first, then its own. */
 static void guess(pass *p, bn_outlook *outlook) {
     bn_guesses *texts[BN_GUESSERS];
     item *of[BN_GUESSERS];
     int32_t n = 0, room = room_of(p);
-    for (item *i = p->items; i < p->items + p->n; i++) {
-        bn_entry *entry = i->entry;
-        int32_t most = is_scored(entry) ? most_guesses(entry, room) : 0;
-        if (most < 1 || (entry->n_draft < 1 && (!entry->session->stack->draft ||
-                                                (entry->sampler && entry->sampler->allowed))))
-            continue;
-        if (entry->n_draft > 0) {
-            most = bn_smaller(most, entry->n_draft);
-            i->guesses = entry->draft;
-            i->n = bn_session_reserve(entry->session, 1 + most) ? 0 : most; /* one may fit */
-            room -= i->n;
-        } else if (!bn_session_reserve(entry->session, 1 + most)) {
-            i->own = (bn_guesses){.session = entry->session,
-                                  .sampler = entry->sampler,
-                                  .token = *entry->tokens,
-                                  .most = most};
-            of[n] = i;
-            texts[n++] = &i->own;
-        }
-    }
+    for (item *i = p->items; i < p->items + p->n; i++)
+        if (is_scored(i->entry))
+            take_callers(i, &room);
     const int32_t rows = (int32_t)p->scored + room_of(p) - room;
     *outlook = (bn_outlook){
         .rows = rows, .most = bn_smaller(rows + room, BN_PACE_ROWS), .tokens = (double)p->scored};
+    for (item *i = p->items; i < p->items + p->n; i++)
+        if (may_guess(i) && take_own(i, outlook)) {
+            of[n] = i;
+            texts[n++] = &i->own;
+        }
     if (n > 0)
         bn_guess(texts, n, p->b->w, outlook);
     for (int32_t j = 0; j < n; j++) {

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "forward.h"
-#include "guess.h"
 #include "head.h"
 #include "session.h"
+#include "trail.h"
 #include "turn.h"
 
 bn_batch bn_batch_begin(const bn_session *s) {

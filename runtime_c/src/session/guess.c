@@ -15,92 +15,8 @@
 #include "head.h"
 #include "kernels/elementary.h"
 #include "logits.h"
+#include "trail.h"
 #include "turn.h"
-
-/* Whether it has the states of all tokens that the draft has not. */
-static int follows(const bn_session *s, int32_t position) {
-    return s->stack->draft && s->drafted + s->trailing == position;
-}
-
-static float *state_of(const bn_session *s, int32_t i) {
-    return s->trail + (size_t)i * s->stack->config.dim;
-}
-
-/* Rows of the draft from a place of a text on; the tokens behind each stand in the text. */
-static void add_rows(bn_workspace *w, size_t first, bn_session *s, int32_t place, int32_t n,
-                     const float *states) {
-    for (int32_t i = 0; i < n; i++)
-        w->rows[first + (size_t)i] = (bn_row){.session = s,
-                                              .cache = &s->cache,
-                                              .position = place + i,
-                                              .token = s->tokens[place + i + 1],
-                                              .state = states + (size_t)i * s->stack->config.dim};
-}
-
-/* As many as there are, in pieces. */
-static bn_status run(bn_session *s, bn_workspace *w, int32_t place, int32_t n,
-                     const float *states) {
-    bn_status status = bn_cache_prepare(&s->cache, (size_t)place, (size_t)n);
-    for (int32_t at = 0, rows; at < n && !status; at += rows) {
-        rows = n - at < s->batch ? n - at : s->batch;
-        add_rows(w, 0, s, place + at, rows, states + (size_t)at * s->stack->config.dim);
-        status = bn_forward(s->model, s->stack->draft, w, (size_t)rows, NULL);
-    }
-    return status;
-}
-
-/* The draft has all of the trail but the last `left`, which come first in it from now on. */
-static void shorten_trail(bn_session *s, int32_t left) {
-    s->drafted += s->trailing - left;
-    if (left > 0)
-        memmove(s->trail, state_of(s, s->trailing - left),
-                (size_t)left * s->stack->config.dim * sizeof *s->trail);
-    s->trailing = left;
-}
-
-/* It takes that; or the text has no guesses any more. */
-static void take_trail(bn_session *s, bn_workspace *w, int32_t left) {
-    if (run(s, w, s->drafted, s->trailing - left, s->trail))
-        s->trailing = 0;
-    else
-        shorten_trail(s, left);
-}
-
-void bn_trail_begin(bn_session *s, bn_workspace *w, int32_t n, int32_t next) {
-    if (!follows(s, s->position) || s->trailing == 0 || s->trailing + n <= BN_TRAIL)
-        return;
-    s->tokens[s->position] = next;
-    take_trail(s, w, 0);
-}
-
-void bn_trail_add(bn_session *s, int32_t place, const float *x) {
-    if (!follows(s, place) || s->trailing == BN_TRAIL)
-        return;
-    bn_norm_row(&s->model->kernels, &s->stack->final_norm, state_of(s, s->trailing), x,
-                s->stack->config.dim);
-    s->trailing++;
-}
-
-void bn_trail_end(bn_session *s, bn_workspace *w, size_t first, int32_t n) {
-    const size_t D = s->stack->config.dim;
-    const int32_t place = s->position - n;
-    const float *states = w->x + first * D;
-    if (!follows(s, place))
-        return;
-    if (s->trailing + n <= BN_TRAIL) {
-        for (int32_t i = 0; i < n; i++)
-            bn_trail_add(s, place + i, states + (size_t)i * D);
-        return;
-    }
-    /* each to its row of the draft, so that no thread writes to what another reads */
-    for (int32_t i = 0; i < n; i++)
-        bn_norm_row(&s->model->kernels, &s->stack->final_norm,
-                    i < n - 1 ? w->x + (size_t)i * D : s->trail, states + (size_t)i * D, D);
-    if (run(s, w, place, n - 1, w->x))
-        return;
-    s->drafted = s->position - 1;
-    s->trailing = 1;
-}
 
 /* What bn_choose needs of the states of the draft in the first n rows, by row. */
 static bn_status score(const bn_model *m, const bn_stack *draft, bn_workspace *w, size_t n) {
@@ -112,27 +28,49 @@ static bn_status score(const bn_model *m, const bn_stack *draft, bn_workspace *w
     return status;
 }
 
-/* The next guess at a text, of the scores of a row; its share of the probability of all. */
-static bn_status sample(bn_guesses *t, bn_workspace *w, size_t row) {
+/* The next guess at a text, of the state and the scores of a row of a round, and its share of the
+ * probability of all. */
+static bn_status sample(bn_guesses *t, bn_workspace *w, float *scores) {
     const bn_session *s = t->session;
     const bn_stack *draft = s->stack->draft;
-    const uint32_t V = draft->config.vocab_size;
     bn_session guesser = {.model = s->model,
                           .stack = draft,
                           .tokens = s->tokens,
                           .position = s->position + 1 + t->n,
-                          .hidden = state_of(s, BN_TRAIL + 1),
-                          .logits = w->scores + row * V,
+                          .hidden = bn_trail_state(s, BN_TRAIL + 1),
+                          .logits = scores,
                           .ready = bn_head_screens(draft) ? BN_READY_ESTIMATES : BN_READY_LOGITS,
                           .sampler_scratch = s->sampler_scratch,
                           .seed = s->seed};
-    const double all = bn_log_sum(&s->model->kernels, guesser.logits, V);
+    const double all = bn_log_sum(&s->model->kernels, scores, draft->config.vocab_size);
     const bn_status status = bn_choose(&guesser, w, t->sampler, &t->tokens[t->n]);
     if (!status) {
-        const double own = (double)guesser.logits[t->tokens[t->n]];
+        const double own = (double)scores[t->tokens[t->n]];
         t->confidences[t->n] = fminf(1.0f, bn_exp((float)(own - all)));
     }
     return status;
+}
+
+typedef struct samples {
+    bn_guesses *const *who;
+    const bn_workspace *w;
+} samples;
+
+/* Each by one thread, as tokens are chosen (advance.c). */
+static void sample_some(void *context, int32_t thread, size_t first, size_t end) {
+    const samples *all = context;
+    const bn_config *c = &all->who[0]->session->stack->draft->config;
+    for (size_t i = first; i < end; i++) {
+        bn_workspace w = bn_workspace_alone(all->w, c, i, (size_t)thread);
+        all->who[i]->status = sample(all->who[i], &w, w.scores + i * c->vocab_size);
+    }
+}
+
+static void sample_all(bn_guesses *const *who, int32_t n, bn_workspace *w) {
+    if (n > 1)
+        bn_pool_run(w->in.pool, (size_t)n, 1, sample_some, &(samples){who, w});
+    else
+        who[0]->status = sample(who[0], w, w->scores);
 }
 
 /* The rows of a round: the first guess of a text has its trail before it. */
@@ -142,9 +80,9 @@ static size_t add_round(bn_guesses *const *who, int32_t n, bn_workspace *w) {
         bn_session *s = who[i]->session;
         const int32_t more = s->trailing > 0 ? s->trailing : 1;
         if (s->trailing > 0)
-            add_rows(w, rows, s, s->drafted, more, s->trail);
+            bn_trail_rows(w, rows, s, s->drafted, more, s->trail);
         else
-            add_rows(w, rows, s, s->position + who[i]->n - 1, 1, state_of(s, BN_TRAIL));
+            bn_trail_rows(w, rows, s, s->position + who[i]->n - 1, 1, bn_trail_state(s, BN_TRAIL));
         rows += (size_t)more;
         who[i]->row = rows - 1;
     }
@@ -158,7 +96,7 @@ static void make_room(bn_guesses *const *who, int32_t n, bn_workspace *w) {
         rows += (size_t)who[i]->session->trailing;
     for (int32_t i = 0; i < n && rows > w->batch; i++)
         if (who[i]->session->trailing > 1)
-            take_trail(who[i]->session, w, 1);
+            bn_trail_take(who[i]->session, w, 1);
 }
 
 /* Of each text the state that its row gave; they become the first rows. */
@@ -166,11 +104,11 @@ static void keep_states(bn_guesses *const *who, int32_t n, bn_workspace *w) {
     for (int32_t i = 0; i < n; i++) {
         bn_session *s = who[i]->session;
         const size_t D = s->stack->config.dim;
-        float *hidden = state_of(s, BN_TRAIL + 1);
+        float *hidden = bn_trail_state(s, BN_TRAIL + 1);
         memcpy(hidden, w->x + who[i]->row * D, D * sizeof *hidden);
         memcpy(w->x + (size_t)i * D, hidden, D * sizeof *hidden);
         if (s->trailing > 0) { /* its last state stays in place (bn_session_guess) */
-            shorten_trail(s, 1);
+            bn_trail_shorten(s, 1);
             s->drafted++;
             s->trailing = 0;
         }
@@ -220,20 +158,24 @@ static int32_t decide(bn_guesses **who, int32_t n, const bn_pace *pace, const bn
     return more;
 }
 
-/* Of a text that is to have a guess: whether it goes on, once it has it. */
-static int take_guess(bn_guesses *t, bn_workspace *w, size_t row, bn_outlook *pass) {
+/* Of a text that has been given a guess: whether it goes on with it. */
+static int take_guess(bn_guesses *t, bn_outlook *pass) {
     bn_session *s = t->session;
     const size_t D = s->stack->config.dim;
-    if (sample(t, w, row))
+    if (t->status)
         return 0;
     s->tokens[s->position + 1 + t->n] = t->tokens[t->n];
     if (pass &&
         !bn_pace_take(&s->model->pace, &s->luck, pass, &t->path, (double)t->confidences[t->n]))
         return 0;
     t->n++;
-    bn_norm_row(&s->model->kernels, &s->stack->draft->final_norm, state_of(s, BN_TRAIL),
-                state_of(s, BN_TRAIL + 1), D);
+    bn_norm_row(&s->model->kernels, &s->stack->draft->final_norm, bn_trail_state(s, BN_TRAIL),
+                bn_trail_state(s, BN_TRAIL + 1), D);
     return t->n < t->most;
+}
+
+int bn_can_guess(const bn_session *s) {
+    return bn_trail_follows(s, s->position) && s->trailing > 0 && !bn_luck_is_out(&s->luck);
 }
 
 static int can_begin(bn_guesses *t, int careful) {
@@ -242,7 +184,7 @@ static int can_begin(bn_guesses *t, int careful) {
     if (careful && bn_luck_is_out(&s->luck))
         s->trailing = 0; /* keeping up takes time, too */
     s->tokens[s->position] = t->token;
-    return follows(s, s->position) && s->trailing > 0 && t->most > 0;
+    return bn_trail_follows(s, s->position) && s->trailing > 0 && t->most > 0;
 }
 
 void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *pass) {
@@ -258,8 +200,9 @@ void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *
         in = 0;
         if (going < 1 || guess_once(who, going, w))
             return;
+        sample_all(who, going, w);
         for (int32_t i = 0; i < going; i++)
-            if (take_guess(who[i], w, (size_t)i, pass))
+            if (take_guess(who[i], pass))
                 who[in++] = who[i];
         if (!pass)
             continue;

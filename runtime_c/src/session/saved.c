@@ -6,7 +6,7 @@
  *     112         the note: whatever the program wants to keep
  *                 i32 tokens[position]
  *                 f32 hidden[dim], the state behind the last layer, if ready is 1
- *                 f32 trail[trailing][dim], states that the draft has not taken (guess.h)
+ *                 f32 trail[trailing][dim], states that the draft has not taken (trail.h)
  *                 of each part of the cache, layers that see all and layers with a window, of each
  *                 position that it has, oldest first, of each layer and head: key with its scales,
  *                 value, f32 scale of the value if the type has one

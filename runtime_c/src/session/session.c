@@ -156,6 +156,7 @@ bn_status bn_session_fork(const bn_session *session, bn_session **copy) {
     s->drafted = session->drafted;
     s->trailing = session->trailing;
     s->luck = session->luck;
+    s->repeats = session->repeats;
     if (s->trailing > 0)
         memcpy(s->trail, session->trail,
                (size_t)s->trailing * s->stack->config.dim * sizeof *s->trail);
@@ -180,6 +181,7 @@ bn_status bn_session_rewind(bn_session *s, int32_t n) {
         }
         s->position = n;
         s->luck = n > 0 ? s->luck : (bn_luck){0};
+        s->repeats = n > 0 ? s->repeats : (bn_repeats){0};
         s->pooled = 0;
         s->ready = BN_READY_NOTHING;
     }

@@ -31,10 +31,11 @@ struct bn_session {
     float *pool;       /* [D] hidden states so far, as bn_session_embed pools them */
     int32_t pooled;    /* tokens in it */
     int32_t pooling;   /* and how */
-    float *trail;      /* [BN_TRAIL + 2][D] states that the draft waits with (guess.h); scratch */
+    float *trail;      /* [BN_TRAIL + 2][D] states that the draft waits with (trail.h); scratch */
     int32_t trailing;  /* how many */
     int32_t drafted;   /* rows that the draft has in the cache; -1: it never will */
     bn_luck luck;
+    bn_repeats repeats;
     void *sampler_scratch;
     uint64_t seed;    /* of the noise of sampling */
     uint64_t skipped; /* bytes of weights that its batches left out */

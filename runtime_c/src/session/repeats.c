@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * repeats.c: see repeats.h.
+ *
+ * The place that agrees with the most tokens up to the last, up to a bound, the latest of such, is
+ * followed until it is wrong. It is named by how far it lies behind: so a guess is the token so far
+ * before it, which may be a guess itself, and a text that goes round is guessed round. To look for
+ * a place reads the text once, which is little beside the keys of its tokens that a pass reads.
+ */
+#include "repeats.h"
+
+#include "guess.h"
+
+enum {
+    PAST = 128, /* tokens before the last that it learns from when it begins */
+    REST = 128  /* likely guesses that are not worth it until one is computed anyway */
+};
+#define LEAST (1.0 / 16) /* probability of a guess to come true: below it nothing is promised */
+#define LIKELY (1.0 / 2)
+#define MEMORY (31.0 / 32)
+
+static int32_t agreeing(const int32_t *tokens, int32_t n, int32_t back) {
+    int32_t agree = 0;
+    while (agree < BN_REPEATS && agree + back < n &&
+           tokens[n - 1 - agree] == tokens[n - 1 - agree - back] &&
+           tokens[n - 1 - agree] != BN_NO_TOKEN)
+        agree++;
+    return agree;
+}
+
+static void find(bn_repeats *r, const int32_t *tokens, int32_t n) {
+    const int32_t last = tokens[n - 1];
+    r->back = r->agree = 0;
+    for (int32_t back = 1; back < n && r->agree < BN_REPEATS; back++) {
+        if (tokens[n - 1 - back] != last)
+            continue;
+        const int32_t agree = agreeing(tokens, n, back);
+        if (agree > r->agree) {
+            r->agree = agree;
+            r->back = back;
+        }
+    }
+}
+
+/* Before anything is known it is right every second time. */
+static double share(const bn_repeats *r, int32_t agree) {
+    const int32_t i = bn_smaller(agree, BN_REPEATS) - 1;
+    return (r->right[i] + 1) / (r->offered[i] + 2);
+}
+
+static void note(bn_repeats *r, int right) {
+    const int32_t i = r->agree - 1;
+    r->offered[i] = r->offered[i] * MEMORY + 1;
+    r->right[i] = r->right[i] * MEMORY + (right != 0);
+}
+
+void bn_repeats_see(bn_repeats *r, const int32_t *tokens, int32_t n) {
+    if (n <= r->seen || n - r->seen > PAST) { /* it was rewound, or has just begun */
+        r->back = 0;
+        r->seen = n <= r->seen ? n - 1 : n - PAST;
+    }
+    for (; r->seen < n; r->seen++) {
+        const int32_t token = tokens[r->seen];
+        const int right = r->back > 0 && token != BN_NO_TOKEN && token == tokens[r->seen - r->back];
+        if (r->back > 0)
+            note(r, right);
+        if (right)
+            r->agree = bn_smaller(r->agree + 1, BN_REPEATS);
+        else
+            find(r, tokens, r->seen + 1);
+    }
+}
+
+int32_t bn_repeats_guess(const bn_repeats *r, int32_t *tokens, int32_t n, int32_t most,
+                         double *gains) {
+    double path = 1;
+    for (int32_t i = 0; i < most; i++) {
+        const int32_t token = r->back > 0 ? tokens[n + i - r->back] : BN_NO_TOKEN;
+        path *= token != BN_NO_TOKEN ? share(r, r->agree + i) : 0;
+        if (path < LEAST)
+            return i;
+        tokens[n + i] = token;
+        gains[i] = path;
+    }
+    return most;
+}
+
+/* How many of n guesses are worth their rows; `best` is the pass with them. Likely ones are
+ * computed now and then where they are not: else a time that was disturbed once would be believed
+ * forever. */
+static int32_t worth(bn_repeats *r, const bn_pace *pace, const bn_outlook *pass,
+                     const double *gains, int32_t n, bn_offer *best) {
+    *best = bn_pace_rows(pace, pass, gains, n);
+    if (best->rows > 0 || n < 1 || gains[0] < LIKELY || ++r->rests < REST)
+        return best->rows;
+    for (; best->rows < n && gains[best->rows] >= LIKELY; best->rows++)
+        best->tokens += gains[best->rows];
+    return best->rows;
+}
+
+int32_t bn_repeats_offer(bn_session *s, int32_t token, int32_t most, bn_outlook *pass) {
+    const bn_pace *pace = &s->model->pace;
+    const int32_t n = s->position + 1;
+    double gains[BN_GUESSES];
+    s->tokens[s->position] = token;
+    bn_repeats_see(&s->repeats, s->tokens, n);
+    const int32_t guesses =
+        bn_repeats_guess(&s->repeats, s->tokens, n, bn_smaller(most, BN_GUESSES), gains);
+    bn_offer own;
+    if (worth(&s->repeats, pace, pass, gains, guesses, &own) < 1 ||
+        (bn_can_guess(s) && !bn_is_better(&own, bn_pace_chain(pace, pass, &s->luck, most))))
+        return 0;
+    s->repeats.rests = 0;
+    pass->rows += own.rows;
+    pass->tokens = own.tokens;
+    return own.rows;
+}
