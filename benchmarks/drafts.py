@@ -19,7 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,12 +140,12 @@ def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> lis
         print(f"temperature {temperature:g} …", file=sys.stderr)
         sampler = Sampler(resolve({"temperature": temperature}, None, model.defaults), model.vocab_size)
         tallies = {most: Tally() for most in (0, *args.draft, AUTO)}
-        with model.session(n_ctx=args.prompt + args.gen) as session:
+        with pair(model, args.prompt + args.gen) as (session, plain):
             layer = of_layer(session, sampler) if model.has_draft else None
             for seed, start in enumerate(starts):
                 prompt = tokens[start : start + args.prompt]
                 run_all(
-                    session, prompt, seed, sampler, lambda _, prompt=prompt, layer=layer: layer or repetitions(prompt),
+                    session, plain, prompt, seed, sampler, lambda _, prompt=prompt, layer=layer: layer or repetitions(prompt),
                     args.gen, tallies,
                 )  # fmt: skip
         rows += found({"temperature": temperature}, tallies)
@@ -154,7 +155,7 @@ def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> lis
 def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of each share of right guesses and length of draft, at temperature 0."""
     sampler, rows = Sampler(resolve({"temperature": 0}), model.vocab_size), []
-    with model.session(n_ctx=args.prompt + args.gen) as session:
+    with pair(model, args.prompt + args.gen) as (session, plain):
         layer = of_layer(session, sampler) if model.has_draft else None
         for share in args.right:
             print(f"{share:.0%} right …", file=sys.stderr)
@@ -162,19 +163,26 @@ def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
             for seed in range(args.prompts):
                 prompt = [random.Random(seed).randrange(model.vocab_size) for _ in range(args.prompt)]
                 run_all(
-                    session, prompt, seed, sampler,
+                    session, plain, prompt, seed, sampler,
                     lambda right, share=share, seed=seed: as_good_as(right, share, seed, layer), args.gen, tallies,
                 )  # fmt: skip
             rows += found({"share_right": share}, tallies)
     return rows
 
 
-def run_all(session: Session, prompt: Sequence[int], seed: int, sampler: Sampler,
+@contextmanager
+def pair(model: Model, n_ctx: int) -> Iterator[tuple[Session, Session]]:
+    """Two sessions, the second of them without the draft layer, which takes time whether it guesses or not."""
+    with model.session(n_ctx) as session, Session._new(model, n_ctx, draft=False) as plain:
+        yield session, plain
+
+
+def run_all(session: Session, plain: Session, prompt: Sequence[int], seed: int, sampler: Sampler,
             make: Callable[[list[int]], Guess], n: int, tallies: dict[int, Tally]) -> None:  # fmt: skip
-    """Every length of draft. make(the tokens that come) guesses."""
-    right = run(session, prompt, seed, sampler, make([]), n, 0, Tally())  # which is not counted
+    """Every length of draft, none of them in `plain`. make(the tokens that come) guesses."""
+    right = run(plain, prompt, seed, sampler, make([]), n, 0, Tally())  # which is not counted
     for most, tally in tallies.items():
-        tokens = run(session, prompt, seed, sampler, make(right), n, most, tally)
+        tokens = run(session if most else plain, prompt, seed, sampler, make(right), n, most, tally)
         if tokens != right:
             raise RuntimeError(f"drafts of {most} gave other tokens than none: {tokens} and {right}")
 

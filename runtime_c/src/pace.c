@@ -14,7 +14,11 @@
 
 #include <time.h>
 
-enum { REST = 64 /* passes without a guess until one is tried anyway */ };
+enum {
+    REST = 64, /* passes without a guess until one is tried anyway */
+    CREDIT = 4 /* tokens whose time a draft may cost a text before it has to earn it */
+};
+#define DOUBT (1.0 / 4)    /* the part of that which one has that was given up before */
 #define MEMORY (31.0 / 32) /* of what came before, at each guess */
 
 double bn_seconds(void) {
@@ -36,6 +40,10 @@ void bn_pace_note(double *known, int32_t n, double seconds) {
     for (int32_t i = 0; i < n - 1; i++)
         if (known[i] > known[n - 1])
             known[i] = known[n - 1];
+}
+
+void bn_pace_note_keep(bn_pace *pace, double seconds) {
+    note(&pace->keep, seconds);
 }
 
 /* More rows are not quicker. */
@@ -114,8 +122,34 @@ int bn_luck_try(bn_luck *luck) {
     if (++luck->rests < REST)
         return 0;
     luck->rests = 0;
-    luck->vain++;
     return 1;
+}
+
+void bn_luck_round(bn_luck *luck, const bn_pace *pace, int32_t n) {
+    luck->spent += of(pace->round, n) / n;
+}
+
+void bn_luck_keep(bn_luck *luck, const bn_pace *pace, int32_t n) {
+    luck->spent += pace->keep * n;
+}
+
+/* What it saved may be spent again, up to a bound: a text can change. */
+void bn_luck_settle(bn_luck *luck, const bn_pace *pace, int32_t sure, int32_t rows, int32_t n,
+                    int32_t right) {
+    const double seconds = of(pace->pass, sure), least = -CREDIT * of(pace->pass, 1);
+    if (n < 1)
+        return;
+    luck->spent += n * (of(pace->pass, rows) - seconds) / (rows - sure) - right * seconds / sure;
+    luck->spent = luck->spent < least ? least : luck->spent;
+}
+
+int bn_luck_is_out(const bn_luck *luck, bn_pace *pace) {
+    const double credit = CREDIT * of(pace->pass, 1);
+    if (luck->spent < 0)
+        pace->doubted = 0;
+    const int out = credit > 0 && luck->spent > (pace->doubted ? DOUBT * credit : credit);
+    pace->doubted |= out;
+    return out;
 }
 
 int bn_pace_take(const bn_pace *pace, const bn_luck *luck, bn_outlook *pass, double *path,

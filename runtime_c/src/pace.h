@@ -14,13 +14,15 @@ enum { BN_PACE_ROWS = 32, BN_REPEATS = 8 };
 typedef struct bn_pace {
     double pass[BN_PACE_ROWS];  /* that computes i + 1 rows, its guesses not counted */
     double round[BN_PACE_ROWS]; /* of guesses, one for each of i + 1 texts */
+    double keep;                /* a row of the draft, by which it keeps up with a text */
+    int doubted;                /* of late it was given up for a text, and earned nothing since */
 } bn_pace;
 
 /* Of a text: what became of its guesses of late. */
 typedef struct bn_luck {
     double offered, promised, right; /* guesses whose turn came, Σ of their confidence, true ones */
+    double spent;                    /* seconds that the draft took, less those that it saved */
     int32_t rests;                   /* passes since the last one with a guess */
-    int32_t vain;                    /* that many rests did not make guesses worth it */
 } bn_luck;
 
 /* Of a text: where it repeats itself, and how often it went on as before (session/repeats.h). */
@@ -42,8 +44,9 @@ typedef struct bn_outlook {
 
 double bn_seconds(void); /* of a clock that only goes forward */
 
-/* It took so long: a pass of n rows, or a round of n guesses. */
+/* It took so long: a pass of n rows, or a round of n guesses; a row of keeping up. */
 void bn_pace_note(double *known, int32_t n, double seconds);
+void bn_pace_note_keep(bn_pace *pace, double seconds);
 
 /* Rows more that a pass might have, and what it were with them. */
 typedef struct bn_offer {
@@ -69,10 +72,19 @@ int32_t bn_pace_round(const bn_pace *pace, const bn_outlook *pass, const double 
  * not stay as it is. */
 int bn_luck_try(bn_luck *luck);
 
-/* Whether that can be given up. */
-static inline int bn_luck_is_out(const bn_luck *luck) {
-    return luck->vain > 4;
-}
+/* What the draft took for a text: a share of a round for n texts, and n rows to keep up. What is
+ * known of these counts, so that nothing comes of a single disturbance. */
+void bn_luck_round(bn_luck *luck, const bn_pace *pace, int32_t n);
+void bn_luck_keep(bn_luck *luck, const bn_pace *pace, int32_t n);
+
+/* A pass had this many rows besides guesses, and in all; n of these were the draft's for a text, of
+ * which so many were right. */
+void bn_luck_settle(bn_luck *luck, const bn_pace *pace, int32_t sure, int32_t rows, int32_t n,
+                    int32_t right);
+
+/* Whether the draft has cost a text more than it brings in the end, and is given up. A model whose
+ * draft was gets less credit with the next. */
+int bn_luck_is_out(const bn_luck *luck, bn_pace *pace);
 
 /* Of guesses whose turn came, how many were right; at first as many as of a good draft. */
 double bn_luck_share(const bn_luck *luck);

@@ -304,7 +304,34 @@ static void test_pace(void) {
     for (int i = 0; i < 640; i++)
         tried += bn_luck_try(&bad);
     CHECK_EQ(tried, 10);
-    CHECK(bn_luck_is_out(&bad) && !bn_luck_is_out(&good));
+}
+
+/* A round takes 0.1 seconds, a row of keeping up 0.01, of two rows each 0.2 more than one. */
+static void test_account(void) {
+    bn_pace pace = {.pass = {1, 1.2}, .round = {0.1}, .keep = 0.01};
+    bn_luck wrong = {0}, right = {0}, idle = {0}, next = {0};
+    int32_t passes = 0, rows = 0;
+    for (; !bn_luck_is_out(&wrong, &pace); passes++) {
+        bn_luck_round(&wrong, &pace, 1);
+        bn_luck_settle(&wrong, &pace, 1, 2, 1, 0);
+    }
+    CHECK(passes == 14 && pace.doubted); /* 4 seconds */
+    for (; !bn_luck_is_out(&idle, &pace); rows += 16)
+        bn_luck_keep(&idle, &pace, 16);
+    CHECK_EQ(rows, 112); /* of which another has but one */
+    for (int i = 0; i < 1000; i++) {
+        bn_luck_round(&right, &pace, 1);
+        bn_luck_settle(&right, &pace, 1, 2, 1, 1);
+    }
+    CHECK(!bn_luck_is_out(&right, &pace) && !pace.doubted);
+    for (passes = 0; !bn_luck_is_out(&right, &pace); passes++) {
+        bn_luck_round(&right, &pace, 1);
+        bn_luck_settle(&right, &pace, 1, 2, 1, 0);
+    }
+    CHECK(passes < 30); /* though it was right a thousand times */
+    bn_luck_keep(&next, &pace, 1);
+    CHECK(!bn_luck_is_out(&next, &pace));
+    CHECK(!bn_luck_is_out(&wrong, &(bn_pace){0})); /* nothing is known */
 }
 
 /* Words of the draft's record that the engine refuses, and how. */
@@ -346,6 +373,7 @@ int main(void) {
     test_tokens_are_the_same();
     test_edges();
     test_pace();
+    test_account();
     test_refusals();
     end();
     kind.draft = 1;

@@ -24,8 +24,10 @@ typedef struct pass {
     item items[BN_GUESSERS];
     int32_t n;
     size_t rows,
-        scored; /* that are sure; of these, those behind which one token is chosen at once */
-    int step;   /* for bn_session_step: of what is chosen only true guesses are wanted */
+        scored;   /* that are sure; of these, those behind which one token is chosen at once */
+    int step;     /* for bn_session_step: of what is chosen only true guesses are wanted */
+    int32_t sure; /* rows of texts that choose a token, and of the callers' guesses */
+    bn_outlook outlook;
 } pass;
 
 /* Its rows make scores; else it is a piece of a prompt, of which at most the last row makes some,
@@ -115,6 +117,8 @@ static int take_own(item *i, bn_outlook *outlook) {
     const int32_t most = bn_smaller(most_guesses(entry, outlook->most - outlook->rows), BN_GUESSES);
     if (most < 1 || bn_session_reserve(s, 1 + most))
         return 0;
+    if (bn_luck_is_out(&s->luck, &s->model->pace))
+        s->trailing = 0; /* keeping up takes time, too */
     i->n = bn_repeats_offer(s, *entry->tokens, most, outlook);
     i->guesses = s->tokens + s->position + 1;
     i->own = (bn_guesses){
@@ -123,23 +127,24 @@ static int take_own(item *i, bn_outlook *outlook) {
 }
 
 /* The caller's guesses first, then its own. */
-static void guess(pass *p, bn_outlook *outlook) {
+static void guess(pass *p) {
     bn_guesses *texts[BN_GUESSERS];
     item *of[BN_GUESSERS];
     int32_t n = 0, room = room_of(p);
     for (item *i = p->items; i < p->items + p->n; i++)
         if (is_scored(i->entry))
             take_callers(i, &room);
-    const int32_t rows = (int32_t)p->scored + room_of(p) - room;
-    *outlook = (bn_outlook){
-        .rows = rows, .most = bn_smaller(rows + room, BN_PACE_ROWS), .tokens = (double)p->scored};
+    p->sure = (int32_t)p->scored + room_of(p) - room;
+    p->outlook = (bn_outlook){.rows = p->sure,
+                              .most = bn_smaller(p->sure + room, BN_PACE_ROWS),
+                              .tokens = (double)p->scored};
     for (item *i = p->items; i < p->items + p->n; i++)
-        if (may_guess(i) && take_own(i, outlook)) {
+        if (may_guess(i) && take_own(i, &p->outlook)) {
             of[n] = i;
             texts[n++] = &i->own;
         }
     if (n > 0)
-        bn_guess(texts, n, p->b->w, outlook);
+        bn_guess(texts, n, p->b->w, &p->outlook);
     for (int32_t j = 0; j < n; j++) {
         of[j]->guesses = of[j]->own.tokens;
         of[j]->n = of[j]->own.n;
@@ -214,9 +219,10 @@ static void end_piece(pass *p, item *i) {
 }
 
 /* For the next time: what became of the draft's guesses. */
-static void learn(const item *i, int32_t start) {
+static void learn(const pass *p, const item *i, int32_t start) {
     bn_session *s = i->entry->session;
     const int32_t right = s->position - start - 1;
+    bn_luck_settle(&s->luck, &s->model->pace, p->sure, p->outlook.rows, i->own.n, right);
     for (int32_t g = 0; g < i->own.n && g <= right; g++)
         bn_luck_note(&s->luck, (double)i->own.confidences[g], g < right);
 }
@@ -224,7 +230,7 @@ static void learn(const item *i, int32_t start) {
 static void verify_and_learn(const pass *p, const item *i, bn_workspace *w) {
     const int32_t start = i->entry->session->position - 1 - i->n;
     verify(p, i, w);
-    learn(i, start);
+    learn(p, i, start);
 }
 
 /* Those of the texts that make scores, each by one thread: of a large vocabulary to choose takes as
@@ -264,13 +270,12 @@ static void fail(pass *p, bn_status status) {
 
 int32_t bn_advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {
     pass p = {.b = b, .step = step};
-    bn_outlook outlook;
     const double begin = bn_seconds();
     b->n = 0;
     const int32_t taken = admit(&p, entries, n);
     if (p.n == 0)
         return taken;
-    guess(&p, &outlook);
+    guess(&p);
     add_rows(&p);
     const bn_status status = bn_batch_run(b);
     if (status) {
@@ -283,6 +288,6 @@ int32_t bn_advance(bn_batch *b, bn_entry *entries, int32_t n, int step) {
             end_piece(&p, i);
     if (p.scored == p.rows)
         bn_pace_note(entries->session->model->pace.pass, (int32_t)b->n,
-                     bn_seconds() - begin - outlook.guessing);
+                     bn_seconds() - begin - p.outlook.guessing);
     return taken;
 }

@@ -148,7 +148,7 @@ static int32_t decide(bn_guesses **who, int32_t n, const bn_pace *pace, const bn
         gains[i] = gain(who[i]);
     int32_t more = bn_pace_round(pace, pass, gains, n);
     for (int32_t i = 0; i < more; i++)
-        who[i]->session->luck.rests = who[i]->session->luck.vain = 0;
+        who[i]->session->luck.rests = 0;
     for (int32_t i = more; i < n && pass->rows + more < pass->most; i++)
         if (who[i]->n == 0 && bn_luck_try(&who[i]->session->luck)) {
             bn_guesses *t = who[i];
@@ -175,29 +175,38 @@ static int take_guess(bn_guesses *t, bn_outlook *pass) {
 }
 
 int bn_can_guess(const bn_session *s) {
-    return bn_trail_follows(s, s->position) && s->trailing > 0 && !bn_luck_is_out(&s->luck);
+    return bn_trail_follows(s, s->position) && s->trailing > 0;
 }
 
-static int can_begin(bn_guesses *t, int careful) {
+static int can_begin(bn_guesses *t) {
     bn_session *s = t->session;
     t->path = 1;
-    if (careful && bn_luck_is_out(&s->luck))
-        s->trailing = 0; /* keeping up takes time, too */
     s->tokens[s->position] = t->token;
-    return bn_trail_follows(s, s->position) && s->trailing > 0 && t->most > 0;
+    return bn_can_guess(s) && t->most > 0;
+}
+
+/* For a round of n, which is the first of some. */
+static void charge(bn_guesses *const *who, int32_t n, const bn_pace *pace) {
+    for (int32_t i = 0; i < n; i++) {
+        bn_session *s = who[i]->session;
+        bn_luck_round(&s->luck, pace, n);
+        bn_luck_keep(&s->luck, pace, s->trailing > 1 ? s->trailing - 1 : 0);
+    }
 }
 
 void bn_guess(bn_guesses *const *texts, int32_t n, bn_workspace *w, bn_outlook *pass) {
     bn_guesses *who[BN_GUESSERS];
     int32_t going = 0;
     for (int32_t i = 0; i < n && going < (int32_t)w->score_rows; i++)
-        if (can_begin(texts[i], pass != NULL))
+        if (can_begin(texts[i]))
             who[going++] = texts[i];
     for (int32_t in; going > 0; going = in) {
         bn_pace *pace = &who[0]->session->model->pace;
         const double begin = bn_seconds();
         going = pass ? decide(who, going, pace, pass) : going;
         in = 0;
+        if (pass)
+            charge(who, going, pace);
         if (going < 1 || guess_once(who, going, w))
             return;
         sample_all(who, going, w);

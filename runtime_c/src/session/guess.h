@@ -23,7 +23,7 @@ typedef struct bn_guesses {
     bn_status status; /* of the last guess */
 } bn_guesses;
 
-/* Whether there is a draft that follows the text, and was right often enough of late. */
+/* Whether there is a draft that follows the text. */
 int bn_can_guess(const bn_session *s);
 
 /* Guess for n texts, at most BN_GUESSERS, together: a row of each is a round. There is memory for

@@ -48,10 +48,17 @@ void bn_trail_shorten(bn_session *s, int32_t left) {
 }
 
 void bn_trail_take(bn_session *s, bn_workspace *w, int32_t left) {
-    if (run(s, w, s->drafted, s->trailing - left, s->trail))
+    bn_pace *pace = &s->model->pace;
+    const int32_t n = s->trailing - left;
+    const double begin = bn_seconds();
+    if (run(s, w, s->drafted, n, s->trail)) {
         s->trailing = 0;
-    else
-        bn_trail_shorten(s, left);
+        return;
+    }
+    bn_trail_shorten(s, left);
+    if (n == BN_TRAIL)
+        bn_pace_note_keep(pace, (bn_seconds() - begin) / n);
+    bn_luck_keep(&s->luck, pace, n);
 }
 
 void bn_trail_begin(bn_session *s, bn_workspace *w, int32_t n, int32_t next) {
