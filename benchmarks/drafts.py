@@ -145,8 +145,8 @@ def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> lis
             for seed, start in enumerate(starts):
                 prompt = tokens[start : start + args.prompt]
                 run_all(
-                    session, plain, prompt, seed, sampler, lambda _, prompt=prompt, layer=layer: layer or repetitions(prompt),
-                    args.gen, tallies,
+                    session, plain, prompt, seed, sampler,
+                    lambda _, prompt=prompt, layer=layer: layer or repetitions(prompt), args.gen, tallies,
                 )  # fmt: skip
         rows += found({"temperature": temperature}, tallies)
     return rows
