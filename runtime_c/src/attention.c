@@ -109,6 +109,7 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
                   .weight_scale = s->weight_scale};
     for (size_t i = 0; i < rows; i++) {
         const float *from = p->w->q + ((row + i) * c->n_heads + g * group) * E;
+        bn_fetch(from + 4 * c->n_heads * E, (group * E + BN_LANES) * sizeof *from); /* 4 rows on */
         for (size_t d = 0; !kv->encode_query && d < group * E; d++)
             b.q[i * group * E + d] = from[d] * c->attention_scale;
         for (size_t j = i * group; kv->encode_query && j < (i + 1) * group; j++, from += E)

@@ -157,13 +157,6 @@ uint64_t bn_cache_token_bytes(const bn_stack *stack, int32_t type, size_t part) 
     return position_bytes(&bn_kv_types[type], stack->cached[part] * c->n_kv_heads, c->head_dim);
 }
 
-/* What is written next, from memory meanwhile. */
-static inline void fetch(const uint8_t *p, size_t bytes) {
-    enum { LINE = 64 };
-    for (size_t i = 0; i < bytes; i += LINE)
-        __builtin_prefetch(p + i, 1);
-}
-
 /* Words of `size` bytes to their places, `step` words apart (both constants). */
 static inline void spread(uint8_t *to, const uint8_t *words, size_t n, const size_t size,
                           const size_t step) {
@@ -182,8 +175,8 @@ static void store(const bn_kernels *kernels, const bn_kv *kv, const bn_kv_head *
     const void *key = k;
 
     /* its share of the next tile; the value 16 on */
-    fetch(at.k + (BN_LANES + slot % BN_LANES) * head->part->key, head->part->key);
-    fetch(at.v + BN_LANES * head->part->value, head->part->value);
+    bn_fetch(at.k + (BN_LANES + slot % BN_LANES) * head->part->key, head->part->key);
+    bn_fetch(at.v + BN_LANES * head->part->value, head->part->value);
     if (kv->encode_key)
         kv->encode_key(kernels, numbers, k, E), key = numbers;
     if (kv->word == 2)
@@ -223,7 +216,10 @@ static void store_row(const bn_pass *p, const bn_layer *l, size_t row, size_t g)
     const size_t E = c->head_dim, G = c->n_kv_heads;
     const bn_row *r = &p->w->rows[row];
     const bn_kv_head head = bn_cache_head(r->cache, l, g, G);
-    const float *k = p->w->kv + (row * 2 * G + g) * E;
+    const float *k = p->w->kv + (row * 2 * G + g) * E, *later = k + 2 * 2 * G * E;
+    bn_fetch(later, (E + BN_LANES) *
+                        sizeof *k); /* of the row after next, and what a register more touches */
+    bn_fetch(later + G * E, (E + BN_LANES) * sizeof *k);
     store(&p->m->kernels, &bn_kv_types[r->cache->type], &head, (size_t)r->position, E, k,
           k + G * E);
 }

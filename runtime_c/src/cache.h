@@ -18,6 +18,13 @@ enum {
     BN_BLOCK_KEYS = 64   /* positions of a block; a chunk has whole ones */
 };
 
+/* Ask memory for what is needed soon. */
+static inline void bn_fetch(const void *p, size_t bytes) {
+    enum { LINE = 64 };
+    for (size_t i = 0; i < bytes; i += LINE)
+        __builtin_prefetch((const uint8_t *)p + i);
+}
+
 /* Position p is at slot p % slots. A layer with a window needs no more than it and the rows of a
  * pass, and forgets what came before: then slots are fewer than positions, and a multiple of
  * BN_CHUNK_KEYS, so that slots of a chunk are in a row. Keys lie in tiles [slots/16][E][16 keys]

@@ -114,8 +114,7 @@ static void weigh_integers(const bn_block *b, size_t begin, size_t end, float *o
 static void fetch_scales(const bn_block *b, size_t begin, size_t end) {
     while (begin < end) {
         const bn_kv_piece at = find(b, begin, end);
-        for (size_t i = 0; i < at.slots; i += BN_LANES)
-            __builtin_prefetch(at.v_scale + i);
+        bn_fetch(at.v_scale, at.slots * sizeof *at.v_scale);
         begin += at.slots;
     }
 }

@@ -17,10 +17,10 @@
 #include "system/pages.h"
 #include "turn.h"
 
-/* Of images that are computed together: their rows, how many of these go through a layer at a time,
- * so that what they leave there stays in the second cache and in few pages, and bytes of what
- * patches are multiplied from. */
-enum { ROWS = 512, BATCH = 128, MOST_BYTES = 64 << 20 };
+/* Of images that are computed together: how many, their rows, and bytes of what patches are
+ * multiplied from. A thread takes ROWS_APART through a layer at a time: what they leave there stays
+ * in its second cache and in few pages. */
+enum { IMAGES = 128, ROWS = 512, ROWS_APART = 64, MOST_BYTES = 64 << 20 };
 
 /* The struct in the header has no atomic type, so that C++ can read it. */
 _Static_assert(sizeof(bn_stop) == sizeof(atomic_int), "a stop is an atomic int");
@@ -55,7 +55,7 @@ size_t bn_images_together(const bn_stack *stack, size_t n) {
     const size_t each = stack->config.max_context;
     const size_t most =
         bn_min(ROWS / each, MOST_BYTES / (each * stack->patch.cols * sizeof(float)));
-    return bn_min(bn_min(n, BATCH), most > 0 ? most : 1);
+    return bn_min(bn_min(n, IMAGES), most > 0 ? most : 1);
 }
 
 static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
@@ -73,7 +73,8 @@ static work plan(const bn_model *m, size_t n, const bn_stop *stop) {
 }
 
 static bn_status make(work *k) {
-    const size_t rows = k->together * k->each, batch = bn_min(rows, BATCH);
+    const size_t rows = k->together * k->each, threads = (size_t)bn_pool_threads(k->m->pool);
+    const size_t batch = bn_min(rows, bn_max(ROWS_APART * threads, k->together));
     size_t keys = k->together * k->cache_bytes;
     const uint64_t bytes = bn_workspace_size(k->m, k->stack, batch, rows) + keys;
     if (bn_memory_left("", BN_MEMORY_OWN, bytes).bytes < bytes)

@@ -16,78 +16,62 @@ INLINE vec load_f16(const void *p, size_t i) {
 }
 typedef vec load_fn(const void *p, size_t i);
 
-/* X for each part, of each of four rows. */
-#if PARTS == 1
-#define EACH_PART(X, r) X(r, 0)
-#else
-#define EACH_PART(X, r) X(r, 0) X(r, 1)
-#endif
-#define EACH_ROW(X) EACH_PART(X, 0) EACH_PART(X, 1) EACH_PART(X, 2) EACH_PART(X, 3)
+/* Rows and tokens that share what is loaded of each other: as many as there are registers for. */
+enum { ROWS = 4, BLOCK = PARTS == 1 ? 4 : 1 };
 
-/* y[r] = w[r]·x for R rows of `size`-byte numbers, R <= 4. */
-INLINE void dot_rows(float *y, const uint8_t *w, size_t size, load_fn *load, size_t cols,
-                     const float *x, const int R) {
-    vec sum[4][PARTS];
-#define CLEAR(r, p) sum[r][p] = vec_zero();
-    EACH_ROW(CLEAR)
-#undef CLEAR
-
-    const size_t stride = cols * size;
-    size_t k = 0;
-    for (; k + BN_LANES <= cols; k += BN_LANES) {
-        for (size_t at = 0; R == 4 && at < 4 * BN_LANES * size; at += 64) /* the next four rows */
-            __builtin_prefetch(w + 4 * (stride + k * size) + at);
-#define TERM(r, p)                                                                                 \
-    if (r < R)                                                                                     \
-        sum[r][p] =                                                                                \
-            vec_fma(load(w + r * stride, k + p * LANES), vec_load(x + k + p * LANES), sum[r][p]);
-        EACH_ROW(TERM)
-#undef TERM
-    }
-    if (k < cols) {
-        float x_end[BN_LANES] = {0}, w_end[4][BN_LANES] = {{0}};
-        memcpy(x_end, x + k, (cols - k) * sizeof *x);
-        for (int r = 0; r < R; r++)
-            memcpy(w_end[r], w + (size_t)r * stride + k * size, (cols - k) * size);
-#define TERM(r, p)                                                                                 \
-    if (r < R)                                                                                     \
-        sum[r][p] = vec_fma(load(w_end[r], p * LANES), vec_load(x_end + p * LANES), sum[r][p]);
-        EACH_ROW(TERM)
-#undef TERM
-    }
-    for (int r = 0; r < R; r++)
-        y[r] = vec_tree(sum[r]);
-}
-
-/* The same of four rows and four tokens, where there are registers for that, and whole ones of
- * columns: what is loaded serves four products. */
-enum { BLOCK = PARTS == 1 ? 4 : 1 };
-INLINE void dot_block(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
-                      size_t cols, const float *x, size_t x_stride) {
-    vec sum[4][BLOCK][PARTS];
+/* The next BN_LANES terms of R rows and T tokens. */
+INLINE void dot_step(vec sum[ROWS][BLOCK][PARTS], const uint8_t *w, size_t w_stride, load_fn *load,
+                     const float *x, size_t x_stride, const size_t R, const size_t T) {
     UNROLL
-    for (size_t r = 0; r < 4; r++) {
-        UNROLL
-        for (size_t t = 0; t < BLOCK; t++)
-            sum[r][t][0] = vec_zero();
-    }
-    for (size_t k = 0; k < cols; k += LANES) {
+    for (size_t p = 0; p < PARTS; p++) {
         vec v[BLOCK];
         UNROLL
-        for (size_t t = 0; t < BLOCK; t++)
-            v[t] = vec_load(x + t * x_stride + k);
+        for (size_t t = 0; t < T; t++)
+            v[t] = vec_load(x + t * x_stride + p * LANES);
         UNROLL
-        for (size_t r = 0; r < 4; r++) {
-            const vec wr = load(w + r * cols * size, k);
+        for (size_t r = 0; r < R; r++) {
+            const vec wr = load(w + r * w_stride, p * LANES);
             UNROLL
-            for (size_t t = 0; t < BLOCK; t++)
-                sum[r][t][0] = vec_fma(wr, v[t], sum[r][t][0]);
+            for (size_t t = 0; t < T; t++)
+                sum[r][t][p] = vec_fma(wr, v[t], sum[r][t][p]);
         }
     }
+}
+
+/* y[t][r] = w[r]·x[t] of R rows of `size`-byte numbers and T tokens. */
+INLINE void dot_block(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
+                      size_t cols, const float *x, size_t x_stride, const size_t R,
+                      const size_t T) {
+    const size_t w_stride = cols * size;
+    vec sum[ROWS][BLOCK][PARTS];
+    size_t k = 0;
     UNROLL
-    for (size_t r = 0; r < 4; r++) {
+    for (size_t r = 0; r < R; r++) {
         UNROLL
-        for (size_t t = 0; t < BLOCK; t++)
+        for (size_t t = 0; t < T; t++) {
+            UNROLL
+            for (size_t p = 0; p < PARTS; p++)
+                sum[r][t][p] = vec_zero();
+        }
+    }
+    for (; k + BN_LANES <= cols; k += BN_LANES) {
+        /* the next rows from memory; for more tokens products take longer than that */
+        for (size_t at = 0; R == ROWS && T == 1 && at < ROWS * BN_LANES * size; at += 64)
+            __builtin_prefetch(w + ROWS * (w_stride + k * size) + at);
+        dot_step(sum, w + k * size, w_stride, load, x + k, x_stride, R, T);
+    }
+    if (k < cols) {
+        float x_end[BLOCK][BN_LANES] = {{0}}, w_end[ROWS][BN_LANES] = {{0}};
+        for (size_t t = 0; t < T; t++)
+            memcpy(x_end[t], x + t * x_stride + k, (cols - k) * sizeof *x);
+        for (size_t r = 0; r < R; r++)
+            memcpy(w_end[r], w + r * w_stride + k * size, (cols - k) * size);
+        dot_step(sum, (const uint8_t *)w_end, sizeof *w_end, load, *x_end, BN_LANES, R, T);
+    }
+    UNROLL
+    for (size_t r = 0; r < R; r++) {
+        UNROLL
+        for (size_t t = 0; t < T; t++)
             y[t * y_stride + r] = vec_tree(sum[r][t]);
     }
 }
@@ -95,19 +79,19 @@ INLINE void dot_block(float *y, size_t y_stride, const uint8_t *w, size_t size, 
 INLINE void row_products(float *y, size_t y_stride, const uint8_t *w, size_t size, load_fn *load,
                          size_t rows, size_t cols, const float *x, size_t x_stride, size_t tokens) {
     size_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
+    for (size_t n; r < rows; r += n) {
+        const uint8_t *from = w + r * cols * size;
         size_t t = 0;
-        for (; BLOCK > 1 && cols % BN_LANES == 0 && t + BLOCK <= tokens; t += BLOCK)
-            dot_block(y + t * y_stride + r, y_stride, w + r * cols * size, size, load, cols,
-                      x + t * x_stride, x_stride);
+        n = rows - r < ROWS ? 1 : ROWS;
+        for (; n == ROWS && t + BLOCK <= tokens; t += BLOCK)
+            dot_block(y + t * y_stride + r, y_stride, from, size, load, cols, x + t * x_stride,
+                      x_stride, ROWS, BLOCK);
+        for (; n == ROWS && t < tokens; t++)
+            dot_block(y + t * y_stride + r, 0, from, size, load, cols, x + t * x_stride, 0, ROWS,
+                      1);
         for (; t < tokens; t++)
-            dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
-                     4);
+            dot_block(y + t * y_stride + r, 0, from, size, load, cols, x + t * x_stride, 0, 1, 1);
     }
-    for (; r < rows; r++)
-        for (size_t t = 0; t < tokens; t++)
-            dot_rows(y + t * y_stride + r, w + r * cols * size, size, load, cols, x + t * x_stride,
-                     1);
 }
 
 static void f32_matmul(float *y, size_t y_stride, const float *w, size_t rows, size_t cols,
