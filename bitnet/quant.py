@@ -235,13 +235,14 @@ def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1
 
 
 def low_rank(x: Tensor, adapter_in: Tensor, adapter_out: Tensor) -> Tensor:
-    """What an adapter adds: Bᵀ·(A·x) of x before it is quantized, in fp32, A and B as they are stored, fp16.
+    """What an adapter adds: Bᵀ·(A·x_q), A and B as they are stored, int8 per row; the outer sum in fp32.
 
     x: (..., K), A: (rank, K), B: (rank, N). Returns (..., N).
     """
-    a, b = (_partly(w, stored_rows(w, "f16"), 1.0) for w in (adapter_in, adapter_out))
+    low = output_logits(x, adapter_in, "int8")
+    b = _partly(adapter_out, stored_rows(adapter_out, "int8"), 1.0)
     with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x.to(a.dtype), a) @ b
+        return low.to(b.dtype) @ b
 
 
 def head_operands(

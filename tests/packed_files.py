@@ -124,13 +124,21 @@ def with_section(file: bytes, kind: int, content: bytes, flags: int = 0) -> byte
     return fix_checksums(bytes(header) + table + body + bytes(-end % 64))
 
 
+LOW_RANK_SCALE = 2**-6  # of both parts of an adapter, so that its numbers are exact
+
+
 def values_of(spec: Spec) -> np.ndarray[Any, np.dtype[np.float32]]:
-    values = np.random.default_rng(list(spec.key)).normal(size=(spec.rows, spec.cols))
-    return values.astype(np.float16 if spec.form == "low_rank" else np.float32).astype(np.float32)
+    random = np.random.default_rng(list(spec.key))
+    if spec.form == "low_rank":  # whole numbers times a scale for all
+        return (random.integers(-127, 128, (spec.rows, spec.cols)) * LOW_RANK_SCALE).astype(np.float32)
+    return random.normal(size=(spec.rows, spec.cols)).astype(np.float32)
 
 
 def encoded(spec: Spec) -> Encoded:
-    return (Encoded.f16 if spec.form == "low_rank" else Encoded.f32)(values_of(spec))
+    if spec.form != "low_rank":
+        return Encoded.f32(values_of(spec))
+    codes, scales = values_of(spec) / LOW_RANK_SCALE, np.full(spec.rows, LOW_RANK_SCALE, np.float32)
+    return Encoded(encodings.INT8_ROWS, encodings.SCALE_ROW, encodings.INT8_ROWS.encode(codes.astype(np.int8)), scales)
 
 
 def write_values(path: Path, config: ModelConfig, **options: Any) -> None:

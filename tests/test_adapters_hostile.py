@@ -70,6 +70,7 @@ def test_forged_content_is_refused_or_runs(files: Files) -> None:
 def test_each_rule_of_an_adapter_alone(files: Files) -> None:
     stacks, tensors = (section_start(files.good, kind) for kind in (records.STACKS, records.TENSORS))
     data = section_start(files.good, records.DATA)
+    scales = data + next(iter(PackedFile(files.good, adapter=True).tensors.values())).scale_offset
     cases = {
         "no adapters": (
             patch(files.good, stacks + WORD_47, "I", 0),
@@ -80,7 +81,8 @@ def test_each_rule_of_an_adapter_alone(files: Files) -> None:
         "another width": (patch(files.good, stacks + 12, "I", 17), "16.*17|METADATA"),
         "another encoding": (patch(files.good, tensors + 9, "B", 1), "F32|size"),
         "a weight": (patch(files.good, tensors + 8, "B", 0), "layers.0.q.weight"),
-        "not finite": (patch(files.good, data, "H", 0x7C00), "not finite"),
+        "a code": (patch(files.good, data, "B", 0x80), "int8 code is -128"),
+        "a scale": (patch(files.good, scales, "I", 0), "a scale is not"),
         "another flag": (patch(files.good, 12, "I", 3), "flags"),
         "no flag": (patch(files.good, 12, "I", 0), "reserved|a model"),
         "reserved bytes": (patch(files.good, 48, "I", 1), "reserved"),

@@ -127,7 +127,11 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
             lambda s: Encoded.f32(np.zeros((3, 3))),
             "layers.0.q.weight: 36 bytes, expected 1536 for 16",
         ),
-        ("final_norm.weight", lambda s: Encoded.f16(np.zeros(24)), "final_norm.weight: stored as F16, which"),
+        (
+            "final_norm.weight",
+            lambda s: Encoded.floats(encodings.F16, np.zeros(24)),
+            "final_norm.weight: stored as F16, which",
+        ),
         (
             "layers.0.q.weight",
             lambda s: Encoded(
@@ -142,7 +146,11 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
             ),
             "layers.0.q.weight: a scale is not a normal number above 0",
         ),
-        ("embedding.weight", lambda s: Encoded.f16(np.full((19, 24), 1e5)), "beyond the range of F16"),
+        (
+            "embedding.weight",
+            lambda s: Encoded.floats(encodings.F16, np.full((19, 24), 1e5)),
+            "beyond the range of F16",
+        ),
         ("final_norm.weight", lambda s: Encoded.f32(np.full(24, np.nan)), "final_norm.weight: a value is NaN"),
     ],
 )

@@ -125,9 +125,9 @@ static void multiply(const mixture *m, step which) {
     bn_linear_groups(&s->w->in, s->groups, n);
 }
 
-/* F32 and F16 have no scales, and are multiplied with h, as adapters are. */
-static int multiplies_floats(const bn_operands *o, const bn_network *network) {
-    return o->own || o->some_adapted || network->up.scale_scope == BN_SCALE_NONE ||
+/* F32 and F16 have no scales, and are multiplied with h. */
+static int multiplies_floats(const bn_network *network) {
+    return network->up.scale_scope == BN_SCALE_NONE ||
            (network->gate.data && network->gate.scale_scope == BN_SCALE_NONE);
 }
 
@@ -145,7 +145,7 @@ static void copy_rows(void *context, int32_t thread, size_t first, size_t end) {
         memcpy(to->group_sums + slot * to->group_sums_stride,
                from->group_sums + row * from->group_sums_stride,
                to->group_sums_stride * sizeof *to->group_sums);
-        if (multiplies_floats(from, &m->ffn->networks[m->slots->network[slot]]))
+        if (multiplies_floats(&m->ffn->networks[m->slots->network[slot]]))
             memcpy(to->h + slot * to->wide, from->h + row * from->wide, D * sizeof *to->h);
     }
 }

@@ -28,8 +28,7 @@ void bn_norm_checked(bn_pass *p, const bn_norm *norm, float *y, size_t y_stride,
 }
 
 int bn_keeps_h(const bn_pass *p, const bn_tensor *linear) {
-    const bn_operands *in = &p->w->in;
-    return in->own || in->some_adapted || p->stack->floats || linear->scale_scope == BN_SCALE_NONE;
+    return p->stack->floats || linear->scale_scope == BN_SCALE_NONE;
 }
 
 /* The scale of what is not finite is NaN or 0. */

@@ -32,7 +32,7 @@ static const kernel_test product_tests[] = {
     {"ternary_columns", check_column_lines, time_column_lines},
     {"f32_matmul", check_f32_matmul, time_f32_matmul},
     {"f16_matmul", check_f16_matmul, time_f16_matmul},
-    {"f16_add_rows", check_f16_add_rows, time_f16_add_rows},
+    {"int8_add_rows", check_int8_add_rows, time_int8_add_rows},
     {"int8_peak", check_peak, NULL}};
 
 static const kernel_test vector_tests[] = {

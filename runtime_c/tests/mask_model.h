@@ -19,8 +19,8 @@ static inline void linear(tiny_writer *w, unsigned l, unsigned role, uint32_t ra
                           size_t cols) {
     tiny_tensor(w, l, role, TINY_NONE, 0, 4, 1, rows, cols);
     if (rank > 0) {
-        tiny_tensor(w, l, role, TINY_NONE, 2, 2, 0, rank, cols);
-        tiny_tensor(w, l, role, TINY_NONE, 3, 2, 0, rank, rows);
+        tiny_tensor(w, l, role, TINY_NONE, 2, 6, 2, rank, cols);
+        tiny_tensor(w, l, role, TINY_NONE, 3, 6, 2, rank, rows);
     }
 }
 

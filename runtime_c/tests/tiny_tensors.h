@@ -165,8 +165,8 @@ static inline void tiny_with_bias(tiny_writer *w, unsigned layer, unsigned role,
 
 static inline void tiny_with_adapter(tiny_writer *w, unsigned role, size_t rows, size_t cols) {
     tiny_tensor(w, 0, role, TINY_NONE, 0, 6, 2, rows, cols);
-    tiny_tensor(w, 0, role, TINY_NONE, 2, 2, 0, 3, cols);
-    tiny_tensor(w, 0, role, TINY_NONE, 3, 2, 0, 3, rows);
+    tiny_tensor(w, 0, role, TINY_NONE, 2, 6, 2, 3, cols);
+    tiny_tensor(w, 0, role, TINY_NONE, 3, 6, 2, 3, rows);
 }
 
 #endif

@@ -53,7 +53,7 @@ def export_adapter(
 
         def source(spec: Spec) -> Encoded:
             record = whole.tensors[spec.key]
-            return Encoded(record.encoding, record.scope, whole.stored(record))
+            return Encoded(record.encoding, record.scope, whole.stored(record), whole.scales(record))
 
         kept = {"provenance": whole.metadata.get("provenance", {}) | {"base": Path(base).name}}
         stacks = [*whole.configs, *model.configs[len(whole.configs) :]]  # a draft of the model, which is not learnt

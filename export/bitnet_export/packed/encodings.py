@@ -127,7 +127,7 @@ def _sketch_fault(data: Any, rows: int, cols: int) -> str | None:
 # --- the table ---
 
 F32 = _floats(1, "<f4", ("vector", "linear", "table", "dense"))
-F16 = _floats(2, "<f2", ("linear", "table", "dense", "low_rank"))
+F16 = _floats(2, "<f2", ("linear", "table", "dense"))
 TERNARY_2BIT = Encoding(
     number=4, name="TERNARY_2BIT", kind="ternary", bits="2.0", head_format="ternary",
     forms=("linear", "table"), scopes=(SCALE_TENSOR, SCALE_ROW, SCALE_GROUP),
@@ -141,9 +141,9 @@ TERNARY_5TRIT = Encoding(
     unit=layout.PANEL, tile_k=layout.TRIT_TILE_K, tile_bytes=layout.trit_bytes,
 )  # fmt: skip
 INT8_ROWS = Encoding(
-    number=6, name="INT8_ROWS", kind="int8", head_format="int8", forms=("linear", "table"), scopes=(SCALE_ROW,),
-    most_cols=layout.INT8_MAX_K, size=int8_rows.size, encode=int8_rows.pack, decode=int8_rows.unpack,
-    fault=_int8_fault, unit=1,
+    number=6, name="INT8_ROWS", kind="int8", head_format="int8",
+    forms=("linear", "table", "low_rank"), scopes=(SCALE_ROW,), most_cols=layout.INT8_MAX_K,
+    size=int8_rows.size, encode=int8_rows.pack, decode=int8_rows.unpack, fault=_int8_fault, unit=1,
 )  # fmt: skip
 TERNARY_2BIT_ROWS = Encoding(
     number=7, name="TERNARY_2BIT_ROWS", kind="ternary", lines=True,

@@ -72,7 +72,7 @@ def random_adapter(
     def source(spec: Spec) -> Encoded:
         rng = np.random.Generator(np.random.SFC64([seed, *spec.key]))
         inwards = records.PARTS[spec.key.part] == "adapter_in"
-        return Encoded.f16(rng.normal(0, 1 / math.sqrt(spec.cols if inwards else 4 * rank), (spec.rows, spec.cols)))
+        return _int8(spec, 1 / math.sqrt(spec.cols if inwards else 4 * rank), rng, encodings.INT8_ROWS)
 
     write_packed(path, stacks, source, metadata={"provenance": {"source": "random", "seed": seed}}, base=model.weights)
 
@@ -99,9 +99,14 @@ def _draw(spec: Spec, config: ModelConfig, rng: np.random.Generator, zeros: floa
         return Encoded(stored, scope, tiles, scales.astype(exact).astype(np.float32))
     deviation = 2 / math.sqrt(spec.cols)
     if stored.kind == "int8":
-        scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / _INT8_DEVIATION)
-        return Encoded(stored, encodings.SCALE_ROW, _int8_rows(*shape, rng, stored), scales.astype(np.float32))
+        return _int8(spec, deviation, rng, stored)
     return Encoded.floats(stored, rng.normal(0, deviation, shape))
+
+
+def _int8(spec: Spec, deviation: float, rng: np.random.Generator, stored: Encoding) -> Encoded:
+    scales = rng.uniform(0.8, 1.2, spec.rows) * (deviation / _INT8_DEVIATION)
+    codes = _int8_rows(spec.rows, spec.cols, rng, stored)
+    return Encoded(stored, encodings.SCALE_ROW, codes, scales.astype(np.float32))
 
 
 def _fill(out: Bytes, rng: np.random.Generator, table: Bytes) -> None:

@@ -245,7 +245,7 @@ def stored_as(spec: Spec, config: ModelConfig, body: Encoding = encodings.TERNAR
     when the engine can find the largest logits with it."""
     role = ROLES[spec.key.role]
     if spec.form == "low_rank":
-        return encodings.F16
+        return encodings.INT8_ROWS
     if spec.form != "table":
         ternary = role in config.ternary or (role == "draft_projection" and config.ternary)
         return body if spec.form == "linear" and ternary else encodings.F32

@@ -42,16 +42,12 @@ class Encoded(NamedTuple):
 
     @classmethod
     def floats(cls, encoding: Encoding, values: NDArray[Any]) -> Encoded:
+        """A value beyond 65504 becomes infinite as F16, which the writer refuses."""
         return cls(encoding, encodings.SCALE_NONE, encoding.encode(values))
 
     @classmethod
     def f32(cls, values: NDArray[Any]) -> Encoded:
         return cls.floats(encodings.F32, values)
-
-    @classmethod
-    def f16(cls, values: NDArray[Any]) -> Encoded:
-        """A value beyond 65504 becomes infinite, which the writer refuses."""
-        return cls.floats(encodings.F16, values)
 
 
 _TOO_MUCH = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space left") | {errno.EFBIG: "limit on the size of files"}

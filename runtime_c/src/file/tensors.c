@@ -202,11 +202,12 @@ uint32_t bn_file_linears(const bn_config *c) {
 void bn_file_low_rank(const bn_file *file, uint32_t stack, bn_low_rank *linears) {
     for (size_t i = 0; i < file->n_tensors; i++) {
         const bn_record *r = &file->tensors[i];
-        const void *data = file->data + r->offset;
+        const void *codes = file->data + r->offset, *scales = file->data + r->scale_offset;
         if (r->stack != stack || r->part < BN_ADAPTER_IN)
             continue;
         bn_low_rank *linear = &linears[number_of(&file->stacks[stack], r)];
-        *(r->part == BN_ADAPTER_IN ? &linear->in : &linear->out) = data;
+        *(r->part == BN_ADAPTER_IN ? &linear->in : &linear->out) = codes;
+        *(r->part == BN_ADAPTER_IN ? &linear->in_scales : &linear->out_scales) = scales;
     }
 }
 

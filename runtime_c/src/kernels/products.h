@@ -90,17 +90,17 @@ static inline size_t bn_lookup_bytes(size_t rows) {
     return BN_LOOKUP_TABLES + (rows + 1) * 192;
 }
 
-/* Some rows of a matrix, weighted and added up, onto y: s = +0; s = fma(w[r * w_stride + i],
- * x[t * x_stride + r], s) for r in order; y[t * y_stride + i] += s * weight, rounded twice. w: IEEE
- * half, widened exactly. All sizes >= 1, no alignment. */
+/* Some rows of a matrix, weighted and added up, onto y: s = +0; s = fma((float)w[r * w_stride + i],
+ * x[t * x_stride + r], s) for r in order; y[t * y_stride + i] += s * weight, rounded twice. All
+ * sizes >= 1. w is 64-byte aligned, w_stride a multiple of 64. */
 typedef struct bn_add_rows {
-    float *y;          /* [tokens][y_stride], y_stride >= n */
-    size_t y_stride;   /* in floats */
-    const uint16_t *w; /* [rank][w_stride], w_stride >= n */
-    size_t w_stride;   /* in halves */
-    size_t rank;       /* rows */
-    const float *x;    /* [tokens][x_stride], x_stride >= rank */
-    size_t x_stride;   /* in floats */
+    float *y;        /* [tokens][y_stride], y_stride >= n */
+    size_t y_stride; /* in floats */
+    const int8_t *w; /* [rank][w_stride], w_stride >= n */
+    size_t w_stride;
+    size_t rank;     /* rows */
+    const float *x;  /* [tokens][x_stride], x_stride >= rank */
+    size_t x_stride; /* in floats */
     float weight;
     size_t n, tokens;
 } bn_add_rows;
@@ -135,7 +135,7 @@ typedef struct bn_product_kernels {
     void (*f16_matmul)(float *y, size_t y_stride, const uint16_t *w, size_t rows, size_t cols,
                        const float *x, size_t x_stride, size_t tokens);
 
-    void (*f16_add_rows)(const bn_add_rows *a);
+    void (*int8_add_rows)(const bn_add_rows *a);
 
     /* The tier's int8 dot-product instruction on registers alone, enough independent
      * chains to saturate it. Returns the multiply-adds done; *sink keeps it alive. */

@@ -7,6 +7,8 @@
  */
 #include "adapter.h"
 
+#include "rows.h"
+
 enum { ROWS = 16, RANKS = 4, LEAST_OUTPUTS = 256, OUTPUTS = 4096 }; /* of an item */
 
 /* Of two kinds: what the model has of its own, and what rows have. */
@@ -18,7 +20,7 @@ typedef struct job {
     size_t n_groups;
     bn_which which;
     int kind;
-    int upwards; /* y += outᵀ · t, and not t = in · h */
+    int upwards; /* y += outᵀ · t, and not t = in · q */
 } job;
 
 /* Where an item is. */
@@ -76,46 +78,73 @@ static size_t find(const job *j, const bn_group *g, size_t item, place *where) {
     return items;
 }
 
-/* t[row][r] = in[r] · h[row] for some r of n rows with one adapter. */
-static void lower(const job *j, const place *at, size_t row, size_t n, const bn_adapter *a) {
+/* Rows of a group, equally far apart, that have one adapter. */
+typedef struct alike {
+    const bn_adapter *adapter;
+    size_t row, step, n;
+} alike;
+
+/* t[row][r] = in[r] · q[row], times the scale of out[r], for some r. */
+static void lower(const job *j, const place *at, const alike *to) {
     const bn_operands *o = j->o;
-    const bn_tensor *w = at->group->products[at->product].w;
-    const size_t rank = at->at * RANKS;
-    if (rank >= a->rank)
+    const size_t cols = at->group->products[at->product].w->cols, rank = at->at * RANKS;
+    const bn_low_rank *low = &to->adapter->linears[at->group->products[at->product].w->number];
+    const size_t first = at->group->first + to->row;
+    const size_t ranks = rank < to->adapter->rank ? bn_min(to->adapter->rank - rank, RANKS) : 0;
+    int32_t sums[ROWS * RANKS], q_sums[ROWS];
+    if (ranks == 0)
         return;
-    o->kernels->products.f16_matmul(low_of(j, at, row) + rank, LOWS * o->most_rank,
-                                    a->linears[w->number].in + rank * w->cols,
-                                    a->rank - rank < RANKS ? a->rank - rank : RANKS, w->cols,
-                                    o->h + (at->group->first + row) * o->wide, o->wide, n);
+    for (size_t i = 0; i < to->n; i++)
+        q_sums[i] = o->q_sum[first + i * to->step];
+    o->kernels->products.int8_rows(&(bn_int8_rows){.acc = sums,
+                                                   .acc_stride = RANKS,
+                                                   .codes = low->in + rank * bn_int8_row(cols),
+                                                   .row_bytes = bn_int8_row(cols),
+                                                   .rows = ranks,
+                                                   .q = o->q + first * o->q_stride,
+                                                   .q_stride = to->step * o->q_stride,
+                                                   .q_sums = q_sums,
+                                                   .tokens = to->n});
+    for (size_t i = 0; i < to->n; i++)
+        for (size_t r = 0; r < ranks; r++)
+            low_of(j, at, to->row + i * to->step)[rank + r] =
+                (float)sums[i * RANKS + r] *
+                (low->in_scales[rank + r] / o->s[first + i * to->step]) * low->out_scales[rank + r];
 }
 
-/* y[row] += outᵀ · t[row] for some outputs of these rows. */
-static void raise(const job *j, const place *at, size_t row, size_t n, const bn_adapter *a) {
+/* y[row] += outᵀ · t[row] for some outputs. */
+static void raise(const job *j, const place *at, const alike *to) {
     const bn_product *p = &at->group->products[at->product];
     const size_t outputs = outputs_of(j->o, p->w), first = at->at * outputs;
-    const size_t left = p->w->rows - first;
-    j->o->kernels->products.f16_add_rows(&(bn_add_rows){.y = p->y + row * p->y_stride + first,
-                                                        .y_stride = p->y_stride,
-                                                        .w = a->linears[p->w->number].out + first,
-                                                        .w_stride = p->w->rows,
-                                                        .rank = a->rank,
-                                                        .x = low_of(j, at, row),
-                                                        .x_stride = LOWS * j->o->most_rank,
-                                                        .weight = p->accumulate ? p->scale : 1,
-                                                        .n = left < outputs ? left : outputs,
-                                                        .tokens = n});
+    j->o->kernels->products.int8_add_rows(
+        &(bn_add_rows){.y = p->y + to->row * p->y_stride + first,
+                       .y_stride = to->step * p->y_stride,
+                       .w = to->adapter->linears[p->w->number].out + first,
+                       .w_stride = bn_int8_row(p->w->rows),
+                       .rank = to->adapter->rank,
+                       .x = low_of(j, at, to->row),
+                       .x_stride = to->step * LOWS * j->o->most_rank,
+                       .weight = p->accumulate ? p->scale : 1,
+                       .n = bn_min(p->w->rows - first, outputs),
+                       .tokens = to->n});
 }
 
-/* Neighbours that have the same adapter go together. */
+/* What is read of an adapter serves all rows that are alike: neighbours, or every second. */
 static void run_item(const job *j, const place *at) {
     const uint32_t number = at->group->products[at->product].w->number;
-    const size_t end = at->row + at->rows;
-    for (size_t row = at->row, next; row < end; row = next) {
-        const bn_adapter *a = adapter_of(j, at->group, row);
-        for (next = row + 1; next < end && adapter_of(j, at->group, next) == a; next++)
-            ;
-        if (a && a->linears[number].in)
-            (j->upwards ? raise : lower)(j, at, row, next - row, a);
+    uint32_t done = 0;
+    for (size_t row = 0; row < at->rows; row++) {
+        const bn_adapter *a = adapter_of(j, at->group, at->row + row);
+        alike to = {a, at->row + row, 1, 0};
+        if (done >> row & 1 || !a || !a->linears[number].in)
+            continue;
+        while (row + to.step < at->rows && adapter_of(j, at->group, to.row + to.step) != a)
+            to.step++;
+        for (size_t i = row;
+             i < at->rows && !(done >> i & 1) && adapter_of(j, at->group, at->row + i) == a;
+             i += to.step, to.n++)
+            done |= 1u << i;
+        (j->upwards ? raise : lower)(j, at, &to);
     }
 }
 

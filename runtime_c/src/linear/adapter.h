@@ -2,20 +2,22 @@
  *
  * adapter.h: what adapters add to products, for some rows and not for others:
  *
- *     y += outᵀ · (in · h)        h: the input before it is quantized
+ *     y += outᵀ · (in · q)        q: the quantized input
  *
- * Each row has the adapter of its text, or none, so texts with different ones share a pass. in · h
- * has the order of sums of f16_matmul, outᵀ · t that of f16_add_rows (kernels/products.h): nothing
- * depends on which rows come together, nor on how they are cut among threads.
+ * Each row has the adapter of its text, or none, so texts with different ones share a pass. in · q
+ * is an exact sum, outᵀ · t has the order of int8_add_rows (kernels/products.h): nothing depends on
+ * which rows come together, nor on how they are cut among threads.
  */
 #ifndef BITNET_ADAPTER_H
 #define BITNET_ADAPTER_H
 
 #include "operands.h"
 
-/* Of one linear. */
+/* Of one linear: int8 [rank][inputs] and [rank][outputs], rows of bn_int8_row bytes, each with a
+ * scale. NULL: it has none. */
 typedef struct bn_low_rank {
-    const uint16_t *in, *out; /* F16 [rank][inputs], [rank][outputs]; NULL: it has none */
+    const int8_t *in, *out;
+    const float *in_scales, *out_scales;
 } bn_low_rank;
 
 typedef struct bn_adapter {
@@ -23,7 +25,7 @@ typedef struct bn_adapter {
     bn_low_rank *linears; /* by bn_tensor.number */
 } bn_adapter;
 
-/* The first half, t = in · h of all products of the groups and their rows: so many items, which any
+/* The first half, t = in · q of all products of the groups and their rows: so many items, which any
  * thread may do, also while others compute the products. */
 size_t bn_low_items(const bn_operands *o, const bn_group *groups, size_t n_groups);
 void bn_lower(const bn_operands *o, const bn_group *groups, size_t n_groups, size_t first,

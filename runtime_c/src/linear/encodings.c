@@ -101,7 +101,7 @@ static const bn_encoding encodings[] = {
     [BN_F16] =
         {
             .name = "F16",
-            .forms = LINEAR | TABLE | DENSE | LOW_RANK,
+            .forms = LINEAR | TABLE | DENSE,
             .scopes = NONE,
             .parts = {{f16_size, {bn_has_not_finite_f16, BN_ERR_SCALE, "a value is not finite"}}},
             .multiply = bn_multiply_f16,
@@ -132,7 +132,7 @@ static const bn_encoding encodings[] = {
     [BN_INT8_ROWS] =
         {
             .name = "INT8_ROWS",
-            .forms = LINEAR | TABLE,
+            .forms = LINEAR | TABLE | LOW_RANK,
             .scopes = ROW,
             .most_cols = BN_INT8_MAX_K,
             .parts = {{int8_size, NO_INT8_LEAST}},

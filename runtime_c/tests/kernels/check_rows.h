@@ -95,10 +95,10 @@ static void check_f16_matmul(test *t) {
     check_rows(t, 1);
 }
 
-static void check_f16_add_rows(test *t) {
+static void check_int8_add_rows(test *t) {
     const int kind = (int)below(t, FLOAT_KINDS);
     const size_t n = size_to(t, 200), rank = size_to(t, 20), tokens = size_to(t, 9);
-    bn_add_rows a = {.w_stride = n + below(t, 5),
+    bn_add_rows a = {.w_stride = (n + BN_INT8_UNIT - 1) / BN_INT8_UNIT * BN_INT8_UNIT,
                      .y_stride = n + below(t, 5),
                      .x_stride = rank + below(t, 5),
                      .rank = rank,
@@ -107,17 +107,20 @@ static void check_f16_add_rows(test *t) {
                      .tokens = tokens};
     const size_t n_y = (tokens - 1) * a.y_stride + n;
     a.x = floats(t, (tokens - 1) * a.x_stride + rank, kind);
-    a.w = halves(t, (rank - 1) * a.w_stride + n, kind);
+    int8_t *w = buffer(t, rank * a.w_stride);
+    for (size_t i = 0; i < rank * a.w_stride; i++)
+        w[i] = (int8_t)below(t, 256);
+    a.w = w;
     const float *before = floats(t, n_y, kind);
     float *y[2];
     for (int i = 0; i < 2; i++) {
         const bn_kernels *k = i ? t->scalar : t->tier;
         a.y = y[i] = buffer(t, n_y * sizeof(float));
         memcpy(a.y, before, n_y * sizeof(float));
-        k->products.f16_add_rows(&a);
+        k->products.int8_add_rows(&a);
     }
-    same_floats(t, y[0], y[1], n_y, "f16_add_rows");
-    done(t, "f16_add_rows");
+    same_floats(t, y[0], y[1], n_y, "int8_add_rows");
+    done(t, "int8_add_rows");
 }
 
 static void call_f32(bench *b) {
@@ -146,24 +149,24 @@ static void time_f16_matmul(bench *b) {
 }
 
 static void call_add_rows(bench *b) {
-    b->k->products.f16_add_rows(&(bn_add_rows){.y = b->y,
-                                               .y_stride = b->cols,
-                                               .w = (const uint16_t *)(const void *)b->weights,
-                                               .w_stride = b->cols,
-                                               .rank = b->rows,
-                                               .x = b->x,
-                                               .x_stride = b->rows,
-                                               .weight = 1,
-                                               .n = b->cols,
-                                               .tokens = b->tokens});
+    b->k->products.int8_add_rows(&(bn_add_rows){.y = b->y,
+                                                .y_stride = b->cols,
+                                                .w = (const int8_t *)b->weights,
+                                                .w_stride = b->cols,
+                                                .rank = b->rows,
+                                                .x = b->x,
+                                                .x_stride = b->rows,
+                                                .weight = 1,
+                                                .n = b->cols,
+                                                .tokens = b->tokens});
 }
 
 /* An adapter of rank 16. */
-static void time_f16_add_rows(bench *b) {
+static void time_int8_add_rows(bench *b) {
     b->rows = 16, b->cols = 512;
     const double weights = (double)(b->rows * b->cols);
     for (b->tokens = 1; b->tokens <= 16; b->tokens *= 4)
-        bench_line(b, "f16_add_rows", call_add_rows, weights * (double)b->tokens, weights * 2);
+        bench_line(b, "int8_add_rows", call_add_rows, weights * (double)b->tokens, weights);
 }
 
 /* --- int8_peak, which bench_limits times --- */

@@ -51,14 +51,14 @@ static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows
     matmul(y, y_stride, w, rows, cols, x, x_stride, tokens, sizeof *w);
 }
 
-static void f16_add_rows(const bn_add_rows *a) {
+static void int8_add_rows(const bn_add_rows *a) {
     for (size_t t = 0; t < a->tokens; t++)
         for (size_t i = 0; i < a->n; i += BN_LANES) {
             float *y = a->y + t * a->y_stride + i;
             const float *x = a->x + t * a->x_stride;
             lanes s = zero(), sum = load(y, a->n - i);
             for (size_t r = 0; r < a->rank; r++) {
-                const lanes w = load_half(a->w + r * a->w_stride + i, a->n - i);
+                const lanes w = load_int8(a->w + r * a->w_stride + i, BN_LANES);
                 UNROLL
                 for (int j = 0; j < 4; j++)
                     s.val[j] = vfmaq_n_f32(s.val[j], w.val[j], x[r]);
@@ -294,7 +294,7 @@ static void f16_to_f32(float *y, const uint16_t *x, size_t n) {
 void bn_kernels_neon_float(bn_kernels *table) {
     table->products.f32_matmul = f32_matmul;
     table->products.f16_matmul = f16_matmul;
-    table->products.f16_add_rows = f16_add_rows;
+    table->products.int8_add_rows = int8_add_rows;
     table->vectors.quantize = quantize;
     table->vectors.rms_norm = rms_norm;
     table->vectors.layer_norm = layer_norm;

@@ -140,12 +140,12 @@ static void f16_matmul(float *y, size_t y_stride, const uint16_t *w, size_t rows
             y[t * y_stride + r] = dot_f16(w + r * cols, x + t * x_stride, cols);
 }
 
-static void f16_add_rows(const bn_add_rows *a) {
+static void int8_add_rows(const bn_add_rows *a) {
     for (size_t t = 0; t < a->tokens; t++)
         for (size_t i = 0; i < a->n; i++) {
             float s = 0;
             for (size_t r = 0; r < a->rank; r++)
-                s = fmaf(half_to_float(a->w[r * a->w_stride + i]), a->x[t * a->x_stride + r], s);
+                s = fmaf((float)a->w[r * a->w_stride + i], a->x[t * a->x_stride + r], s);
             a->y[t * a->y_stride + i] += s * a->weight;
         }
 }
@@ -178,6 +178,6 @@ const bn_product_kernels bn_scalar_products = {
     .ternary_columns = ternary_columns,
     .f32_matmul = f32_matmul,
     .f16_matmul = f16_matmul,
-    .f16_add_rows = f16_add_rows,
+    .int8_add_rows = int8_add_rows,
     .int8_peak = int8_peak,
 };

@@ -258,7 +258,7 @@ static void pv_f32(const bn_pv *a) {
 static void set_float_kernels(bn_kernels *table) {
     table->products.f32_matmul = f32_matmul;
     table->products.f16_matmul = f16_matmul;
-    table->products.f16_add_rows = f16_add_rows;
+    table->products.int8_add_rows = int8_add_rows;
     table->vectors = (bn_vector_kernels){.scale_sums = scale_sums,
                                          .add = add_to,
                                          .quantize = quantize,

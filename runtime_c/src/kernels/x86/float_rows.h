@@ -116,14 +116,14 @@ INLINE void add_rows_of(const bn_add_rows *a, size_t t, size_t i, const size_t T
             s[u][j] = vec_zero();
     }
     for (size_t r = 0; r < a->rank; r++) {
-        const uint16_t *w = a->w + r * a->w_stride + i;
+        const int8_t *w = a->w + r * a->w_stride + i;
         vec v[4];
         UNROLL
-        for (size_t at = 0; at < R * LANES; at += 32) /* a line of memory each */
+        for (size_t at = 0; at < R * LANES; at += 64) /* a line of memory each */
             __builtin_prefetch(w + 6 * R * LANES + at);
         UNROLL
         for (size_t j = 0; j < R; j++)
-            v[j] = vec_widen(w + j * LANES);
+            v[j] = vec_from_int8(w + j * LANES);
         UNROLL
         for (size_t u = 0; u < T; u++) {
             const vec x = vec_set(a->x[(t + u) * a->x_stride + r]);
@@ -148,16 +148,15 @@ static void add_rows_end(const bn_add_rows *a, size_t t, size_t i) {
     float *y = a->y + t * a->y_stride + i, y_end[LANES] = {0};
     vec s = vec_zero();
     for (size_t r = 0; r < a->rank; r++) {
-        uint16_t w_end[LANES] = {0};
-        memcpy(w_end, a->w + r * a->w_stride + i, n * sizeof *w_end);
-        s = vec_fma(vec_widen(w_end), vec_set(a->x[t * a->x_stride + r]), s);
+        s = vec_fma(vec_from_int8(a->w + r * a->w_stride + i), vec_set(a->x[t * a->x_stride + r]),
+                    s);
     }
     memcpy(y_end, y, n * sizeof *y);
     vec_store(y_end, vec_add(vec_load(y_end), vec_mul(s, vec_set(a->weight))));
     memcpy(y, y_end, n * sizeof *y);
 }
 
-static void f16_add_rows(const bn_add_rows *a) {
+static void int8_add_rows(const bn_add_rows *a) {
     for (size_t t = 0, T; t < a->tokens; t += T) {
         size_t i = 0;
         T = a->tokens - t >= 4 ? 4 : 1;

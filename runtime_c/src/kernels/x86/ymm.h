@@ -141,6 +141,9 @@ INLINE vec vec_widen(const uint16_t *p) {
 INLINE vec vec_from_int(sums a) {
     return _mm256_cvtepi32_ps((__m256i)a);
 }
+INLINE vec vec_from_int8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 /* floats whose upper halves are the lower or the upper halves of words */
 INLINE vec vec_lower_half(bytes words) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));

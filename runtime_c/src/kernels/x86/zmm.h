@@ -131,6 +131,9 @@ INLINE vec vec_widen(const uint16_t *p) {
 INLINE vec vec_from_int(sums a) {
     return _mm512_cvtepi32_ps((__m512i)a);
 }
+INLINE vec vec_from_int8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 /* floats whose upper halves are the lower or the upper halves of words */
 INLINE vec vec_lower_half(bytes words) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
