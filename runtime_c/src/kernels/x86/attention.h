@@ -28,7 +28,8 @@ typedef struct qk_block {
 /* Scores of Q queries with the keys in R registers. */
 INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, load_fn *load,
                       const size_t Q, const size_t R) {
-    const size_t E = b->head_dim, ahead = (R + PARTS - 1) / PARTS * b->tile;
+    const size_t E = b->head_dim, tiles = (R + PARTS - 1) / PARTS;
+    const size_t share = tiles * BN_LANES * b->size; /* bytes of a dimension */
     vec sum[4][8], key[8];
     UNROLL
     for (size_t i = 0; i < Q; i++) {
@@ -37,11 +38,11 @@ INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, loa
             sum[i][r] = vec_zero();
     }
     for (size_t d = 0; d < E; d++) {
+        if (b->fetch && (share >= 64 || d * share % 64 == 0))
+            prefetch_bytes(b->k + d * share, share, tiles * b->tile);
         UNROLL
         for (size_t r = 0; r < R; r++) {
             const uint8_t *k = b->k + r / PARTS * b->tile + r % PARTS * LANES * b->size;
-            if (b->fetch && r % PARTS == 0 && d * BN_LANES * b->size % 64 == 0)
-                prefetch_cache(k + d * BN_LANES * b->size, ahead);
             key[r] = load(k, d * BN_LANES);
         }
         UNROLL
@@ -74,8 +75,8 @@ INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t 
 #undef LOAD
     for (size_t t = 0; t < keys; t++, v += head_dim * size) {
         vec value[4];
-        for (size_t line = 0; fetch && line < (size_t)V * LANES * size; line += 64)
-            prefetch_cache(v + line, 0);
+        if (fetch)
+            prefetch_bytes(v, head_dim * size, 0);
 #define LOAD(i, c)                                                                                 \
     if (c < V)                                                                                     \
         value[c] = load(v, AT(c));
@@ -121,8 +122,8 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
         const size_t last = (end < n ? end * LANES : head_dim) - LANES - d;
 #define BLOCK(V)                                                                                   \
     case V:                                                                                        \
-        pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, fetch, load, Q,   \
-                 V);                                                                               \
+        pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, fetch && b == 0,  \
+                 load, Q, V);                                                                      \
         break
         switch (end - first) {
             BLOCK(1);

@@ -15,7 +15,15 @@
 /* Of the KV cache, farther ahead than of weights, as softmax comes between keys and values; behind
  * the bytes that are read at the same time. */
 INLINE void prefetch_cache(const void *p, size_t together) {
-    _mm_prefetch((const char *)p + (together > 8192 ? together : 8192), _MM_HINT_T1);
+    _mm_prefetch((const char *)p + (together > 8192 ? together : 8192), _MM_HINT_T0);
+}
+
+/* The same of the next bytes of a linear stream. Registers that are used together lie in several
+ * pages of memory: asked for in their order, the hardware would take them for several streams. */
+INLINE void prefetch_bytes(const void *p, size_t bytes, size_t together) {
+    UNROLL
+    for (size_t line = 0; line < bytes; line += 64)
+        prefetch_cache((const char *)p + line, together);
 }
 
 /* The last three levels of the float rule's tree. */

@@ -20,6 +20,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
                          const size_t R) {
     enum { WORD = BN_LANES * 4 };
     const size_t tile = (words + 1) * WORD; /* the scales are the last word */
+    const size_t tiles = (R + PARTS - 1) / PARTS;
     const bytes flip = bytes_fill(flip_byte);
     sums sum[4][4];
 #define AT(r) (k + r / PARTS * tile + r % PARTS * sizeof(bytes))
@@ -31,12 +32,11 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
     }
     for (size_t w = 0; w < words; w++) {
         bytes key[4];
+        if (fetch)
+            prefetch_bytes(k + w * tiles * WORD, tiles * WORD, tiles * tile);
         UNROLL
-        for (size_t r = 0; r < R; r++) {
+        for (size_t r = 0; r < R; r++)
             key[r] = bytes_xor(bytes_load(AT(r) + w * WORD), flip);
-            if (fetch)
-                prefetch_cache(AT(r) + w * WORD, (R + PARTS - 1) / PARTS * tile);
-        }
         UNROLL
         for (size_t i = 0; i < Q; i++) {
             const bytes x = bytes_spread(q + i * q_row + 4 * w);
@@ -112,12 +112,10 @@ INLINE void pv_int8_block(int32_t *out, size_t head_dim, const uint8_t *codes, s
         const int8_t *word = (const int8_t *)codes + t / BN_LANES * 2 * BN_LANES + t % BN_LANES;
         bytes value[3];
         UNROLL
-        for (size_t r = 0; r < R; r++) {
-            const int8_t *at = v + GROUP * (r + 1 < R ? r * VEC_ROWS : last);
-            value[r] = bytes_load(at);
-            if (fetch)
-                prefetch_cache(at, 0);
-        }
+        for (size_t r = 0; r < R; r++)
+            value[r] = bytes_load(v + GROUP * (r + 1 < R ? r * VEC_ROWS : last));
+        if (fetch)
+            prefetch_bytes(v, GROUP * head_dim, 0);
         UNROLL
         for (size_t i = 0; i < Q; i++) {
             const bytes h = bytes_spread(word + i * p_stride);
@@ -166,7 +164,7 @@ INLINE void pv_int8_queries(const bn_pv *a, size_t i, dot_fn *dot, const size_t 
         const int8_t *v = (const int8_t *)a->v + BN_VALUE_GROUP * d;
 #define BLOCK(R)                                                                                   \
     case R:                                                                                        \
-        pv_int8_block(out, E, codes, a->p_stride, v, a->keys, last, i == 0, dot, Q, R);            \
+        pv_int8_block(out, E, codes, a->p_stride, v, a->keys, last, i + b == 0, dot, Q, R);        \
         break
         switch (end - first) {
             BLOCK(1);
