@@ -127,7 +127,10 @@ BIG = {"prompt": [1, 2] * 32_000, "max_tokens": 5}  # minutes until the first to
         ("/infill", {"input_prefx": "x"}, "input_prefx", "unknown_parameter"),
         ("/v1/fim/completions", {"suffix": "x"}, "prompt", "missing_required_parameter"),
         (COMPLETE, {"prompt": "x", "best_of": 3}, "best_of", "unsupported_parameter"),
-        (COMPLETE, {"prompt": "x" * 257}, None, "context_length_exceeded"),
+        (COMPLETE, {"prompt": "x" * 257}, "prompt", "context_length_exceeded"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 257}]}, "messages", "context_length_exceeded"),
+        ("/v1/responses", {"input": "x" * 257}, "input", "context_length_exceeded"),
+        ("/v1/embeddings", {"input": "x" * 257, "pooling": "mean"}, "input", "context_length_exceeded"),
         ("/v1/embeddings", {"input": "x"}, "pooling", "invalid_value"),
         ("/v1/embeddings", {"input": [], "pooling": "mean"}, "input", "invalid_value"),
         ("/v1/embeddings", {"input": "x", "pooling": "mean", "dimensions": 3}, "dimensions", "invalid_value"),
@@ -152,6 +155,7 @@ def test_too_long_a_prompt_is_told_in_numbers(serving: Serving) -> None:
     _, answer = post(serving, COMPLETE, {"prompt": [1] * 300})
     assert (answer["error"]["n_prompt_tokens"], answer["error"]["n_ctx"]) == (300, 256)
     assert "maximum context length" in answer["error"]["message"]
+    assert "shorten prompt" in answer["error"]["message"] and "n_ctx" not in answer["error"]["message"]
     _, answer = post(serving, COMPLETE, {"prompt": ["x", [1] * 300]})
     assert answer["error"]["message"].startswith("prompt 1: 300 tokens")
     _, answer = post(serving, "/v1/embeddings", {"input": ["x", [1] * 300], "pooling": "mean"})

@@ -33,6 +33,15 @@ GENERATING: dict[str, Understand] = {
     "/v1/fim/completions": infill.understand_fim,
     "/infill": infill.understand,
 }
+TEXT_FIELDS = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/messages": "messages",
+    "/v1/fim/completions": "prompt",
+    "/v1/embeddings": "input",
+}
+"""Where the text stands that may be too long for the context."""
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
@@ -236,7 +245,7 @@ async def failed(request: Request, error: Exception) -> Response:
         what = f"{request.method} {request.url.path[:200]!r}"
         error = ApiError(error.status_code, f"there is no {what}{more}", "wrong_method" if headers else "not_found")
         error.headers |= headers
-    told = api_error(error)
+    told = api_error(error, TEXT_FIELDS.get(request.url.path))
     said = messages.error_body(told) if request.url.path.startswith("/v1/messages") else told.body()
     return JSONResponse(said, told.status, told.headers)
 

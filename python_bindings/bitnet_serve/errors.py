@@ -63,8 +63,8 @@ def refuse(message: str, param: str | None = None, code: str = "invalid_value") 
     return ApiError(400, message, code, param)
 
 
-def api_error(error: Exception) -> ApiError:
-    """Any error, for the client. What is not his to know becomes one sentence."""
+def api_error(error: Exception, field: str | None = None) -> ApiError:
+    """Any error, for the client. What is not his to know becomes one sentence. field: where his text stands."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, OverloadedError):
@@ -75,7 +75,9 @@ def api_error(error: Exception) -> ApiError:
         return told
     if isinstance(error, ContextLengthError):
         numbers = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
-        return ApiError(400, str(error), "context_length_exceeded", more=numbers)
+        larger = f", or start the server with --ctx {error.most}" if error.most > error.n_ctx else ""
+        message = f"{str(error).removesuffix(error.advice)}; shorten {field or 'the text'}{larger}"
+        return ApiError(400, message, "context_length_exceeded", field, more=numbers)
     if isinstance(error, GrammarError):
         return refuse(str(error), error.param or None, "invalid_format")
     if isinstance(error, InvalidParameterError):
