@@ -28,7 +28,7 @@ _SAMPLING = {
     "repetition_penalty": "repeat_penalty", "max_new_tokens": "max_tokens",
 }  # fmt: skip
 _MAX_ADDED = 1 << 16
-SIGLIP2 = "Siglip2Tokenizer"
+SIGLIP, SIGLIP2 = "SiglipTokenizer", "Siglip2Tokenizer"
 
 
 def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | None, dict[str, Any], list[str]]:
@@ -48,9 +48,10 @@ def tokenizer_of(folder: Folder, vocab_size: int) -> tuple[bytes | None, str | N
     named = _named(folder, config)
     _add_tokens(tokenizer, folder, config, named)
     definition = json.loads(tokenizer.to_str())
-    if config.get("tokenizer_class") == SIGLIP2:
-        definition["normalizer"] = _lower(definition["normalizer"])
-        tokenizer = load(json.dumps(definition).encode(), "the tokenizer with texts in lower case")
+    if steps := _of_class(config):
+        own = [definition["normalizer"]] if definition["normalizer"] else []
+        definition["normalizer"] = {"type": "Sequence", "normalizers": [*steps, *own]}
+        tokenizer = load(json.dumps(definition).encode(), f"the tokenizer as {config['tokenizer_class']} has it")
     if "add_eos_token" in config and folder.find("tokenizer.json") is None:  # what was assumed of a tokenizer.model
         config = {"add_bos_token": True} | config
     if "add_bos_token" in config or "add_eos_token" in config:
@@ -94,10 +95,17 @@ def _tokenizer(folder: Folder, config: Mapping[str, Any], assumptions: list[str]
     return load(sentencepiece_bpe(words, model.scores, prefix=model.prefix, legacy=legacy), "tokenizer.model")
 
 
-def _lower(normalizer: dict[str, Any] | None) -> dict[str, Any]:
-    """Lower case before all else: the class makes it so, whatever tokenizer.json says."""
-    own = [normalizer] if normalizer else []
-    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
+def _of_class(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a class does to a text before all else, whatever tokenizer.json says."""
+    named, lower = config.get("tokenizer_class"), {"type": "Lowercase"}
+    if named == SIGLIP2:
+        return [lower]
+    if named != SIGLIP:
+        return []
+    replaced = (({"String": "▁"}, " "), ({"Regex": r"[!-/:-@\[-`{-~]"}, ""), ({"Regex": r"\s+"}, " "))
+    steps = [{"type": "Replace", "pattern": pattern, "content": content} for pattern, content in replaced]
+    lowers = [lower] if config.get("do_lower_case", True) else []
+    return [*lowers, *steps, {"type": "Strip", "strip_left": True, "strip_right": True}]
 
 
 # ---- added and special tokens ----
