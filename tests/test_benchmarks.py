@@ -325,7 +325,7 @@ def test_towers(tmp_path: Path) -> None:
     towers = importlib.import_module("towers")
     config = towers.FAMILIES["so400m-14"].replace(image_size=28, **towers.SMALL)
     towers.prepare(config, tmp_path, 2)
-    for name in (towers.OURS, *towers.TORCH, *towers.ONNX):
+    for name in (*towers.OURS, *towers.TORCH, *towers.ONNX):
         out = towers.opened(name, config, tmp_path, 2, 1)()
         (out,) = out if isinstance(out, list) else (out,)
         assert tuple(out.shape) == (2, 4, config.dim), name
