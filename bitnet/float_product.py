@@ -17,15 +17,23 @@ HAS_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_availa
 
 
 def by_onednn(*operands: Tensor) -> bool:
-    if torch.compiler.is_compiling():  # inductor takes this product of oneDNN for weights that never change
-        return False
     return HAS_BOTH and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in operands)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.mT, None, "none", [], "")
+    return y
+
+
+_traced = torch.library.custom_op("bitnet::product", _product, mutates_args=(), device_types="cpu")
+"""As inductor is to see it: it takes that product of oneDNN itself only for weights that never change."""
+_traced.register_fake(lambda a, b: a.new_empty(len(a), b.shape[1]))
 
 
 def product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
     """a @ b, added to `onto`, whose memory it may take. a: (M, K), b: (K, N), either in any memory order."""
     if by_onednn(a, b) and a.numel() and b.numel():
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.mT, None, "none", [], "")
+        y: Tensor = (_traced if torch.compiler.is_compiling() else _product)(a, b)
         return y if onto is None else onto.add_(y)
     return a @ b if onto is None else onto.addmm_(a, b)
 

@@ -14,7 +14,7 @@ import contextlib
 import difflib
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
 
     path: a packed file, or an open Model. max_length: tokens of context, None: the model's.
     batch_size: answers that are generated together. threads, isa, kv_type: as in Model.load.
+    between: called before each question, or batch of them; what it raises ends the work.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         threads: int | None = None,
         isa: str | None = None,
         kv_type: str = "f32",
+        between: Callable[[], None] = lambda: None,
         max_batch_size: int | None = None,  # the harness's command gives these two to every class,
         device: str | None = None,  # a GPU where nobody said so; the engine runs on the CPU
     ) -> None:
@@ -66,6 +68,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         if not self.model.has_tokenizer:
             raise ValueError(f"{self.model.path.name} has no tokenizer, so it cannot be asked anything")
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) else 8  # "auto", too
+        self.between = between
         self._block = max(1, MAX_LOGITS // self.model.vocab_size)
 
     # ---- what the model is ----
@@ -132,6 +135,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         order = sorted(range(len(requests)), key=lambda i: requests[i][1] + requests[i][2])
         with self.model.session() as session:
             for i in tqdm(order, desc="Scoring", disable=disable_tqdm or None):
+                self.between()
                 texts, context, continuation = requests[i]
                 answers[i] = self._score(session, context, continuation)
                 if texts is not None:  # a whole request, no window of one
@@ -181,6 +185,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         answers: dict[int, str] = {}
         with self.model.session() as session, tqdm(total=len(order), disable=disable_tqdm or None) as progress:
             for start in range(0, len(order), self.batch_size):
+                self.between()
                 batch = order[start : start + self.batch_size]
                 with contextlib.ExitStack() as stack:
                     streams = []
@@ -223,11 +228,17 @@ def _judge(rows: Any, targets: Sequence[int]) -> tuple[float, bool]:
 
 
 def report(
-    model: Model, names: Sequence[str], fewshot: int | None, limit: int, chat: bool
+    model: Model,
+    names: Sequence[str],
+    fewshot: int | None,
+    limit: int,
+    chat: bool,
+    between: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], str]:
     """What `bitnet eval --tasks` prints: the harness's figures by task, and its table of them.
 
-    names: of tasks or groups, or YAML files that define one. Raises ValueError: there is no such task.
+    names: of tasks or groups, or YAML files that define one. between: that of EngineLM.
+    Raises ValueError: there is no such task.
     """
     files = [Path(name) for name in names if name.endswith(YAML)]
     if chat and not model.has_template:
@@ -238,7 +249,7 @@ def report(
         for file in files:
             _check_file(file, manager)
         found = simple_evaluate(
-            EngineLM(model),
+            EngineLM(model, between=between),
             tasks=list(names),
             num_fewshot=fewshot,
             limit=limit or None,

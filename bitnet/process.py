@@ -29,6 +29,11 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def check(self) -> None:
+        """For work of many parts, between two of them. Raises InterruptedError: a signal was noted."""
+        if self.signal:
+            raise InterruptedError("a signal came, and the run is to stop")
+
     def _note(self, number: int, _: FrameType | None) -> None:
         self.signal = number
         if number == signal.SIGINT and os.isatty(2):

@@ -168,6 +168,8 @@ def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Matrices (M, N_i) as one (M, ΣN_i), converted on the way there."""
     if len(parts) == 1:
         return parts[0].to(dtype)
+    if torch.compiler.is_compiling():  # fused with what makes them, as copies into slices are not
+        return torch.cat([part.to(dtype) for part in parts], 1)
     widths = [part.shape[1] for part in parts]
     whole = parts[0].new_empty(len(parts[0]), sum(widths), dtype=dtype)
     for place, part in zip(whole.split(widths, 1), parts, strict=True):

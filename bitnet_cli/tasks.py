@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ if TYPE_CHECKING:
     from bitnet.settings import Settings
 
 
-def ask(folder: Path, settings: Settings) -> dict[str, Any]:
-    """The figures of a checkpoint. Raises ValueError: there is no such task."""
+def ask(folder: Path, settings: Settings, between: Callable[[], None]) -> dict[str, Any]:
+    """The figures of a checkpoint. between: see `report`. Raises ValueError: there is no such task."""
     from bitnet.harness import report
     from bitnet.train.checkpoint import Checkpoint
     from bitnet_export.checkpoint.pack import pack_checkpoint
@@ -21,4 +22,4 @@ def ask(folder: Path, settings: Settings) -> dict[str, Any]:
         file = Path(scratch) / "model.bitnet"
         pack_checkpoint(Checkpoint.open(folder), file)
         with Model.load(file, kv_type="f32", threads=settings.threads or None) as model:
-            return report(model, settings.tasks.split(","), None, settings.tasks_limit, chat=False)[0]
+            return report(model, settings.tasks.split(","), None, settings.tasks_limit, chat=False, between=between)[0]

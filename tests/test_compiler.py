@@ -15,7 +15,6 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import bitnet_cli
-from bitnet import float_product
 from bitnet.config import ModelConfig
 from bitnet.model import compiler
 from bitnet.model.compiler import compile_layers
@@ -61,9 +60,8 @@ def fresh() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_layers_are_one_graph_without_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_one_graph_without_breaks() -> None:
     """ "aot_eager" traces forward and backward as inductor does, and runs the same kernels: the bits stay."""
-    monkeypatch.setattr(float_product, "HAS_BOTH", False)  # of which what is compiled takes one
     model = small()
     compiler.compile_layers(model, "aot_eager")
     counters.clear()  # of the trial

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from bitnet import harness
 from bitnet.report import page
 from bitnet.train import runlog, tasks
 from bitnet.train.checkpoint import all_of
@@ -102,6 +105,30 @@ def test_a_failure_costs_no_run(
     }  # fmt: skip
     assert list(asked(run)) == [0, 10, 20] and not list(run.glob(".*"))
     assert bits(run / "step-000020") == bits(finished / "step-000020")
+
+
+def test_a_signal_ends_what_is_asked(
+    task: Path, sentences: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the question that it came in; the run is saved, and goes on as if nothing had been asked."""
+    score, questions = harness.EngineLM._score, 0
+
+    def interrupted(*given: Any) -> Any:
+        nonlocal questions
+        questions += 1
+        if questions == 13:  # four times three answers are scored before the first step
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(*given)
+
+    monkeypatch.setattr(harness.EngineLM, "_score", interrupted)
+    run = tmp_path / "run"
+    command = ["train", *TINY, "--data", sentences, "--tasks", task, "--tasks-every", "5", "--out", run]
+    assert bitnet(*command, "--tasks-limit", "4") == 128 + signal.SIGTERM
+    log = runlog.read(run / "log.jsonl")
+    assert questions == 13 and [r["step"] for r in log if "tasks_failed" in r] == [5] and list(asked(run)) == [0]
+    assert all_of(run)[-1].name == "step-000005"
+    assert bitnet("train", "--resume", "--out", run) == 0
+    assert bits(run / "step-000020") == bits(finished / "step-000020") and list(asked(run)) == [0, 10, 15, 20]
 
 
 def test_a_run_that_patience_ends_is_asked_in_the_end(

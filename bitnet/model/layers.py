@@ -55,10 +55,8 @@ class _Rotated(torch.autograd.Function):
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
-    y = x * F.pad(torch.cat([cos, cos], dim=-1), (0, x.shape[-1] - 2 * half), value=1.0)
-    y[..., :half] -= x[..., half : 2 * half] * sin
-    y[..., half : 2 * half] += x[..., :half] * sin
-    return y
+    a, b, rest = x.tensor_split((half, 2 * half), -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
 class _SquaredReluGate(torch.autograd.Function):

@@ -134,7 +134,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
                 to_save |= settings.keep_best and validation.improves(run)
             over = evaluating and validation.over(run)
             if tasks.due(run, over):
-                to_save |= tasks.ask(run, log, how) and settings.keep_best
+                to_save |= tasks.ask(run, log, how, interruption.check) and settings.keep_best
             if to_save:
                 run.save()
                 saved_step = state["step"]

@@ -19,8 +19,8 @@ from bitnet.train.errors import TrainingError
 from bitnet.train.progress import say
 from bitnet.train.run import Run
 
-Ask = Callable[[Path, Settings], dict[str, Any]]
-"""The figures of `bitnet.harness.report` about a checkpoint."""
+Ask = Callable[[Path, Settings, Callable[[], None]], dict[str, Any]]
+"""The figures of `bitnet.harness.report` about a checkpoint. What is called before each question may raise."""
 
 
 def due(run: Run, over: bool = False) -> bool:
@@ -30,11 +30,11 @@ def due(run: Run, over: bool = False) -> bool:
     return bool(run.settings.tasks and (last or (every and run.state["step"] % every == 0)))
 
 
-def ask(run: Run, log: runlog.Log, how: Ask | None) -> bool:
+def ask(run: Run, log: runlog.Log, how: Ask | None, between: Callable[[], None] = lambda: None) -> bool:
     """Ask, log, say. Returns whether it was the best so far. All processes of a run call it.
 
     Raises TrainingError: they cannot be asked before the first step. Later that is only said and logged: what was
-    learnt counts for more than an answer that a network kept back.
+    learnt counts for more than an answer that a network kept back, or a signal. between: as `Ask` is given it.
     """
     if how is None:
         raise TrainingError("a run with --tasks goes on with `bitnet train` or `bitnet finetune`")
@@ -43,7 +43,7 @@ def ask(run: Run, log: runlog.Log, how: Ask | None) -> bool:
         shutil.rmtree(work, ignore_errors=True)
     try:
         made = saving.write(work, run.snapshot()._replace(moments={}))
-        figures, problem = parallel.from_first(lambda: _asked(how, made, run.settings))
+        figures, problem = parallel.from_first(lambda: _asked(how, made, run.settings, between))
     finally:
         if parallel.is_first():
             shutil.rmtree(work, ignore_errors=True)
@@ -63,10 +63,10 @@ def ask(run: Run, log: runlog.Log, how: Ask | None) -> bool:
     return True
 
 
-def _asked(how: Ask, checkpoint: Path, settings: Settings) -> tuple[dict[str, Any], str]:
+def _asked(how: Ask, *given: Any) -> tuple[dict[str, Any], str]:
     """The figures, or what kept them back."""
     try:
-        return how(checkpoint, settings), ""
+        return how(*given), ""
     except Exception as error:  # whatever a harness, a file of a task, or a network may raise
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return {}, f"{kind}{error}"
