@@ -1,7 +1,10 @@
-"""How far a ternary model is from full precision: same data, same tokens, same architecture, same
+r"""How far a ternary model is from full precision: same data, same tokens, same architecture, same
 recipe, each with its own best learning rate.
 
     python benchmarks/qat_gap.py --jobs 2            # 1 and 3 million parameters: hours on two cores
+    python benchmarks/manuals.py build/manuals       # another text, and the gap there: a quarter of an hour
+    python benchmarks/qat_gap.py --name manuals --data build/manuals --size 1m --models full ternary \
+        --tokens 1000000 --jobs 2
     python benchmarks/qat_gap.py --quick             # that it runs: seconds, and the figures mean nothing
 
 Beside the two: ternary at 1.5 times the width, and full precision (fp16) in the bytes that the ternary
@@ -184,13 +187,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=0, help="of a run [2 million; 10m: 10 million]")
     parser.add_argument("--seeds", type=int, default=3, help="at the best learning rate [3]")
     training_runs.add_flags(parser, "qat_gap", "one tiny size, one seed, one learning rate")
+    parser.add_argument("--name", help="of the text, after that of the results and in the folder of the runs")
     args = parser.parse_args(argv)
     if args.quick:
         args.size, args.seeds = ["quick"], 1
+    args.runs = args.runs / args.name if args.name else args.runs
     words = "benchmarks/qat_gap.py " + " ".join(sys.argv[1:] if argv is None else argv)
     for size in args.size:
         results: dict[str, Any] = {"origin": report.origin(f"python {words.strip()}"), "rows": measure(size, args)}
-        report.write(args.out, f"qat_gap-{size}", results, markdown(results), partial(draw, results=results))
+        name = "-".join(filter(None, ["qat_gap", size, args.name]))
+        report.write(args.out, name, results, markdown(results), partial(draw, results=results))
         print(markdown(results))
     return 0
 

@@ -2,6 +2,7 @@
 one million parameters, equal tokens.
 
     python benchmarks/recipe.py --jobs 2             # 16 runs: an hour on two cores
+    python benchmarks/recipe.py --only clip --jobs 2 # one of them, with as many seeds: ten minutes
     python benchmarks/recipe.py --when --jobs 2      # when the quantizers come in, three lengths: three hours
     python benchmarks/recipe.py --quick              # that it runs: seconds, and the figures mean nothing
 
@@ -62,14 +63,29 @@ def run_of(change: dict[str, Any], seed: int, config: ModelConfig, tokens: int) 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     config = SIZES["quick" if args.quick else "1m"]
     changes = dict(list(CHANGES.items())[:2]) if args.quick else CHANGES
+    changes = {name: change for name, change in changes.items() if args.only in name}
     runs = Runs(args.runs, args.jobs, {"data": args.data} if args.data else {})
     runs.prepare(config)
     (tokens,) = args.tokens
-    wanted = {f"default, seed {seed}": run_of({}, seed, config, tokens) for seed in range(args.seeds)}
-    wanted |= {name: run_of(change, 0, config, tokens) for name, change in changes.items()}
+    seeds = range(args.seeds)
+    wanted = {f"default, seed {seed}": run_of({}, seed, config, tokens) for seed in seeds}
+    of_change = seeds if args.only else [0]
+    names = {(change, seed): f"{change}, seed {seed}" if seed else change for change in changes for seed in of_change}
+    wanted |= {name: run_of(changes[change], seed, config, tokens) for (change, seed), name in names.items()}
     found = {name: outcome.loss for name, outcome in runs.all(wanted).items()}
-    defaults = [found.pop(f"default, seed {seed}") for seed in range(args.seeds)]
-    rows = [{"change": name, "loss": loss, "difference": loss - defaults[0]} for name, loss in found.items()]
+    defaults = [found[f"default, seed {seed}"] for seed in seeds]
+    rows = []
+    for change in changes:
+        losses = [found[names[change, seed]] for seed in of_change]
+        differences = [loss - default for loss, default in zip(losses, defaults, strict=False)]
+        rows.append(
+            {
+                "change": change,
+                "loss": statistics.mean(losses),
+                "difference": statistics.mean(differences),
+                "differences": differences,
+            }
+        )
     return {
         "tokens": tokens, "losses": defaults, "loss": statistics.mean(defaults),
         "deviation": statistics.stdev(defaults), "rows": sorted(rows, key=lambda row: row["difference"]),
@@ -82,7 +98,11 @@ def measure_when(args: argparse.Namespace) -> dict[str, Any]:
     ways = dict(list(WHEN.items())[:2]) if args.quick else WHEN
     runs = Runs(args.runs, args.jobs, {"data": args.data} if args.data else {})
     runs.prepare(config)
-    keys = [(way, tokens, seed) for tokens in args.tokens for way in ways for seed in range(args.seeds)]
+    keys = [
+        (way, tokens, seed)
+        for tokens in args.tokens for way in ways for seed in range(args.seeds)
+        if ways[way] < tokens  # else it ends before its weights are ternary
+    ]  # fmt: skip
     wanted = {
         f"when {way}, {tokens:,} tokens, seed {seed}": run_of({"quantize-warmup": ways[way]}, seed, config, tokens)
         for way, tokens, seed in keys
@@ -91,7 +111,7 @@ def measure_when(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "lengths": args.tokens, "seeds": args.seeds,
         "rows": [
-            {"way": way, "losses": [[found[way, tokens, seed] for seed in range(args.seeds)] for tokens in args.tokens]}
+            {"way": way, "losses": [[found[key] for key in keys if key[:2] == (way, tokens)] for tokens in args.tokens]}
             for way in ways
         ],
     }  # fmt: skip
@@ -100,7 +120,7 @@ def measure_when(args: argparse.Namespace) -> dict[str, Any]:
 def markdown_when(results: dict[str, Any]) -> str:
     def cell(losses: list[float]) -> str:
         spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
-        return f"{statistics.mean(losses):.4f}{spread}"
+        return f"{statistics.mean(losses):.4f}{spread}" if losses else ""
 
     rows = [[row["way"], *map(cell, row["losses"])] for row in results["rows"]]
     return (
@@ -116,8 +136,9 @@ def draw_when(file: Path, results: dict[str, Any]) -> None:
     plt = report.pyplot()
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     for i, tokens in enumerate(results["lengths"]):
-        means = [statistics.mean(row["losses"][i]) for row in results["rows"]]
-        axis.plot([mean - min(means) for mean in means], marker="o", label=f"{tokens:,} tokens")
+        means = [statistics.mean(row["losses"][i] or [float("nan")]) for row in results["rows"]]
+        best = min(mean for mean in means if mean == mean)
+        axis.plot([mean - best for mean in means], marker="o", label=f"{tokens:,} tokens")
     axis.set_xticks(range(len(results["rows"])), [row["way"] for row in results["rows"]])
     axis.set_ylabel("nats per token more than the best way")
     axis.legend(frameon=False)
@@ -132,8 +153,8 @@ def markdown(results: dict[str, Any]) -> str:
         "# What each choice is worth\n\n"
         f"Validation loss in nats per token after {results['tokens']:,} tokens, 1 million parameters, ternary. "
         f"The defaults: {results['loss']:.4f} ± {results['deviation']:.4f} over {len(results['losses'])} seeds; "
-        "changes with seed 0, differences from the defaults with seed 0.\n\n"
-        + report.table(["change", "nats/token", "difference"], rows)
+        f"changes with {'the same seeds' if len(rows) and len(results['rows'][0]['differences']) > 1 else 'seed 0'}, "
+        "differences from the defaults with the same.\n\n" + report.table(["change", "nats/token", "difference"], rows)
     )
 
 
@@ -157,16 +178,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", help="of a run [1 million], or with --when of several")
     parser.add_argument("--when", action="store_true", help="compare when the quantizers come in")
-    parser.add_argument("--seeds", type=int, default=3, help="of the defaults [3]")
+    parser.add_argument("--seeds", type=int, default=3, help="of the defaults, and with --only of the changes [3]")
+    parser.add_argument("--only", default="", metavar="WORD", help="of the changes those that are named so")
     training_runs.add_flags(parser, "recipe", "a tiny model, two seeds, two changes")
     args = parser.parse_args(argv)
     if args.quick:
         args.tokens, args.seeds = [512, 1024] if args.when else [512], 2
     args.tokens = args.tokens or (LENGTHS if args.when else [1_000_000])
+    if not any(args.only in name for name in CHANGES):
+        parser.error(f"no change is named {args.only!r}, expected part of one of: {', '.join(CHANGES)}")
     if not args.when and len(args.tokens) > 1:
         parser.error("several lengths are for --when")
     words = "benchmarks/recipe.py " + " ".join(sys.argv[1:] if argv is None else argv)
-    name, of, said, drawn = "recipe", measure, markdown, draw
+    name, of, said, drawn = f"recipe-{args.only}".rstrip("-"), measure, markdown, draw
     if args.when:
         name, of, said, drawn = "recipe-when", measure_when, markdown_when, draw_when
     results = {"origin": report.origin(f"python {words.strip()}")} | of(args)

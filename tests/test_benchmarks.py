@@ -261,6 +261,23 @@ def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> No
     assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(written.with_suffix(".png"))
 
 
+def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With as many seeds as the defaults; the runs of all changes are its, too."""
+    recipe = importlib.import_module("recipe")
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 400, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 400, encoding="utf-8")
+    where = ["--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert recipe.main(["--quick", "--only", "AdamW", *where]) == 0
+    results = json.loads((tmp_path / "recipe-AdamW.json").read_text())
+    assert len(called) == 5 and [row["change"] for row in results["rows"]] == list(recipe.CHANGES)[:1]
+    assert len(results["rows"][0]["differences"]) == 2
+    assert recipe.main(["--quick", *where]) == 0
+    assert len(called) == 6 and len(json.loads((tmp_path / "recipe.json").read_text())["rows"]) == 2
+    with pytest.raises(SystemExit):
+        recipe.main(["--quick", "--only", "Adam W", *where])
+    assert "no change is named 'Adam W', expected part of one of: AdamW in place of" in capsys.readouterr().err
+
+
 def test_when_the_quantizers_come_in(tmp_path: Path, called: list[str]) -> None:
     """Each way at each length, with each seed; a second start finds every run made."""
     recipe = importlib.import_module("recipe")

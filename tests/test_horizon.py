@@ -32,6 +32,17 @@ def final(run: Path) -> float:
 # ---- budgets and lengths ----
 
 
+def test_a_run_that_ends_before_it_is_ternary_says_so(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", *SHORT, "--data", sentences, "--out", tmp_path / "run", "--tokens", EACH]
+    assert bitnet(*argv, "--quantize-warmup", 4 * 1024) == 0
+    said = capsys.readouterr().err
+    assert "before its weights are ternary: after 128 tokens λ is 0.031, with --quantize-warmup 4,096 it is 1\n" in said
+    assert bitnet("train", "--resume", "--out", tmp_path / "run", "--tokens", 4 * 1024) == 0
+    assert "before its weights" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tokens", [20 * EACH, 19 * EACH + 1])
 def test_tokens_are_steps(
     tokens: int, finished: Path, sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -84,6 +84,12 @@ def begin(
                 f"the learning rate had fallen to {state['fall']:.1%}, and no checkpoint from before that is there: "
                 "it rises again, as in --warmup"
             )
+    if 0 < found.tokens < settings.quantize_warmup:
+        amount = found.tokens / settings.quantize_warmup
+        line += "; " * bool(line) + (
+            f"the run ends before its weights are ternary: after {found.tokens:,} tokens λ is {amount:.2g}, with "
+            f"--quantize-warmup {settings.quantize_warmup:,.0f} it is 1"
+        )
     state["planned"] = state["planned"] or {"tokens": found.tokens, "seconds": found.seconds}
     return found, line
 
