@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
 
-import manuals
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import manuals
 
 
 def test_manuals(tmp_path: Path) -> None:
