@@ -30,7 +30,7 @@ FIRST_TOKEN = "import sys, bitnet_runtime as b; b.Model.load(sys.argv[1]).genera
 
 
 def single(path: Path, name: str, args: argparse.Namespace, **options: Any) -> dict[str, Any]:
-    """One run of `bitnet bench` as a row of results. `options`: threads, isa, depth."""
+    """One run of `bitnet bench` as a row of results. `options`: threads, isa, depth, kv_type."""
     print(f"{name} …", file=sys.stderr)
     found = bench(path, prompt=args.prompt, gen=args.gen, repeat=args.repeat, **options)
     return {"name": name, "batch": 1, "depth": options.get("depth", 0)} | found
@@ -90,10 +90,16 @@ def other_encoding(path: Path, threads: int, args: argparse.Namespace) -> dict[s
 def measure(shape: str, path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures of a shape; context, tiers and batches at the default number of threads."""
     config, default = SHAPES[shape], default_threads()
+    needed = max(args.context, default=0) + max(args.prompt, args.gen + 1)
+    config = config.replace(max_context=max(config.max_context, needed))
     print(f"writing random weights of shape {shape} …", file=sys.stderr)
     random_model(config, path)
     threads = [single(path, f"threads {n}", args, threads=n) for n in args.threads]
-    context = [single(path, f"context {n}", args, threads=default, depth=n) for n in args.context]
+    context = [
+        single(path, f"context {n}, {kv_type}", args, threads=default, depth=n, kv_type=kv_type)
+        for n in args.context
+        for kv_type in args.kv_type
+    ]
     isas = [isa for isa in available_isas() if isa != "scalar" or config.ternary_weights < SLOW]
     tiers = [single(path, f"tier {isa}", args, threads=default, isa=isa) for isa in isas]
     batches = [batched(path, n, default, args) for n in args.batch]
@@ -194,6 +200,7 @@ def arguments() -> argparse.Namespace:
     add("--shape", choices=SHAPES, nargs="+", default=list(SHAPES), help="sizes of model")
     add("--threads", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="threads")
     add("--context", type=int, nargs="+", default=[0, 1024, 4096], metavar="N", help="tokens in the cache before")
+    add("--kv-type", nargs="+", default=["f16"], metavar="TYPE", help="types of that cache")
     add("--batch", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="texts decoded together")
     add("--prompt", type=int, default=128, metavar="N", help="tokens of prefill")
     add("--gen", type=int, default=64, metavar="N", help="tokens to decode")
@@ -207,8 +214,8 @@ def main() -> None:
     (report.ROOT / "build").mkdir(exist_ok=True)
     for shape in args.shape:
         command = f"python benchmarks/engine.py --shape {shape}"
-        for name in ("threads", "context", "batch"):
-            command += f" --{name} {' '.join(map(str, getattr(args, name)))}"
+        for name in ("threads", "context", "kv_type", "batch"):
+            command += f" --{name.replace('_', '-')} {' '.join(map(str, getattr(args, name)))}"
         command += f" --prompt {args.prompt} --gen {args.gen} --repeat {args.repeat}"
         origin = report.origin(command)
         with tempfile.TemporaryDirectory(dir=report.ROOT / "build", prefix="engine-") as folder:

@@ -172,11 +172,14 @@ def test_the_engine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads: 10.0 * threads)  # each takes a second
     monkeypatch.setattr(machine, "int8_peak", lambda isa, threads: 100.0 * threads)
     monkeypatch.setattr(bench, "subprocess", argparse.Namespace(run=bench_here))
-    args = argparse.Namespace(threads=[1, 2], context=[16], batch=[1, 3], prompt=8, gen=4, repeat=1)
+    args = argparse.Namespace(
+        threads=[1, 2], context=[16, 80], kv_type=["f16", "int8"], batch=[1, 3], prompt=8, gen=4, repeat=1
+    )
     results = {"origin": report.origin("")} | engine.measure("small", tmp_path / "model.bitnet", args)
     assert [row["threads"] for row in results["threads"]] == [1, 2]
     assert [row["isa"] for row in results["tiers"]] == machine.available_isas()
-    assert results["context"][0]["decode"]["depth"] == 16
+    assert [row["decode"]["depth"] for row in results["context"]] == [16, 16, 80, 80]
+    assert [row["name"] for row in results["context"]][2:] == ["context 80, f16", "context 80, int8"]
     single, three = results["batches"]
     cache = SMALL.n_layers * 2 * SMALL.n_kv_heads * SMALL.head_dim * 2  # bytes of a token at f16
     assert three["decode"]["bytes_per_token"] - single["decode"]["bytes_per_token"] == 2 * cache * 2
