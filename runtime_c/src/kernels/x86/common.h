@@ -21,7 +21,6 @@ INLINE void prefetch_cache(const void *p, size_t together) {
 /* The same of the next bytes of a linear stream. Registers that are used together lie in several
  * pages of memory: asked for in their order, the hardware would take them for several streams. */
 INLINE void prefetch_bytes(const void *p, size_t bytes, size_t together) {
-    UNROLL
     for (size_t line = 0; line < bytes; line += 64)
         prefetch_cache((const char *)p + line, together);
 }
