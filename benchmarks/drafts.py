@@ -7,7 +7,8 @@ With a model and a text the guesses are those of `--draft`: of the model's draft
 in the text. The model runs freely from prompts out of the text: what is right is what it says itself. The row `auto`
 is what the engine does when nothing is said: both, as far as they are quicker. With a shape each guess is right with a
 probability that is given, so that a row says what guesses that good would bring; with `--layer` each costs what it
-costs to make them with a draft layer.
+costs to make them with a draft layer; `--depth` has so many tokens stand before, which are copies of the first.
+`--texts` runs so many texts together, as the engine does it.
 Every length of draft runs in turn from every prompt, and has to give the same tokens as none.
 """
 
@@ -21,129 +22,40 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import report
+from guesses import AUTO, Guess, Tally, as_good_as, of_layer, repetitions, run
 from shapes import SHAPES
 
 from bitnet_export import random_model
 from bitnet_runtime import Model, Session
-from bitnet_runtime.answer import Lookup
+from bitnet_runtime._native import lib
 from bitnet_runtime.defaults import resolve
-from bitnet_runtime.generation import AT_ONCE
 from bitnet_runtime.sampler import Sampler
 
-Guess = Callable[[list[int], int], list[int]]
-"""(the tokens so far, how many to guess at most) -> guesses."""
 
-AUTO = -1  # in place of a length of draft: as the engine does it
-
-
-@dataclass
-class Tally:
-    """Of all runs with one length of draft."""
-
-    tokens: int = 0
-    passes: int = 0
-    offered: list[int] = field(default_factory=list)  # by place in the draft: guesses whose turn came
-    right: list[int] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)  # tokens a second of each run
-
-    def count(self, draft: Sequence[int], out: Sequence[int]) -> None:
-        self.passes += 1
-        right = 0
-        while right < min(len(draft), len(out)) and draft[right] == out[right]:
-            right += 1
-        for place in range(min(right + 1, len(draft))):  # behind the first that is wrong none is looked at
-            if place == len(self.offered):
-                self.offered.append(0)
-                self.right.append(0)
-            self.offered[place] += 1
-            self.right[place] += place < right
-
-    def row(self) -> dict[str, Any]:
-        shares = [right / offered for right, offered in zip(self.right, self.offered, strict=True)]
-        return {
-            "tokens_per_pass": self.tokens / self.passes,
-            "right": shares,
-            "tok_s": statistics.median(self.speeds),
-        }
-
-
-def run(session: Session, prompt: Sequence[int], seed: int, sampler: Sampler, guess: Guess, n: int, most: int,
-        tally: Tally) -> list[int]:  # fmt: skip
-    """n tokens behind a prompt, with drafts of up to `most`."""
-    session.rewind(0)
-    session.feed(prompt)
-    session.seed(seed)
-    tokens: list[int] = []
-    begin = time.perf_counter()
-    while len(tokens) < n:
-        left = n - len(tokens)
-        draft = guess(tokens, min(most, left)) if most > 0 else []
-        out = session.advance(sampler, draft, min(AT_ONCE, left) if most == AUTO else 1)
-        tally.count(draft, out)
-        tokens += out
-    seconds = time.perf_counter() - begin
-    tally.tokens += len(tokens)
-    tally.speeds.append(len(tokens) / seconds)
-    return tokens
-
-
-def repetitions(prompt: Sequence[int]) -> Guess:
-    """As `--draft` guesses."""
-    lookup, known = Lookup(prompt), 0
-
-    def guess(tokens: list[int], most: int) -> list[int]:
-        nonlocal known
-        for token in tokens[known:]:
-            lookup.add(token)
-        known = len(tokens)
-        return lookup.guess(most)
-
-    return guess
-
-
-def of_layer(session: Session, sampler: Sampler) -> Guess:
-    """The token that comes, and what the model's draft layer guesses behind it."""
-
-    def guess(tokens: list[int], most: int) -> list[int]:
-        token = session.draw(sampler)
-        return [token, *(guessed for guessed, _ in session.guess(sampler, token, most - 1))] if most > 1 else [token]
-
-    return guess
-
-
-def as_good_as(right: Sequence[int], share: float, seed: int, layer: Guess | None = None) -> Guess:
-    """Each guess is the right token with this probability, else another one; layer: costs what this does, too. The
-    first, of the token that sampling gives, is then always right, as a layer begins behind it."""
-    draw = random.Random(seed)
-
-    def guess(tokens: list[int], most: int) -> list[int]:
-        coming = right[len(tokens) : len(tokens) + most]
-        if layer and coming:
-            layer(tokens, most)
-        return [token if draw.random() < share or (layer and i == 0) else token ^ 1 for i, token in enumerate(coming)]
-
-    return guess
+def prompts_of(model: Model, texts: Sequence[str], args: argparse.Namespace, n: int) -> list[list[int]]:
+    """Pieces of the texts."""
+    tokens, draw = model.tokenize("\n".join(texts)), random.Random(0)
+    if len(tokens) <= args.prompt:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected more than {args.prompt}, those of a prompt")
+    starts = [draw.randrange(len(tokens) - args.prompt) for _ in range(n)]
+    return [tokens[start : start + args.prompt] for start in starts]
 
 
 def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of each temperature and length of draft."""
-    tokens, draw, rows = model.tokenize("\n".join(texts)), random.Random(0), []
-    if len(tokens) <= args.prompt:
-        raise ValueError(f"the text has {len(tokens)} tokens, expected more than {args.prompt}, those of a prompt")
-    starts = [draw.randrange(len(tokens) - args.prompt) for _ in range(args.prompts)]
+    prompts, rows = prompts_of(model, texts, args, args.prompts), []
     for temperature in args.temperature:
         print(f"temperature {temperature:g} …", file=sys.stderr)
         sampler = Sampler(resolve({"temperature": temperature}, None, model.defaults), model.vocab_size)
         tallies = {most: Tally() for most in (0, *args.draft, AUTO)}
         with pair(model, args.prompt + args.gen) as (session, plain):
             layer = of_layer(session, sampler) if model.has_draft else None
-            for seed, start in enumerate(starts):
-                prompt = tokens[start : start + args.prompt]
+            for seed, prompt in enumerate(prompts):
                 run_all(
                     session, plain, prompt, seed, sampler,
                     lambda _, prompt=prompt, layer=layer: layer or repetitions(prompt), args.gen, tallies,
@@ -152,21 +64,54 @@ def on_text(model: Model, texts: Sequence[str], args: argparse.Namespace) -> lis
     return rows
 
 
+def together(model: Model, texts: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of each temperature and number of texts that are answered together, as the engine drafts them and without:
+    whole answers, prompts included."""
+    starts, rows = prompts_of(model, texts, args, max(args.texts) * args.prompts), []
+    for temperature, n in ((temperature, n) for temperature in args.temperature for n in args.texts):
+        print(f"{n} texts, temperature {temperature:g} …", file=sys.stderr)
+        without, drafted = [], []
+        for seed in range(args.prompts):
+            options = {"max_tokens": args.gen, "seed": seed, "temperature": temperature}
+            runs = [answered(model, starts[seed * n : (seed + 1) * n], draft, options) for draft in (0, 0, None)]
+            if any(run[0] != runs[0][0] for run in runs):
+                raise RuntimeError(f"drafts gave other tokens than none: {runs}")
+            without.append(runs[1][1])  # the first is not counted
+            drafted.append(runs[2][1])
+        ratio = statistics.median(fast / none for fast, none in zip(drafted, without, strict=True))
+        speeds = {"none_tok_s": statistics.median(without), "auto_tok_s": statistics.median(drafted)}
+        rows.append({"temperature": temperature, "texts": n, "ratio": ratio} | speeds)
+    return rows
+
+
+def answered(model: Model, prompts: list[list[int]], draft: int | None, options: dict[str, Any]) -> tuple[Any, float]:
+    """Tokens of each, and tokens a second of all."""
+    begin = time.perf_counter()
+    tokens = [result.tokens for result in model.generate(prompts, draft=draft, **options)]
+    return tokens, sum(map(len, tokens)) / (time.perf_counter() - begin)
+
+
 def on_shape(model: Model, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of each share of right guesses and length of draft, at temperature 0."""
+    """Rows of each depth, share of right guesses and length of draft, at temperature 0. The prompts are of tokens that
+    a draft layer guesses; what the model says is of all."""
     sampler, rows = Sampler(resolve({"temperature": 0}), model.vocab_size), []
-    with pair(model, args.prompt + args.gen) as (session, plain):
-        layer = of_layer(session, sampler) if model.has_draft else None
-        for share in args.right:
-            print(f"{share:.0%} right …", file=sys.stderr)
-            tallies = {most: Tally() for most in (0, *args.draft)}
-            for seed in range(args.prompts):
-                prompt = [random.Random(seed).randrange(model.vocab_size) for _ in range(args.prompt)]
-                run_all(
-                    session, plain, prompt, seed, sampler,
-                    lambda right, share=share, seed=seed: as_good_as(right, share, seed, layer), args.gen, tallies,
-                )  # fmt: skip
-            rows += found({"share_right": share}, tallies)
+    for depth in args.depth:
+        with pair(model, args.prompt + depth + args.gen) as (session, plain):
+            for one in (session, plain) if depth else ():
+                one.feed([token % model.vocab_size for token in range(lib.BN_REPEATED)], keep_logits=False)
+                one.repeat(depth)
+            layer = partial(session.guess, sampler) if model.has_draft else None
+            for share in args.right:
+                print(f"{share:.0%} right behind {depth} tokens …", file=sys.stderr)
+                tallies = {most: Tally() for most in (0, *args.draft)}
+                for seed in range(args.prompts):
+                    prompt = [random.Random(seed).randrange(-(-model.vocab_size // 4)) for _ in range(args.prompt)]
+                    run_all(
+                        session, plain, prompt, seed, sampler,
+                        lambda right, share=share, seed=seed, layer=layer: as_good_as(right, share, seed, layer),
+                        args.gen, tallies, depth,
+                    )  # fmt: skip
+                rows += found({"share_right": share, "depth": depth}, tallies)
     return rows
 
 
@@ -178,11 +123,11 @@ def pair(model: Model, n_ctx: int) -> Iterator[tuple[Session, Session]]:
 
 
 def run_all(session: Session, plain: Session, prompt: Sequence[int], seed: int, sampler: Sampler,
-            make: Callable[[list[int]], Guess], n: int, tallies: dict[int, Tally]) -> None:  # fmt: skip
+            make: Callable[[list[int]], Guess], n: int, tallies: dict[int, Tally], depth: int = 0) -> None:  # fmt: skip
     """Every length of draft, none of them in `plain`. make(the tokens that come) guesses."""
-    right = run(plain, prompt, seed, sampler, make([]), n, 0, Tally())  # which is not counted
+    right = run(plain, prompt, seed, sampler, make([]), n, 0, Tally(), depth)  # which is not counted
     for most, tally in tallies.items():
-        tokens = run(session if most else plain, prompt, seed, sampler, make(right), n, most, tally)
+        tokens = run(session if most else plain, prompt, seed, sampler, make(right), n, most, tally, depth)
         if tokens != right:
             raise RuntimeError(f"drafts of {most} gave other tokens than none: {tokens} and {right}")
 
@@ -209,15 +154,24 @@ def named(most: int) -> str:
 
 def markdown(results: dict[str, Any]) -> str:
     """The page of results."""
+    by_depth = "depth" in results["rows"][0]
     rows = [
-        [
+        ([row["depth"]] if by_depth else []) + [
             row.get("temperature", row.get("share_right")), named(row["draft"]), row["tokens_per_pass"], row["tok_s"],
             f"{row['ratio']:.2f} ×", " ".join(f"{share:.0%}" for share in row["right"][:8]),
         ]
         for row in results["rows"]
     ]  # fmt: skip
     setting = "temperature" if "temperature" in results["rows"][0] else "guesses right"
-    head = [setting, "guesses", "tokens a pass", "tok/s", "of none", "right, by place"]
+    head = [
+        *(["tokens before"] if by_depth else []),
+        setting,
+        "guesses",
+        "tokens a pass",
+        "tok/s",
+        "of none",
+        "right, by place",
+    ]
     said = f"{results['prompts']} prompts of {results['prompt']} tokens, {results['gen']} more each"
     return "\n".join(
         [
@@ -227,20 +181,36 @@ def markdown(results: dict[str, Any]) -> str:
             "those before it were right. The first is of a token that sampling gives anyway.",
             "",
             report.table(head, rows),
+            *(of_texts(results["together"]) if results["together"] else []),
         ]
     )
+
+
+def of_texts(rows: list[dict[str, Any]]) -> list[str]:
+    head = ["temperature", "texts together", "tok/s without", "with", "of that"]
+    cells = [
+        [row["temperature"], row["texts"], row["none_tok_s"], row["auto_tok_s"], f"{row['ratio']:.2f} ×"]
+        for row in rows
+    ]
+    return [
+        "",
+        "Whole answers, prompts included, as the engine guesses when nothing is said:",
+        "",
+        report.table(head, cells),
+    ]
 
 
 def panels(results: dict[str, Any]) -> list[report.Panel]:
     """Speed with guesses, of that without, for each setting."""
     drafts = [named(n) for n in dict.fromkeys(row["draft"] for row in results["rows"])]
-    settings: dict[float, list[float]] = {}
+    settings: dict[float, dict[str, list[float]]] = {}
     for row in results["rows"]:
-        settings.setdefault(row.get("temperature", row.get("share_right")), []).append(row["ratio"])
+        lines = settings.setdefault(row.get("temperature", row.get("share_right")), {})
+        lines.setdefault(f"behind {row['depth']}" if row.get("depth") else "", []).append(row["ratio"])
     name = "temperature" if "temperature" in results["rows"][0] else "guesses right"
     return [
-        report.Panel(f"{name} {setting:g}: speed by number of guesses, 0 is 1", drafts, {"": ratios}, unit=" ×")
-        for setting, ratios in settings.items()
+        report.Panel(f"{name} {setting:g}: speed by number of guesses, 0 is 1", drafts, lines, unit=" ×")
+        for setting, lines in settings.items()
     ]
 
 
@@ -256,6 +226,8 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
     add("--layer", action="store_true", help="with --shape: the model has a draft layer, which makes the guesses")
     add("--temperature", type=float, nargs="+", default=[0.0, 0.8, 1.0], metavar="T", help="with --model")
     add("--right", type=float, nargs="+", default=[0.5, 0.7, 0.9], metavar="P", help="share, with --shape")
+    add("--depth", type=int, nargs="+", default=[0], metavar="N", help="tokens before, with --shape: 0, or 64 and more")
+    add("--texts", type=int, nargs="*", default=[], metavar="N", help="also so many together, with --model")
     add("--draft", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="guesses at a time")
     add("--prompts", type=int, default=5, metavar="N", help="prompts")
     add("--prompt", type=int, default=64, metavar="N", help="tokens of each")
@@ -267,6 +239,8 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
         parser.error("--model and --text go together")
     if min(*args.draft, args.prompts, args.prompt, args.gen, 1) < 1:
         parser.error("numbers of guesses, prompts and tokens: expected 1 or more")
+    if any(depth and depth < lib.BN_REPEATED for depth in args.depth):
+        parser.error(f"--depth: expected 0, or {lib.BN_REPEATED} or more")
     return args
 
 
@@ -274,6 +248,8 @@ def main(line: list[str] | None = None) -> None:
     args = arguments(line)
     name = args.model.stem if args.model else args.shape
     what = f"--model {args.model.name} --text …" if args.model else f"--shape {args.shape}" + " --layer" * args.layer
+    what += f" --texts {' '.join(map(str, args.texts))}" if args.texts else ""
+    what += f" --depth {' '.join(map(str, args.depth))}" if any(args.depth) else ""
     numbers = f"--draft {' '.join(map(str, args.draft))} --prompts {args.prompts} --prompt {args.prompt}"
     origin = report.origin(f"python benchmarks/drafts.py {what} {numbers} --gen {args.gen}")
     (report.ROOT / "build").mkdir(exist_ok=True)
@@ -285,9 +261,10 @@ def main(line: list[str] | None = None) -> None:
         with Model.load(path, threads=args.threads) as model:
             texts = [text.read_text(encoding="utf-8") for text in args.text]
             rows = on_text(model, texts, args) if args.model else on_shape(model, args)
+            many = together(model, texts, args) if args.model and args.texts else []
             machine = {"threads": model.threads, "isa": model.isa}
     numbers_of = {"prompts": args.prompts, "prompt": args.prompt, "gen": args.gen, "drafts": [0, *args.draft]}
-    results = {"origin": origin, "model": name} | numbers_of | machine | {"rows": rows}
+    results = {"origin": origin, "model": name} | numbers_of | machine | {"rows": rows, "together": many}
     text = markdown(results)
     report.write(args.out, f"drafts-{name}", results, text, panels(results))
     print(text)

@@ -137,18 +137,22 @@ def test_what_drafts_bring(tmp_path: Path) -> None:
     assert all(row["tokens_per_pass"] >= 1 and row["tok_s"] > 0 for row in results["rows"])
     assert is_picture(tmp_path / "out" / f"drafts-{model.stem}.png")
 
-    args = drafts.arguments([*line, "--right", "0", "1"])
+    args = drafts.arguments([*line, "--right", "0", "1", "--texts", "1", "3"])
     with Model.load(model) as loaded:
+        rows = drafts.together(loaded, [text.read_text()], args)
+        assert [(row["temperature"], row["texts"]) for row in rows] == [(t, n) for t in (0, 0.8, 1) for n in (1, 3)]
         rows = drafts.on_shape(loaded, args)
     assert [row["tokens_per_pass"] for row in rows] == [1, 1, 1, 1, 2, 4]
     assert [row["right"] for row in rows[1:]] == [[0.0], [0.0], [], [1.0, 1.0], [1.0] * 4]
     (tmp_path / "layer").mkdir()
-    with Model.load(small_model(tmp_path / "layer", config=SMALL.with_draft())) as loaded:
+    layered = SMALL.replace(max_context=128).with_draft()
+    with Model.load(small_model(tmp_path / "layer", config=layered)) as loaded:
         rows = drafts.on_text(loaded, [text.read_text()], args)
         assert [row["draft"] for row in rows] == [0, 2, 4, drafts.AUTO] * 3
         assert all(row["right"][0] == 1 for row in rows if row["draft"] > 0)  # the token that comes anyway
+        args.depth, args.prompt, args.gen = [0, 64], 4, 8
         rows = drafts.on_shape(loaded, args)
-    assert [row["tokens_per_pass"] for row in rows] == [1, 1, 1, 1, 2, 4]
+    assert [row["tokens_per_pass"] for row in rows] == [1, 1, 1, 1, 2, 4] * 2
     text.write_text("short")
     with pytest.raises(ValueError, match=r"the text has . tokens, expected more than 9"):
         drafts.main([*line, "--model", str(model), "--text", str(text)])

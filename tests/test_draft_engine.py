@@ -114,3 +114,30 @@ def test_guesses_that_are_right_save_steps(tmp_path: Path, monkeypatch: pytest.M
     with Model.load(tmp_path / "m.bitnet", threads=1) as model:
         model.generate([1, 2, 3], max_tokens=20, seed=1, temperature=1e6, top_k=0, top_p=1.0, min_p=0)
     assert steps[:2] == [1, 9]
+
+
+def test_of_a_large_vocabulary_frequent_tokens_are_guessed(tmp_path: Path) -> None:
+    """Unless the text has many others. What is guessed depends on the text alone, and no token on that."""
+    frequent = 32768
+    config = SMALL.replace(vocab_size=70_000, n_layers=1, max_context=400)
+    random_model(config.with_draft(), tmp_path / "m.bitnet")
+    noisy = Sampler(resolve({"temperature": 1e6, "top_k": 40}), config.vocab_size)
+    with Model.load(tmp_path / "m.bitnet", threads=1) as model, model.session() as session:
+        said: dict[int, list[int]] = {}
+        for others in (0, 12, 13, 100):  # of 100 tokens
+            text = [*range(frequent, frequent + others), *range(100 - others)]
+            session.rewind(0)
+            session.feed(text)
+            for seed in range(6):
+                session.seed(seed)
+                said.setdefault(others, []).extend(token for token, _ in session.guess(noisy, 5, 3))
+            with session.fork() as other:
+                other.rewind(50)
+                other.feed(text[50:])
+                assert [token for token, _ in other.guess(noisy, 5, 3)] == said[others][-3:]
+        assert all((max(tokens) < frequent) == (others <= 12) for others, tokens in said.items())
+        for first in (0, frequent):
+            prompts = [list(range(first, first + n)) for n in (30, 50)]
+            expected = model.generate(prompts, max_tokens=60, seed=1, draft=0)
+            found = model.generate(prompts, max_tokens=60, seed=1)
+            assert [result.tokens for result in found] == [result.tokens for result in expected]

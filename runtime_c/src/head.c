@@ -122,9 +122,9 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
 }
 
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
-                      size_t rows, float *logits) {
+                      size_t rows, size_t width, float *logits) {
     sketch c = sketch_of(m, stack, w, first, rows, logits);
-    bn_pool_run(w->in.pool, bn_panels(c.head), CHUNK_PANELS, estimate, &c);
+    bn_pool_run(w->in.pool, (width + BN_PANEL - 1) / BN_PANEL, CHUNK_PANELS, estimate, &c);
 }
 
 typedef struct screen {

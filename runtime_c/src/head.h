@@ -32,9 +32,10 @@ size_t bn_largest(const bn_kernels *kernels, const float *x, size_t V, size_t k,
 /* Whether the head has a sketch, and nothing is added to its logits: what the next two ask for. */
 int bn_head_screens(const bn_stack *stack);
 
-/* Logits of rows [first, first + rows) as the sketch has them, after bn_head_input: [rows][V]. */
+/* Logits of rows [first, first + rows) as the sketch has them, after bn_head_input: [rows][V], of
+ * tokens [0, width) and maybe of a few more. */
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
-                      size_t rows, float *logits);
+                      size_t rows, size_t width, float *logits);
 
 /* Of row 0, after bn_head_input: estimates become the k largest logits, and those of n tokens
  * more, exactly; whatever can be neither becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. */

@@ -100,7 +100,7 @@ static void test_head_top(void) {
             w->x[d] = check_float(&random);
         ok(bn_head(model, &model->stack, w, 0, 1, full));
         ok(bn_head_input(model, &model->stack, w, 0, 1));
-        bn_head_estimate(model, &model->stack, w, 0, 1, top);
+        bn_head_estimate(model, &model->stack, w, 0, 1, VOCAB, top);
         bn_head_top(model, &model->stack, w, k, more, 2, top);
         memcpy(sorted, full, sizeof full);
         qsort(sorted, VOCAB, sizeof *sorted, falling);

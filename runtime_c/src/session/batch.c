@@ -114,7 +114,7 @@ static bn_status give_scores(const bn_batch *b) {
         return bn_head(b->m, b->stack, b->w, 0, b->n, b->w->scores);
     const bn_status status = bn_head_input(b->m, b->stack, b->w, 0, b->n);
     if (!status)
-        bn_head_estimate(b->m, b->stack, b->w, 0, b->n, b->w->scores);
+        bn_head_estimate(b->m, b->stack, b->w, 0, b->n, b->stack->config.vocab_size, b->w->scores);
     return status;
 }
 

@@ -71,7 +71,7 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
         bn_head_of(s->model, s->stack, w, tokens, (size_t)few, s->logits);
     } else if (!status) {
         if (s->ready != BN_READY_ESTIMATES)
-            bn_head_estimate(s->model, s->stack, w, 0, 1, s->logits);
+            bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
         drop_forbidden(s->logits, p.allowed, V);
         bn_head_top(s->model, s->stack, w, (size_t)k, tokens, (size_t)n, s->logits);
     }

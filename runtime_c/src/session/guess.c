@@ -18,14 +18,39 @@
 #include "trail.h"
 #include "turn.h"
 
-/* What bn_choose needs of the states of the draft in the first n rows, by row. */
-static bn_status score(const bn_model *m, const bn_stack *draft, bn_workspace *w, size_t n) {
+/* How many tokens may be guessed: of a large vocabulary a quarter, as its sketch is most of what a
+ * guess reads. Ids are given out in the order of merges, so the first are the frequent ones; a text
+ * with many others, say in another language, has all. */
+static size_t width_of(const bn_session *s, int32_t n) {
+    enum { LEAST = 32768, RECENT = 1024, SHARE = 8 };
+    const size_t V = s->stack->config.vocab_size, narrow = bn_max(V / 4, LEAST);
+    const int32_t first = n > RECENT ? n - RECENT : 0;
+    int32_t others = 0;
+    if (V < 2 * narrow || !bn_head_screens(s->stack->draft))
+        return V;
+    for (int32_t i = first; i < n; i++)
+        others += s->tokens[i] >= (int32_t)narrow;
+    return others * SHARE > n - first ? V : narrow;
+}
+
+/* What bn_choose needs of the states of the draft in the first rows, one of each text. */
+static bn_status score(bn_guesses *const *who, int32_t n, bn_workspace *w) {
+    const bn_session *s = who[0]->session;
+    const bn_stack *draft = s->stack->draft;
+    const size_t V = draft->config.vocab_size;
+    size_t width = 0;
     if (!bn_head_screens(draft))
-        return bn_head(m, draft, w, 0, n, w->scores);
-    const bn_status status = bn_head_input(m, draft, w, 0, n);
-    if (!status)
-        bn_head_estimate(m, draft, w, 0, n, w->scores);
-    return status;
+        return bn_head(s->model, draft, w, 0, (size_t)n, w->scores);
+    const bn_status status = bn_head_input(s->model, draft, w, 0, (size_t)n);
+    if (status)
+        return status;
+    for (int32_t i = 0; i < n; i++)
+        width = bn_max(width, who[i]->width);
+    bn_head_estimate(s->model, draft, w, 0, (size_t)n, width, w->scores);
+    for (int32_t i = 0; i < n; i++)
+        for (size_t token = who[i]->width; token < V; token++)
+            w->scores[(size_t)i * V + token] = -INFINITY;
+    return BN_OK;
 }
 
 /* The next guess at a text, of the state and the scores of a row of a round, and its share of the
@@ -42,7 +67,7 @@ static bn_status sample(bn_guesses *t, bn_workspace *w, float *scores) {
                           .ready = bn_head_screens(draft) ? BN_READY_ESTIMATES : BN_READY_LOGITS,
                           .sampler_scratch = s->sampler_scratch,
                           .seed = s->seed};
-    const double all = bn_log_sum(&s->model->kernels, scores, draft->config.vocab_size);
+    const double all = bn_log_sum(&s->model->kernels, scores, t->width);
     const bn_status status = bn_choose(&guesser, w, t->sampler, &t->tokens[t->n]);
     if (!status) {
         const double own = (double)scores[t->tokens[t->n]];
@@ -128,7 +153,7 @@ static bn_status guess_once(bn_guesses *const *who, int32_t n, bn_workspace *w) 
     if (status)
         return status;
     keep_states(who, n, w);
-    return score(s->model, s->stack->draft, w, (size_t)n);
+    return score(who, n, w);
 }
 
 static double gain(const bn_guesses *t) {
@@ -182,6 +207,7 @@ static int can_begin(bn_guesses *t) {
     bn_session *s = t->session;
     t->path = 1;
     s->tokens[s->position] = t->token;
+    t->width = width_of(s, s->position + 1);
     return bn_can_guess(s) && t->most > 0;
 }
 

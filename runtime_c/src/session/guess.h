@@ -20,6 +20,7 @@ typedef struct bn_guesses {
     float confidences[BN_GUESSES];
     double path;      /* the probability that all are right */
     size_t row;       /* that has its state */
+    size_t width;     /* tokens [0, width) are guessed */
     bn_status status; /* of the last guess */
 } bn_guesses;
 
