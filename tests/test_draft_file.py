@@ -33,10 +33,14 @@ SMALL = ModelConfig(
 ).with_draft()
 
 
+def of(config: ModelConfig, folder: Path) -> Checkpoint:
+    torch.manual_seed(1)
+    return Checkpoint.open(saved(folder, Transformer(config)))
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    torch.manual_seed(1)
-    return Checkpoint.open(saved(tmp_path_factory.mktemp("run"), Transformer(SMALL)))
+    return of(SMALL, tmp_path_factory.mktemp("run"))
 
 
 @pytest.mark.parametrize("encoding", ["2.0", "1.6"])
@@ -54,16 +58,21 @@ def test_every_number_in_the_file_is_that_of_training(checkpoint: Checkpoint, en
         _check_weights(file, model)
 
 
-def test_export_compares_its_guesses(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """With those of torch; another draft would be found."""
+@pytest.mark.parametrize("tokens", [260, 8192])
+def test_export_compares_its_guesses(tokens: int, tmp_path: Path) -> None:
+    """With those of torch; another draft would be found. A large head has a sketch: there what is guessed counts."""
+    checkpoint = of(SMALL.replace(vocab_size=tokens), tmp_path / "run")
     report = export_checkpoint(checkpoint.folder, tmp_path / "m.bitnet", tokens=600, sparse=False)
     assert report.draft and report.draft.median < 1e-5 and "64 chains of 3 guesses" in str(report)
+    sketched = PackedFile.open(tmp_path / "m.bitnet").sketched
+    assert sketched == (tokens == 8192)
     other = copy.deepcopy(checkpoint.model)
     assert isinstance(other.draft, Draft)
     other.draft.draft_hidden_norm.weight.data *= torch.linspace(0.5, 1.5, SMALL.dim)
     texts = np.arange(12 * 7).reshape(12, 7)
     with Model.load(tmp_path / "m.bitnet", kv_type="f32") as engine:
-        found = [compare_guesses(engine, model, model, texts) for model in (checkpoint.model, other)]
+        models = (checkpoint.model, other)
+        found = [compare_guesses(engine, model, model, texts, estimated=sketched) for model in models]
     assert found[0] and found[1] and found[0].median < 1e-5 < 1e-3 < found[1].median
 
 

@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from bitnet.model.transformer import Transformer
     from bitnet_runtime import Model
 
+FREQUENT = 32_768  # runtime_c/src/session/guess.c
+
 
 def compare_guesses(
-    engine: Model, model: Transformer, reference: Transformer, texts: NDArray[np.int64]
+    engine: Model, model: Transformer, reference: Transformer, texts: NDArray[np.int64], *, estimated: bool
 ) -> Agreement | None:
     """log p that the draft gives each token of a chain that the engine guesses behind each of the texts (n, T).
 
-    reference: the model in fp64. None: it has no draft, or texts fill its context.
+    reference: the model in fp64. estimated: the engine estimates log p, by the sketch of a large head; but what it
+    guesses is the likeliest token nevertheless, so that one's log p by torch is compared with that of the guess.
+    None: it has no draft, or texts fill its context.
     """
     from bitnet.model.draft import STEPS
 
@@ -27,8 +31,8 @@ def compare_guesses(
         return None
     guessed, found = _by_engine(engine, texts, STEPS)
     chains = np.concatenate([texts, guessed], 1)
-    ours, theirs = _by_torch(model, chains, STEPS), _by_torch(reference, chains, STEPS)
-    return Agreement.of(found, ours, theirs, (len(texts), STEPS))
+    (ours, likeliest), (theirs, _) = (_by_torch(which, chains, STEPS) for which in (model, reference))
+    return Agreement.of(likeliest if estimated else found, ours, theirs, (len(texts), STEPS))
 
 
 def _by_engine(engine: Model, texts: NDArray[np.int64], steps: int) -> tuple[NDArray[np.int64], Scores]:
@@ -46,8 +50,9 @@ def _by_engine(engine: Model, texts: NDArray[np.int64], steps: int) -> tuple[NDA
     return np.array(tokens), np.log(np.array(sure, np.float64))
 
 
-def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> Scores:
-    """log p of the last `steps` tokens of each chain: guess k is step k at the entry behind whose tokens it stands."""
+def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> tuple[Scores, Scores]:
+    """log p of the last `steps` tokens of each chain: guess k is step k at the entry behind whose tokens it stands.
+    And that of the likeliest tokens, among those that the engine may have chosen from."""
     import torch
 
     from bitnet.quant import embedding_rows
@@ -60,5 +65,8 @@ def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> Scor
         states = model.draft.states(hidden, rows, None, steps)
         last = torch.stack([state[:, step - steps] for step, state in enumerate(states)], 1)
         log_p = model.own_head.logits(last).double().log_softmax(-1)
-        found: Scores = log_p.gather(-1, tokens[:, -steps:, None])[..., 0].numpy()
-    return found
+        guessed = tokens[:, -steps:]
+        found: Scores = log_p.gather(-1, guessed[..., None])[..., 0].numpy()
+        frequent = max(FREQUENT, config.vocab_size // 4)  # of a large vocabulary it may guess among these alone
+        best = torch.where(guessed < frequent, log_p[..., :frequent].amax(-1), log_p.amax(-1))
+    return found, best.numpy()

@@ -80,7 +80,7 @@ def compare(checkpoint: Checkpoint, file: str | os.PathLike[str], *, tokens: int
         short = _agreement(engine, torch_scores(model, prompts), reference, prompts)
         long = _agreement(engine, scores, reference, text)
         seen = _of_images(engine, model, reference)
-        guessed = compare_guesses(engine, model, reference, prompts.inputs)
+        guessed = compare_guesses(engine, model, reference, prompts.inputs, estimated=packed_file.sketched)
     unit = "nats a token" if config.has_head else "of a number of a vector"
     check_limit("median difference in short prompts", short.median, EXACT + 1.5 * short.floor_median, unit)
     check_limit("mean difference in a long text", long.mean, _rounded(long), unit)

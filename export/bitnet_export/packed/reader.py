@@ -106,6 +106,11 @@ class PackedFile(Parsed):
         """Whether some matrices are stored by lines, of which the engine reads only those that matter."""
         return any(record.encoding.lines for record in self.tensors.values())
 
+    @property
+    def sketched(self) -> bool:
+        """Whether the engine estimates logits by a sketch, and computes only those that matter."""
+        return any(record.encoding == encodings.INT8_SKETCH for record in self.tensors.values())
+
     def zero_fraction(self, record: Record) -> float | None:
         """Share of ternary codes that are 0; None for other encodings."""
         if not record.encoding.ternary:
