@@ -18,7 +18,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
         "| | threads | tok/s | of the limit |",
         ("passes", "passes-images", "passes-1-thread", "passes-int8", "passes-int8-1-thread"),
     ),
-    ("docs/performance.md", "| here | onnxruntime, int8 |", ("towers",)),
+    ("docs/performance.md", "| here | with int8 keys and values |", ("towers",)),
     ("docs/performance.md", "| | 2 bits | 1.6 bits |", ("engine-bitnet-2b4t",)),
     ("docs/performance.md", "| texts at once, 2B4T", ("engine-bitnet-2b4t",)),
     ("docs/train.md", "| width | fp32: full precision |", ("training_speed",)),
