@@ -23,6 +23,7 @@ from bitnet_runtime.together import Passes
 
 PIECE = 32  # tokens of what is computed by itself, while others wait for their next token
 PIECE_ALONE = 128  # and when nobody does
+PATIENCE = 4  # seconds at least until who was refused asks again: a refusal takes 0.4 ms from those who are served
 RESTING = 0.02  # seconds, when every answer waits for its reader
 
 log = logging.getLogger("bitnet_serve")
@@ -103,7 +104,7 @@ class Scheduler:
                 wait = math.ceil(self._seconds * self._requests / self._places)
                 raise OverloadedError(
                     f"{self._requests} requests are being answered or wait, which is the most; try again later",
-                    min(max(wait, 1), 120),
+                    min(max(wait, PATIENCE), 120),
                 )
             self._requests += 1
         begin = time.monotonic()
