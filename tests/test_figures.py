@@ -24,6 +24,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("docs/train.md", "| width | fp32: full precision |", ("training_speed",)),
     ("docs/train.md", "| width | bf16: full precision |", ("training_speed",)),
     ("docs/train.md", "| width 256 | full precision |", ("training_speed",)),
+    ("docs/train.md", "| trainer | nats a token |", ("versus_trainers",)),
     ("docs/experts.md", "| nats a token |", ("experts",)),
     ("docs/images.md", "| | right caption of a picture |", ("image_gap",)),
     ("docs/gpu.md", "| model | | tokens/s |", ("gpu",)),
