@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_runtime import Model, __version__, machine
+from bitnet_runtime._native import lib
 from bitnet_runtime.defaults import resolve
 from bitnet_runtime.errors import BitnetError, InvalidParameterError
 from bitnet_runtime.sampler import Sampler
 from bitnet_runtime.session import Session
 
 USUAL = 128  # tokens of a prompt, and of what follows it
-COMPUTED = 64  # tokens of a depth; what is behind them is copied, see Session.repeat
+COMPUTED = lib.BN_REPEATED  # tokens of a depth; what is behind them is copied, see Session.repeat
 MOST_ROWS, PASSES = 8, 8  # of a pass: what guesses and texts that come together cost; passes of so many rows
 
 

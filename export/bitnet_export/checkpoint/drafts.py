@@ -67,6 +67,8 @@ def _by_torch(model: Transformer, chains: NDArray[np.int64], steps: int) -> tupl
         log_p = model.own_head.logits(last).double().log_softmax(-1)
         guessed = tokens[:, -steps:]
         found: Scores = log_p.gather(-1, guessed[..., None])[..., 0].numpy()
-        frequent = max(FREQUENT, config.vocab_size // 4)  # of a large vocabulary it may guess among these alone
-        best = torch.where(guessed < frequent, log_p[..., :frequent].amax(-1), log_p.amax(-1))
-    return found, best.numpy()
+        frequent = max(FREQUENT, config.vocab_size // 4)  # of twice as many or more it may guess among these alone
+        likeliest = log_p.amax(-1)
+        if config.vocab_size >= 2 * frequent:
+            likeliest = torch.where(guessed < frequent, log_p[..., :frequent].amax(-1), likeliest)
+    return found, likeliest.numpy()
