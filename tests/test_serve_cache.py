@@ -165,3 +165,21 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
         Folder(folder, 1, [])
     with pytest.raises(InvalidParameterError, match="is no folder"):
         Folder(files(folder)[0], 1, [])
+
+
+def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
+    """A folder is a cache only if it was made as one."""
+    home = tmp_path / "home"
+    for name in ("project/.env", "chats/mine.session", "m/mine.session"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("mine")
+    home.chmod(0o700)
+    with pytest.raises(InvalidParameterError, match="has files of others"):
+        Folder(home, 1, [])
+    (home / "salt").write_bytes(bytes(16))  # even then
+    for name in ("", "..", "salt", "m"):
+        Folder(home, 0, []).of(name)
+    Folder(home, 0, []).prune()
+    assert sorted(path.name for path in home.rglob("*") if path.is_file()) == [
+        ".env", "mine.session", "mine.session", "salt",
+    ]  # fmt: skip

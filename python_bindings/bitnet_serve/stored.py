@@ -1,10 +1,11 @@
 """Texts that were computed, in a folder: those that are kept are there when a model comes back, whether it was
 unloaded, or the server ended or was killed.
 
-    FOLDER/salt             of the hashes that stand for API keys
-    FOLDER/MODEL/*.session  as Session.save writes them; the note says whose they are
+    FOLDER/salt                   of the hashes that stand for API keys
+    FOLDER/MODEL.texts/*.session  as Session.save writes them; the note says whose they are
 
-What is there may have been changed by anyone who could: a file that is no session of the model is dropped.
+What is there may have been changed by anyone who could: a file that is no session of the model is dropped. So the
+folder has to be one that was made here, or empty: what others keep in theirs is not to be lost.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ class Folder:
                 f"--cache-dir {path} is no folder; name one, or one that is to be made", "cache_dir"
             )
         path.mkdir(mode=0o700, exist_ok=True)
+        if not (path / "salt").is_file() and any(path.iterdir()):
+            raise InvalidParameterError(
+                f"--cache-dir {path} has files of others, and what is in such a folder is deleted in time; name one that "
+                "is empty, or does not exist", "cache_dir",
+            )  # fmt: skip
         facts = path.stat()
         if facts.st_mode & 0o077 or facts.st_uid != os.geteuid():
             raise InvalidParameterError(
@@ -53,13 +59,13 @@ class Folder:
 
     def of(self, name: str) -> Shelved:
         """The part of a model."""
-        folder = self._path / name
+        folder = self._path / f"{name}.texts"  # a name may be "", "..", or "salt"
         folder.mkdir(mode=0o700, exist_ok=True)
         return Shelved(self, folder, self._tags)
 
     def prune(self) -> None:
-        files = sorted(self._path.glob("*/*.session"), key=lambda file: file.stat().st_mtime_ns)
-        for partial in self._path.glob("*/.*"):  # of a server that was killed as it wrote
+        files = sorted(self._path.glob("*.texts/*.session"), key=lambda file: file.stat().st_mtime_ns)
+        for partial in self._path.glob("*.texts/.*"):  # of a server that was killed as it wrote
             partial.unlink(missing_ok=True)
         total = sum(file.stat().st_size for file in files)
         for file in files:
