@@ -21,7 +21,6 @@ from bitnet_runtime import NumericError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.session_state import all_sessions
 from bitnet_serve import (
-    answers,
     application,
     body,
     chat,
@@ -274,7 +273,7 @@ def test_slow_clients_are_cut(serving: Serving, monkeypatch: pytest.MonkeyPatch)
 
 def test_slow_ones_of_an_address_take_places_from_each_other(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
-    monkeypatch.setattr(server, "MOST_COMING", 8)
+    monkeypatch.setattr(server, "MOST_SLOW", 8)
     monkeypatch.setattr(server, "HEADERS", 60)
     whole = as_http(COMPLETE, {"prompt": "x"})
     with contextlib.ExitStack() as stack:
@@ -293,16 +292,62 @@ def test_slow_ones_of_an_address_take_places_from_each_other(serving: Serving, m
 
 def test_a_reader_that_stalls_is_cut(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """And until then the answer waits for him: no more than a few events are made."""
-    monkeypatch.setattr(answers, "STALLED", 1.0)
+    monkeypatch.setattr(server, "STALLED", 1.0)
     scheduler = slow.models["slow"].scheduler
     before = scheduler.completion_tokens
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(("127.0.0.1", int(slow.address.rpartition(":")[2])))
-    connection.sendall(as_http(COMPLETE, LONG | {"stream": True, "logprobs": 20, "logit_bias": {"65": 100}}))
+    connection = deaf(slow, as_http(COMPLETE, LONG | {"stream": True, "logprobs": 20, "logit_bias": {"65": 100}}))
     wait(lambda: idle(slow) and scheduler.completion_tokens > before, 20)
     assert scheduler.completion_tokens - before < 5000
     connection.close()
+
+
+def test_answers_that_nobody_reads_hold_no_sockets(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is large, many that were asked for at once, and those whose connection would be closed behind them."""
+    monkeypatch.setattr(server, "STALLED", 1.0)
+    large, page = as_http("/tokenize", {"prompt": "x" * 900_000}), b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n"
+    one = b"connection: close\r\n"
+    with contextlib.ExitStack() as stack:
+        for data in (large, large.replace(b"\r\n", b"\r\n" + one, 1), (page + b"\r\n") * 20):
+            stack.enter_context(deaf(serving, data))
+            wait(lambda: any(each.unread for each in connections(serving)))
+        wait(lambda: not connections(serving), 20)
+
+
+def test_the_rest_of_what_was_refused_has_its_time(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "SECONDS", 0.5)
+    with connect(
+        serving, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    ) as c:
+        until(c, b" 415 ")
+        c.setblocking(False)
+        with pytest.raises(OSError, match=r"reset|[Pp]ipe"):  # it is cut, though something comes all the time
+            for _ in range(1000):
+                c.sendall(b"1\r\nx\r\n")
+                time.sleep(0.01)
+
+
+def test_what_is_no_request_behind_its_answer(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    """An early refusal, and then chunks that are none."""
+    with connect(
+        serving, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    ) as c:
+        until(c, b" 415 ")
+        c.sendall(b"no chunk\r\n")
+        assert closed_after(c) < 8
+    assert not caplog.records
+
+
+def connections(serving: Serving) -> list[server.Protocol]:
+    return [each for each in serving._server.server_state.connections if isinstance(each, server.Protocol)]
+
+
+def deaf(serving: Serving, data: bytes) -> socket.socket:
+    """A client that sends this, and for which the system keeps little of what comes."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port(serving)))
+    connection.sendall(data)
+    return connection
 
 
 @pytest.mark.parametrize("stream", [False, True])

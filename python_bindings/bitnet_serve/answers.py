@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from bitnet_runtime.calls import CallPart
@@ -19,7 +18,6 @@ from bitnet_serve.logprobs import Scored
 from bitnet_serve.models import Served
 
 KEEP_ALIVE = 10.0  # seconds of silence after which a comment says that the work goes on
-STALLED = 30.0  # seconds that a client may take to read what is sent
 
 
 @dataclass(eq=False)
@@ -140,7 +138,7 @@ async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
     tasks = [Generation(work.served, ask, mailbox, index, who) for index, ask in enumerate(work.asks)]
     work.served.scheduler.submit(tasks)
     answer = _stream if work.stream else _whole
-    sending = asyncio.ensure_future(answer(work, mailbox, choices, scope, send))
+    sending = asyncio.ensure_future(answer(work, mailbox, choices, send))
     leaving = asyncio.ensure_future(until_gone(receive))
     try:
         await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,14 +157,14 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
-async def _whole(work: Work, mailbox: Mailbox, choices: list[Choice], scope: Scope, send: Send) -> None:
+async def _whole(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
     while not all(choice.end for choice in choices):
         _take(choices, *await mailbox.get())
     body = await asyncio.to_thread(lambda: json.dumps(work.shape.whole(choices)).encode())  # it may be long
-    await send_all(scope, send, 200, "application/json", body)
+    await send_all(send, 200, "application/json", body)
 
 
-async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], scope: Scope, send: Send) -> None:
+async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
     begun = False
 
     async def put(data: bytes, more: bool = True) -> None:
@@ -174,7 +172,7 @@ async def _stream(work: Work, mailbox: Mailbox, choices: list[Choice], scope: Sc
         if not begun:  # an error before this has its own status
             begun = True
             await send(_start(200, "text/event-stream; charset=utf-8", [(b"x-accel-buffering", b"no")]))
-        await patiently(scope, send({"type": "http.response.body", "body": data, "more_body": more}))
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
     try:
         async for data in _events(work.shape, mailbox, choices):
@@ -252,21 +250,8 @@ def _start(status: int, kind: str, headers: Iterable[tuple[bytes, bytes]] = ()) 
 
 
 async def send_all(
-    scope: Scope, send: Send, status: int, kind: str, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+    send: Send, status: int, kind: str, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
     """A whole response."""
     await send(_start(status, kind, [(b"content-length", b"%d" % len(body)), *headers]))
-    await patiently(scope, send({"type": "http.response.body", "body": body}))
-
-
-async def patiently(scope: Scope, sending: Any) -> None:
-    """Wait for a client to read, but not for ever: his connection is cut."""
-    try:
-        async with asyncio.timeout(STALLED):
-            await sending
-    except TimeoutError:
-        abort: Callable[[], None] | None = scope["state"].get("abort")
-        if abort is None:  # of another server than ours
-            raise ClientDisconnect from None
-        abort()
-        await asyncio.sleep(0)  # from now on he is gone, and what is sent to him is dropped
+    await send({"type": "http.response.body", "body": body})

@@ -40,11 +40,11 @@ class Guard:
             if scope["method"] == "OPTIONS" and cors:
                 asked = headers.get(b"access-control-request-headers", b"authorization, content-type")
                 allowed = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", asked)]
-                return await send_all(scope, send, 200, "text/plain", b"", [*cors, *allowed])
+                return await send_all(send, 200, "text/plain", b"", [*cors, *allowed])
             if scope["path"] not in OPEN:
                 scope.setdefault("state", {})["who"] = self._check_key(headers)
         except ApiError as error:
-            return await refuse(scope, send, error)
+            return await refuse(send, error)
 
         async def with_headers(message: dict[str, object]) -> None:
             if message["type"] == "http.response.start":
@@ -91,7 +91,7 @@ def local_hosts(host: str) -> set[str]:
     return names | {host} if loopback else set()
 
 
-async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
+async def refuse(send: Send, error: ApiError) -> None:
     """Send an error."""
     headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_all(scope, send, error.status, "application/json", json.dumps(error.body()).encode(), headers)
+    await send_all(send, error.status, "application/json", json.dumps(error.body()).encode(), headers)

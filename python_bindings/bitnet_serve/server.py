@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bitnet_runtime.errors import InvalidParameterError
+from bitnet_serve import body
 from bitnet_serve.app import Api
 from bitnet_serve.application import Application, Options
 from bitnet_serve.models import Loader, Served
@@ -24,21 +25,24 @@ from bitnet_serve.models import Loader, Served
 HEADERS = 10.0  # seconds until the headers of a request are there
 IDLE = 5  # seconds between two requests of a connection
 MOST_CONNECTIONS = 512
-MOST_COMING = 128  # of these from one address, whose requests are not whole
+MOST_SLOW = 128  # of these from one address, whose requests are not whole, or whose answers are not read
 UNREAD = 64 << 10  # bytes that the system keeps for a client that does not read
+STALLED = 30.0  # seconds in which a client takes so many, or all that there is
+LEAVING = 4.0  # seconds to read the rest when the server ends
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Protocol(H11Protocol):
-    """HTTP with a deadline for headers, and limits of connections."""
+    """HTTP with deadlines for headers and for readers, and limits of connections."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # whatever the system does not take pauses writing
         self.since = self.loop.time()
-        self.app_state = {**self.app_state, "abort": transport.abort}
-        others = [each for each in self.connections if isinstance(each, Protocol) and not each.transport.is_closing()]
+        others = [each for each in self.connections if isinstance(each, Protocol) and each.is_there]
         if len(others) > MOST_CONNECTIONS:
             transport.write(BUSY)
             transport.close()
@@ -52,22 +56,59 @@ class Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
+        self._end_patience()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._end_patience()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:  # what was refused early has its time to come, and no more
+            self.loop.call_later(body.SECONDS, self._end_rest, self.cycle)
+
+    def _end_rest(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(LEAVING, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # the answer came before the end of the request, which then was none
+            self.transport.close()
 
     def _share(self, connections: Sequence[Protocol]) -> None:
         """Slow ones of an address only take places from each other: the oldest leaves."""
-        coming = [each for each in connections if each.host == self.host and each.is_coming]
-        if len(coming) > MOST_COMING:
-            min(coming, key=lambda each: each.since).transport.abort()
+        slow = [each for each in connections if each.host == self.host and each.is_slow]
+        if len(slow) > MOST_SLOW:
+            min(slow, key=lambda each: each.since).transport.abort()
 
     @property
     def host(self) -> str | None:
         return self.client[0] if self.client else None
 
     @property
-    def is_coming(self) -> bool:
-        """Whether no whole request is there."""
-        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+    def is_there(self) -> bool:
+        return not self.transport.is_closing() or self.unread > 0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether no whole request is there, or something that is not read."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) or self.unread > 0
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the system has no room for."""
+        return self.transport.get_write_buffer_size()
 
     def _watch(self) -> None:
         """The clock runs while headers are incomplete: the first, and those of a later request."""
@@ -80,6 +121,21 @@ class Protocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _wait_for_reader(self) -> None:
+        """Not for ever, also where the answer is whole: closing would wait until it is read."""
+        self._patience = self.loop.call_later(STALLED, self._look_at_reader, self.unread)
+
+    def _look_at_reader(self, before: int) -> None:
+        if before - self.unread < UNREAD:
+            self.transport.abort()
+        else:
+            self._wait_for_reader()
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 class Server(uvicorn.Server):

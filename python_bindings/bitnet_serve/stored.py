@@ -42,7 +42,7 @@ class Folder:
         path.mkdir(mode=0o700, exist_ok=True)
         if not (path / "salt").is_file() and any(path.iterdir()):
             raise InvalidParameterError(
-                f"--cache-dir {path} has files of others, and what is in such a folder is deleted in time; name one that "
+                f"--cache-dir {path} has files of others, and what is in a cache is deleted in time; name one that "
                 "is empty, or does not exist", "cache_dir",
             )  # fmt: skip
         facts = path.stat()
