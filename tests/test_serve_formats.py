@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from bitnet_runtime import Model
+from bitnet_runtime.guide import Grammars
+from bitnet_serve import app
 from bitnet_serve.server import Serving
 from runtime_models import SMALL, TEMPLATE
-from servers import post, served
+from servers import post, served, wait
 from test_model_images import VOCAB, packed
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]
@@ -98,3 +102,21 @@ def test_scores_of_forced_tokens_are_the_models_own(serving: Serving, model: Mod
     expected = model.score([*model.tokenize("x"), *b"abcdef"])[1:]
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-6)
     assert json.dumps(choice["logprobs"]["tokens"]) == '["a", "b", "c", "d", "e", "f"]'
+
+
+def test_who_asks_for_no_format_does_not_wait_for_those_of_others(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are; and of these each is answered soon."""
+    slow, compile = threading.Event(), Grammars._compile
+    monkeypatch.setattr(Grammars, "_compile", lambda *given: (slow.wait(60), compile(*given))[1])
+    monkeypatch.setattr(app, "COMPILING", 0.2)
+    asked = [{"prompt": "x", "regex": f"[ab]{{{n}}}", "max_tokens": 50} for n in range(1, 41)]
+    with ThreadPoolExecutor(40) as pool:
+        answers = [pool.submit(post, serving, "/v1/completions", each) for each in asked]
+        wait(lambda: sum(each.done() for each in answers) >= 39)
+        assert post(serving, "/v1/completions", {"prompt": "x"})[0] == 200
+        slow.set()
+        found = [each.result() for each in answers]
+    assert sorted(status for status, _ in found) == [200, *[503] * 39]
+    assert {answer["error"]["code"] for status, answer in found if status == 503} == {"overloaded"}

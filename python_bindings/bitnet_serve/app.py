@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +49,9 @@ POLICY = (
 )
 
 AT_ONCE = 16 << 10  # bytes of a body that are parsed sooner than another thread is asked to
+FORMATS = frozenset({"response_format", "text", "json_schema", "regex", "grammar", "tools", "functions"})
+"""What is compiled, in seconds if it is a bomb: see `Api._turn`."""
+COMPILING = 2.5  # seconds to wait for the formats of others
 
 T = TypeVar("T")
 
@@ -59,6 +62,7 @@ class Api:
     def __init__(self, shelf: Shelf, most_body: int) -> None:
         self._shelf, self._most_body = shelf, most_body
         self.draining = False
+        self._formats = asyncio.Semaphore(1)
 
     def application(self) -> Starlette:
         routes = [
@@ -119,12 +123,29 @@ class Api:
         async def endpoint(request: Request) -> Response:
             served, asked, leave = await self._asked(request)
             try:
-                return Answer(await asyncio.to_thread(understand, served, asked), leave)
+                async with self._turn(asked):
+                    return Answer(await asyncio.to_thread(understand, served, asked), leave)
             except BaseException:
                 leave()
                 raise
 
         return endpoint
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, asked: Mapping[str, Any]) -> AsyncIterator[None]:
+        """One format is compiled at a time, so that those who ask for none do not wait for threads."""
+        if not FORMATS & asked.keys():
+            yield
+            return
+        try:
+            async with asyncio.timeout(COMPILING):
+                await self._formats.acquire()
+        except TimeoutError:
+            raise OverloadedError("formats of other requests are being compiled; try again later", 4) from None
+        try:
+            yield
+        finally:
+            self._formats.release()
 
     async def embeddings(self, request: Request) -> Response:
         served, asked, leave = await self._asked(request)
