@@ -64,7 +64,7 @@ INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, loa
 /* out[i][V registers] += p[i][t] * v[t], t = 0, 1, ... The last register begins at `last`, as far
  * as that is in the one before it: what both have is added up in both. */
 INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
-                     size_t head_dim, size_t keys, size_t last, int fetch, load_fn *load,
+                     size_t head_dim, size_t keys, size_t last, fetching fetch, load_fn *load,
                      const int Q, const int V) {
     vec sum[4][4];
 #define AT(c) (c + 1 < V ? c * LANES : last)
@@ -75,8 +75,7 @@ INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t 
 #undef LOAD
     for (size_t t = 0; t < keys; t++, v += head_dim * size) {
         vec value[4];
-        if (fetch)
-            prefetch_bytes(v, head_dim * size, 0);
+        fetch_next(&fetch);
 #define LOAD(i, c)                                                                                 \
     if (c < V)                                                                                     \
         value[c] = load(v, AT(c));
@@ -120,10 +119,12 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
     for (size_t b = 0; b < blocks && head_dim >= LANES; b++) {
         const size_t first = n * b / blocks, end = n * (b + 1) / blocks, d = first * LANES;
         const size_t last = (end < n ? end * LANES : head_dim) - LANES - d;
+        const fetching share =
+            fetch ? fetch_share(v, keys * head_dim * size, keys, b, blocks) : (fetching){0};
 #define BLOCK(V)                                                                                   \
     case V:                                                                                        \
-        pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, fetch && b == 0,  \
-                 load, Q, V);                                                                      \
+        pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, share, load, Q,   \
+                 V);                                                                               \
         break
         switch (end - first) {
             BLOCK(1);

@@ -25,6 +25,27 @@ INLINE void prefetch_bytes(const void *p, size_t bytes, size_t together) {
         prefetch_cache((const char *)p + line, together);
 }
 
+/* What some blocks, which take turns with numbers of the same keys, ask for of the keys behind
+ * these: each as much, and in the order of memory. So memory is not idle while the later ones
+ * compute. */
+typedef struct fetching {
+    uintptr_t at;
+    size_t step; /* bytes, with each step of a block */
+} fetching;
+
+INLINE fetching fetch_share(const void *keys, size_t bytes, size_t steps, size_t block,
+                            size_t blocks) {
+    const uintptr_t ahead = (uintptr_t)keys + bytes + 8192;
+    return (fetching){ahead + bytes * block / blocks, bytes / blocks / steps};
+}
+
+INLINE void fetch_next(fetching *f) {
+    const uintptr_t end = f->at + f->step;
+    for (uintptr_t line = (f->at + 63) / 64 * 64; line < end; line += 64)
+        _mm_prefetch((const char *)line, _MM_HINT_T0);
+    f->at = end;
+}
+
 /* The last three levels of the float rule's tree. */
 INLINE float tree_of_8(__m256 s) {
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));

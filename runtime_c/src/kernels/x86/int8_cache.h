@@ -98,7 +98,7 @@ INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
 /* Q queries, R registers of dimensions, of which the last begins at `last`, as far as that is in
  * the one before it: what both have is added up in both. */
 INLINE void pv_int8_block(int32_t *out, size_t head_dim, const uint8_t *codes, size_t p_stride,
-                          const int8_t *v, size_t keys, size_t last, int fetch, dot_fn *dot,
+                          const int8_t *v, size_t keys, size_t last, fetching fetch, dot_fn *dot,
                           const size_t Q, const size_t R) {
     enum { GROUP = BN_VALUE_GROUP };
     sums high[4][3], low[4][3];
@@ -114,8 +114,7 @@ INLINE void pv_int8_block(int32_t *out, size_t head_dim, const uint8_t *codes, s
         UNROLL
         for (size_t r = 0; r < R; r++)
             value[r] = bytes_load(v + GROUP * (r + 1 < R ? r * VEC_ROWS : last));
-        if (fetch)
-            prefetch_bytes(v, GROUP * head_dim, 0);
+        fetch_next(&fetch);
         UNROLL
         for (size_t i = 0; i < Q; i++) {
             const bytes h = bytes_spread(word + i * p_stride);
@@ -162,9 +161,12 @@ INLINE void pv_int8_queries(const bn_pv *a, size_t i, dot_fn *dot, const size_t 
         int32_t *out = a->sums + i * E + d;
         const uint8_t *codes = a->codes + i * a->p_stride;
         const int8_t *v = (const int8_t *)a->v + BN_VALUE_GROUP * d;
+        const fetching fetch =
+            i == 0 ? fetch_share(a->v, a->keys * E, a->keys / BN_VALUE_GROUP, b, blocks)
+                   : (fetching){0};
 #define BLOCK(R)                                                                                   \
     case R:                                                                                        \
-        pv_int8_block(out, E, codes, a->p_stride, v, a->keys, last, i + b == 0, dot, Q, R);        \
+        pv_int8_block(out, E, codes, a->p_stride, v, a->keys, last, fetch, dot, Q, R);             \
         break
         switch (end - first) {
             BLOCK(1);
@@ -176,7 +178,8 @@ INLINE void pv_int8_queries(const bn_pv *a, size_t i, dot_fn *dot, const size_t 
 }
 
 INLINE void pv_int8_all(const bn_pv *all, dot_fn *dot) {
-    const bn_pv a = *all;
+    enum { KEYS = 64 };
+    bn_pv a = *all;
     size_t i = 0;
     if (a.head_dim < VEC_ROWS) {
         for (; i < a.n_q; i++)
@@ -184,12 +187,17 @@ INLINE void pv_int8_all(const bn_pv *all, dot_fn *dot) {
                            a.keys);
         return;
     }
-    for (; REGISTERS == 32 && i + 4 <= a.n_q; i += 4)
-        pv_int8_queries(&a, i, dot, 4);
-    for (; i + 2 <= a.n_q; i += 2)
-        pv_int8_queries(&a, i, dot, 2);
-    for (; i < a.n_q; i++)
-        pv_int8_queries(&a, i, dot, 1);
+    for (size_t t = 0; t < all->keys; t += KEYS) {
+        a.keys = bn_min(all->keys - t, KEYS);
+        a.v = (const int8_t *)all->v + t * a.head_dim;
+        a.codes = all->codes + 2 * t;
+        for (i = 0; REGISTERS == 32 && i + 4 <= a.n_q; i += 4)
+            pv_int8_queries(&a, i, dot, 4);
+        for (; i + 2 <= a.n_q; i += 2)
+            pv_int8_queries(&a, i, dot, 2);
+        for (; i < a.n_q; i++)
+            pv_int8_queries(&a, i, dot, 1);
+    }
 }
 
 #endif
