@@ -221,6 +221,16 @@ def test_keys_hosts_and_origins(tmp_path: Path) -> None:
         assert status == 200 and headers["access-control-allow-methods"] == "GET, POST"
 
 
+def test_an_open_server_may_be_called_by_some_names_alone(tmp_path: Path) -> None:
+    """Against pages whose name was made to mean this machine, where no key keeps them out."""
+    path = small_model(tmp_path)
+    for names, found in (([], 200), (["Server.example"], 403)):
+        with served(path, host="0.0.0.0", allow_hosts=names) as serving:
+            for host, status in (("server.example", 200), ("127.0.0.1:1", 200), ("evil.example", found)):
+                asked = {"host": host, "origin": f"http://{host}"}
+                assert request(serving, "GET", "/v1/models", headers=asked)[0] == status
+
+
 def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     for _ in range(2):  # the second time one is there that nobody listens on

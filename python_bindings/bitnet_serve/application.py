@@ -54,8 +54,8 @@ class Application:
             raise
         sees = any(each.sees for each in self.models.values())
         self.api = Api(shelf, options.max_body or (IMAGE_BODY if sees else TEXT_BODY))
-        hosts = set() if options.unix else local_hosts(options.host)
-        hosts |= {name.lower() for name in options.allow_hosts} if hosts else set()
+        hosts = set() if options.unix else local_hosts("localhost" if options.allow_hosts else options.host)
+        hosts |= {name.lower() for name in [options.host, *options.allow_hosts]} if hosts else set()
         self._guard = Guard(self.api.application(), options.api_keys, hosts, options.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
