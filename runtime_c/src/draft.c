@@ -76,6 +76,15 @@ static void find_places(bn_stack *text, bn_stack *draft) {
         text->cached[part] += draft->cached[part];
 }
 
+/* A guess is one layer's work, and would soon be all about the keys of a long text. Guesses are as
+ * often right without most of them (docs/drafts.md), and tokens do not depend on it. */
+static void look_back_less(bn_stack *draft) {
+    for (uint32_t i = 0; i < draft->config.n_layers; i++) {
+        bn_mask *mask = &draft->layers[i].mask;
+        mask->window = mask->window ? bn_min(mask->window, BN_DRAFT_WINDOW) : BN_DRAFT_WINDOW;
+    }
+}
+
 bn_status bn_draft_open(const bn_file *f, uint32_t index, const bn_kernels *kernels, bn_stack *text,
                         char *detail) {
     const bn_config *c = &f->stacks[index];
@@ -91,6 +100,7 @@ bn_status bn_draft_open(const bn_file *f, uint32_t index, const bn_kernels *kern
         return status;
     }
     find_places(text, draft);
+    look_back_less(draft);
     draft->embedding = text->embedding;
     draft->head = text->head;
     draft->config.vocab_size = text->config.vocab_size;

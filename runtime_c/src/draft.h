@@ -13,6 +13,8 @@
 
 #include "stack.h"
 
+enum { BN_DRAFT_WINDOW = 1024 }; /* positions that a row of a draft sees, at most */
+
 struct bn_pass;
 
 /* Read stack `index` of the file as the draft of `text`. Fails with BN_ERR_MEMORY, BN_ERR_CONFIG

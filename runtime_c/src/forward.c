@@ -171,17 +171,27 @@ void bn_each_piece(bn_pass *p, const bn_layer *l, bn_step *step) {
         run_piece(p, p->w, first, p->w->batch, l, step);
 }
 
-bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
-                     const atomic_int *stop) {
-    bn_pass pass = {.m = m, .stack = stack, .w = w, .rows = rows, .stop = stop}, *p = &pass;
-
+/* Through the layers, of which the first `answering` add what they make of the rows to them. */
+static bn_status run(bn_pass *p, uint32_t answering) {
     bn_each_piece(p, NULL, enter);
-    for (uint32_t i = 0; i < stack->config.n_layers && !stopped(p); i++) {
-        const bn_layer *l = &stack->layers[i];
+    for (uint32_t i = 0; i < p->stack->config.n_layers && !stopped(p); i++) {
+        const bn_layer *l = &p->stack->layers[i];
         bn_each_piece(p, l, remember); /* of all rows, as the first may attend to the last */
-        bn_each_piece(p, l, respond);
+        if (i < answering)
+            bn_each_piece(p, l, respond);
     }
     if (stopped(p))
         return BN_ERR_CANCELLED;
     return p->not_finite ? BN_ERR_NUMERIC : BN_OK;
+}
+
+bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
+                     const atomic_int *stop) {
+    return run(&(bn_pass){.m = m, .stack = stack, .w = w, .rows = rows, .stop = stop},
+               stack->config.n_layers);
+}
+
+bn_status bn_forward_keys(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows) {
+    return run(&(bn_pass){.m = m, .stack = stack, .w = w, .rows = rows},
+               stack->config.n_layers - 1);
 }

@@ -17,6 +17,10 @@
 bn_status bn_forward(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows,
                      const atomic_int *stop);
 
+/* Only what the caches get of the rows, which leaves out most of the last layer: of rows that
+ * nothing is wanted of. What w->x holds then is of no use. */
+bn_status bn_forward_keys(const bn_model *m, const bn_stack *stack, bn_workspace *w, size_t rows);
+
 /* A step of all rows, of as many at a time as there is scratch memory for: each piece is a pass of
  * its own, whose row 0 is the first of its rows. If there are many, each thread has pieces of its
  * own, and shares of the scratch memory: then no thread waits for another within a step, nor for

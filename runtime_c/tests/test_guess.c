@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "draft.h"
 #include "mask_model.h"
 #include "together.h"
 
@@ -265,6 +266,34 @@ static void test_edges(void) {
     bn_session_free(s);
 }
 
+/* Keys and values of all layers at a position. */
+static void spoil(bn_session *s, size_t position) {
+    uint8_t *bytes = malloc(bn_cache_row(&s->cache, 0));
+    CHECK(bytes != NULL);
+    bn_cache_read(&s->cache, s->stack, 0, position + 1, bytes);
+    bn_cache_write(&s->cache, s->stack, 0, position, bytes);
+    free(bytes);
+}
+
+/* Guesses look back no further than the window, which here is shorter, so that the text is. */
+static void test_window(void) {
+    enum { WINDOW = 100 };
+    size_t *window = (size_t *)(uintptr_t)&model->stack.draft->layers[0].mask.window, was = *window;
+    CHECK_EQ(was, BN_DRAFT_WINDOW);
+    *window = WINDOW;
+    bn_session *s = session(TEXT, 128, BN_KV_F32);
+    append(s, 0, PROMPT);
+    const guesses expected = guess(s, NULL);
+    for (size_t position = 0; position < PROMPT - WINDOW; position++)
+        spoil(s, position);
+    const guesses found = guess(s, NULL);
+    check_same(&expected, &found);
+    spoil(s, PROMPT - WINDOW / 2);
+    CHECK(guess(s, NULL).confidences[0] != expected.confidences[0]);
+    bn_session_free(s);
+    *window = was;
+}
+
 /* A pass of 1, 2 and 3 rows takes 1, 1.1 and 1.5 seconds, and so on; a round of guesses a tenth. */
 static void test_pace(void) {
     static const double seconds[] = {1.0, 1.1, 1.5, 1.9, 2.3};
@@ -372,6 +401,7 @@ int main(void) {
     test_a_guess_that_is_no_number();
     test_tokens_are_the_same();
     test_edges();
+    test_window();
     test_pace();
     test_account();
     test_refusals();
