@@ -257,7 +257,9 @@ def main(line: list[str] | None = None) -> None:
         path = args.model or Path(folder) / "model.bitnet"
         if not args.model:
             print(f"writing random weights of shape {args.shape} …", file=sys.stderr)
-            random_model(SHAPES[args.shape].with_draft() if args.layer else SHAPES[args.shape], path)
+            n_ctx = max(args.depth) + args.prompt + args.gen
+            shape = SHAPES[args.shape].replace(max_context=max(n_ctx, SHAPES[args.shape].max_context))
+            random_model(shape.with_draft() if args.layer else shape, path)
         with Model.load(path, threads=args.threads) as model:
             texts = [text.read_text(encoding="utf-8") for text in args.text]
             rows = on_text(model, texts, args) if args.model else on_shape(model, args)

@@ -10,6 +10,8 @@ from bitnet.settings import CONTEXT, FINETUNE_SETTINGS
 LORA_SETTINGS = FINETUNE_SETTINGS | {"lr": 1e-3, "quantize_warmup": 0.0}
 """Those of adapters, which begin with nothing."""
 
+DRAFT_SETTINGS = {"draft": True, "quantize_warmup": 0.5, "batch": 4}
+"""Those of a draft that learns alone: one layer learns sooner from many small steps than from few large ones."""
 
 PREFERENCE_SETTINGS = {"lr": 1e-5, "quantize_warmup": 0.0, "draft": False}
 """Those of a model that is taught preferences: it stays as it is, and near what it says. Adapters take ten times."""
@@ -32,7 +34,7 @@ def of_source(
     if lora:
         return LORA_SETTINGS | settings | {"draft": False}, config
     if draft_only:
-        return settings | {"draft": True, "quantize_warmup": 0.5}, config
+        return settings | DRAFT_SETTINGS, config
     convert = not config.ternary
     settings |= FINETUNE_SETTINGS | {"quantize_warmup": 0.5 if convert else 0.0}
     if config.vision and config.similarity_scale and not config.similarity_bias:  # as CLIP's, which says it so

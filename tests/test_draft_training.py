@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_run_goes_on_in_the_same_bits(
 
 def test_a_draft_is_learnt_afterwards(plain: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = ("finetune", plain, "--draft-only", "--data", text, "--out", out, "--threads", 1, "--batch", 4)
+    command = ("finetune", plain, "--draft-only", "--data", text, "--out", out, "--threads", 1)
     assert run(*command, "--steps", 60, "--lr", 0.02, "--eval-every", 30, "--layers-every", 20) == 0
     before, after = (weights(folder, draft=False) for folder in (plain / "step-000020", out / "step-000060"))
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -97,6 +98,7 @@ def test_a_draft_is_learnt_afterwards(plain: Path, text: Path, tmp_path: Path) -
     assert found[-1]["accepted"][0] > 0.5  # of 300 tokens
     saved = {name.split(".")[0] for name in load_file(out / "step-000060" / "optimizer.safetensors")}
     assert saved == {"draft"}
+    assert json.loads((out / "step-000060" / "state.json").read_text())["settings"]["batch"] == 4
     assert (
         run("finetune", out, "--no-draft", "--data", text, "--out", tmp_path / "other", "--steps", 1, "--threads", 1)
         == 0

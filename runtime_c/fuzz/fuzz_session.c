@@ -42,6 +42,8 @@ static void go_on(bn_session *s, uint64_t *random) {
     (void)bn_session_guess(s, &warm, 1, 4, tokens, confidences, &n);
     (void)bn_session_append(s, text, 1 + (int32_t)check_below(random, 40), BN_LOGITS_LAST, NULL);
     (void)bn_session_sample(s, &warm, tokens);
+    if (check_below(random, 4) == 0)
+        (void)bn_session_repeat(s, BN_REPEATED + (int32_t)check_below(random, 300));
     position = bn_session_position(s);
     n = (int32_t)check_below(random, (size_t)position + 1);
     CHECK_EQ(bn_session_rewind(s, n),
