@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from bitnet.float_product import linear
-from bitnet.quant import low_rank, ternary_linear
+from bitnet.quant import raised, ternary_linear
 
 
 class FloatLinear(nn.Linear):
@@ -35,20 +37,24 @@ class BitLinear(nn.Linear):
         self.adapter_out = nn.Parameter(torch.zeros(rank, out_features)) if rank else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.finish(ternary_linear(x, self.weight, scope=self.scope, amount=self.amount)[0], x)
-
-    def finish(self, y: Tensor, x: Tensor) -> Tensor:
-        y = y if self.bias is None else y + self.bias
-        if self.adapter_in is None or self.adapter_out is None:
-            return y
-        return y + low_rank(x, self.adapter_in, self.adapter_out)
+        return project(x, self)[0]
 
 
 def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Several linear layers of one input. The ternary ones share one quantization of it."""
+    """Several linear layers of one input. The ternary ones and their adapters share one quantization of it."""
     ternary = [layer for layer in layers if isinstance(layer, BitLinear)]
     if not ternary:
         return tuple(layer(x) for layer in layers)
     weights, (first, *_) = (layer.weight for layer in ternary), ternary
-    products = iter(ternary_linear(x, *weights, scope=first.scope, amount=first.amount))
-    return tuple(layer.finish(next(products), x) if isinstance(layer, BitLinear) else layer(x) for layer in layers)
+    lowering = [layer.adapter_in for layer in ternary if layer.adapter_in is not None]
+    ys = ternary_linear(x, *weights, scope=first.scope, amount=first.amount, by_row=lowering)
+    products, lows = iter(ys[: len(ternary)]), iter(ys[len(ternary) :])
+
+    def of(layer: nn.Linear) -> Tensor:
+        if not isinstance(layer, BitLinear):
+            return cast(Tensor, layer(x))
+        y = next(products)
+        y = y if layer.bias is None else y + layer.bias
+        return y if layer.adapter_out is None else y + raised(next(lows), layer.adapter_out)
+
+    return tuple(of(layer) for layer in layers)

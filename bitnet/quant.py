@@ -11,7 +11,7 @@ Shapes: N outputs, K inputs, leading dimensions of activations free.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -134,9 +134,9 @@ class _QuantizedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, quantize: Quantizer, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, quantizers: Sequence[Quantizer], *weights: Tensor) -> tuple[Tensor, ...]:
         q, s = activation_codes(x.flatten(0, -2))
-        pairs = [quantize(w) for w in weights]
+        pairs = [quantize(w) for quantize, w in zip(quantizers, weights, strict=True)]
         ctx.save_for_backward(q, s, *(tensor for pair in pairs for tensor in pair))
         device = x.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
@@ -157,11 +157,15 @@ class _QuantizedLinear(torch.autograd.Function):
         for g, w_q in zip(gs[1:], w_qs[1:], strict=True):
             grad_x = product(g, w_q, onto=grad_x)
         grad_x = grad_x.to(ctx.x_dtype).view(ctx.x_shape)
-        if not any(ctx.needs_input_grad[2:]):  # the weights are frozen
+        learns = ctx.needs_input_grad[2:]
+        if not any(learns):
             return grad_x, None, *(None for _ in grads)
         x_q = q.float().div_(s).to(ctx.dtype)
-        grad_ws = [product(g.T, x_q).to(ctx.w_dtype) for g in gs]
-        return grad_x, None, *(grad_ws if len(grad_ws) > 1 else grad_ws[0].split(sizes))
+        if len(gs) == 1 and all(learns):
+            return grad_x, None, *product(gs[0].T, x_q).to(ctx.w_dtype).split(sizes)
+        gs = gs if len(gs) > 1 else gs[0].split(sizes, 1)
+        grad_ws = (product(g.T, x_q).to(ctx.w_dtype) if wanted else None for g, wanted in zip(gs, learns, strict=True))
+        return grad_x, None, *grad_ws
 
 
 def _side_by_side(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -198,14 +202,16 @@ def _is_whole(amount: float | Tensor) -> bool:
     return isinstance(amount, float) and amount == 1.0
 
 
-def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: float | Tensor) -> tuple[Tensor, ...]:
+def _quantized_linear(
+    x: Tensor, quantizers: Sequence[Quantizer], *weights: Tensor, amount: float | Tensor
+) -> tuple[Tensor, ...]:
     """`_QuantizedLinear`; below an amount of 1 a float product of what is between x and x_q, W and W_q."""
     if _is_whole(amount):
-        return _integer_linear(x, quantize, *weights)
+        return _integer_linear(x, quantizers, *weights)
     dtype = _outputs(x)
     q, s = activation_codes(x)
     x = _partly(x, q / s, amount)
-    pairs = [quantize(w) for w in weights]
+    pairs = [quantize(w) for quantize, w in zip(quantizers, weights, strict=True)]
     between = (
         _partly(w, codes * expand_scale(scale, *codes.shape), amount)
         for w, (codes, scale) in zip(weights, pairs, strict=True)
@@ -218,10 +224,14 @@ def _quantized_linear(x: Tensor, quantize: Quantizer, *weights: Tensor, amount: 
 
 
 def ternary_linear(
-    x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float | Tensor = 1.0
+    x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float | Tensor = 1.0, by_row: Sequence[Tensor] = ()
 ) -> tuple[Tensor, ...]:
-    """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ. x: (..., K), W_i: (N_i, K); y_i: (..., N_i)."""
-    return _quantized_linear(x, functools.partial(ternary_codes, scope=scope), *weights, amount=amount)
+    """y_i = x_q · W_iᵀ with ternary W_i, each with its own γ, and then with those that are int8 `by_row`.
+
+    x: (..., K), W_i: (N_i, K); y_i: (..., N_i).
+    """
+    quantizers = [functools.partial(ternary_codes, scope=scope)] * len(weights) + [row_codes] * len(by_row)
+    return _quantized_linear(x, quantizers, *weights, *by_row, amount=amount)
 
 
 def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1.0, scope: str = "tensor") -> Tensor:
@@ -232,18 +242,17 @@ def output_logits(x: Tensor, w: Tensor, storage: str, amount: float | Tensor = 1
     if storage == "ternary":
         return ternary_linear(x, w, scope=scope, amount=amount)[0]
     if storage == "int8":
-        return _quantized_linear(x, row_codes, w, amount=amount)[0]
+        return _quantized_linear(x, [row_codes], w, amount=amount)[0]
     return linear(x, _partly(w, stored_rows(w, storage), amount))
 
 
-def low_rank(x: Tensor, adapter_in: Tensor, adapter_out: Tensor) -> Tensor:
+def raised(low: Tensor, adapter_out: Tensor) -> Tensor:
     """What an adapter adds: Bᵀ·(A·x_q), A and B as they are stored, int8 per row; the outer sum in fp32.
 
-    x: (..., K), A: (rank, K), B: (rank, N). Returns (..., N).
+    low: A·x_q, (..., rank), of `ternary_linear`; B: (rank, N). Returns (..., N).
     """
-    low = output_logits(x, adapter_in, "int8")
     b = _partly(adapter_out, stored_rows(adapter_out, "int8"), 1.0)
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast(low.device.type, enabled=False):
         return low.to(b.dtype) @ b
 
 

@@ -148,7 +148,7 @@ class Settings:
     compile: bool = option(False, "compile the layers: a minute at the start, then faster steps; see docs/train.md")
     recompute: bool = option(False, "compute activations again in the backward pass: a quarter more time, less memory")
     eval_every: int = option(0, "steps between evaluations; 0: 200, and ten of them in a shorter run")
-    eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes all")
+    eval_tokens: int = option(32_768, "tokens of an evaluation; the last one takes eight times as many")
     tasks: str = option(
         "", "names of lm-evaluation-harness, or .yaml and .yml files, with commas between: the model is asked meanwhile"
     )

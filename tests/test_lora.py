@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from bitnet import quant
+from bitnet.bitlinear import BitLinear, project
 from bitnet.train.checkpoint import Checkpoint
 from bitnet_export import PackedFile, export_adapter, export_checkpoint
 from bitnet_export.checkpoint.adapter import _difference
@@ -39,6 +42,39 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert bitnet("train", *shape, "--set", "normalize_routing=no", "--data", text, "--out", folder / "run") == 0
     export_checkpoint(folder / "run", folder / "model.bitnet", tokens=2000)
     return folder
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_an_adapter_takes_what_its_layer_has_quantized(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of q, k and v are quantized once; values and gradients are those of a layer and an adapter apart."""
+    torch.manual_seed(0)
+    layers = [BitLinear(40, n, bias=n == 24, rank=4 * (n != 16)) for n in (24, 16, 8)]
+    for layer in layers:
+        layer.weight.requires_grad_(False)
+        if layer.adapter_in is not None and layer.adapter_out is not None:
+            nn.init.normal_(layer.adapter_in), nn.init.normal_(layer.adapter_out)
+    x, learnt = (
+        torch.randn(3, 5, 40, requires_grad=True),
+        [p for layer in layers for p in layer.parameters() if p.requires_grad],
+    )
+    count, codes = [], quant.activation_codes
+    monkeypatch.setattr(quant, "activation_codes", lambda x: count.append(1) or codes(x))
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        found = project(x, *layers)
+        assert len(count) == 1
+        expected = []
+        for layer in layers:
+            y = quant.ternary_linear(x, layer.weight)[0]
+            y = y if layer.bias is None else y + layer.bias
+            if layer.adapter_in is not None and layer.adapter_out is not None:
+                y = y + quant.raised(quant.output_logits(x, layer.adapter_in, "int8"), layer.adapter_out)
+            expected.append(y)
+    for a, b in zip(found, expected, strict=True):
+        assert a.equal(b)
+    gradients = [torch.autograd.grad(torch.cat(ys, -1).square().sum(), [x, *learnt]) for ys in (found, expected)]
+    assert not any(g.isnan().any() for g in gradients[0])
+    for a, b in zip(*gradients, strict=True):  # the same products, added in another order, of bf16 in one product
+        assert torch.linalg.vector_norm(a - b) <= (1e-2 if bf16 else 1e-5) * torch.linalg.vector_norm(b)
 
 
 def test_adapters_learn_and_the_model_stays(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

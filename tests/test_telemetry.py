@@ -145,10 +145,10 @@ class watching_quantizers:  # noqa: N801  (used as a function)
         self.patch, inner = pytest.MonkeyPatch(), bitlinear.ternary_linear
         found: dict[int, list[float]] = defaultdict(list)
 
-        def watch(x: Tensor, *weights: Tensor, scope: str = "tensor", amount: float = 1.0) -> tuple[Tensor, ...]:
+        def watch(x: Tensor, *weights: Tensor, **how: Any) -> tuple[Tensor, ...]:
             for w in weights:
                 found[id(w)].append(x.abs().max().item())
-            return inner(x, *weights, scope=scope, amount=amount)
+            return inner(x, *weights, **how)
 
         self.patch.setattr(bitlinear, "ternary_linear", watch)
         return found

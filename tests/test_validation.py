@@ -42,6 +42,26 @@ def test_of_minutes_there_are_ten_too(sentences: str, tmp_path: Path) -> None:
     assert 3 <= len(evaluated(tmp_path / "run")) <= 10  # one step may take more than a tenth
 
 
+def test_the_last_one_is_of_a_part_of_a_long_text(
+    sentences: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight times as many tokens as the others, the same ones each time; `bitnet eval` takes all."""
+    run = tmp_path / "run"
+    argv = [*words("--steps", "2"), "--data", sentences, "--validation", "0.5", "--eval-tokens", "64", "--out", run]
+    assert bitnet("train", *argv) == 0
+    said = capsys.readouterr().err
+    *first, last = [record["validation"] for record in losses(run) if "validation" in record]
+    assert [found["tokens"] for found in first] == [64, 64] and last["tokens"] == 8 * 64
+    (shown,) = re.findall(r"evaluating on 512 of ([\d,]+) tokens of validation", said)
+    assert f"a standard error of {last['standard_error']:.4f}; bitnet eval {run} takes all" in said
+    assert bitnet("eval", run, "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["standard_error"] == 0 and 0 <= int(shown.replace(",", "")) - whole["tokens"] <= 32
+    assert abs(whole["nats_per_token"] - last["nats_per_token"]) < 4 * last["standard_error"]
+    assert bitnet("eval", run, "--tokens", "512") == 0
+    assert f"{last['nats_per_token']:.4f} ± {last['standard_error']:.4f} nats/token" in capsys.readouterr().out
+
+
 # ---- the best one ----
 
 

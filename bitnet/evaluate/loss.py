@@ -32,29 +32,45 @@ class Result:
     bits_per_byte: float  # does not depend on the tokenizer
     perplexity: float  # per token
     tokens: int  # predicted
+    standard_error: float | None = 0.0  # of nats_per_token, as that of the whole text; None: of one window of many
 
     @classmethod
-    def of(cls, total: float, counted: int, bytes_per_token: float) -> Result:
-        """total: nats of `counted` tokens."""
-        nats = total / counted
-        return cls(nats, nats / math.log(2) / bytes_per_token, math.exp(min(nats, 700.0)), counted)
+    def of(cls, sums: Sequence[float], windows: int, bytes_per_token: float) -> Result:
+        """sums: `spread` of the windows that were computed, of so many that there are."""
+        n, total, counted, squares, products, counts = sums
+        nats, error = total / counted, None if n == 1 < windows else 0.0
+        if 1 < n < windows:  # of a ratio of two means, over windows of which none is drawn twice
+            around = max(0.0, squares - 2 * nats * products + nats**2 * counts)
+            error = math.sqrt(around * n / (n - 1) * (1 - n / windows)) / counted
+        bits = nats / math.log(2) / bytes_per_token
+        return cls(nats, bits, math.exp(min(nats, 700.0)), int(counted), error)
 
     def __str__(self) -> str:
         return f"{self.nats_per_token:.4f} nats/token, {self.bits_per_byte:.4f} bits/byte"
 
 
-@dataclass(frozen=True)
+def spread(nats: Sequence[float], counted: Sequence[int]) -> list[float]:
+    """What `Result.of` takes of windows, of each its loss and the tokens that it counts; may be added up."""
+    x, n = np.array(nats), np.array(counted, np.float64)
+    return [float(value) for value in (len(x), x.sum(), n.sum(), x @ x, x @ n, n @ n)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BySource(Result):
     """Of a mixture: the mean by the weights of its sources."""
 
     sources: dict[str, float]  # nats per token of each
 
     @classmethod
-    def mean(cls, nats: dict[str, float], n_bytes: Mapping[str, float], weights: Mapping[str, float], n: int) -> Self:
-        """nats, n_bytes: of a token, by source. n: tokens that were predicted."""
-        total, each = (sum(weights[name] * of[name] for name in nats) for of in (nats, n_bytes))
-        whole = Result.of(total, 1, each)
-        return cls(total, whole.bits_per_byte, whole.perplexity, n, nats)
+    def mean(cls, found: Mapping[str, Result], n_bytes: Mapping[str, float], weights: Mapping[str, float]) -> Self:
+        """found, n_bytes (of a token): by source."""
+        of_each = {name: result.nats_per_token for name, result in found.items()}
+        nats, bytes_each = (sum(weights[name] * of[name] for name in found) for of in (of_each, n_bytes))
+        errors = [(weights[name], result.standard_error) for name, result in found.items()]
+        error = math.hypot(*(weight * error for weight, error in errors if error is not None))
+        bits, n_tokens = nats / math.log(2) / bytes_each, sum(result.tokens for result in found.values())
+        known = None if any(error is None for _, error in errors) else error
+        return cls(nats, bits, math.exp(min(nats, 700.0)), n_tokens, known, sources=of_each)
 
     def __str__(self) -> str:
         each = ", ".join(f"{name} {nats:.4f}" for name, nats in self.sources.items())
@@ -159,20 +175,21 @@ def evaluate(
         raise _too_short(tokens.n_tokens, context)
     each = tokens.stride if isinstance(tokens, Overlapping) else context
     chosen = chosen_windows(n, max(1, limit // each) if limit else 0)
-    total, counted, right = 0.0, 0, 0
+    sums, right = np.zeros(6), 0
     with torch.no_grad(), model.evaluating():
         for i, counts in parallel.dealt(math.ceil(len(chosen) / batch)):
             rows = tokens.window(chosen[i * batch : (i + 1) * batch], context)
             inputs, targets, *documents = (t.to(device) for t in rows)
             logits = model(inputs, *documents).flatten(0, 1)
             if counts:
-                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double().item()
-                counted += int((targets != dataset.IGNORED).sum())
+                losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
+                counted = (targets != dataset.IGNORED).sum(1)
+                sums += spread(losses.double().sum(1).tolist(), counted.tolist())
                 right += int((logits.argmax(1) == targets.flatten()).sum())
-    total, n_counted, n_right = parallel.total([total, counted, right])
+    *found, n_right = parallel.total([*sums, right])
     if isinstance(tokens, masked.ViewedTokens) and isinstance(tokens.view, masked.Masking):
-        return Hidden(total / n_counted, n_right / n_counted, int(n_counted))
-    return Result.of(total, int(n_counted), tokens.bytes_per_token)
+        return Hidden(found[1] / found[2], n_right / found[2], int(found[2]))
+    return Result.of(found, n, tokens.bytes_per_token)
 
 
 def check_vocabulary(tokens: Tokenizer, config: ModelConfig, where: str) -> None:
@@ -201,13 +218,12 @@ def evaluate_packed(model: Model, text: Overlapping, context: int, limit: int = 
     n = text.windows(context)
     if n < 1:
         raise _too_short(text.n_tokens, context)
-    total, counted = 0.0, 0
+    chosen = chosen_windows(n, max(1, limit // text.stride) if limit else 0)
+    counted = [text.new(i, context) for i in chosen]
     with model.session(n_ctx=context) as session:
-        for i in chosen_windows(n, max(1, limit // text.stride) if limit else 0):
-            new = text.new(i, context)
-            total -= _score(session, text.row(i, context).tolist(), new)
-            counted += new
-    return Result.of(total, counted, text.bytes_per_token)
+        rows = zip(chosen, counted, strict=True)
+        nats = [-_score(session, text.row(i, context).tolist(), new) for i, new in rows]
+    return Result.of(spread(nats, counted), n, text.bytes_per_token)
 
 
 def _score(session: Session, row: list[int], new: int) -> float:

@@ -79,7 +79,7 @@ def _carry_out(run: Run, how: tasks.Ask | None) -> Outcome:
         if stopped_by:
             say(f"stopped and saved at step {run.state['step']:,}; --resume goes on from here")
             return Outcome(stopped_by)
-        result = run.evaluate(log)
+        result = run.evaluate(log, last=True)
     if (best := run.state["best"])["step"] and run.settings.keep_best:
         name = saving.name_of(best["step"])
         say(f"the best of the evaluations was {best['loss']:.4f}, of {name}, which is kept: export {run.folder / name}")
@@ -127,7 +127,7 @@ def loop(run: Run, log: runlog.Log, how: tasks.Ask | None = None) -> int:
                 settle(run, log, started)
             progress.step(run.said)
             if evaluating:
-                result, rate = run.evaluate(log, settings.eval_tokens), run.optimizer.param_groups[0]["lr"]
+                result, rate = run.evaluate(log), run.optimizer.param_groups[0]["lr"]
                 more = f"lr {rate:.2g}, {progress.speed}{validation.note(run, result)}"
                 at = " at λ 1" if run.amount < 1 else ""  # as the exported model is
                 progress.say(f"step {state['step']:,}: {run.said}, validation{at} {result}, {more}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -231,7 +231,7 @@ def comparison(settings: Settings, model: Transformer) -> tuple[contrast.Compare
 def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int, limit: int = 0) -> Result:
     """On held-out text; limit: tokens, 0 for all."""
     if settings.draft_only:
-        return drafts(model, text, context, limit)
+        return drafts(model, text, context, brief=limit == settings.eval_tokens)
     if isinstance(text, pairs.Pairs | Captions):
         return contrast.evaluate(model, text, context, *comparison(settings, model), settings.batch, limit)
     if isinstance(text, Preferences):
@@ -241,14 +241,13 @@ def evaluate(model: Transformer, text: HeldOut, settings: Settings, context: int
     if isinstance(text, mixture.Sources):
         each = limit and max(1, limit // len(text.parts))
         found = {name: loss.evaluate(model, seen, context, settings.batch, each) for name, seen in text.seen.items()}
-        nats = {name: result.nats_per_token for name, result in found.items()}
         n_bytes = {name: part.bytes_per_token for name, part in text.parts.items()}
-        return loss.BySource.mean(nats, n_bytes, text.weights, sum(result.tokens for result in found.values()))
+        return loss.BySource.mean(cast(dict[str, loss.Result], found), n_bytes, text.weights)
     return loss.evaluate(model, text, context, settings.batch, limit)
 
 
-def drafts(model: Transformer, text: HeldOut, context: int, limit: int = 0) -> acceptance.Accepted:
-    """How many guesses of the draft are right, behind held-out text."""
+def drafts(model: Transformer, text: HeldOut, context: int, brief: bool) -> acceptance.Accepted:
+    """How many guesses of the draft are right, behind held-out text; brief: behind a quarter as many."""
     text = next(iter(text.seen.values())) if isinstance(text, mixture.Sources) else text
     assert isinstance(text, dataset.Tokens | masked.ViewedTokens | conversations.Dialogues)
-    return acceptance.evaluate(model, text, context, acceptance.ROWS if limit else 4 * acceptance.ROWS)
+    return acceptance.evaluate(model, text, context, acceptance.ROWS if brief else 4 * acceptance.ROWS)

@@ -29,6 +29,9 @@ from bitnet.train.progress import say
 from bitnet.train.replay import Replay
 from bitnet.train.saver import Saver
 
+LAST = 8
+"""Times the tokens of the others for the evaluation that ends a run: it takes about as long as these together."""
+
 
 @dataclasses.dataclass
 class Run:
@@ -164,19 +167,23 @@ class Run:
         say(f"before the first step{', in full precision' if amount < 1 else ''}: validation {result}")
         log.write(self.now() | {"start": dataclasses.asdict(result)})
 
-    def evaluate(self, log: runlog.Log, limit: int = 0) -> objectives.Result:
-        """Loss on the validation text, logged; `limit` 0: on all of it, which ends a run."""
-        if not limit and self.held_out.n_tokens > self.settings.eval_tokens:
-            say(f"evaluating on all {self.held_out.n_tokens:,} tokens of validation")
+    def evaluate(self, log: runlog.Log, last: bool = False) -> objectives.Result:
+        """Loss on the validation text, or on evenly spaced parts of it, logged. last: LAST times as many."""
+        limit, there = self.settings.eval_tokens * (LAST if last else 1), self.held_out.n_tokens
+        if last and there > self.settings.eval_tokens:
+            share = f"{limit:,} of {there:,}" if there > limit else f"all {there:,}"
+            say(f"evaluating on {share} tokens of validation")
         with compiler.eagerly():
             result = objectives.evaluate(self.model, self.held_out, self.settings, self.batches.context, limit)
             drafts = self.model.draft and not self.settings.draft_only
-            guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, limit)
+            guessed = drafts and objectives.drafts(self.model, self.held_out, self.batches.context, brief=not last)
         record = self.now() | {"validation": dataclasses.asdict(result), "zeros": zero_fraction(self.model)}
         if guessed:
             record |= {"guesses": dataclasses.asdict(guessed)}
             say(f"draft: {guessed}")
-        log.write(record if limit else record | {"final": True})
+        log.write(record | {"final": True} if last else record)
+        if last and (error := getattr(result, "standard_error", None)):
+            say(f"the last loss is of a part, with a standard error of {error:.4f}; bitnet eval {self.folder} takes all")
         return result
 
 

@@ -235,8 +235,9 @@ def line(figures: dict[str, Any]) -> str:
         )
     where = "".join(f", {name} {figures[name]:,}" for name in ("context", "stride") if name in figures)
     each = ", ".join(f"{name} {nats:.4f}" for name, nats in figures.get("sources", {}).items())
+    error = f" ± {figures['standard_error']:.4f}" if figures.get("standard_error") else ""  # of a part of the text
     return (
-        f"{figures['nats_per_token']:.4f} nats/token{f' ({each})' if each else ''}  "
+        f"{figures['nats_per_token']:.4f}{error} nats/token{f' ({each})' if each else ''}  "
         f"{figures['bits_per_byte']:.4f} bits/byte  perplexity {figures['perplexity']:.2f}  "
         f"({figures['tokens']:,} tokens{where})"
     )
