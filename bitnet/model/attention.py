@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from bitnet.config import ModelConfig
 
 LONGEST = 1024
 """Tokens up to which T·T weights of each head are no larger than what else a layer keeps."""
@@ -57,6 +60,19 @@ def attention_in_bf16(q_BHTE: Tensor) -> bool:
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and q_BHTE.shape[2] <= LONGEST
     )
+
+
+def takes_blocks(config: ModelConfig) -> bool:
+    """Whether its attention may be torch's `flex_attention`, of which kernels are compiled for a GPU."""
+    return not (config.attention_softcap or config.dropout) and config.head_dim >= 16
+
+
+def attention_in_blocks(q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    """What torch's scaled_dot_product_attention gives, without the blocks in which no token is seen."""
+    device = q_BHTE.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q_BHTE.dtype
+    q, k, v = (x.to(dtype) for x in (q_BHTE, k_BGTE, v_BGTE))
+    return flex_attention(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
 
 
 def bf16_attention(

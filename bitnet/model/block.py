@@ -8,11 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
 from bitnet.bitlinear import BitLinear, FloatLinear, project
 from bitnet.config import TERNARY_LINEARS, ModelConfig
-from bitnet.model.attention import attention_in_bf16, bf16_attention
+from bitnet.model.attention import attention_in_bf16, attention_in_blocks, bf16_attention
 from bitnet.model.layers import ACTIVATIONS, gated, norm_of, rotate
+from bitnet.model.masks import Mask
 
 
 class Linears(nn.Module):
@@ -138,7 +140,7 @@ class Block(Linears):
         self.ffn_post_norm = self.norm(d, after)
         self.add_linear_norms()
 
-    def forward(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask = None) -> Tensor:
         """cos, sin: (T, rope_dim/2), or (B, 1, T, ...); None without RoPE. mask: of `bitnet.model.masks`."""
         x_BTD = self.added(x_BTD, self.attention(self.attn_norm(x_BTD), cos, sin, mask), self.attn_post_norm)
         network = self.mixture if self.config.n_experts else self.feed_forward
@@ -152,7 +154,7 @@ class Block(Linears):
             return out
         return torch.add(x_BTD, after(y_BTD), alpha=scale)
 
-    def attention(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    def attention(self, x_BTD: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask = None) -> Tensor:
         qkv = self.qkv(self.project(x_BTD, "q", "k", "v"))
         q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in qkv)
         q_BHTE, k_BGTE = self.q_norm(q), self.k_norm(k)
@@ -163,7 +165,9 @@ class Block(Linears):
         out_BTD: Tensor = self.o(self.own_norm("o", y_BTHE))
         return out_BTD
 
-    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Mask) -> Tensor:
+        if isinstance(mask, BlockMask):
+            return attention_in_blocks(q_BHTE, k_BGTE, v_BGTE, mask, self.config.attention_scale)
         causal = mask is None and self.config.mask != "bidirectional"
         dropout = self.config.dropout if self.training else 0.0
         plain = not (self.config.attention_softcap or self.keep_weights or dropout)

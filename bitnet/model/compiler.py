@@ -11,6 +11,7 @@ import contextlib
 
 import torch
 
+from bitnet.model.attention import takes_blocks
 from bitnet.model.transformer import Transformer
 
 
@@ -39,6 +40,8 @@ def compile_layers(model: Transformer, backend: str = "inductor") -> None:
         ) from None
     for layer in (layer for stack in model.stacks for layer in stack.layers):
         layer.compile(backend=backend, dynamic=False)
+    for stack in model.stacks:
+        stack.in_blocks = model.device.type == "cuda" and takes_blocks(stack.config)
     model.portion = torch.compile(model.portion, backend=backend, dynamic=False)
 
 

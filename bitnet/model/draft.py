@@ -24,7 +24,7 @@ from bitnet.config import ModelConfig
 from bitnet.model.block import Block
 from bitnet.model.head import Head, draft_loss
 from bitnet.model.layers import norm_of
-from bitnet.model.masks import begins, visible
+from bitnet.model.masks import Mask, begins, visible
 from bitnet.model.positions import places
 
 STEPS = 3
@@ -47,7 +47,7 @@ class Recalling(Block):
         super().__init__(config)
         self.past: list[tuple[Tensor, Tensor]] = []
 
-    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, q_BHTE: Tensor, k_BGTE: Tensor, v_BGTE: Tensor, mask: Mask) -> Tensor:
         self.past.append((k_BGTE, v_BGTE))
         keys, values = (torch.cat(each, 2) for each in zip(*self.past, strict=True))
         return super().attend(q_BHTE, keys, values, mask)

@@ -8,39 +8,83 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
 from bitnet.config import ModelConfig
 
+BLOCK = 128  # tokens, as torch's kernels take them
+
+Mask = Tensor | BlockMask | None
+"""What a layer is told: true where a token sees another, or which blocks of tokens to look at; None: what the kind of
+mask says alone."""
+
 
 def attention_mask(
-    config: ModelConfig, n_tokens: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
-) -> Tensor | None:
-    """`visible` of a model's layer; None where a causal or a bidirectional mask says it all."""
+    config: ModelConfig,
+    n_tokens: int,
+    documents_BT: Tensor | None,
+    prefix_B: Tensor | None,
+    like: Tensor,
+    in_blocks: bool = False,
+) -> Mask:
+    """Of a model's layer. in_blocks: as `blocks`, which takes no memory of T·T."""
     window = config.sliding_window if config.sliding_window < n_tokens else 0
     prefix_B = prefix_B if config.mask == "prefix" else None
     if documents_BT is None and prefix_B is None and not window:
         return None
-    return visible(config.mask, n_tokens, window, documents_BT, prefix_B, like)
+    of = blocks if in_blocks else visible
+    return of(config.mask, n_tokens, window, documents_BT, prefix_B, like)
+
+
+def seen(
+    mask: str, n_tokens: int, window: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The first token that each one sees, and the one behind the last: (T,), or (B, T) where rows of the batch differ.
+
+    window: 0 for none. prefix_B: how many tokens at the beginning of each row all others see.
+    """
+    index = torch.arange(n_tokens, device=like.device)
+    first, last = torch.zeros_like(index), index + 1
+    if mask == "bidirectional":
+        last = torch.full_like(index, n_tokens)
+    if prefix_B is not None:
+        last = torch.maximum(last, prefix_B[:, None])
+    if window:
+        first, last = (index - window + 1).clamp(min=0), torch.minimum(last, index + window)
+    if documents_BT is not None:
+        ends_BT = F.pad(begins(documents_BT)[:, 1:], (0, 1), value=True)
+        first = torch.maximum(first, index - positions(documents_BT))
+        last = torch.minimum(last, torch.where(ends_BT, index + 1, n_tokens).flip(1).cummin(1).values.flip(1))
+    first, last = torch.broadcast_tensors(first, last)
+    return first, last
 
 
 def visible(
     mask: str, n_tokens: int, window: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
 ) -> Tensor:
-    """True where a token (row) sees another: (T, T), or (B, 1, T, T) where rows of the batch differ.
-
-    window: 0 for none. prefix_B: how many tokens at the beginning of each row all others see.
-    """
+    """True where a token (row) sees another: (T, T), or (B, 1, T, T) where rows of the batch differ."""
+    first, last = seen(mask, n_tokens, window, documents_BT, prefix_B, like)
     index = torch.arange(n_tokens, device=like.device)
-    distance = index[:, None] - index
-    sees = torch.ones_like(distance, dtype=torch.bool) if mask == "bidirectional" else distance >= 0
-    if prefix_B is not None:
-        sees = sees | (index < prefix_B[:, None])[:, None, None]
-    if window:
-        sees = sees & (distance.abs() < window)
-    if documents_BT is not None:
-        runs_BT = begins(documents_BT).cumsum(1)
-        sees = sees & (runs_BT[:, :, None] == runs_BT[:, None, :])[:, None]
-    return sees
+    sees = (index >= first[..., None]) & (index < last[..., None])
+    return sees if sees.dim() == 2 else sees[:, None]
+
+
+def blocks(
+    mask: str, n_tokens: int, window: int, documents_BT: Tensor | None, prefix_B: Tensor | None, like: Tensor
+) -> BlockMask:
+    """The same for `flex_attention`: of BLOCK tokens, which such blocks hold one that any of them sees."""
+    first, last = (each.expand(len(like), -1) for each in seen(mask, n_tokens, window, documents_BT, prefix_B, like))
+    n, filling = -(-n_tokens // BLOCK), (0, -n_tokens % BLOCK)
+    begin_BN = F.pad(first, filling, value=n_tokens).unflatten(1, (n, BLOCK)).amin(2) // BLOCK
+    end_BN = F.pad(last, filling).unflatten(1, (n, BLOCK)).amax(2).add(BLOCK - 1) // BLOCK
+    at_BNN = (begin_BN[:, :, None] + torch.arange(n, device=like.device)).clamp(max=n - 1)
+
+    def sees(b: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= first[b, query]) & (key < last[b, query])
+
+    counts, which = (end_BN - begin_BN)[:, None].int(), at_BNN[:, None].int()
+    return BlockMask.from_kv_blocks(counts, which, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(n_tokens, n_tokens))
 
 
 def begins(documents_BT: Tensor) -> Tensor:

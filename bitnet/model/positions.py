@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bitnet.config import ModelConfig
-from bitnet.model.masks import attention_mask, positions
+from bitnet.model.masks import Mask, attention_mask, positions
 
 
 def rope_frequencies(config: ModelConfig) -> Tensor:
@@ -72,11 +72,15 @@ def _rope_tables(config: ModelConfig, n_tokens: int, device: torch.device, dtype
 
 
 def places(
-    config: ModelConfig, x_BTD: Tensor, documents_BT: Tensor | None = None, prefix_B: Tensor | None = None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    config: ModelConfig,
+    x_BTD: Tensor,
+    documents_BT: Tensor | None = None,
+    prefix_B: Tensor | None = None,
+    in_blocks: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Mask]:
     """Where the tokens of x stand and what they see, for layers with this configuration: cos, sin and mask."""
     n_tokens = x_BTD.shape[1]
-    mask = attention_mask(config, n_tokens, documents_BT, prefix_B, x_BTD)
+    mask = attention_mask(config, n_tokens, documents_BT, prefix_B, x_BTD, in_blocks)
     if config.position != "rope":
         return None, None, mask
     cos, sin = rope_tables(config, n_tokens, like=x_BTD)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bitnet.bitlinear import BitLinear
 from bitnet.config import ModelConfig, not_yet
+from bitnet.model.attention import LONGEST
 from bitnet.model.block import Block
 from bitnet.model.draft import Draft, Steps, unrolled
 from bitnet.model.head import Bias, Head, Portion, log_probabilities, portion, summed_cross_entropy
@@ -49,6 +50,7 @@ class Transformer(nn.Module):
 
     amount: float | Tensor = 1.0
     drafted: Steps | None = None  # of the last pass with targets
+    in_blocks = False  # compiled layers take masks of long texts as `masks.blocks`
     draft_only = False  # whether nothing else learns: such a pass then gives its loss
 
     def __init__(self, config: ModelConfig) -> None:
@@ -164,7 +166,8 @@ class Transformer(nn.Module):
             raise ValueError(f"{n_tokens} tokens do not fit the context of {config.max_context}")
         x_BTD = self.entering(tokens_BT, documents_BT, images)
         of_layers = [config.of_layer(i) for i in range(config.n_layers)]
-        at = {of_layer: places(of_layer, x_BTD, documents_BT, prefix_B) for of_layer in set(of_layers)}
+        in_blocks = self.in_blocks and x_BTD.shape[1] > LONGEST and torch.is_grad_enabled()
+        at = {of_layer: places(of_layer, x_BTD, documents_BT, prefix_B, in_blocks) for of_layer in set(of_layers)}
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
             inputs = x_BTD, *at[of_layer]
             if self._recompute and torch.is_grad_enabled():

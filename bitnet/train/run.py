@@ -183,7 +183,7 @@ class Run:
             say(f"draft: {guessed}")
         log.write(record | {"final": True} if last else record)
         if last and (error := getattr(result, "standard_error", None)):
-            say(f"the last loss is of a part, with a standard error of {error:.4f}; bitnet eval {self.folder} takes all")
+            say(f"the last loss is of a part, its standard error {error:.4f}; bitnet eval {self.folder} takes all")
         return result
 
 
