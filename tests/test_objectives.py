@@ -66,7 +66,7 @@ def test_interrupted_and_resumed_is_as_uninterrupted(
     [
         ("mlm", "nats_per_token", {"accuracy", "tokens"}),
         ("contrastive", "nats_per_pair", {"recall", "recall_back", "pairs", "pool"}),
-        ("prefix", "nats_per_token", {"bits_per_byte", "perplexity", "tokens"}),
+        ("prefix", "nats_per_token", {"bits_per_byte", "perplexity", "tokens", "standard_error"}),
     ],
 )
 def test_it_learns_and_eval_says_the_same(
