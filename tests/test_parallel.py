@@ -269,6 +269,31 @@ def test_shards_lose_no_bit(runs: dict[str, Path], tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [".errors", folder.name]
 
 
+def test_a_teacher_is_sharded_too(runs: dict[str, Path], text: str, tmp_path: Path) -> None:
+    """Relations besides, whose vectors are watched in one of its layers."""
+    words = ["finetune", str(runs["one of floats"]), "--data", text, *TINY[TINY.index("--threads") :], "--lr", "1e-3"]
+    words += ["--distill", "0.5", "--distill-relations", "0.1", "--set", "ternary=[]", "--steps", "4"]
+    assert bitnet_cli.main([*words, "--out", str(tmp_path / "one")]) == 0
+    pair = start(tmp_path / "two", distilled_in_shards, [*words, "--parallel", "fsdp", "--out", str(tmp_path / "two")])
+    assert finish(pair) == [0, 0], (tmp_path / "two" / ".errors").read_text()
+    assert_same_curve(tmp_path / "two", tmp_path / "one", FLOAT_TOLERANCE)
+
+
+def distilled_in_shards(argv: list[str]) -> int:
+    """Its layers are; embedding and head stay whole from its first pass on."""
+    step, teachers = loop.update, []
+
+    def seen(run: loop.Run) -> Any:
+        assert run.distillation
+        teachers.append(
+            [parallel.is_sharded(p) and p.grad is None for p in run.distillation.teacher.layers.parameters()]
+        )
+        return step(run)
+
+    loop.update = seen
+    return bitnet_cli.main(argv) or int(len(teachers) != 4 or not all(map(all, teachers)))
+
+
 # ---- conversations, a clock ----
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bitnet.config import ModelConfig
+from bitnet.model import parallel
 from bitnet.model.head import portions
 from bitnet.model.masks import visible
 from bitnet.model.transformer import Transformer
@@ -55,7 +56,7 @@ class Distillation:
             config = config.replace(vocab_size=max(student.config.vocab_size, config.vocab_size))
             if config.vision and config.image_token and student.config.image_token:
                 config = config.replace(image_token=student.config.image_token)  # another row that is not used
-        self.teacher = build(start, config)[0].requires_grad_(False).eval().to(settings.device)
+        self.teacher = _frozen(start, config, settings)
         if self.reads and (self.teacher.similarity is not None) != towers:
             if self.relates:
                 raise SourceModelError(f"--teacher {name}: {_kind(self.teacher)}, the model {_kind(student)}")
@@ -118,6 +119,20 @@ class Distillation:
                 parts.append(lacking(output[: len(inputs)], taught[: len(inputs)]))
             terms["features"] = counted * torch.stack(parts).mean()
         return terms
+
+
+def _frozen(start: Start, config: ModelConfig, settings: Settings) -> Transformer:
+    """The teacher; sharded where the student is. One that is asked for images alone is not called as a whole."""
+    sharded = parallel.launched() and settings.parallel == "fsdp" and not config.vision
+    if sharded and not parallel.is_first():
+        with torch.device("meta"):
+            teacher = Transformer(config)
+    else:
+        teacher = build(start, config)[0]
+    teacher.requires_grad_(False).eval()
+    if sharded:
+        parallel.shard(teacher, settings.device)
+    return teacher if sharded else teacher.to(settings.device)
 
 
 def _kind(model: Transformer) -> str:
