@@ -264,6 +264,10 @@ def test_sources_may_be_folders_of_token_ids(
     assert bitnet("train", "--resume", "--out", tmp_path / "run") == 0
     both = ["--mixture", tmp_path / "mix.toml", "--tokenizer", "byte", "--out", tmp_path / "other"]
     capsys.readouterr()
+    assert bitnet("train", *TINY, *both[:2], *both[-2:], "--validation", "0.2") == 1
+    said = "different shares of their documents (animals 0.05, numbers 0.2), so one may learn what another holds out"
+    assert said in capsys.readouterr().err
+    capsys.readouterr()
     assert bitnet("train", *TINY, *both, "--objective", "mlm", "--set", "mask=bidirectional") == 1
     assert "--mixture is of text, for the next token" in capsys.readouterr().err
     assert bitnet("train", *TINY, *both, "--data", "x") == 1

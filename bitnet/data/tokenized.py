@@ -1,6 +1,7 @@
 """A folder of token ids, made once and shared by runs: they map its files and read no text.
 
-    tokens.json     what is where: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}}
+    tokens.json     what is where: {"first": 0, "train": {"file": ..., "sha256": ...}, "validation": {...}},
+                    and the share of the documents that is held out, {"held_out": 0.05}
     tokenizer.json  what the ids are of
     train-HASH.bin, validation-HASH.bin
 
@@ -46,12 +47,15 @@ def make(
     given = Path(kind).is_file()
     words = tokenizer.load(kind) if given else tokenizer.build(kind, train, vocab_size, *more)
     first = tokenizer.separator(words, tokenizer.ends_beside(kind) if given else {})
-    write(folder, words, {"train": train, "validation": held_out}, first)
+    write(folder, words, {"train": train, "validation": held_out}, first, validation)
     return dict(zip(("train", "validation"), read(folder, "train", "validation")[1], strict=True))
 
 
-def write(folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], first: int = tokenizer.END_ID) -> None:
-    """texts: by what they are for, "train" and "validation". first: the token before every document.
+def write(
+    folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], first: int = tokenizer.END_ID,
+    share: float | None = None,
+) -> None:  # fmt: skip
+    """texts: by what they are for, "train" and "validation". first: the token before every document. share: held out.
 
     What makes it a folder of token ids comes last, and whole: one that was interrupted is none.
     """
@@ -59,7 +63,7 @@ def write(folder: Path, words: Tokenizer, texts: Mapping[str, Iterable[str]], fi
     made = {name: dataset.tokenize(text, words, folder, name, first).to_dict() for name, text in texts.items()}
     words.save(str(folder / "tokenizer.json"))
     partial = folder / f"{CONTENTS}.partial"
-    partial.write_text(json.dumps({"first": first} | made, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps({"first": first, "held_out": share} | made, indent=1) + "\n", encoding="utf-8")
     partial.rename(folder / CONTENTS)
 
 
@@ -92,6 +96,22 @@ def check_of(folder: Path, words: Tokenizer, first: int) -> None:
     if (found := contents_of(folder).get("first", tokenizer.END_ID)) != first:
         raise DataError(
             f"{folder} has token {found!r:.20} before every document, and the model {first}; give the text itself"
+        )
+
+
+def check_apart(shared: Mapping[str, Path], others: Mapping[str, float]) -> None:
+    """Raises DataError: sources hold out different shares of their documents. Where the shares are equal, a document's
+    hash puts it on the same side in all of them.
+
+    shared: folders of token ids, of which old ones do not say their share; others: the shares of other sources.
+    """
+    said = {name: contents_of(folder).get("held_out") for name, folder in shared.items()}
+    shares = {name: share for name, share in (said | dict(others)).items() if isinstance(share, float)}
+    if len(set(shares.values())) > 1:
+        found = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+        raise DataError(
+            f"the sources hold out different shares of their documents ({found}), so one may learn what another holds "
+            "out; make them with the same --validation"
         )
 
 

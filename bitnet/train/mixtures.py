@@ -43,6 +43,7 @@ def read(
             with _of(name):
                 texts[name] = _split(source, settings, say)
     corpus.check_apart(texts)
+    tokenized.check_apart(shared, dict.fromkeys(texts, settings.validation))
     if shared and not (before or settings.source or Path(settings.tokenizer).is_file()):
         words = tokenized.tokenizer_of(next(iter(shared.values())))
     else:
