@@ -163,19 +163,16 @@ INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
             float *s = a.scores + i * stride + key * LANES;
             b.q = a.q + i * a.head_dim;
             b.fetch = i == 0;
-            if ((block = left >= 4 ? 4 : left >= 2 ? 2 : 1) == 4)
+            if ((block = bn_min(left, 4)) == 4)
                 qk_keys(s, stride, b, n, load, 4);
+            else if (block == 3)
+                qk_keys(s, stride, b, n, load, 3);
             else if (block == 2)
                 qk_keys(s, stride, b, n, load, 2);
             else
                 qk_keys(s, stride, b, n, load, 1);
         }
     }
-}
-
-/* The largest of 4, 2, 1 queries that n holds. */
-INLINE size_t query_block(size_t n) {
-    return n >= 4 && QUERIES >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
 INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
@@ -188,9 +185,12 @@ INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
         for (size_t i = 0, block; i < a.n_q; i += block) {
             float *o = a.out + i * E;
             const float *p = a.p + i * stride + t;
-            switch (block = query_block(a.n_q - i)) {
+            switch (block = bn_min(a.n_q - i, QUERIES)) {
             case 4:
                 pv_keys(o, p, stride, v, size, E, keys, i == 0, load, QUERIES);
+                break;
+            case 3:
+                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, QUERIES - 1);
                 break;
             case 2:
                 pv_keys(o, p, stride, v, size, E, keys, i == 0, load, 2);

@@ -91,7 +91,11 @@ INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
     size_t i = 0;
     for (; i + 4 <= a.n_q; i += 4)
         qk_int8_queries(&a, i, dot, flip, 4);
-    for (; i < a.n_q; i++)
+    if (a.n_q - i == 3)
+        qk_int8_queries(&a, i, dot, flip, 3);
+    else if (a.n_q - i == 2)
+        qk_int8_queries(&a, i, dot, flip, 2);
+    else if (a.n_q - i == 1)
         qk_int8_queries(&a, i, dot, flip, 1);
 }
 
@@ -193,6 +197,10 @@ INLINE void pv_int8_all(const bn_pv *all, dot_fn *dot) {
         a.codes = all->codes + 2 * t;
         for (i = 0; REGISTERS == 32 && i + 4 <= a.n_q; i += 4)
             pv_int8_queries(&a, i, dot, 4);
+        if (REGISTERS == 32 && a.n_q - i == 3) {
+            pv_int8_queries(&a, i, dot, 3);
+            i += 3;
+        }
         for (; i + 2 <= a.n_q; i += 2)
             pv_int8_queries(&a, i, dot, 2);
         for (; i < a.n_q; i++)

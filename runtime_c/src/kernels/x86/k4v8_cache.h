@@ -89,7 +89,11 @@ INLINE void qk_k4_all(const bn_qk *all, dot_fn *dot) {
     size_t i = 0;
     for (; i + 4 <= a.n_q; i += 4)
         qk_k4_queries(&a, i, dot, 4);
-    for (; i < a.n_q; i++)
+    if (a.n_q - i == 3)
+        qk_k4_queries(&a, i, dot, 3);
+    else if (a.n_q - i == 2)
+        qk_k4_queries(&a, i, dot, 2);
+    else if (a.n_q - i == 1)
         qk_k4_queries(&a, i, dot, 1);
 }
 
