@@ -161,6 +161,12 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
         (lambda f: json.dumps(f | {"n_ctx": 1}), "n_ctx"),
         (lambda f: json.dumps(f | {"kv_type": "f64"}), "kv_type"),
         (lambda f: json.dumps(f | {"seed": -1}), "seed"),
+        (lambda f: json.dumps(f | {"adapter": 1}), "adapter"),
+        (lambda f: json.dumps(f | {"adapter": [1]}), "adapter"),
+        (lambda f: json.dumps(f | {"adapter": "\x1b[2J"}), None),
+        (lambda f: json.dumps(f | {"model": "\x1b[2J"}), None),
+        (lambda f: json.dumps(f | {"sampling": f["sampling"] | {"seed": 7}}), "sampling"),
+        (lambda f: json.dumps(f | {"sampling": f["sampling"] | {"draft": 7}}), "sampling"),
         (lambda f: json.dumps(f | {"sampling": {"temperature": -1}}), "temperature"),
         (lambda f: json.dumps(f | {"sampling": {"max_tokens": 24, "logit_bias": {"x": 1}}}), "logit_bias"),
         (lambda f: json.dumps(f | {"sampling": {"max_tokens": 24, "logit_bias": {"1": 1e39}}}), "logit_bias"),
@@ -171,7 +177,7 @@ def test_what_is_no_receipt(model: Model, change: Any, message: str | None) -> N
     text = change(json.loads(made(model).to_json()))
     if message is None:
         verdict = model.verify_receipt(text)
-        assert not verdict.valid and len(verdict.why) < 400
+        assert not verdict.valid and len(verdict.why) < 400 and verdict.why.isprintable()
         return
     with pytest.raises(ReceiptError, match=message) as caught:
         model.verify_receipt(text)

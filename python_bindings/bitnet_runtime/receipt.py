@@ -74,6 +74,7 @@ class Receipt:
         chosen = len(self.tokens) + (self.end is not None) if isinstance(self.tokens, list) else -1
         right = {
             "model": isinstance(self.model, str),
+            "adapter": isinstance(self.adapter, str | None),
             "kv_type": isinstance(self.kv_type, str),
             "n_ctx": type(self.n_ctx) is int,
             "prompt": _are_ids(self.prompt) and bool(self.prompt),
@@ -81,7 +82,7 @@ class Receipt:
             "end": self.end is None or _are_ids([self.end]),
             "finish_reason": self.finish_reason in FINISH,
             "seed": type(self.seed) is int,
-            "sampling": isinstance(self.sampling, dict),
+            "sampling": isinstance(self.sampling, dict) and not {"seed", "draft"} & self.sampling.keys(),
             "digests": isinstance(self.digests, list)
             and len(self.digests) == chosen
             and all(each is None or isinstance(each, str) for each in self.digests),

@@ -41,12 +41,12 @@ class _Known:
 def verify(model: ModelFacts, receipt: Receipt) -> Verdict:
     """Raises ReceiptError: it says what cannot be."""
     if receipt.model != model.digest:
-        return Verdict(False, None, f"it is of the model {receipt.model:.64}, this one is {model.digest}")
+        return Verdict(False, None, f"it is of the model {shown(receipt.model, 70)}, this one is {model.digest}")
     digests = {model.adapter_digest(name): name for name in (None, *model.adapters)}
     if receipt.adapter not in digests:
         return Verdict(
-            False, None, f"it is of the adapter {receipt.adapter:.64}, which is none of those that the model was "
-            "loaded with",
+            False, None, f"it is of the adapter {shown(receipt.adapter, 70)}, which is none of those that the model "
+            "was loaded with",
         )  # fmt: skip
     try:
         stream = _stream(model, receipt, digests[receipt.adapter])
