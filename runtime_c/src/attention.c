@@ -87,11 +87,37 @@ static bn_mask mask_of(const bn_pass *p, const bn_layer *l, size_t row) {
     return (bn_mask){.window = l->mask.window, .prefix = p->w->rows[row].cache->prefix};
 }
 
+static void scale(float *y, const float *x, float factor, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * factor;
+}
+
+/* Four at a time, of one row, or of as many if each has but one. */
+static void encode_queries(const bn_block *b, const float *x, size_t x_stride, const scratch *s) {
+    enum { TOGETHER = 4 };
+    const size_t E = b->config->head_dim, step = b->group == 1 ? x_stride : E;
+    const size_t n = b->group == 1 ? b->rows : b->group, all = b->rows * b->group;
+    int32_t sums[TOGETHER];
+    for (size_t i = 0, rows; i < all; i += rows) {
+        rows = bn_min(n - i % n, TOGETHER);
+        const bn_quantizing a = {.q = s->codes + i * bn_q_row(E),
+                                 .s = s->q_scale + i,
+                                 .sums = sums,
+                                 .x = x + i / n * x_stride + i % n * step,
+                                 .q_stride = bn_q_row(E),
+                                 .x_stride = step,
+                                 .n = E,
+                                 .rows = rows};
+        bn_kv_types[b->type].encode_query(&b->m->kernels, &a);
+    }
+    scale(s->q_scale, s->q_scale, b->config->attention_scale, all);
+}
+
 /* The block of `rows` rows from `row` on for KV head g, with its queries gathered. */
 static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size_t rows, size_t g,
                            const scratch *s) {
     const bn_config *c = &p->stack->config;
-    const size_t E = c->head_dim, group = group_size(c), stride = bn_q_row(E);
+    const size_t E = c->head_dim, group = group_size(c);
     const bn_cache *cache = p->w->rows[row].cache;
     const bn_kv *kv = &bn_kv_types[cache->type];
     bn_block b = {.m = p->m,
@@ -107,14 +133,14 @@ static bn_block make_block(const bn_pass *p, const bn_layer *l, size_t row, size
                   .q_scale = s->q_scale,
                   .scores = s->scores,
                   .weight_scale = s->weight_scale};
-    for (size_t i = 0; i < rows; i++) {
-        const float *from = p->w->q + ((row + i) * c->n_heads + g * group) * E;
-        bn_fetch(from + 4 * c->n_heads * E, (group * E + BN_LANES) * sizeof *from); /* 4 rows on */
-        for (size_t d = 0; !kv->encode_query && d < group * E; d++)
-            b.q[i * group * E + d] = from[d] * c->attention_scale;
-        for (size_t j = i * group; kv->encode_query && j < (i + 1) * group; j++, from += E)
-            b.q_scale[j] = c->attention_scale *
-                           kv->encode_query(&p->m->kernels, b.codes + j * stride, from, E);
+    const size_t stride = c->n_heads * E;
+    const float *from = p->w->q + row * stride + g * group * E;
+    if (kv->encode_query)
+        encode_queries(&b, from, stride, s);
+    for (size_t i = 0; i < rows; i++, from += stride) {
+        if (!kv->encode_query)
+            scale(s->q + i * group * E, from, c->attention_scale, group * E);
+        bn_fetch(from + group * E, (group * E + BN_LANES) * sizeof *from); /* of the next head */
     }
     return b;
 }

@@ -7,23 +7,26 @@
 #include <math.h>
 #include <string.h>
 
-static void key_f16(const bn_kernels *kernels, void *to, const float *x, size_t n) {
-    kernels->bytes.f32_to_f16(to, x, n);
+static uint8_t *row_of(const bn_quantizing *a, size_t row) {
+    return (uint8_t *)a->q + row * a->q_stride;
 }
 
-static float value_f16(const bn_kernels *kernels, void *to, const float *x, size_t n) {
-    key_f16(kernels, to, x, n);
-    return 1;
+static void to_f16(const bn_kernels *kernels, const bn_quantizing *a) {
+    for (size_t row = 0; row < a->rows; row++)
+        kernels->bytes.f32_to_f16((uint16_t *)(void *)row_of(a, row), a->x + row * a->x_stride,
+                                  a->n);
 }
 
-static float value_int8(const bn_kernels *kernels, void *to, const float *x, size_t n) {
-    int32_t sum;
-    return 1 / kernels->vectors.quantize(to, &sum, x, n, bn_q_row(n));
+static void to_int8(const bn_kernels *kernels, const bn_quantizing *a) {
+    kernels->vectors.quantize(a);
+    for (size_t row = 0; row < a->rows; row++)
+        a->s[row] = 1 / a->s[row];
 }
 
-static void key_int8(const bn_kernels *kernels, void *to, const float *x, size_t n) {
-    const float scale = value_int8(kernels, to, x, n);
-    memcpy((uint8_t *)to + (n + 3) / 4 * 4, &scale, sizeof scale);
+static void key_int8(const bn_kernels *kernels, const bn_quantizing *a) {
+    to_int8(kernels, a);
+    for (size_t row = 0; row < a->rows; row++)
+        memcpy(row_of(a, row) + (a->n + 3) / 4 * 4, a->s + row, sizeof *a->s);
 }
 
 /* --- k4v8 --- */
@@ -87,21 +90,31 @@ static uint8_t *nibble_words(uint8_t *words, const float *x, size_t n) {
     return words + sizeof *bits;
 }
 
-static void key_k4v8(const bn_kernels *kernels, void *to, const float *x, size_t n) {
+static void key_k4v8(const bn_kernels *kernels, const bn_quantizing *a) {
     enum { BLOCK = 2 * BN_NIBBLE_GROUP };
     float turned[BN_MAX_HEAD];
-    uint8_t *words = to;
     (void)kernels;
-    turn(turned, x, n);
-    for (size_t d = 0; d < n; d += BLOCK)
-        words = nibble_words(words, turned + d, bn_min(n - d, BLOCK));
+    for (size_t row = 0; row < a->rows; row++) {
+        uint8_t *words = row_of(a, row);
+        turn(turned, a->x + row * a->x_stride, a->n);
+        for (size_t d = 0; d < a->n; d += BLOCK)
+            words = nibble_words(words, turned + d, bn_min(a->n - d, BLOCK));
+    }
 }
 
 /* Turned keys times turned queries are as many times too large as `turn` says: a power of two. */
-static float query_k4v8(const bn_kernels *kernels, void *to, const float *x, size_t n) {
+static void query_k4v8(const bn_kernels *kernels, const bn_quantizing *a) {
     float turned[BN_MAX_HEAD];
-    const size_t times = turn(turned, x, n);
-    return value_int8(kernels, to, turned, n) / (float)times;
+    for (size_t row = 0; row < a->rows; row++) {
+        const size_t times = turn(turned, a->x + row * a->x_stride, a->n);
+        to_int8(kernels, &(bn_quantizing){.q = (int8_t *)row_of(a, row),
+                                          .s = a->s + row,
+                                          .sums = a->sums + row,
+                                          .x = turned,
+                                          .n = a->n,
+                                          .rows = 1});
+        a->s[row] /= (float)times;
+    }
 }
 
 const bn_kv bn_kv_types[BN_KV_TYPES] = {
@@ -109,8 +122,8 @@ const bn_kv bn_kv_types[BN_KV_TYPES] = {
                    .word = 2,
                    .dims = 1,
                    .value = 2,
-                   .encode_key = key_f16,
-                   .encode_value = value_f16},
+                   .encode_key = to_f16,
+                   .encode_value = to_f16},
     [BN_KV_F32] = {.name = "f32", .word = 4, .dims = 1, .value = 4},
     [BN_KV_INT8] = {.name = "int8",
                     .word = 4,
@@ -119,8 +132,8 @@ const bn_kv bn_kv_types[BN_KV_TYPES] = {
                     .value = 1,
                     .value_scaled = 1,
                     .encode_key = key_int8,
-                    .encode_value = value_int8,
-                    .encode_query = value_int8},
+                    .encode_value = to_int8,
+                    .encode_query = to_int8},
     [BN_KV_K4V8] = {.name = "k4v8",
                     .word = 4,
                     .dims = 8,
@@ -128,7 +141,7 @@ const bn_kv bn_kv_types[BN_KV_TYPES] = {
                     .value = 1,
                     .value_scaled = 1,
                     .encode_key = key_k4v8,
-                    .encode_value = value_int8,
+                    .encode_value = to_int8,
                     .encode_query = query_k4v8},
 };
 

@@ -9,22 +9,20 @@
 
 #include "kernels/kernels.h"
 
-/* n floats to a key as its words lie one behind the other. `to` has room for n floats or
- * bn_q_row(n) bytes, and is aligned as quantize wants it. */
-typedef void bn_kv_encode_key(const bn_kernels *kernels, void *to, const float *x, size_t n);
-
-/* n floats to numbers, which stand for number · what this returns. The same of `to`, but that of
- * values without scales is their place in the cache. */
-typedef float bn_kv_encode(const bn_kernels *kernels, void *to, const float *x, size_t n);
+/* Rows of floats, keys, values or queries, to numbers: those of a key to its words, one behind the
+ * other. As quantize has it, but s, of those that are not in the words of a key, is what numbers
+ * are times; a row of q, whatever its numbers are, has room for n floats or bn_q_row(n) bytes;
+ * q_stride is in bytes. */
+typedef void bn_kv_encode(const bn_kernels *kernels, const bn_quantizing *a);
 
 typedef struct bn_kv {
     const char *name;
-    uint32_t word;                /* bytes of a word of a key: 2 or 4 */
-    uint32_t dims;                /* dimensions in a word */
-    uint32_t scaled;              /* dimensions of a key before each word of scales; 0: none */
-    uint32_t value;               /* bytes of a number of a value; of one they lie in groups */
-    int32_t value_scaled;         /* each value has a scale, a float */
-    bn_kv_encode_key *encode_key; /* NULL: keys and values stay floats */
+    uint32_t word;            /* bytes of a word of a key: 2 or 4 */
+    uint32_t dims;            /* dimensions in a word */
+    uint32_t scaled;          /* dimensions of a key before each word of scales; 0: none */
+    uint32_t value;           /* bytes of a number of a value; of one they lie in groups */
+    int32_t value_scaled;     /* each value has a scale, a float */
+    bn_kv_encode *encode_key; /* NULL: keys and values stay floats */
     bn_kv_encode *encode_value;
     bn_kv_encode *encode_query; /* NULL: queries stay floats */
 } bn_kv;

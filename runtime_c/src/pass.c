@@ -32,14 +32,23 @@ int bn_keeps_h(const bn_pass *p, const bn_tensor *linear) {
 }
 
 /* The scale of what is not finite is NaN or 0. */
-static void quantize(bn_pass *p, size_t row, const float *x, size_t width) {
+static void quantize(bn_pass *p, size_t row, size_t n, const float *x, size_t stride,
+                     size_t width) {
     const bn_operands *in = &p->w->in;
-    in->s[row] = p->m->kernels.vectors.quantize(in->q + row * in->q_stride, &in->q_sum[row], x,
-                                                width, bn_q_row(width));
-    if (!(in->s[row] > 0))
-        bn_fail_pass(p);
-    if (p->stack->grouped)
-        bn_sum_groups(in, row, width);
+    p->m->kernels.vectors.quantize(&(bn_quantizing){.q = in->q + row * in->q_stride,
+                                                    .s = in->s + row,
+                                                    .sums = in->q_sum + row,
+                                                    .x = x,
+                                                    .q_stride = in->q_stride,
+                                                    .x_stride = stride,
+                                                    .n = width,
+                                                    .rows = n});
+    for (size_t i = row; i < row + n; i++) {
+        if (!(in->s[i] > 0))
+            bn_fail_pass(p);
+        if (p->stack->grouped)
+            bn_sum_groups(in, i, width);
+    }
 }
 
 void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, const float *from,
@@ -58,8 +67,7 @@ void bn_quantize_rows(bn_pass *p, size_t row, size_t n, const bn_norm *norm, con
             memcpy(h + i * wide, x + i * x_stride, width * sizeof *h);
         if (own.gain)
             bn_norm_checked(p, &own, h, wide, x, x_stride, width, rows), x = h, x_stride = wide;
-        for (size_t i = 0; i < rows; i++)
-            quantize(p, row + i, x + i * x_stride, width);
+        quantize(p, row, rows, x, x_stride, width);
     }
 }
 

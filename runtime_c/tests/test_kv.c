@@ -24,20 +24,25 @@ static double exact(size_t n) {
     return sum;
 }
 
+static void encode(bn_kv_encode *to, int8_t *q, float *scale, const float *x, size_t n) {
+    int32_t sum;
+    to(&kernels, &(bn_quantizing){.q = q, .s = scale, .sums = &sum, .x = x, .n = n, .rows = 1});
+}
+
 /* The score of the key, the one of a tile where it is the last, and nothing else is 0. */
 static double scored(int32_t type, size_t n) {
     static _Alignas(64) uint8_t numbers[MOST * 4], tile[MOST * 4 * BN_LANES];
     static _Alignas(64) int8_t codes[2 * MOST];
     const bn_kv *kv = &bn_kv_types[type];
     const void *words = key;
-    float scores[BN_LANES], q_scale = 1;
+    float scores[BN_LANES], q_scale = 1, k_scale;
     if (kv->encode_key)
-        kv->encode_key(&kernels, numbers, key, n), words = numbers;
+        encode(kv->encode_key, (int8_t *)numbers, &k_scale, key, n), words = numbers;
     for (size_t w = 0; w < bn_kv_words(kv, n); w++)
         memcpy(tile + (w * BN_LANES + BN_LANES - 1) * kv->word,
                (const uint8_t *)words + w * kv->word, kv->word);
     if (kv->encode_query)
-        q_scale = kv->encode_query(&kernels, codes, query, n);
+        encode(kv->encode_query, codes, &q_scale, query, n);
     kernels.attention[type].qk(&(bn_qk){.scores = scores,
                                         .score_stride = BN_LANES,
                                         .q = query,

@@ -23,6 +23,18 @@ typedef struct bn_norming {
     float eps;
 } bn_norming;
 
+/* Rows of n floats: s = 127 / max(max|x|, 1e-5); q[i] = clamp(round_half_even(x[i] * s), -127,
+ * 127), 0 from n to bn_q_row(n); sums: of q. Where an x is NaN, s is; q then has some value in its
+ * range. An infinity makes s 0. x is 4-byte aligned, rows of q are 64-byte aligned. */
+typedef struct bn_quantizing {
+    int8_t *q;
+    float *s;      /* [rows] */
+    int32_t *sums; /* [rows] */
+    const float *x;
+    size_t q_stride, x_stride; /* in numbers */
+    size_t n, rows;
+} bn_quantizing;
+
 /* Returns 0 where a sum(x²) is not finite: then so is an x, or nearly. */
 typedef int bn_normalize(const bn_norming *a);
 
@@ -33,10 +45,7 @@ typedef struct bn_vector_kernels {
     /* y[i] += x[i] * weight, rounded twice */
     void (*add)(float *y, const float *x, float weight, size_t n);
 
-    /* s = 127 / max(max|x|, 1e-5); q[i] = clamp(round_half_even(x[i] * s), -127, 127);
-     * q[n..padded) = 0. Returns s; *sum = sum of q. Where an x is NaN, s is; q then has some
-     * value in its range. An infinity makes s 0. x is 4-byte aligned, q 64-byte aligned. */
-    float (*quantize)(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded);
+    void (*quantize)(const bn_quantizing *a);
 
     bn_normalize *rms_norm;
     bn_normalize *layer_norm;

@@ -74,35 +74,45 @@ static void time_add(bench *b) {
 }
 
 static void check_quantize(test *t) {
-    const size_t n = size_to(t, 700);
-    const size_t padded = ((n + BN_Q_ALIGN - 1) / BN_Q_ALIGN + below(t, 2)) * BN_Q_ALIGN;
-    float *x = floats(t, n, (int)below(t, FLOAT_KINDS));
+    const size_t n = size_to(t, 700), rows = size_to(t, 9), x_stride = n + below(t, 3);
+    const size_t padded = bn_q_row(n), q_stride = padded + below(t, 2) * BN_Q_ALIGN;
+    float *x = floats(t, rows * x_stride, (int)below(t, FLOAT_KINDS));
     if (below(t, 4) == 0) { /* exact halves: max 127, so that s is 1 */
-        for (size_t i = 0; i < n; i++)
+        for (size_t i = 0; i < rows * x_stride; i++)
             x[i] = (float)((int)below(t, 507) - 253) * 0.5f;
-        x[below(t, n)] = -127;
+        for (size_t r = 0; r < rows; r++)
+            x[r * x_stride + below(t, n)] = -127;
     }
-    int8_t *q[2];
-    float s[2];
-    int32_t sum[2] = {-1, -1};
+    bn_quantizing a[2];
     for (int i = 0; i < 2; i++) {
-        q[i] = buffer(t, padded);
-        s[i] = (i ? t->scalar : t->tier)->vectors.quantize(q[i], &sum[i], x, n, padded);
+        a[i] = (bn_quantizing){.q = buffer(t, (rows - 1) * q_stride + padded),
+                               .s = buffer(t, rows * sizeof(float)),
+                               .sums = buffer(t, rows * sizeof(int32_t)),
+                               .x = x,
+                               .q_stride = q_stride,
+                               .x_stride = x_stride,
+                               .n = n,
+                               .rows = rows};
+        (i ? t->scalar : t->tier)->vectors.quantize(&a[i]);
     }
-    same_floats(t, &s[0], &s[1], 1, "scale of quantize");
-    float worst = 0;
-    for (size_t i = 0; i < n; i++)
-        worst = isnan(worst) || isnan(x[i]) ? NAN : fmaxf(worst, fabsf(x[i]));
-    CHECK(isnan(s[0]) == isnan(worst) && (s[0] == 0) == isinf(worst));
-    if (!isnan(s[0])) {
-        same_bytes(t, q[0], q[1], padded, "quantize");
-        CHECK_EQ(sum[0], sum[1]);
+    same_floats(t, a[0].s, a[1].s, rows, "scale of quantize");
+    for (size_t r = 0; r < rows; r++) {
+        float worst = 0;
+        for (const float *at = x + r * x_stride; at < x + r * x_stride + n; at++)
+            worst = isnan(worst) || isnan(*at) ? NAN : fmaxf(worst, fabsf(*at));
+        CHECK(isnan(a->s[r]) == isnan(worst) && (a->s[r] == 0) == isinf(worst));
+        if (isnan(a->s[r]))
+            continue;
+        same_bytes(t, a[0].q + r * q_stride, a[1].q + r * q_stride, padded, "quantize");
+        CHECK_EQ(a[0].sums[r], a[1].sums[r]);
     }
     done(t, "quantize");
 }
 
 static void call_quantize(bench *b) {
-    b->k->vectors.quantize(b->q, b->acc, b->x, b->cols, b->cols);
+    float s;
+    b->k->vectors.quantize(
+        &(bn_quantizing){.q = b->q, .s = &s, .sums = b->acc, .x = b->x, .n = b->cols, .rows = 1});
 }
 
 static void time_quantize(bench *b) {

@@ -72,7 +72,7 @@ static void int8_add_rows(const bn_add_rows *a) {
 
 /* --- norms, activations --- */
 
-static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
+INLINE float quantize_row(int8_t *q, int32_t *sum, const float *x, size_t n) {
     float32x4_t most = vdupq_n_f32(1e-5f);
     for (size_t i = 0; i < n; i += BN_LANES) {
         const lanes v = load(x + i, n - i);
@@ -93,11 +93,16 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
         }
         const int16x8_t a = vcombine_s16(vmovn_s32(r[0]), vmovn_s32(r[1]));
         const int16x8_t b = vcombine_s16(vmovn_s32(r[2]), vmovn_s32(r[3]));
-        vst1q_s8(q + i, vcombine_s8(vmovn_s16(a), vmovn_s16(b))); /* padded is a multiple of 64 */
+        vst1q_s8(q + i, vcombine_s8(vmovn_s16(a), vmovn_s16(b))); /* a row is padded to 64 */
     }
-    memset(q + n, 0, padded - n);
+    memset(q + n, 0, bn_q_row(n) - n);
     *sum = vaddvq_s32(total);
     return s;
+}
+
+static void quantize(const bn_quantizing *a) {
+    for (size_t r = 0; r < a->rows; r++)
+        a->s[r] = quantize_row(a->q + r * a->q_stride, &a->sums[r], a->x + r * a->x_stride, a->n);
 }
 
 INLINE int normalize(const bn_norming *a, float *y, const float *x) {

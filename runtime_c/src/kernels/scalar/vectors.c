@@ -22,7 +22,8 @@ static void add_to(float *y, const float *x, float weight, size_t n) {
         y[i] += x[i] * weight;
 }
 
-static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
+/* One row. */
+static float quantize_row(int8_t *q, int32_t *sum, const float *x, size_t n) {
     float largest = 1e-5f;
     for (size_t i = 0; i < n; i++)
         largest = fabsf(x[i]) > largest || isnan(x[i]) ? fabsf(x[i]) : largest;
@@ -35,9 +36,14 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
         q[i] = (int8_t)rintf(v);
         total += q[i];
     }
-    memset(q + n, 0, padded - n);
+    memset(q + n, 0, bn_q_row(n) - n);
     *sum = total;
     return s;
+}
+
+static void quantize(const bn_quantizing *a) {
+    for (size_t r = 0; r < a->rows; r++)
+        a->s[r] = quantize_row(a->q + r * a->q_stride, &a->sums[r], a->x + r * a->x_stride, a->n);
 }
 
 /* One row. */

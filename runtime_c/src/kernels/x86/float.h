@@ -60,25 +60,39 @@ static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
 
 /* --- conversions --- */
 
-/* The largest |x|, at least 1e-5; four registers at a time, as each waits for the one before. */
-INLINE float most_of(const float *x, size_t n) {
-    vec m[4];
+enum { QUANTIZE_ROWS = 4 };
+
+/* The largest |x| of each of R rows, at least 1e-5: as one waits for the one before, a row by
+ * itself has four. */
+INLINE void most_of(float *most, const float *x, size_t stride, size_t n, const size_t R) {
+    enum { TOGETHER = 4 };
+    const size_t each = TOGETHER / R;
+    vec m[TOGETHER];
     size_t i = 0;
-    for (size_t j = 0; j < 4; j++)
+    UNROLL
+    for (size_t j = 0; j < TOGETHER; j++)
         m[j] = vec_set(1e-5f);
-    for (; i + 4 * LANES <= n; i += 4 * LANES) {
+    for (; i + each * LANES <= n; i += each * LANES) {
         UNROLL
-        for (size_t j = 0; j < 4; j++)
-            m[j] = vec_most(vec_abs(vec_load(x + i + j * LANES)), m[j]);
+        for (size_t j = 0; j < TOGETHER; j++)
+            m[j] = vec_most(vec_abs(vec_load(x + j / each * stride + i + j % each * LANES)), m[j]);
     }
-    for (; i < n; i += LANES)
-        m[0] = vec_most(vec_abs(vec_load_first(x + i, n - i)), m[0]);
-    return vec_most_of(vec_most(vec_most(m[0], m[1]), vec_most(m[2], m[3])));
+    for (; i < n; i += LANES) {
+        UNROLL
+        for (size_t r = 0; r < R; r++)
+            m[r * each] = vec_most(vec_abs(vec_load_first(x + r * stride + i, n - i)), m[r * each]);
+    }
+    if (R == 1)
+        m[0] = vec_most(vec_most(m[0], m[1]), vec_most(m[2], m[3]));
+    UNROLL
+    for (size_t r = 0; r < R; r++)
+        most[r] = vec_most_of(m[r * each]);
 }
 
-static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t padded) {
-    const float s = 127.0f / most_of(x, n);
+/* The codes of a row; their sum. */
+INLINE int32_t quantize_row(int8_t *q, const float *x, size_t n, float s) {
     const vec scale = vec_set(s), low = vec_set(-127.0f); /* for NaN; no other x·s is less */
+    const size_t padded = bn_q_row(n);
     sums total[2] = {sums_zero(), sums_zero()}, codes[4];
     size_t i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES) {
@@ -89,15 +103,40 @@ static float quantize(int8_t *q, int32_t *sum, const float *x, size_t n, size_t 
         }
         sums_store_bytes4(q + i, codes);
     }
-    for (; i < n; i += LANES) { /* stays within `padded`: both are multiples of LANES */
-        *codes = vec_to_int(vec_max(vec_mul(vec_load_first(x + i, n - i), scale), low));
+    for (; i < n; i += LANES) {
+        const vec v = vec_max(vec_mul(vec_load_first(x + i, n - i), scale), low);
+        *codes = vec_to_int(vec_first(v, n - i));
         *total = sums_add(*total, *codes);
         sums_store_bytes(q + i, *codes);
     }
-    if (n < padded)
-        memset(q + n, 0, padded - n);
-    *sum = sums_total(sums_add(total[0], total[1]));
-    return s;
+    for (; i < padded; i += LANES) /* both are multiples of it */
+        sums_store_bytes(q + i, sums_zero());
+    return sums_total(sums_add(total[0], total[1]));
+}
+
+/* The scales of several rows, each a chain of its own, before their codes. */
+INLINE void quantize_rows(const bn_quantizing *a, size_t row, const size_t R) {
+    const size_t n = a->n, x_stride = a->x_stride, q_stride = a->q_stride;
+    const float *x = a->x + row * x_stride;
+    int8_t *q = a->q + row * q_stride;
+    float *s = a->s + row, most[QUANTIZE_ROWS];
+    int32_t *q_sums = a->sums + row;
+    most_of(most, x, x_stride, n, R);
+    UNROLL
+    for (size_t r = 0; r < R; r++)
+        most[r] = 127.0f / most[r];
+    for (size_t r = 0; r < R; r++) {
+        s[r] = most[r];
+        q_sums[r] = quantize_row(q + r * q_stride, x + r * x_stride, n, most[r]);
+    }
+}
+
+static void quantize(const bn_quantizing *a) {
+    size_t row = 0;
+    for (; row + QUANTIZE_ROWS <= a->rows; row += QUANTIZE_ROWS)
+        quantize_rows(a, row, QUANTIZE_ROWS);
+    for (; row < a->rows; row++)
+        quantize_rows(a, row, 1);
 }
 
 static void f32_to_f16(uint16_t *y, const float *x, size_t n) {
