@@ -19,31 +19,24 @@ INLINE token_scale scale_of(const bn_scaling *a, size_t t) {
     return (token_scale){a->q_sums ? a->q_sums[t] : 0, a->s[t], vec_set(*a->scales / a->s[t])};
 }
 
-/* The register of outputs from i on, which are at y. */
-INLINE vec scaled(const bn_scaling *a, size_t i, const float *y, sums acc, token_scale of) {
-    if (a->scale_each)
-        of.factor = vec_div(vec_load(a->scales + i), vec_set(of.s));
-    vec v = vec_mul(vec_from_int(acc - of.offset), of.factor);
-    if (a->bias)
-        v = vec_add(v, vec_load(a->bias + i));
-    return a->accumulate ? vec_add(vec_load(y), vec_mul(v, vec_set(a->weight))) : v;
+/* LANES is a constant: then it is a plain load. */
+INLINE vec load_part(const float *p, size_t n) {
+    return n == LANES ? vec_load(p) : vec_load_first(p, n);
 }
 
-/* The last outputs, fewer than LANES, from i on, padded. */
-INLINE void scale_end(const bn_scaling *all, size_t i, float *to, const int32_t *from,
-                      token_scale of) {
-    float y[LANES] = {0}, scales[LANES] = {0}, bias[LANES] = {0};
-    int32_t acc[LANES] = {0};
-    const size_t n = all->n - i;
-    bn_scaling a = *all;
-    memcpy(acc, from, n * sizeof *acc);
-    memcpy(y, to, n * sizeof *y);
-    if (a.scale_each)
-        a.scales = memcpy(scales, a.scales + i, n * sizeof *scales);
-    if (a.bias)
-        a.bias = memcpy(bias, a.bias + i, n * sizeof *bias);
-    vec_store(y, scaled(&a, 0, y, sums_load(acc), of));
-    memcpy(to, y, n * sizeof *y);
+/* The n first lanes of the register of outputs from i on, which are at y. */
+INLINE vec scaled_part(const bn_scaling *a, size_t i, const float *y, sums acc, token_scale of,
+                       size_t n) {
+    if (a->scale_each)
+        of.factor = vec_div(load_part(a->scales + i, n), vec_set(of.s));
+    vec v = vec_mul(vec_from_int(acc - of.offset), of.factor);
+    if (a->bias)
+        v = vec_add(v, load_part(a->bias + i, n));
+    return a->accumulate ? vec_add(load_part(y, n), vec_mul(v, vec_set(a->weight))) : v;
+}
+
+INLINE vec scaled(const bn_scaling *a, size_t i, const float *y, sums acc, token_scale of) {
+    return scaled_part(a, i, y, acc, of, LANES);
 }
 
 /* Outputs from `first` on. */
@@ -56,8 +49,10 @@ INLINE void scale_from(const bn_scaling *all, size_t first) {
         size_t i = first;
         for (; i + LANES <= a.n; i += LANES)
             vec_store(y + i, scaled(&a, i, y + i, sums_load(acc + i), of));
-        if (i < a.n)
-            scale_end(&a, i, y + i, acc + i, of);
+        if (i < a.n) {
+            const vec end = vec_load_first((const float *)(const void *)(acc + i), a.n - i);
+            vec_store_first(y + i, scaled_part(&a, i, y + i, (sums)end, of, a.n - i), a.n - i);
+        }
     }
 }
 
