@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * cache.c: keys and values on their way into the cache: normed, rotated, narrowed.
+ * cache.c: where keys and values lie in the cache; see cache.h.
  */
 #include "cache.h"
 
 #include <string.h>
 
 #include "kv.h"
-#include "pass.h"
 
 enum { ALIGN = 64 };
 
