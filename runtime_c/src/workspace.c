@@ -93,9 +93,6 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     const size_t rows =
         (bn_max(bn_max((H + 2 * G) * E, D), 2 * F) + BN_PANEL - 1) / BN_PANEL * BN_PANEL;
     w->in.lookup_rows = rows < BN_LOOKUP_ROWS ? rows : BN_LOOKUP_ROWS;
-    const int tables = m->kernels.products.lookup_tokens > 0 &&
-                       B >= m->kernels.products.lookup_tokens * 3 / 4 &&
-                       w->in.lookup_rows >= m->kernels.products.lookup_rows;
     w->attend_stride = (bn_max(bn_attend_floats(c), bn_attend_floats(pooling)) + BN_LANES - 1) /
                        BN_LANES * BN_LANES;
     w->room = c->mask == BN_MASK_CAUSAL ? B : bn_max(ROOM, bn_max(B, w->n_ctx));
@@ -104,6 +101,10 @@ static void lay_out(const bn_model *m, const bn_stack *stack, bn_workspace *w, a
     w->q = take(a, w->room * H * E, sizeof(float));
     w->angle = take(a, BN_POSITION_TABLES * w->room * c->rope_dim, sizeof(float));
     lay_out_inputs(m, stack, &w->in, B, a);
+    const int tables = m->kernels.products.lookup_tokens > 0 &&
+                       B >= m->kernels.products.lookup_tokens * 3 / 4 &&
+                       w->in.lookup_rows >= m->kernels.products.lookup_rows &&
+                       w->in.wide >= m->kernels.products.lookup_cols;
     w->kv = take(a, B * 2 * G * E, sizeof(float));
     w->ffn = take(a, bn_ffn_floats(c, B), sizeof(float));
     w->y = take(a, B * D, sizeof(float));

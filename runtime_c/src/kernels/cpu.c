@@ -72,17 +72,20 @@ static int runs_avxvnni(void) {
 #endif
 }
 
-/* AMD's family 19h with AVX-512: it multiplies 512 bits in two cycles. Those after it and Intel's
- * take one, and tables of sums are no faster than that. */
-static int is_zen4(void) {
+/* 0 of others. With AVX-512, 19h is Zen 4, which multiplies 512 bits in two cycles. Zen 5 (1Ah) and
+ * Intel's take one. */
+static uint32_t amd_family(void) {
     const uint32_t version = cpuid(1, 0, EAX), amd = 0x68747541; /* Auth */
-    return cpuid(0, 0, EBX) == amd && (version >> 8 & 15) + (version >> 20 & 255) == 0x19;
+    return cpuid(0, 0, EBX) == amd ? (version >> 8 & 15) + (version >> 20 & 255) : 0;
 }
 
 static int fill_avx512vnni(bn_kernels *table) {
     if (!bn_kernels_avx512vnni(table))
         return 0;
-    if (!is_zen4())
+    const uint32_t family = amd_family();
+    if (family == 0x1a) /* measured: see lookup_template.h */
+        table->products.lookup_rows = 1280, table->products.lookup_cols = 2048;
+    else if (family != 0x19)
         table->products.lookup_rows = SIZE_MAX;
     return 1;
 }

@@ -60,6 +60,7 @@ static void run_items(void *context, int32_t thread, size_t item, size_t last) {
 static int has_tables(const bn_operands *o, const bn_group *g) {
     for (int i = 0; i < g->together; i++)
         if (!g->products[i].w->encoding->by_tables ||
+            g->products[i].w->cols < o->kernels->products.lookup_cols ||
             g->products[i].w->scale_scope == BN_SCALE_GROUP)
             return 0;
     return g->panels >= o->kernels->products.lookup_rows / BN_PANEL;
