@@ -320,7 +320,7 @@ def test_answers_that_nobody_reads_hold_no_sockets(serving: Serving, monkeypatch
         for data in (large, large.replace(b"\r\n", b"\r\n" + one, 1), (page + b"\r\n") * 20):
             stack.enter_context(deaf(serving, data))
             wait(lambda: any(each.unread for each in connections(serving)))
-        wait(lambda: not connections(serving), 20)
+        wait(lambda: not connections(serving))
 
 
 def test_the_rest_of_what_was_refused_has_its_time(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
