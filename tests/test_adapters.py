@@ -155,7 +155,9 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
             Model.load(path, adapters=[tmp_path / "a3.bitnet"])
     with pytest.raises(ModelFormatError, match="it is a model, expected an adapter"):
         Model.load(base, adapters=[other])
-    with pytest.raises(ModelFormatError, match="the file is an adapter, expected the model that it belongs to"):
+    with pytest.raises(
+        ModelFormatError, match=r"a file of another kind, .* the file is an adapter, expected the model"
+    ):
         Model.load(adapters[0])
     with pytest.raises(BitnetError, match="missing: No such file"):
         Model.load(base, adapters=[tmp_path / "missing"])

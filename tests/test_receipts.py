@@ -140,6 +140,7 @@ def test_an_answer_that_was_cancelled(model: Model) -> None:
     ("change", "message"),
     [
         (lambda f: "[]", "no receipt"),
+        (lambda f: {"choices": [{"receipt": f}]}, "in an answer of the server each choice has one"),
         (lambda f: "{", "no JSON"),
         (lambda f: None, "is None, expected its JSON"),
         (lambda f: {}, "no receipt"),

@@ -275,6 +275,17 @@ def test_what_a_program_asks_of_the_tokenizer(serving: Serving) -> None:
     assert (status, answer["chat_template"], answer["model_max_length"]) == (200, None, 256)
 
 
+def test_a_model_without_a_template_is_asked_for_texts(serving: Serving) -> None:
+    for path, asked in (
+        ("chat/completions", {"messages": MESSAGES}),
+        ("responses", {"input": "x"}),
+        ("messages", {"messages": MESSAGES, "max_tokens": 1}),
+    ):
+        status, answer = post(serving, f"/v1/{path}", {"model": "small-0-256", **asked})
+        assert (status, answer["error"]["code"]) == (400, "template_error")
+        assert "no chat template" in answer["error"]["message"] and "/v1/completions" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_receipts_are_those_that_can_be_verified(serving: Serving, model: Model, stream: bool) -> None:
     prompt = [random.Random(9).randrange(256) for _ in range(90)]

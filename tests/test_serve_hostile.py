@@ -166,6 +166,8 @@ def test_other_paths_methods_and_types(serving: Serving) -> None:
     status, headers, answer = request(serving, "GET", CHAT)
     assert (status, headers["allow"], answer["error"]["code"]) == (405, "POST", "wrong_method")
     assert post(serving, CHAT, {}, **{"content-type": "text/plain"})[0] == 415
+    status, answer = post(serving, CHAT, {}, **{"content-encoding": "gzip"})
+    assert (status, answer["error"]["message"]) == (415, "content-encoding is 'gzip', expected none")
     assert post(serving, CHAT, {"model": "x\r\ny", "messages": MESSAGES})[0] == 404
 
 

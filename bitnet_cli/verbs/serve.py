@@ -29,8 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "model", nargs="+", type=Path, metavar="MODEL", help="packed model files; the first is the default"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=at_least(0), default=8080, metavar="N", help="0: any (default: %(default)s)")
-    parser.add_argument(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--port", type=at_least(0), default=8080, metavar="N", help="0: any (default: %(default)s)")
+    place.add_argument(
         "--unix", type=Path, metavar="PATH", help="listen on a Unix socket, which its owner alone may use"
     )
     parser.add_argument(
@@ -91,7 +92,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help=f"ask for a key; may be repeated (or environment {KEY})"
     )
-    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name of this machine")
+    group.add_argument(
+        "--allow-host", action="append", default=[], type=_host, metavar="NAME", help="another name of this machine"
+    )
     group.add_argument(
         "--cors-origin", action="append", default=[], type=_origin, metavar="ORIGIN", help="a site whose pages may ask"
     )
@@ -121,6 +124,13 @@ def _adapters(models: list[str], given: list[tuple[str, str, Path]]) -> dict[str
             raise ValueError(f"two adapters of {owner} have the name {name}")
         found[owner][name] = file
     return found
+
+
+def _host(text: str) -> str:
+    """As the Host header has it, without port and brackets."""
+    if not re.fullmatch(r"[\w.-]+|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a name or an address alone, such as my.example")
+    return text
 
 
 def _origin(text: str) -> str:

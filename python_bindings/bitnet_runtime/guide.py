@@ -60,7 +60,7 @@ class Grammars:
                 return self._compiler.matcher(kind, text)
         except (ValueError, WorkerError) as error:
             why = str(error)
-        raise GrammarError(f"{kind} is refused: {why}; make it simpler, or right", kind)
+        raise GrammarError(f"{kind} is refused: {why}; correct or simplify it", kind)
 
     def _encode(self, text: str) -> list[int]:
         """The tokens of a text within another; none when they do not spell it, as where a tokenizer adds a space."""

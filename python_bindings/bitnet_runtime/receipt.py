@@ -59,7 +59,8 @@ class Receipt:
         except (ValueError, RecursionError) as error:
             raise ReceiptError(f"the receipt is no JSON: {error}") from None
         if not isinstance(fields, dict) or fields.pop("bitnet_receipt", None) != VERSION:
-            raise ReceiptError(f'this is no receipt: expected a JSON object with "bitnet_receipt": {VERSION}')
+            expected = f'a JSON object with "bitnet_receipt": {VERSION}; in an answer of the server each choice has one'
+            raise ReceiptError(f"this is no receipt: expected {expected}")
         names = {field.name for field in dataclasses.fields(cls)}
         if set(fields) != names:
             lacks, unknown = sorted(names - set(fields)), sorted(set(fields) - names)

@@ -18,6 +18,9 @@ async def read(request: Request, most: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a form of another site's page could send other types without asking
         raise ApiError(415, f"content-type is {kind[:80]!r}, expected application/json", "unsupported_media_type")
+    packed = request.headers.get("content-encoding", "identity").strip().lower()
+    if packed != "identity":
+        raise ApiError(415, f"content-encoding is {packed[:80]!r}, expected none", "unsupported_media_type")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise _too_large(most)

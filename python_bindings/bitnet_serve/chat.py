@@ -70,6 +70,9 @@ def asked(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None, 
 def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None) -> Ready:
     """What a conversation becomes. Images are in it, never names of files or addresses."""
     model.require_next_token()
+    if not model.has_template:
+        told = f"{model.path.name} has no chat template, so it answers no messages; /v1/completions continues a text"
+        raise refuse(told, code="template_error")
     images = images_of(said)
     for place, image in enumerate(images):
         if not isinstance(image, str) or not image.startswith("data:"):

@@ -127,7 +127,7 @@ class Shelved:
                 self._there = files
                 self._all.prune()
             except OSError as error:
-                log.warning("texts could not be kept in %r: %s", str(self._folder), error)
+                log.warning("texts could not be kept in %r: %s", str(self._folder), error.strerror or error)
 
     def _write(self, session: Session, tag: bytes, time_ns: int) -> Path:
         digest = hashlib.blake2b(tag + repr((session.adapter, session.tokens)).encode(), digest_size=16).hexdigest()

@@ -124,8 +124,8 @@ static bn_status open_mapping(bn_mapping mapping, const bn_load_options *options
     if (m->file.adapter_alone) {
         status =
             bn_fail(detail, BN_ERR_MODEL,
-                    "the file is an adapter, expected the model that it belongs to, with which "
-                    "it can be loaded");
+                    "the file is an adapter, expected the model that it belongs to; load that, "
+                    "and the adapter with it (--adapter)");
         goto error;
     }
     if ((status = open_stacks(m, detail)))

@@ -72,7 +72,7 @@ const char *bn_status_text(bn_status status) {
         return "the texts of the model leave no room in its cache: end one, or open the model with "
                "more cache_bytes";
     case BN_ERR_MODEL:
-        return "the session, or the adapter, belongs to another model";
+        return "a file of another kind, or of another model";
     case BN_ERR_INPUT:
         return "the model does not take that: it has no part for images, or only one for images";
     }
