@@ -82,8 +82,6 @@ def test_a_run_on_100_gigabytes_begins_and_goes_on(
         contents[side] = tokens.to_dict()  # type: ignore[assignment]
     (ids / tokenized.CONTENTS).write_text(json.dumps(contents))
     words = ["train", *TINY, "--data", ids, "--eval-tokens", "64", "--steps", "4", "--eval-every", "4"]
-    monkeypatch.setattr("bitnet.train.loop.Run.evaluate", lambda *_: None)  # the last one would take all
-    monkeypatch.setattr("bitnet.train.validation.note", lambda *_: "")
     killed_before(3, *words, "--save-every", "2", "--out", tmp_path / "run")
     assert "50,000,000,000 training tokens" in capsys.readouterr().err
     for run in ("run", "whole"):
