@@ -20,13 +20,13 @@
  *
  * On Zen 5, where vpdpbusd reaches 0.98 of the peak, as parts of that peak, 32 tokens: 1.06 with
  * 2560 rows of 2560 columns, 0.98 with 1024, 0.96 with 640. What outputs cost afterwards is not
- * hidden, so 768 columns lose. A row takes 3.1 cycles with its sums in the first cache and 3.9 from
- * the second, of 2.5 that the loads alone need. Tried there:
+ * hidden: 768 columns gain nothing. A row takes 3.1 cycles with its sums in the first cache, 3.9
+ * from the second, of 2.5 that the loads alone need. Tried there:
  *   codes of two rows by valignq and vmovq, not by a load between those of 512 bits: 1.11, and the
- *     prefill of 2560 columns 3 % faster. Zen 4 would need the other way still
+ *     prefill of 2560 columns some 3 % faster; not tried on Zen 4
  *   offsets ready in memory, 16 bits each: 4.7 cycles a row in place of 3.4
  *   tables of 3, 3, 3, 3 and 4 columns, two tiles a pass, half as many sums: 1.03
- *   products of other panels, rows in lanes, beside rows of tables: 0.97, the second cache is full
+ *   products of other panels, rows in lanes, beside rows of tables: 0.97
  *   vpermw, 3 columns in a register: adds take its gain, 208 multiply-adds a cycle without
  *     loads; some 150 are left behind unpacking and widening (reckoned)
  *
