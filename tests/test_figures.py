@@ -32,6 +32,7 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
     ("docs/precision.md", "| | parameters | MB | best rate |", ("qat_gap-1m", "qat_gap-3m")),
     ("docs/own-code.md", "| | bits per byte |", ("own_code",)),
     ("docs/precision.md", "| change | nats per token |", ("recipe",)),
+    ("docs/precision.md", "| the weights turn ternary | 250,000", ("recipe-when",)),
     ("docs/server.md", "| clients | 1 | 2 |", ("serving-bitnet-2b4t", "serving-2m")),
 ]
 OF_THEIR_OWN = {"50,000", "128", "224", "256"}
