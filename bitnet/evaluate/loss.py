@@ -42,11 +42,14 @@ class Result:
         if 1 < n < windows:  # of a ratio of two means, over windows of which none is drawn twice
             around = max(0.0, squares - 2 * nats * products + nats**2 * counts)
             error = math.sqrt(around * n / (n - 1) * (1 - n / windows)) / counted
-        bits = nats / math.log(2) / bytes_per_token
-        return cls(nats, bits, math.exp(min(nats, 700.0)), int(counted), error)
+        return cls(nats, *_bits_and_perplexity(nats, bytes_per_token), int(counted), error)
 
     def __str__(self) -> str:
         return f"{self.nats_per_token:.4f} nats/token, {self.bits_per_byte:.4f} bits/byte"
+
+
+def _bits_and_perplexity(nats: float, bytes_per_token: float) -> tuple[float, float]:
+    return nats / math.log(2) / bytes_per_token, math.exp(min(nats, 700.0))
 
 
 def spread(nats: Sequence[float], counted: Sequence[int]) -> list[float]:
@@ -66,11 +69,11 @@ class BySource(Result):
         """found, n_bytes (of a token): by source."""
         of_each = {name: result.nats_per_token for name, result in found.items()}
         nats, bytes_each = (sum(weights[name] * of[name] for name in found) for of in (of_each, n_bytes))
-        errors = [(weights[name], result.standard_error) for name, result in found.items()]
-        error = math.hypot(*(weight * error for weight, error in errors if error is not None))
-        bits, n_tokens = nats / math.log(2) / bytes_each, sum(result.tokens for result in found.values())
-        known = None if any(error is None for _, error in errors) else error
-        return cls(nats, bits, math.exp(min(nats, 700.0)), n_tokens, known, sources=of_each)
+        errors = {name: result.standard_error for name, result in found.items()}
+        known = [weights[name] * error for name, error in errors.items() if error is not None]
+        error = math.hypot(*known) if len(known) == len(errors) else None
+        n_tokens = sum(result.tokens for result in found.values())
+        return cls(nats, *_bits_and_perplexity(nats, bytes_each), n_tokens, error, sources=of_each)
 
     def __str__(self) -> str:
         each = ", ".join(f"{name} {nats:.4f}" for name, nats in self.sources.items())
