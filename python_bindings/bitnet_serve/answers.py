@@ -133,10 +133,10 @@ def event(data: Any) -> bytes:
 
 async def respond(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
     """Run it and send what comes of it. Everything stops when the client leaves, or reads nothing for long."""
-    mailbox, who = Mailbox(), scope["state"].get("who")
+    mailbox, who, client = Mailbox(), scope["state"].get("who"), scope["state"].get("client")
     choices = [Choice(index, ask) for index, ask in enumerate(work.asks)]
     tasks = [Generation(work.served, ask, mailbox, index, who) for index, ask in enumerate(work.asks)]
-    work.served.scheduler.submit(tasks)
+    work.served.scheduler.submit(tasks, client)
     answer = _stream if work.stream else _whole
     sending = asyncio.ensure_future(answer(work, mailbox, choices, send))
     leaving = asyncio.ensure_future(until_gone(receive))

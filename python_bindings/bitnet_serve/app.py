@@ -160,7 +160,9 @@ class Api:
         served, asked, leave = await self._asked(request)
         try:
             texts = await asyncio.to_thread(embeddings.understand, served, asked)
-            return JSONResponse(await unless_gone(request, embeddings.compute(served, texts)))
+            return JSONResponse(
+                await unless_gone(request, embeddings.compute(served, texts, request.scope["state"].get("client")))
+            )
         finally:
             leave()
 

@@ -172,11 +172,11 @@ def _images(given: object) -> list[str]:
     return found
 
 
-async def compute(served: Served, asked: Asked) -> dict[str, Any]:
+async def compute(served: Served, asked: Asked, client: object = None) -> dict[str, Any]:
     texts, pooling, as_base64, pixels = asked
     mailbox = Mailbox()
     task = Embedding(served, texts, pooling, mailbox) if pixels is None else Pictures(served, pixels, mailbox)
-    served.scheduler.submit([task])
+    served.scheduler.submit([task], client)
     event: Event
     try:
         _, event = await mailbox.get()

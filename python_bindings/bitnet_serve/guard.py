@@ -42,7 +42,8 @@ class Guard:
                 allowed = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", asked)]
                 return await send_all(send, 200, "text/plain", b"", [*cors, *allowed])
             if scope["path"] not in OPEN:
-                scope.setdefault("state", {})["who"] = self._check_key(headers)
+                who, address = self._check_key(headers), scope.get("client") or [None]
+                scope.setdefault("state", {}).update(who=who, client=address[0] if who is None else who)
         except ApiError as error:
             return await refuse(send, error)
 

@@ -2,7 +2,8 @@
 
 A pass computes a token of every answer that runs, guesses behind it, and a piece of the prompts that load
 (`bitnet_runtime.together.Passes`). So an answer never waits for more than a piece, and nobody for a whole
-prompt of another. A free place goes to the request that has the fewest tasks running, the oldest of these.
+prompt of another. A free place goes to the client who has the fewest tasks running, and of his requests to the one
+that has the fewest, the oldest of these.
 What a task gets does not depend on its company: the engine gives the same bits.
 """
 
@@ -43,7 +44,8 @@ class Task:
     cancelled = False
     done = False
     prompt_tokens = completion_tokens = 0  # computed, once it is closed
-    request: object = None  # whose it is
+    request: object = None  # whose it is,
+    client: object = None  # and whose that is
     turn = 0  # when it had its latest piece
 
     def open(self) -> None:
@@ -116,11 +118,11 @@ class Scheduler:
 
         return leave
 
-    def submit(self, tasks: Sequence[Task]) -> None:
+    def submit(self, tasks: Sequence[Task], client: object = None) -> None:
         """Run these, which are one request's."""
         request = object()
         for task in tasks:
-            task.request = request
+            task.request, task.client = request, client
         with self._wake:
             if self._closing:
                 raise OverloadedError("the server is shutting down", 5)
@@ -205,8 +207,8 @@ class Scheduler:
         """Begin with those that wait, as far as there are places and memory."""
         while self._queue and len(self._running) < self._places and not self._full:
             with self._wake:
-                runs = Counter(task.request for task in self._running)
-                task = min(self._queue, key=lambda task: runs[task.request])  # the first of several
+                runs = Counter(each for task in self._running for each in (task.request, (task.client,)))
+                task = min(self._queue, key=lambda task: (runs[task.client,], runs[task.request]))  # the first of them
                 self._queue.remove(task)
                 self._running.append(task)
             try:
