@@ -149,6 +149,7 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
         for most in (10**9, 0):
             if not most:
                 size = sum(file.stat().st_size for file in files(folder))
+                store.close()
                 store = Folder(folder, size // 2, [])
             keep = Sessions(model, Memory(1 << 30), 0.5, store.of("m"))
             for prompt in prompts:
@@ -157,7 +158,11 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
                 keep.end(session, None)
             keep.close()
         assert len(files(folder)) == 3
-        again = Sessions(model, Memory(1 << 30), 0.5, Folder(folder, 10**9, []).of("m"))
+        with pytest.raises(InvalidParameterError, match="is another server's"):
+            Folder(folder, 10**9, [])
+        store.close()
+        store = Folder(folder, 10**9, [])
+        again = Sessions(model, Memory(1 << 30), 0.5, store.of("m"))
         assert again.begin(prompts[5], 200, None)[1] == 150  # the latest are there
         assert again.begin(prompts[0], 200, None)[1] == 0
     folder.chmod(0o755)
@@ -177,9 +182,10 @@ def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="has files of others"):
         Folder(home, 1, [])
     (home / "salt").write_bytes(bytes(16))  # even then
+    store = Folder(home, 0, [])
     for name in ("", "..", "salt", "m"):
-        Folder(home, 0, []).of(name)
-    Folder(home, 0, []).prune()
+        store.of(name)
+    store.prune()
     assert sorted(path.name for path in home.rglob("*") if path.is_file()) == [
         ".env", "mine.session", "mine.session", "salt",
     ]  # fmt: skip

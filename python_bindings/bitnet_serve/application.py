@@ -47,6 +47,7 @@ class Application:
 
     def __init__(self, models: Mapping[str, Loader], options: Options) -> None:
         self.models: dict[str, Served] = {}
+        self._folder: Folder | None = None
         try:
             shelf = self._shelf(models, options)
         except BaseException:
@@ -64,7 +65,9 @@ class Application:
     def _shelf(self, models: Mapping[str, Loader], options: Options) -> Shelf:
         rooms = list[int]()
         share = options.reuse * 0.25 / max(len(models), 1)
-        folder = Folder(options.cache_dir, options.cache_dir_size, options.api_keys) if options.cache_dir else None
+        if options.cache_dir:
+            self._folder = Folder(options.cache_dir, options.cache_dir_size, options.api_keys)
+        folder = self._folder
 
         def sessions(name: str) -> Callable[[Model], Sessions]:
             return lambda model: Sessions(model, memory, share, folder.of(name) if folder else None)
@@ -85,6 +88,8 @@ class Application:
         for each in self.models.values():
             each.scheduler.close()
             each.close()
+        if self._folder:
+            self._folder.close()
 
 
 def room_for(name: str, model: Model, most: int) -> int:

@@ -11,6 +11,7 @@ folder has to be one that was made here, or empty: what others keep in theirs is
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -53,9 +54,29 @@ class Folder:
             )  # fmt: skip
         self._path, self._most = path, most
         self.lock = threading.Lock()  # one model writes at a time: others' files that are not whole are not left ones
+        self._held = self._hold()
         salt = self._salt()
         who: list[bytes | None] = [None, *(key.encode() for key in keys)]
         self._tags = {each: b"" if each is None else _hashed(each, salt) for each in who}
+
+    def close(self) -> None:
+        """Another server may have it."""
+        os.close(self._held)
+
+    def _hold(self) -> int:
+        """No other server has it until this one ends: it would delete files that are being written."""
+        held = os.open(self._path / "salt", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(held)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise InvalidParameterError(
+                f"--cache-dir {self._path} is another server's, which still runs; name a folder for this one",
+                "cache_dir",
+            ) from None
+        return held
 
     def of(self, name: str) -> Shelved:
         """The part of a model."""
