@@ -38,7 +38,8 @@ class Passes:
     def run(self, streams: Sequence[Stream], guesses: int = BLOCK) -> Iterator[tuple[Stream, Exception | None]]:
         """One pass over streams that have begun and are not done; those that had a part in it, and their errors.
 
-        guesses: that each may look up in what it repeats.
+        Of several that found no room in the cache one fails, and leaves its own to the others: they are as they were,
+        and have another pass. guesses: that each may look up in what it repeats.
         """
         going = [stream for stream in streams if not stream.loads]
         left = room = self._room(len(going))
@@ -59,10 +60,15 @@ class Passes:
             yield from ((stream, error) for stream, _ in entries)
             return
         self._note(len(going), room - left, entries[0][1].seconds)
+        full = False
         for stream, entry in entries:
             try:
                 stream.take(entry)
                 yield stream, None
+            except CacheFullError as error:
+                if not full:
+                    yield stream, error
+                full = True
             except Exception as error:
                 yield stream, error
 
@@ -134,15 +140,10 @@ class Batch(Closing):
             self._join()
             if not self._active and not self._steps:
                 raise StopIteration
-            room = False  # whether one that found none in the cache has left its own to the others
             for stream, error in self._passes.run(self._active):
                 if stream.loads:
                     self._active.remove(stream)
                     self._active.append(stream)
-                if isinstance(error, CacheFullError):
-                    if room:
-                        continue  # it is as it was, and has another pass
-                    room = True
                 self._read(stream, error)
         step = self._steps.popleft()
         if isinstance(step, Step):
