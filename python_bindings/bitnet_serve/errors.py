@@ -82,7 +82,8 @@ def api_error(error: Exception, field: str | None = None) -> ApiError:
         return refuse(str(error), error.param or None, "invalid_format")
     if isinstance(error, InvalidParameterError):
         unknown = str(error).startswith("unknown parameter")
-        return refuse(str(error), error.param or None, "unknown_parameter" if unknown else "invalid_value")
+        param = field if field and error.param == "text" else error.param
+        return refuse(str(error), param or None, "unknown_parameter" if unknown else "invalid_value")
     if isinstance(error, CacheFullError):
         return ApiError(503, str(error), "overloaded", retry_after=10)
     if isinstance(error, ModelTooLargeError):
