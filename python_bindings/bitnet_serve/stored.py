@@ -11,7 +11,6 @@ folder has to be one that was made here, or empty: what others keep in theirs is
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -65,6 +64,8 @@ class Folder:
 
     def _hold(self) -> int:
         """No other server has it until this one ends: it would delete files that are being written."""
+        import fcntl  # which Windows has not
+
         held = os.open(self._path / "salt", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,11 +97,10 @@ class Folder:
             file.unlink(missing_ok=True)
 
     def _salt(self) -> bytes:
-        file = self._path / "salt"
-        found = file.read_bytes()[:SALT] if file.is_file() else b""
+        found = os.pread(self._held, SALT, 0)
         if len(found) < SALT:
             found = secrets.token_bytes(SALT)
-            file.write_bytes(found)
+            os.pwrite(self._held, found, 0)
         return found
 
 
