@@ -160,9 +160,8 @@ class Api:
         served, asked, leave = await self._asked(request)
         try:
             texts = await asyncio.to_thread(embeddings.understand, served, asked)
-            return JSONResponse(
-                await unless_gone(request, embeddings.compute(served, texts, request.scope["state"].get("client")))
-            )
+            client = request.scope["state"].get("client")
+            return JSONResponse(await unless_gone(request, embeddings.compute(served, texts, client)))
         finally:
             leave()
 

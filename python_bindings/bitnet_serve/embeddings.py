@@ -172,7 +172,7 @@ def _images(given: object) -> list[str]:
     return found
 
 
-async def compute(served: Served, asked: Asked, client: object = None) -> dict[str, Any]:
+async def compute(served: Served, asked: Asked, client: object) -> dict[str, Any]:
     texts, pooling, as_base64, pixels = asked
     mailbox = Mailbox()
     task = Embedding(served, texts, pooling, mailbox) if pixels is None else Pictures(served, pixels, mailbox)

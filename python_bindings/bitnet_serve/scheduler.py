@@ -207,8 +207,9 @@ class Scheduler:
         """Begin with those that wait, as far as there are places and memory."""
         while self._queue and len(self._running) < self._places and not self._full:
             with self._wake:
-                runs = Counter(each for task in self._running for each in (task.request, (task.client,)))
-                task = min(self._queue, key=lambda task: (runs[task.client,], runs[task.request]))  # the first of them
+                clients = Counter(task.client for task in self._running)
+                requests = Counter(task.request for task in self._running)
+                task = min(self._queue, key=lambda task: (clients[task.client], requests[task.request]))  # the first
                 self._queue.remove(task)
                 self._running.append(task)
             try:
