@@ -45,6 +45,12 @@ def wait(done: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
+def idle(serving: Serving) -> bool:
+    """Nothing runs, nobody has a place."""
+    schedulers = [each.scheduler for each in serving.models.values()]
+    return all(each.load == (0, 0) and each.requests == 0 for each in schedulers)
+
+
 def port(serving: Serving) -> int:
     return int(serving.address.rpartition(":")[2])
 
