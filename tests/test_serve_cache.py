@@ -151,7 +151,7 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
                 size = sum(file.stat().st_size for file in files(folder))
                 store.close()
                 store = Folder(folder, size // 2, [])
-            keep = Sessions(model, Memory(1 << 30), 0.5, store.of("m"))
+            keep = Sessions(model, Memory(1 << 30, 0.5), store.of("m"))
             for prompt in prompts:
                 session, _ = keep.begin(prompt, 200, None)
                 session.feed(prompt[session.position :])
@@ -162,7 +162,7 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
             Folder(folder, 10**9, [])
         store.close()
         store = Folder(folder, 10**9, [])
-        again = Sessions(model, Memory(1 << 30), 0.5, store.of("m"))
+        again = Sessions(model, Memory(1 << 30, 0.5), store.of("m"))
         assert again.begin(prompts[5], 200, None)[1] == 150  # the latest are there
         assert again.begin(prompts[0], 200, None)[1] == 0
     folder.chmod(0o755)

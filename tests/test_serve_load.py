@@ -227,8 +227,8 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
         (each,) = serving.models.values()
         with each.model.session() as session:
             most = session.nbytes
-        memory = Memory(2 * most + most // 2)
-        each._sessions = Sessions(each.model, memory, 0.5)
+        memory = Memory(2 * most + most // 2, 0.5)
+        each._sessions = Sessions(each.model, memory)
         found: list[int] = []
         peak = 0
         asked = {"prompt": [1], "max_tokens": 255}
@@ -238,9 +238,10 @@ def test_memory_is_promised_once(tmp_path: Path) -> None:
         while any(thread.is_alive() for thread in threads):
             peak = max(peak, each.scheduler.load[0])
         assert found == [200] * 6 and 1 <= peak <= 3  # one may be made and not kept
-        assert not memory.take(2 * most + most // 2 - 1)  # some is kept,
-        assert memory.take(most)  # and the rest came back
-        each._sessions = Sessions(each.model, Memory(most // 2), 0)
+        assert len(memory.kept) == 1
+        assert memory.take(2 * most + most // 2, None)  # all came back, and what was kept gave way
+        assert not memory.kept
+        each._sessions = Sessions(each.model, Memory(most // 2, 0))
         status, answer = post(serving, COMPLETE, asked)
         assert (status, answer["error"]["code"]) == (503, "out_of_memory")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from bitnet_runtime import InvalidParameterError, Model
 from bitnet_serve.server import Serving
+from bitnet_serve.sessions import LEASE, Memory
 from runtime_models import SMALL, slow_model, small_model
 from servers import as_http, connect, post, request, served, until, wait
 
@@ -139,3 +141,47 @@ def test_a_model_larger_than_the_budget_is_refused_at_the_start(paths: list[Path
         served(large, models_memory=most),
     ):
         pass
+
+
+def test_texts_of_one_model_leave_memory_to_another(tmp_path: Path) -> None:
+    """Those that are kept give way; those that run are waited for, and cannot come again and again before it."""
+    roomy, large = SMALL.replace(max_context=2048), {"max_tokens": 2000, "seed": 1}
+    paths = [small_model(tmp_path, seed, roomy) for seed in range(2)]
+    first, second = (path.stem for path in paths)
+    with Model.load(paths[0], threads=1) as model, model.session() as session:
+        size = session.nbytes
+    with served(*paths, max_cache=11 * size // 10) as serving, ThreadPoolExecutor(8) as askers:
+        alike = {"prompt": [5] * 300, "max_tokens": 1}
+        ask(serving, first, **alike)
+        assert serving.models[first].sessions.kept == 1
+        assert ask(serving, second, **large)[0] == 200
+        assert (serving.models[first].sessions.kept, serving.models[second].sessions.kept) == (0, 0)
+
+        done = threading.Event()
+
+        def over_and_over(number: int) -> int:
+            times = 0
+            while not done.is_set():
+                assert ask(serving, first, max_tokens=500 + 50 * number)[0] == 200
+                times += 1
+            return times
+
+        busy = [askers.submit(over_and_over, number) for number in range(3)]
+        wait(lambda: serving.models[first].scheduler.load[0] > 1)
+        answers = [ask(serving, second, **large) for _ in range(3)]
+        done.set()
+        assert [status for status, _ in answers] == [200] * 3 and answers[0][1]["choices"] == answers[1][1]["choices"]
+        assert all(each.result() > 0 for each in busy)
+
+
+def test_a_model_that_found_no_memory_is_the_next_to_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    memory = Memory(100, 0.25)
+    assert memory.take(70, "one") and not memory.take(50, "two")
+    assert not memory.take(10, "one")  # though there is room
+    memory.give(70)
+    assert not memory.take(10, "one") and memory.take(50, "two") and memory.take(10, "one")
+    assert not memory.take(50, "two")
+    now = 2 * LEASE  # it asks no more
+    assert memory.take(40, "one")

@@ -79,8 +79,8 @@ def test_what_is_kept_is_bounded(serving: Serving) -> None:
         return same
 
     size = model.session().nbytes
-    memory = Memory(8 * size)
-    keep = Sessions(model, memory, 0.5)  # room for a few
+    memory = Memory(8 * size, 0.5)  # room for a few
+    keep = Sessions(model, memory)
     texts = [[i, *range(100)] for i in range(10)]
     for prompt in texts:
         assert text(keep, prompt) == 0
@@ -88,7 +88,7 @@ def test_what_is_kept_is_bounded(serving: Serving) -> None:
     assert text(keep, texts[0]) == 0  # it had to leave
     session, _ = keep.begin(texts[8], 200, "")
     others = []
-    while memory.take(size):  # now somebody else has the memory
+    while memory.take(size, others):  # now somebody else has the memory
         others.append(size)
     with pytest.raises(MemoryError):
         for _ in range(9):
@@ -101,7 +101,7 @@ def test_what_forks_keep_of_texts_that_went_is_counted(tmp_path: Path) -> None:
     later each time must not hold more than the server says."""
     with Model.load(small_model(tmp_path, config=SMALL.replace(max_context=2048)), threads=1) as model:
         size = model.session().nbytes
-        keep = Sessions(model, Memory(4 * size), 0.5)
+        keep = Sessions(model, Memory(4 * size, 0.5))
         most, reused = 0, 0
         for i in range(1, 26):
             prompt = [7] * (64 * i) + [i] * (2000 - 64 * i)
@@ -141,7 +141,7 @@ def test_texts_take_no_more_than_their_budget(tmp_path: Path) -> None:
 
 
 def test_it_can_be_turned_off(serving: Serving) -> None:
-    keep = Sessions(serving.models["small-0-256"].model, Memory(1 << 30), 0)
+    keep = Sessions(serving.models["small-0-256"].model, Memory(1 << 30, 0))
     for _ in range(2):
         session, same = keep.begin([1] * 100, 120, None)
         assert same == 0

@@ -64,13 +64,12 @@ class Application:
 
     def _shelf(self, models: Mapping[str, Loader], options: Options) -> Shelf:
         rooms = list[int]()
-        share = options.reuse * 0.25 / max(len(models), 1)
         if options.cache_dir:
             self._folder = Folder(options.cache_dir, options.cache_dir_size, options.api_keys)
         folder = self._folder
 
         def sessions(name: str) -> Callable[[Model], Sessions]:
-            return lambda model: Sessions(model, memory, share, folder.of(name) if folder else None)
+            return lambda model: Sessions(model, memory, folder.of(name) if folder else None)
 
         for name, load in models.items():
             scheduler = Scheduler(options.parallel, options.queue, name)
@@ -79,7 +78,7 @@ class Application:
                     rooms.append(room_for(name, model, options.max_cache))
                 self.models[name] = Served(name, model, load, scheduler, sessions(name))
         free = min(rooms, default=0)
-        memory = Memory(min(free, options.max_cache) if options.max_cache else free)
+        memory = Memory(min(free, options.max_cache) if options.max_cache else free, 0.25 * options.reuse)
         sizes = [each.nbytes for each in self.models.values()]
         fits = max(3 * free // 4, *sizes) if rooms else sum(sizes)
         return Shelf(self.models, options.models_memory or fits)

@@ -21,11 +21,12 @@ from concurrent.futures import Future
 from bitnet_runtime.errors import BitnetError, CancelledError, ModelTooLargeError
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.together import Passes
+from bitnet_serve.sessions import FullError
 
 PIECE = 32  # tokens of what is computed by itself, while others wait for their next token
 PIECE_ALONE = 128  # and when nobody does
 PATIENCE = 4  # seconds at least until who was refused asks again: a refusal takes 0.4 ms from those who are served
-RESTING = 0.02  # seconds, when every answer waits for its reader
+RESTING = 0.02  # seconds, when every answer waits for its reader, or for memory
 
 log = logging.getLogger("bitnet_serve")
 
@@ -86,7 +87,7 @@ class Scheduler:
         self._chores: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._requests = self._turn = 0
         self._closing = False
-        self._full = False  # there is no memory for the next until one that runs has left
+        self._retry = 0.0  # when to ask again for memory; at once when one that runs has left
         self._seconds = 1.0  # that a request took lately
         self.finished = self.cancelled = self.failed = self.refused = 0  # tasks; and requests
         self.prompt_tokens = self.completion_tokens = 0
@@ -180,9 +181,9 @@ class Scheduler:
                     return
             self._leave()
             self._join()
-            if self._chores and not self._running:
+            if self._chores and not (self._running or self._queue):
                 self._do(*self._chores.popleft())
-            if not self._round() and self._running:
+            if not self._round() and (self._running or self._queue):
                 with self._wake:
                     self._wake.wait(RESTING)
 
@@ -205,7 +206,7 @@ class Scheduler:
 
     def _join(self) -> None:
         """Begin with those that wait, as far as there are places and memory."""
-        while self._queue and len(self._running) < self._places and not self._full:
+        while self._queue and len(self._running) < self._places and time.monotonic() >= self._retry:
             with self._wake:
                 clients = Counter(task.client for task in self._running)
                 requests = Counter(task.request for task in self._running)
@@ -217,13 +218,13 @@ class Scheduler:
                 if task.done:
                     self._end(task)
             except ModelTooLargeError as error:
-                if len(self._running) == 1:
+                if len(self._running) == 1 and not isinstance(error, FullError):
                     self._fail(task, error)
                     continue
                 with self._wake:
                     self._running.remove(task)
                     self._queue.appendleft(task)
-                self._full = True
+                self._retry = time.monotonic() + RESTING
                 return
             except Exception as error:
                 self._fail(task, error)
@@ -282,6 +283,6 @@ class Scheduler:
             task.close()
         except Exception:
             log.exception("a mistake of the server")
-        self._full = False
+        self._retry = 0.0
         self.prompt_tokens += task.prompt_tokens
         self.completion_tokens += task.completion_tokens

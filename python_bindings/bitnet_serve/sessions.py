@@ -20,49 +20,91 @@ if TYPE_CHECKING:
 EVERY = 60.0  # seconds, in which a text that is kept gets into the folder
 BLOCK = 64  # tokens that the engine keeps together: fewer in common are not worth a copy
 MOST = 16  # texts that are kept
+LEASE = 1.0  # seconds for which no other model takes memory, when one asked and found none
 
 
-class Memory:
-    """What the sessions of all models may take together. The system gives memory when it is written to: without
-    this count it would be promised to more of them than there is."""
-
-    def __init__(self, most: int) -> None:
-        self._lock, self._left, self.most = threading.Lock(), most, most
-
-    def take(self, n: int) -> bool:
-        with self._lock:
-            fits = n <= self._left
-            self._left -= n * fits
-        return fits
-
-    def give(self, n: int) -> None:
-        with self._lock:
-            self._left += n
+class FullError(ModelTooLargeError):
+    """Others have the memory, for a while."""
 
 
 class Kept(NamedTuple):
     """A text that was computed, for requests of the same asker."""
 
+    model: Model
     session: Session
     tokens: NDArray[np.int32]
     who: object
     idle: int  # tokens that it keeps in memory and does not see
+    size: int  # bytes that are counted for it
 
     def is_for(self, who: object, adapter: str | None) -> bool:
         """Whether a text of this asker may go on from it: with another adapter its cache would be another."""
         return self.who == who and self.session.adapter == adapter
 
 
-class Sessions:
-    """For the thread of the model's scheduler alone. share: of the memory, for texts that are kept; 0 keeps none.
-    shelved: where they are from, and go to."""
+class Memory:
+    """What the sessions of all models may take together. The system gives memory when it is written to: without
+    this count it would be promised to more of them than there is.
 
-    def __init__(self, model: Model, memory: Memory, share: float, shelved: Shelved | None = None) -> None:
+    Texts that are kept give way to answers, whichever model they are of: the least recently used first.
+    share: of the memory, that they take at most; 0 keeps none."""
+
+    def __init__(self, most: int, share: float) -> None:
+        self.lock = threading.RLock()
+        self.most, self._most_kept, self._left = most, int(most * share), most
+        self.kept: list[Kept] = []  # the latest last
+        self._first: object = None  # a model that found no room; no other takes any before it,
+        self._until = 0.0  # if it asks again by then
+
+    def take(self, n: int, whose: object) -> bool:
+        """False: answers have too much of it, or another model asked before `whose`."""
+        with self.lock:
+            now = time.monotonic()
+            if self._first not in (None, whose) and now < self._until:
+                return False
+            fits = n <= self._left + sum(kept.size for kept in self.kept)
+            self._first, self._until = None if fits else whose, now + LEASE
+            while fits and n > self._left:
+                self.drop(self.kept[0])
+            self._left -= n * fits
+        return fits
+
+    def give(self, n: int) -> None:
+        with self.lock:
+            self._left += n
+
+    def keep(self, kept: Kept) -> bool:
+        """If there is room, in place of the least recently used."""
+        with self.lock:
+            if kept.size > min(self._left, self._most_kept):
+                return False
+            while len(self.kept) == MOST or sum(each.size for each in self.kept) + kept.size > self._most_kept:
+                self.drop(self.kept[0])
+            self._left -= kept.size
+            self.kept.append(kept)
+        return True
+
+    def used(self, kept: Kept) -> None:
+        """It is the latest now."""
+        with self.lock:
+            self.kept.remove(kept)
+            self.kept.append(kept)
+
+    def drop(self, kept: Kept) -> None:
+        with self.lock:
+            self.kept.remove(kept)
+            self._left += kept.size
+        kept.session.close()
+
+
+class Sessions:
+    """Those of a model, for the thread of its scheduler alone. shelved: where texts that are kept are from, and go
+    to."""
+
+    def __init__(self, model: Model, memory: Memory, shelved: Shelved | None = None) -> None:
         self._model, self._memory = model, memory
-        self._most = int(memory.most * share)
         self._taken: dict[Session, int] = {}
-        self._idle: dict[Session, int] = {}  # of those that run: see Kept
-        self._kept: list[Kept] = []  # the latest last
+        self._idle: dict[Session, int] = {}  # see Kept
         self._closing = threading.Event()
         self._writing: threading.Thread | None = None
         if shelved:
@@ -72,7 +114,7 @@ class Sessions:
             self._writing.start()
 
     def new(self, room: int, adapter: str | None = None) -> Session:
-        """An empty one for so many tokens. ModelTooLargeError: others have the memory."""
+        """An empty one for so many tokens. FullError: others have the memory."""
         return self._counted(self._model.session(room, adapter=adapter), room)
 
     def begin(self, prompt: Sequence[int], room: int, who: object, adapter: str | None = None) -> tuple[Session, int]:
@@ -84,18 +126,18 @@ class Sessions:
         import numpy as np
 
         text = np.array(prompt[:-1], np.int32)
-        best, same = max(
-            ((kept, _same(kept.tokens, text)) for kept in self._kept if kept.is_for(who, adapter)),
-            key=lambda pair: (pair[1], -pair[0].idle),
-            default=(None, 0),
-        )
-        # The memory of a session goes as a whole, when none sees any of it: a fork keeps what it does not see, too.
-        idle = best.idle + len(best.tokens) - same if best else 0
-        if best is None or same < max(BLOCK, best.session.rewind_least) or idle > self._model.n_ctx:
-            return self._counted(self._fresh(room, adapter), room), 0
-        self._kept.remove(best)
-        self._kept.append(best)
-        session = best.session.fork()
+        with self._memory.lock:  # so that no other model takes its place meanwhile
+            best, same = max(
+                ((kept, _same(kept.tokens, text)) for kept in self._kept if kept.is_for(who, adapter)),
+                key=lambda pair: (pair[1], -pair[0].idle),
+                default=(None, 0),
+            )
+            # The memory of a session goes as a whole, when none sees any of it: a fork keeps what it does not see, too.
+            idle = best.idle + len(best.tokens) - same if best else 0
+            if best is None or same < max(BLOCK, best.session.rewind_least) or idle > self._model.n_ctx:
+                return self._counted(self._fresh(room, adapter), room), 0
+            self._memory.used(best)
+            session = best.session.fork()
         session.rewind(same)
         try:
             self._counted(session, room, idle)
@@ -115,22 +157,18 @@ class Sessions:
         import numpy as np
 
         tokens = session.tokens
-        size = self._size(session, len(tokens), idle)
         useful = len(tokens) > BLOCK and NO_TOKEN not in tokens and session.n_ctx == self._model.n_ctx
-        if not useful or self._model.mask != "causal" or size > self._most:
+        if not useful or self._model.mask != "causal":
             session.close()
             return
-        text = np.array(tokens, np.int32)
-        alike = [kept for kept in self._kept if kept.is_for(who, session.adapter) and len(kept.tokens) <= len(text)]
-        for kept in alike:
-            if (kept.tokens == text[: len(kept.tokens)]).all():  # the new one serves as well
-                self._drop(kept)
-        while self._kept and (len(self._kept) == MOST or sum(map(self._size_of, self._kept)) + size > self._most):
-            self._drop(self._kept[0])
-        if self._memory.take(size):
-            self._taken[session] = size
-            self._kept.append(Kept(session, text, who, idle))
-        else:
+        text, size = np.array(tokens, np.int32), self._size(session, len(tokens), idle)
+        with self._memory.lock:
+            alike = [kept for kept in self._kept if kept.is_for(who, session.adapter) and len(kept.tokens) <= len(text)]
+            for kept in alike:
+                if (kept.tokens == text[: len(kept.tokens)]).all():  # the new one serves as well
+                    self._memory.drop(kept)
+            there = self._memory.keep(Kept(self._model, session, text, who, idle, size))
+        if not there:
             session.close()
 
     def release(self, session: Session) -> None:
@@ -144,8 +182,9 @@ class Sessions:
         self._closing.set()
         if self._writing:
             self._writing.join()
-        for kept in [*self._kept]:
-            self._drop(kept)
+        with self._memory.lock:
+            for kept in self._kept:
+                self._memory.drop(kept)
 
     def _write_at_times(self, shelved: Shelved) -> None:
         """In a thread of its own, so that no answer waits; the last time when all have ended. A session that is kept
@@ -154,13 +193,17 @@ class Sessions:
         while not last:
             last = self._closing.wait(wait)
             begin = time.monotonic()
-            shelved.write([(kept.session, kept.who) for kept in [*self._kept]])
+            shelved.write([(kept.session, kept.who) for kept in self._kept])
             wait = max(EVERY, 20 * (time.monotonic() - begin))  # a slow disk has other work, too
 
     @property
     def kept(self) -> int:
         """Texts that are kept; from any thread."""
         return len(self._kept)
+
+    @property
+    def _kept(self) -> list[Kept]:
+        return [kept for kept in self._memory.kept if kept.model is self._model]
 
     def _fresh(self, room: int, adapter: str | None) -> Session:
         """With all of the context, so that any text can go on from it; that costs nothing before it is used."""
@@ -171,11 +214,10 @@ class Sessions:
 
     def _counted(self, session: Session, room: int, idle: int = 0) -> Session:
         size = self._size(session, room, idle)
-        while not self._memory.take(size):
-            if not self._kept:
-                session.close()
-                raise ModelTooLargeError(f"there is no memory now for {room} tokens beside the answers that run")
-            self._drop(self._kept[0])
+        if not self._memory.take(size, self):
+            session.close()
+            error = FullError if size <= self._memory.most else ModelTooLargeError
+            raise error(f"there is no memory now for {room} tokens beside the answers that run")
         self._taken[session] = size
         return session
 
@@ -183,13 +225,6 @@ class Sessions:
         """Bytes that a session takes when it holds n tokens; what it shares with others is counted again."""
         cache = self._model.kv_bytes
         return session.nbytes - cache(session.n_ctx) + cache(min(n + BLOCK, session.n_ctx)) + cache(idle)
-
-    def _size_of(self, kept: Kept) -> int:
-        return self._taken[kept.session]
-
-    def _drop(self, kept: Kept) -> None:
-        self._kept.remove(kept)
-        self.release(kept.session)
 
 
 def _same(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
