@@ -67,6 +67,16 @@ def test_only_answers_and_their_end_are_learnt() -> None:
     assert found.ids[-1] == end and found.counts[-1]
 
 
+def test_our_template_knows_its_roles() -> None:
+    encode, words = encoder()
+    asked, answer = TALK[:2]
+    told = [{"role": role, "content": "Be brief."} for role in ("system", "developer")]
+    one, other = (encode.encode(conversations.Conversation([each, asked, answer], "here"))[0] for each in told)
+    assert one.ids.tolist() == other.ids.tolist() and "system\nBe brief." in words.decode(one.ids.tolist())
+    with pytest.raises(dataset.DataError, match=r"here: .*knows the roles system, user, assistant and tool; .* sytem"):
+        encode.encode(conversations.Conversation([{**told[0], "role": "sytem"}, asked, answer], "here"))
+
+
 def test_a_template_that_rewrites_earlier_answers_gives_one_sequence_for_each() -> None:
     encode, words = encoder(FORGETS)
     first, second = encode.encode(conversations.Conversation(TALK, "here"))

@@ -168,6 +168,8 @@ def test_the_folder_is_bounded_and_its_owners(tmp_path: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(InvalidParameterError, match="can be seen by other users"):
         Folder(folder, 1, [])
+    with pytest.raises(InvalidParameterError, match="there/none cannot be made: No such file or directory; name one"):
+        Folder(tmp_path / "not there" / "none", 1, [])
     with pytest.raises(InvalidParameterError, match="is no folder"):
         Folder(files(folder)[0], 1, [])
 

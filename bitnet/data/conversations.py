@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 START, END = "<|im_start|>", "<|im_end|>"
+KNOWN_ROLES = (  # a slip such as "sytem" would be taken for somebody who speaks
+    "{% if message.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('it knows the roles system, user, assistant and tool') }}{% endif %}"
+)
 CHATML = (
-    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{{ bos_token }}{% for message in messages %}" + KNOWN_ROLES + "<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """The template of a model that has none."""

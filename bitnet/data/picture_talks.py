@@ -37,9 +37,9 @@ from bitnet_runtime.errors import InvalidParameterError
 from bitnet_runtime.image_prompts import are_known, images_of, placed, without_images
 
 CHATML = (
-    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
-    "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}IMAGE{% else %}"
-    "{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{{ bos_token }}{% for message in messages %}" + conversations.KNOWN_ROLES + "<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """The template of a model that has none; IMAGE: the text of its image token."""

@@ -73,6 +73,8 @@ class ChatTemplate:
                 raise InvalidParameterError(
                     f'messages has {shown(message)}, expected {{"role": "user", "content": "…"}}', "messages"
                 )
+        if "developer" not in self.source:  # OpenAI's newer name
+            messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         history = re.search(r"\btool_calls\b", self.source) is not None
         try:
             told = self.dialect.messages([_as_templates_expect(message) for message in messages], tools, history)

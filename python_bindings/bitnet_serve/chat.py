@@ -77,7 +77,6 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None)
     for place, image in enumerate(images):
         if not isinstance(image, str) or not image.startswith("data:"):
             raise refuse(f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
-    said = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in said]
     return model.ready(model.apply_template(said, tools), images or None, model.n_ctx)
 
 

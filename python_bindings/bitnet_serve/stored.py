@@ -39,7 +39,12 @@ class Folder:
             raise InvalidParameterError(
                 f"--cache-dir {path} is no folder; name one, or one that is to be made", "cache_dir"
             )
-        path.mkdir(mode=0o700, exist_ok=True)
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise InvalidParameterError(
+                f"--cache-dir {path} cannot be made: {error.strerror}; name one where you may write", "cache_dir"
+            ) from None
         if not (path / "salt").is_file() and any(path.iterdir()):
             raise InvalidParameterError(
                 f"--cache-dir {path} has files of others, and what is in a cache is deleted in time; name one that "
