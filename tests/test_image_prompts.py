@@ -82,6 +82,11 @@ def test_parts_of_text_have_one_name_and_are_joined_where_a_template_knows_none(
     assert without_images(messages, PARTS)[0]["content"] == [
         {"type": "text", "text": "one"}, {"type": "image"}, TEXT,
     ]  # fmt: skip
+    assert without_images(said(), TEMPLATE)[0]["content"] == ""
+    refusal = {"type": "refusal", "refusal": "no"}
+    assert without_images(said(TEXT, refusal), PARTS)[0]["content"] == [TEXT, refusal]
+    with pytest.raises(InvalidParameterError, match=r"messages has .*'refusal'.* knows texts and images alone"):
+        without_images(said(TEXT, refusal), TEMPLATE)
     assert images_of([{"role": "user", "content": "no parts"}, {"role": "assistant", "content": None}]) == []
 
 

@@ -44,6 +44,15 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
 
 
+def test_too_long_tools_are_told_from_messages(serving: Serving) -> None:
+    long = [{"type": "function", "function": {"name": "f", "description": "y" * 3000}}]
+    for path, asked in (("chat/completions", {"messages": ASK}), ("responses", {"input": "weather?"})):
+        tools: Any = long if "messages" in asked else [{"type": "function", **long[0]["function"], "strict": False}]
+        _, answer = post(serving, f"/v1/{path}", {"model": "any", "tools": tools, **asked})
+        n, of_tools = answer["error"]["n_prompt_tokens"], int(answer["error"]["message"].split("; ")[1].split()[0])
+        assert 3000 < of_tools < n < of_tools + 100 and answer["error"]["message"].count("tell of the tools") == 1
+
+
 @pytest.fixture(scope="module")
 def client(serving: Serving) -> OpenAI:
     return OpenAI(base_url=f"{serving.address}/v1", api_key="none", max_retries=0)

@@ -277,6 +277,12 @@ def test_a_conversation_with_a_function(tmp_path: Path) -> None:
         assert (early.text, early.tool_calls) == ("Let me see.", []), "half a call is none, and no text"
 
 
+def test_a_call_that_was_cut_as_it_opened_is_no_text() -> None:
+    for begin, said in ((f"{CALL}\n<too", ""), ("a <too", "a <too")):
+        reader = CallReader(dialect(QWEN), {"weather"})
+        assert reader.push(begin) + reader.push("", final=True, cut=True) == said
+
+
 # ---- holding ----
 
 

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             }
             stream = fitting_session(args, model, lambda: model.stream(prompt, **asked))
         except ContextLengthError as error:
-            raise ValueError(too_long("prompt", error.n_prompt, model, error.images)) from None
+            raise ValueError(too_long("prompt", error.n_prompt, model, error.some)) from None
         try:
             for piece in stream:
                 if not args.json and piece.text:

@@ -79,7 +79,8 @@ class CallReader:
         if place >= 0:
             self._say(self._text[:place].rstrip())
             return self._go(self._inside, place + len(self._opens))
-        end = len(self._text) if final else len(self._text[: _without_begin(self._text, self._opens)].rstrip())
+        whole = final and not (self._cut and self._after)  # behind a call it is the begin of another
+        end = len(self._text) if whole else len(self._text[: _without_begin(self._text, self._opens)].rstrip())
         self._say(self._text[:end])
         return self._wait(end)
 

@@ -57,18 +57,18 @@ class ContextLengthError(BitnetError, ValueError):
     """More tokens than the context holds. Both numbers are attributes.
 
     at_least: `n_prompt` is what the length of a text proves; it was refused before its tokens were made.
-    most: the largest context that the model allows. images: what is said of those. The message ends with `advice`.
+    most: the largest context that the model allows. some: what is said of some of them. The message ends with `advice`.
     """
 
-    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False, most: int = 0, images: str = "") -> None:
+    def __init__(self, n_prompt: int, n_ctx: int, *, at_least: bool = False, most: int = 0, some: str = "") -> None:
         larger = f", or ask for a larger n_ctx: the model allows up to {most}" if most > n_ctx else ""
         self.advice = f"; shorten the text{larger}"
         super().__init__(
             f"{'at least ' if at_least else ''}{n_prompt} tokens exceed the available context "
-            f"size: the maximum context length is {n_ctx} tokens{images and f'; {images}'}{self.advice}"
+            f"size: the maximum context length is {n_ctx} tokens{some and f'; {some}'}{self.advice}"
         )
         self.n_prompt, self.n_ctx, self.most = n_prompt, n_ctx, most
-        self.images = images
+        self.some = some
 
 
 class CacheFullError(BitnetError, RuntimeError):

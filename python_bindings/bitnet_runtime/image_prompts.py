@@ -48,13 +48,17 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
 def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
     """What a template is given of messages with images: {"type": "image"} in the place of each.
 
-    A template that knows no parts is given their text alone.
+    A template that knows no parts is given their text alone. Raises InvalidParameterError: one of them has none.
     """
     knows_parts = _KNOWS_PARTS.search(template) is not None
     out = []
     for message in messages:
         parts = _parts(message)
-        if parts:
+        if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple)):
+            if not knows_parts and (unknown := [part for part in parts if not _is_known(part)]):
+                raise InvalidParameterError(
+                    f"messages has {shown(unknown[0])}, and the chat template knows texts and images alone", "messages"
+                )
             plain = [_plain(part) for part in parts]
             texts = [part["text"] for part in plain if isinstance(part, Mapping) and part.get("type") == "text"]
             message = {**message, "content": plain if knows_parts else "\n".join(texts)}
@@ -64,9 +68,11 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
 
 def are_known(messages: Sequence[object]) -> bool:
     """Whether all parts of these messages are texts and images; what others are a template knows, if anybody."""
-    parts = [part for message in messages for part in _parts(message)]
-    kinds = (*_IMAGES, *_TEXTS, "text")
-    return all(isinstance(part, Mapping) and part.get("type") in kinds for part in parts)
+    return all(_is_known(part) for message in messages for part in _parts(message))
+
+
+def _is_known(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in (*_IMAGES, *_TEXTS, "text")
 
 
 def _parts(message: object) -> Sequence[Any]:

@@ -13,7 +13,7 @@ from bitnet_runtime.errors import (
     shown,
 )
 from bitnet_runtime.ids import NO_TOKEN, token_ids
-from bitnet_runtime.image_prompts import are_known, images_of, placed, without_images
+from bitnet_runtime.image_prompts import images_of, placed, without_images
 from bitnet_runtime.infilling import Gap, around, gap_of
 from bitnet_runtime.model_images import ModelImages
 from bitnet_runtime.once import once
@@ -131,8 +131,7 @@ class ModelText(ModelImages):
 
     def _plain(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Messages with parts as the template takes them."""
-        known = isinstance(messages, (list, tuple)) and are_known(messages)
-        return without_images(messages, self._template.source) if known else messages
+        return without_images(messages, self._template.source) if isinstance(messages, (list, tuple)) else messages
 
     def ready(self, prompt: Prompt, images: Image | Sequence[Image] | None, n_ctx: int) -> Ready:
         """What is to be continued, of which there is one token at least: what `Stream` takes.
@@ -155,8 +154,8 @@ class ModelText(ModelImages):
         if len(tokens) > n_ctx:
             taken = len(pixels) * seen.n_tokens
             fit = max(0, n_ctx - len(tokens) + taken) // seen.n_tokens
-            images = f"{taken} of them are those of {len(pixels)} images, {seen.n_tokens} each, and {fit} would fit"
-            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context, images=images)
+            some = f"{taken} of them are those of {len(pixels)} images, {seen.n_tokens} each, and {fit} would fit"
+            raise ContextLengthError(len(tokens), n_ctx, most=self.info.max_context, some=some)
         return Ready(tokens, pixels)
 
     def _prompt(self, prompt: Prompt, n_ctx: int) -> list[int]:
