@@ -211,3 +211,5 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert "the receipt is not true: token 7 is" in wrong.stderr
     assert json.loads(bitnet("verify-receipt", path, file, "--json").stdout)["token"] == 7
+    endless = bitnet("verify-receipt", path, "/dev/zero", "--quiet")
+    assert (endless.returncode, "expected at most 67,108,864" in endless.stderr) == (1, True)

@@ -24,14 +24,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from bitnet_runtime.receipt import Receipt
+    from bitnet_runtime.receipt import MOST, Receipt
 
     path = model_path(args)
     if path is None:
         raise ValueError(
             "no model; expected a packed file and a receipt, as in `bitnet verify-receipt model.bitnet FILE`"
         )
-    receipt = Receipt.from_json(args.receipt.read_bytes())
+    with args.receipt.open("rb") as file:  # a stranger's may have no end
+        receipt = Receipt.from_json(file.read(MOST + 1))
     with opened(args, path) as model:
         note(args, escape(str(model)))
         verdict = model.verify_receipt(receipt)

@@ -53,7 +53,7 @@ class Receipt:
         if not isinstance(text, str | bytes):
             raise ReceiptError(f"the receipt is {shown(text)}, expected its JSON")
         if len(text) > MOST:
-            raise ReceiptError(f"the receipt has {len(text):,} bytes, expected at most {MOST:,}")
+            raise ReceiptError(f"the receipt has {len(text):,} bytes or more, expected at most {MOST:,}")
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
