@@ -96,6 +96,20 @@ def test_what_is_kept_is_bounded(serving: Serving) -> None:
     assert session.position > 0  # that which runs has all it had
 
 
+def test_a_text_too_large_to_be_kept_leaves_its_beginning(serving: Serving) -> None:
+    model = serving.models["small-0-256"].model
+    with model.session() as empty:
+        memory = Memory(4 * empty.nbytes, 1)
+        keep = Sessions(model, memory)
+        memory.most_kept = keep._size(empty, 100, 0)
+    for n, same in ((70, 0), (250, 70), (250, 70)):
+        prompt = [*range(n)]
+        session, found = keep.begin([*prompt, 0], n + 1, "")
+        assert found == same
+        session.feed(prompt[same:])
+        keep.end(session, "")
+
+
 def test_what_forks_keep_of_texts_that_went_is_counted(tmp_path: Path) -> None:
     """A session is freed as a whole, when none sees a block of it any more: texts that part from one another a little
     later each time must not hold more than the server says."""

@@ -51,7 +51,7 @@ class Memory:
 
     def __init__(self, most: int, share: float) -> None:
         self.lock = threading.RLock()
-        self.most, self._most_kept, self._left = most, int(most * share), most
+        self.most, self.most_kept, self._left = most, int(most * share), most
         self.kept: list[Kept] = []  # the latest last
         self._first: object = None  # a model that found no room; no other takes any before it,
         self._until = 0.0  # if it asks again by then
@@ -73,12 +73,14 @@ class Memory:
         with self.lock:
             self._left += n
 
-    def keep(self, kept: Kept) -> bool:
-        """If there is room, in place of the least recently used."""
+    def keep(self, kept: Kept, instead: Sequence[Kept]) -> bool:
+        """If there is room, in place of these and of the least recently used. size: at most `most_kept`."""
         with self.lock:
-            if kept.size > min(self._left, self._most_kept):
+            if kept.size > self._left + sum(each.size for each in instead):
                 return False
-            while len(self.kept) == MOST or sum(each.size for each in self.kept) + kept.size > self._most_kept:
+            for each in instead:
+                self.drop(each)
+            while len(self.kept) == MOST or sum(each.size for each in self.kept) + kept.size > self.most_kept:
                 self.drop(self.kept[0])
             self._left -= kept.size
             self.kept.append(kept)
@@ -157,17 +159,16 @@ class Sessions:
         import numpy as np
 
         tokens = session.tokens
+        size = self._size(session, len(tokens), idle)
         useful = len(tokens) > BLOCK and NO_TOKEN not in tokens and session.n_ctx == self._model.n_ctx
-        if not useful or self._model.mask != "causal":
+        if not useful or self._model.mask != "causal" or size > self._memory.most_kept:
             session.close()
             return
-        text, size = np.array(tokens, np.int32), self._size(session, len(tokens), idle)
+        text = np.array(tokens, np.int32)
         with self._memory.lock:
             alike = [kept for kept in self._kept if kept.is_for(who, session.adapter) and len(kept.tokens) <= len(text)]
-            for kept in alike:
-                if (kept.tokens == text[: len(kept.tokens)]).all():  # the new one serves as well
-                    self._memory.drop(kept)
-            there = self._memory.keep(Kept(self._model, session, text, who, idle, size))
+            served = [kept for kept in alike if (kept.tokens == text[: len(kept.tokens)]).all()]  # by the new one, too
+            there = self._memory.keep(Kept(self._model, session, text, who, idle, size), served)
         if not there:
             session.close()
 
