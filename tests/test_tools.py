@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitnet_runtime import BitnetError, GrammarError, InvalidParameterError, Model, ToolCallError
+from bitnet_runtime import BitnetError, ContextLengthError, GrammarError, InvalidParameterError, Model, ToolCallError
 from bitnet_runtime.calls import MOST_HELD, CallReader
 from bitnet_runtime.chat import ChatTemplate
 from bitnet_runtime.dialects import dialect
@@ -275,6 +275,13 @@ def test_a_conversation_with_a_function(tmp_path: Path) -> None:
         assert cut.finish_reason == "length" and "<tool" not in cut.text
         early = model.chat(ASK, tools=[forecast], stop=["forecast"])
         assert (early.text, early.tool_calls) == ("Let me see.", []), "half a call is none, and no text"
+
+
+def test_too_long_a_prompt_says_what_the_tools_take(tmp_path: Path) -> None:
+    with Model.load(calling_model(tmp_path / "m.bitnet", CALL), threads=1) as model:
+        long = [{"type": "function", "function": {"name": "f", "description": "y" * 3000}}]
+        with pytest.raises(ContextLengthError, match=r"; 3\d{3} of them tell of the tools; shorten the text"):
+            model.chat(ASK, tools=long)
 
 
 def test_a_call_that_was_cut_as_it_opened_is_no_text() -> None:

@@ -68,7 +68,8 @@ class ModelChat(ModelText):
         asked = Tools.of(tools, tool_choice, parallel_tool_calls)
         chosen = self.held_to_calls(asked, resolve(sampling, options, self.defaults))
         prompt, images = self.apply_template(messages, asked), images_of(messages) or None
-        return self._continue(prompt, images, session, adapter, receipt, chosen, self.call_reader(asked))
+        with self.counting_tools(messages, asked, prompt):
+            return self._continue(prompt, images, session, adapter, receipt, chosen, self.call_reader(asked))
 
     def held_to_calls(self, tools: Tools | None, options: Sampling) -> Sampling:
         """The options of an answer that calls tools as it has to."""

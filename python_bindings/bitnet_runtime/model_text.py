@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet_runtime.errors import (
@@ -76,6 +77,18 @@ class ModelText(ModelImages):
         plain = self._plain(messages)
         tokens = self._template.encode(plain, self._tokenizer, self.special_tokens, tools=offered)
         return tokens if seen is None else placed(tokens, seen.image_token, len(images), seen.n_tokens)
+
+    @contextlib.contextmanager
+    def counting_tools(self, messages: Sequence[Message], tools: Tools | None, prompt: Sequence[int]) -> Iterator[None]:
+        """Where `prompt`, which `apply_template` made of both, is too long: how many of its tokens the tools take."""
+        try:
+            yield
+        except ContextLengthError as error:
+            if tools is None:
+                raise
+            told = f"{len(prompt) - len(self.apply_template(messages))} of them tell of the tools"
+            some = "; ".join(filter(None, [error.some, told]))
+            raise ContextLengthError(error.n_prompt, error.n_ctx, most=error.most, some=some) from None
 
     def infill_prompt(self, before: str, behind: str, max_tokens: int | None = None) -> list[int]:
         """The tokens of a prompt to which the answer is what belongs between two texts: what `infill` uses.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bitnet_runtime.defaults import Sampling
-from bitnet_runtime.errors import ContextLengthError, shown
+from bitnet_runtime.errors import shown
 from bitnet_runtime.image_prompts import images_of
 from bitnet_runtime.model import Model
 from bitnet_runtime.model_text import Ready
@@ -78,14 +78,8 @@ def prompt(model: Model, said: Sequence[Mapping[str, Any]], tools: Tools | None)
         if not isinstance(image, str) or not image.startswith("data:"):
             raise refuse(f"images[{place}] is {shown(image, 40)}, expected a data: URL with its bytes", "messages")
     tokens = model.apply_template(said, tools)
-    try:
+    with model.counting_tools(said, tools, tokens):
         return model.ready(tokens, images or None, model.n_ctx)
-    except ContextLengthError as error:
-        if tools is None:
-            raise
-        told = f"{len(tokens) - len(model.apply_template(said))} of them tell of the tools"
-        some = "; ".join(filter(None, [error.some, told]))
-        raise ContextLengthError(error.n_prompt, error.n_ctx, most=error.most, some=some) from None
 
 
 def several(model: Model, asks: Sequence[Ask], n: int = 1) -> list[Ask]:
