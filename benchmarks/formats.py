@@ -13,7 +13,6 @@ import itertools
 import json
 import statistics
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shapes import SHAPES
+from sources import standard_roots
 
 from bitnet.data import tokenizer
 from bitnet_export import random_model
@@ -50,10 +50,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 SAMPLING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "top-p": {"temperature": 0.8, "top_p": 0.95}}
 
 
-def sources(most: int = 30_000_000) -> Iterator[str]:
+def texts(most: int = 30_000_000) -> Iterator[str]:
     """About so many characters of Python."""
-    for folder in dict.fromkeys(sysconfig.get_paths()[name] for name in ("stdlib", "purelib")):
-        for file in sorted(Path(folder).rglob("*.py")):
+    for folder in standard_roots():
+        for file in sorted(folder.rglob("*.py")):
             text = file.read_text("utf-8", "replace")
             yield text
             most -= len(text)
@@ -85,7 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or Path(folder) / "model.bitnet"
         if not path.exists():
-            words = tokenizer.build("bpe", sources(), config.vocab_size)
+            words = tokenizer.build("bpe", texts(), config.vocab_size)
             random_model(config, path, tokenizer=words.to_str().encode())
         for threads in args.threads:
             with Model.load(path, threads=threads, verify=False) as model:

@@ -34,7 +34,7 @@ from bitnet.data.packing import Dialogue
 from bitnet.data.picture_files import Record
 from bitnet.data.pictures import Side, Sight, mapped
 from bitnet_runtime.errors import InvalidParameterError
-from bitnet_runtime.image_prompts import are_known, images_of, placed, without_images
+from bitnet_runtime.image_prompts import images_of, is_known, placed, without_images
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}" + conversations.KNOWN_ROLES + "<|im_start|>{{ message.role }}\n"
@@ -54,8 +54,9 @@ def read(files: Iterable[Path]) -> Iterator[Record]:
         if tools or any(message.get("content") is None for message in messages):
             raise DataError(f"{where}: a conversation with pictures calls no tools; leave out one of both")
         try:
+            named = images_of(messages)
             _check(messages, where)
-            named, plain = images_of(messages), without_images(messages, "for part in content")
+            plain = without_images(messages, "for part in content")
         except InvalidParameterError as error:
             raise DataError(f"{where}: {error}") from None
         folder = Path(where.rpartition(", line ")[0]).parent
@@ -76,7 +77,7 @@ def _check(messages: Messages, where: str) -> None:
     """Raises DataError: a part is neither a text nor an image."""
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
-            if not isinstance(part, dict) or not are_known([{"content": [part]}]):
+            if not is_known(part):
                 raise DataError(f"{where}: a part is {part!r:.80}, expected a text or an image")
 
 

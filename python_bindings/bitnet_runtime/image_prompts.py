@@ -40,7 +40,7 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
     return [
         _image(part)
         for message in messages
-        for part in _parts(message)
+        for part in _parts(message) or ()
         if isinstance(part, Mapping) and part.get("type") in _IMAGES
     ]
 
@@ -54,8 +54,8 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
     out = []
     for message in messages:
         parts = _parts(message)
-        if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple)):
-            if not knows_parts and (unknown := [part for part in parts if not _is_known(part)]):
+        if parts is not None:
+            if not knows_parts and (unknown := [part for part in parts if not is_known(part)]):
                 raise InvalidParameterError(
                     f"messages has {shown(unknown[0])}, and the chat template knows texts and images alone", "messages"
                 )
@@ -66,21 +66,19 @@ def without_images(messages: Sequence[Mapping[str, Any]], template: str) -> list
     return out
 
 
-def are_known(messages: Sequence[object]) -> bool:
-    """Whether all parts of these messages are texts and images; what others are a template knows, if anybody."""
-    return all(_is_known(part) for message in messages for part in _parts(message))
-
-
-def _is_known(part: object) -> bool:
+def is_known(part: object) -> bool:
+    """Whether a part of a message is a text or an image; what others are a template knows, if anybody."""
     return isinstance(part, Mapping) and part.get("type") in (*_IMAGES, *_TEXTS, "text")
 
 
-def _parts(message: object) -> Sequence[Any]:
+def _parts(message: object) -> Sequence[Any] | None:
+    """None: its content is no list of parts."""
     content = message.get("content") if isinstance(message, Mapping) else None
-    parts = content if isinstance(content, (list, tuple)) else ()
-    for part in parts:
+    if not isinstance(content, (list, tuple)):
+        return None
+    for part in content:
         _check(part)
-    return parts
+    return content
 
 
 def _check(part: object) -> None:
