@@ -22,14 +22,15 @@ typedef struct qk_block {
     const uint8_t *k;  /* of the first tile */
     size_t size, tile; /* bytes of a number and of a tile */
     size_t head_dim;
-    int fetch; /* the tiles behind these are not on their way yet */
+    size_t turn, turns; /* of blocks of queries, which share what is fetched */
 } qk_block;
 
 /* Scores of Q queries with the keys in R registers. */
 INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, load_fn *load,
                       const size_t Q, const size_t R) {
     const size_t E = b->head_dim, tiles = (R + PARTS - 1) / PARTS;
-    const size_t share = tiles * BN_LANES * b->size; /* bytes of a dimension */
+    const size_t size = tiles * b->tile;
+    fetching fetch = fetch_share(b->k + bn_max(size, FETCH_AHEAD), size, E, b->turn, b->turns);
     vec sum[4][8], key[8];
     UNROLL
     for (size_t i = 0; i < Q; i++) {
@@ -38,8 +39,7 @@ INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, loa
             sum[i][r] = vec_zero();
     }
     for (size_t d = 0; d < E; d++) {
-        if (b->fetch && (share >= 64 || d * share % 64 == 0))
-            prefetch_bytes(b->k + d * share, share, tiles * b->tile);
+        fetch_next(&fetch);
         UNROLL
         for (size_t r = 0; r < R; r++) {
             const uint8_t *k = b->k + r / PARTS * b->tile + r % PARTS * LANES * b->size;
@@ -111,8 +111,10 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
 
 /* Blocks of 1 to 4 registers, as even as can be. */
 INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
-                    size_t head_dim, size_t keys, int fetch, load_fn *load, const int Q) {
+                    size_t head_dim, size_t keys, size_t turn, size_t turns, load_fn *load,
+                    const int Q) {
     const size_t n = (head_dim + LANES - 1) / LANES, blocks = (n + 3) / 4;
+    const size_t all = keys * head_dim * size;
     for (int i = 0; i < Q && head_dim < LANES; i++)
         pv_tail(out + (size_t)i * head_dim, head_dim, p + (size_t)i * p_stride, v, size, head_dim,
                 keys, load);
@@ -120,7 +122,7 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
         const size_t first = n * b / blocks, end = n * (b + 1) / blocks, d = first * LANES;
         const size_t last = (end < n ? end * LANES : head_dim) - LANES - d;
         const fetching share =
-            fetch ? fetch_share(v, keys * head_dim * size, keys, b, blocks) : (fetching){0};
+            fetch_share(v + all + FETCH_AHEAD, all, keys, turn * blocks + b, turns * blocks);
 #define BLOCK(V)                                                                                   \
     case V:                                                                                        \
         pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, share, load, Q,   \
@@ -154,15 +156,18 @@ INLINE void qk_keys(float *scores, size_t score_stride, qk_block b, size_t n, lo
 INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
     const bn_qk a = *all; /* in registers: no store can change it */
     const size_t registers = a.tiles * PARTS, most = a.n_q == 1 ? 8 : 4, stride = a.score_stride;
-    qk_block b = {
-        .k = a.k, .size = size, .tile = a.head_dim * BN_LANES * size, .head_dim = a.head_dim};
+    qk_block b = {.k = a.k,
+                  .size = size,
+                  .tile = a.head_dim * BN_LANES * size,
+                  .head_dim = a.head_dim,
+                  .turns = (a.n_q + 3) / 4};
     for (size_t key = 0, n; key < registers; key += n, b.k += n / PARTS * b.tile) {
         n = bn_min(registers - key, most);
         for (size_t i = 0, block; i < a.n_q; i += block) {
             const size_t left = a.n_q - i;
             float *s = a.scores + i * stride + key * LANES;
             b.q = a.q + i * a.head_dim;
-            b.fetch = i == 0;
+            b.turn = i / 4;
             if ((block = bn_min(left, 4)) == 4)
                 qk_keys(s, stride, b, n, load, 4);
             else if (block == 3)
@@ -178,7 +183,7 @@ INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
 INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
     enum { KEYS = 64 };
     const bn_pv a = *all;
-    const size_t E = a.head_dim, stride = a.p_stride;
+    const size_t E = a.head_dim, stride = a.p_stride, turns = (a.n_q + QUERIES - 1) / QUERIES;
     for (size_t t = 0; t < a.keys; t += KEYS) {
         const size_t keys = bn_min(a.keys - t, KEYS);
         const uint8_t *v = (const uint8_t *)a.v + t * E * size;
@@ -187,16 +192,16 @@ INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
             const float *p = a.p + i * stride + t;
             switch (block = bn_min(a.n_q - i, QUERIES)) {
             case 4:
-                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, QUERIES);
+                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, QUERIES);
                 break;
             case 3:
-                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, QUERIES - 1);
+                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, QUERIES - 1);
                 break;
             case 2:
-                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, 2);
+                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, 2);
                 break;
             default:
-                pv_keys(o, p, stride, v, size, E, keys, i == 0, load, 1);
+                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, 1);
             }
         }
     }

@@ -12,37 +12,29 @@
 #include <math.h>
 #include <string.h>
 
-/* Of the KV cache, farther ahead than of weights, as softmax comes between keys and values; behind
- * the bytes that are read at the same time. */
-INLINE void prefetch_cache(const void *p, size_t together) {
-    _mm_prefetch((const char *)p + (together > 8192 ? together : 8192), _MM_HINT_T0);
-}
-
-/* The same of the next bytes of a linear stream. Registers that are used together lie in several
- * pages of memory: asked for in their order, the hardware would take them for several streams. */
-INLINE void prefetch_bytes(const void *p, size_t bytes, size_t together) {
-    for (size_t line = 0; line < bytes; line += 64)
-        prefetch_cache((const char *)p + line, together);
-}
-
 /* What some blocks, which take turns with numbers of the same keys, ask for of the keys behind
  * these: each as much, and in the order of memory. So memory is not idle while the later ones
- * compute. */
+ * compute, and the hardware sees one stream where the registers of a step lie in several pages. */
 typedef struct fetching {
     uintptr_t at;
     size_t step; /* bytes, with each step of a block */
 } fetching;
 
-INLINE fetching fetch_share(const void *keys, size_t bytes, size_t steps, size_t block,
+/* Farther ahead than of weights, as softmax comes between keys and values. */
+enum { FETCH_AHEAD = 8192 };
+
+INLINE fetching fetch_share(const void *from, size_t bytes, size_t steps, size_t block,
                             size_t blocks) {
-    const uintptr_t ahead = (uintptr_t)keys + bytes + 8192;
-    return (fetching){ahead + bytes * block / blocks, bytes / blocks / steps};
+    return (fetching){(uintptr_t)from + bytes * block / blocks,
+                      (bytes + blocks * steps - 1) / (blocks * steps)};
 }
 
+/* To the second cache: the first waits for two dozen lines at most, which is less than memory gives
+ * in the time that it takes to answer. */
 INLINE void fetch_next(fetching *f) {
     const uintptr_t end = f->at + f->step;
-    for (uintptr_t line = (f->at + 63) / 64 * 64; line < end; line += 64)
-        _mm_prefetch((const char *)line, _MM_HINT_T0);
+    for (; f->at < end; f->at += 64)
+        _mm_prefetch((const char *)f->at, _MM_HINT_T1);
     f->at = end;
 }
 

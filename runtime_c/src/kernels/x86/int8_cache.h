@@ -16,11 +16,10 @@
 /* R registers of keys, and Q queries. */
 INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
                          const float *q_scale, const sums *start, const int8_t *k, size_t words,
-                         int fetch, dot_fn *dot, const int flip_byte, const size_t Q,
+                         fetching fetch, dot_fn *dot, const int flip_byte, const size_t Q,
                          const size_t R) {
     enum { WORD = BN_LANES * 4 };
     const size_t tile = (words + 1) * WORD; /* the scales are the last word */
-    const size_t tiles = (R + PARTS - 1) / PARTS;
     const bytes flip = bytes_fill(flip_byte);
     sums sum[4][4];
 #define AT(r) (k + r / PARTS * tile + r % PARTS * sizeof(bytes))
@@ -32,8 +31,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
     }
     for (size_t w = 0; w < words; w++) {
         bytes key[4];
-        if (fetch)
-            prefetch_bytes(k + w * tiles * WORD, tiles * WORD, tiles * tile);
+        fetch_next(&fetch);
         UNROLL
         for (size_t r = 0; r < R; r++)
             key[r] = bytes_xor(bytes_load(AT(r) + w * WORD), flip);
@@ -79,7 +77,10 @@ INLINE void qk_int8_queries(const bn_qk *a, size_t i, dot_fn *dot, const int fli
 #define BLOCK(R)                                                                                   \
     for (; Q * R <= REGISTERS / 2 && done + R <= n; done += R, k += R / PARTS * tile)              \
         qk_int8_keys(scores + done * VEC_ROWS, a->score_stride, q, q_row, a->q_scale + i, start,   \
-                     k, words, i == 0, dot, flip, Q, R);
+                     k, words,                                                                     \
+                     fetch_share(k + bn_max(a->tiles * tile, FETCH_AHEAD), R / PARTS * tile,       \
+                                 words, i / 4, (a->n_q + 3) / 4),                                  \
+                     dot, flip, Q, R);
     BLOCK(4)
     BLOCK(2)
     BLOCK(1)
@@ -87,16 +88,23 @@ INLINE void qk_int8_queries(const bn_qk *a, size_t i, dot_fn *dot, const int fli
 }
 
 INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
-    const bn_qk a = *all; /* in registers: no store can change it */
-    size_t i = 0;
-    for (; i + 4 <= a.n_q; i += 4)
-        qk_int8_queries(&a, i, dot, flip, 4);
-    if (a.n_q - i == 3)
-        qk_int8_queries(&a, i, dot, flip, 3);
-    else if (a.n_q - i == 2)
-        qk_int8_queries(&a, i, dot, flip, 2);
-    else if (a.n_q - i == 1)
-        qk_int8_queries(&a, i, dot, flip, 1);
+    enum { TILES = 4 };
+    const size_t tile = ((all->head_dim + 3) / 4 + 1) * BN_LANES * 4;
+    bn_qk a = *all; /* in registers: no store can change it */
+    for (size_t t = 0; t < all->tiles; t += TILES) {
+        size_t i = 0;
+        a.tiles = bn_min(all->tiles - t, TILES);
+        a.k = (const int8_t *)all->k + t * tile;
+        a.scores = all->scores + t * BN_LANES;
+        for (; i + 4 <= a.n_q; i += 4)
+            qk_int8_queries(&a, i, dot, flip, 4);
+        if (a.n_q - i == 3)
+            qk_int8_queries(&a, i, dot, flip, 3);
+        else if (a.n_q - i == 2)
+            qk_int8_queries(&a, i, dot, flip, 2);
+        else if (a.n_q - i == 1)
+            qk_int8_queries(&a, i, dot, flip, 1);
+    }
 }
 
 /* Q queries, R registers of dimensions, of which the last begins at `last`, as far as that is in
@@ -165,9 +173,10 @@ INLINE void pv_int8_queries(const bn_pv *a, size_t i, dot_fn *dot, const size_t 
         int32_t *out = a->sums + i * E + d;
         const uint8_t *codes = a->codes + i * a->p_stride;
         const int8_t *v = (const int8_t *)a->v + BN_VALUE_GROUP * d;
-        const fetching fetch =
-            i == 0 ? fetch_share(a->v, a->keys * E, a->keys / BN_VALUE_GROUP, b, blocks)
-                   : (fetching){0};
+        const size_t turn = i / QUERIES * blocks + b;
+        const size_t turns = (a->n_q + QUERIES - 1) / QUERIES * blocks;
+        const fetching fetch = fetch_share((const int8_t *)a->v + a->keys * E + FETCH_AHEAD,
+                                           a->keys * E, a->keys / BN_VALUE_GROUP, turn, turns);
 #define BLOCK(R)                                                                                   \
     case R:                                                                                        \
         pv_int8_block(out, E, codes, a->p_stride, v, a->keys, last, fetch, dot, Q, R);             \

@@ -21,7 +21,7 @@ typedef struct k4_queries {
 
 /* score[i] += the sum of up to 4 words, a group, for query i, times the scale of each key. */
 INLINE void qk_k4_group(vec score[4], const k4_queries *q, size_t group, const uint8_t *k,
-                        size_t words, vec scale, dot_fn *dot, const size_t Q) {
+                        size_t words, vec scale, fetching *fetch, dot_fn *dot, const size_t Q) {
     sums sum[4];
     const bytes field = bytes_fill(30); /* twice a code */
     UNROLL
@@ -32,7 +32,7 @@ INLINE void qk_k4_group(vec score[4], const k4_queries *q, size_t group, const u
         const bytes a = bytes_and(bytes_shl(both, 1), field),
                     b = bytes_and(bytes_shr(both, 3), field);
         const int8_t *x = q->q + group * BN_NIBBLE_GROUP + 8 * w;
-        prefetch_cache(k + w * K4_WORD, 0);
+        fetch_next(fetch);
         UNROLL
         for (size_t i = 0; i < Q; i++, x += q->q_row) {
             sum[i] = dot(sum[i], a, bytes_spread(x));
@@ -46,7 +46,7 @@ INLINE void qk_k4_group(vec score[4], const k4_queries *q, size_t group, const u
 
 /* The keys in one register. */
 INLINE void qk_k4_keys(float *scores, size_t score_stride, const k4_queries *q, const uint8_t *k,
-                       size_t head_dim, dot_fn *dot, const size_t Q) {
+                       size_t head_dim, fetching fetch, dot_fn *dot, const size_t Q) {
     enum { GROUP_WORDS = BN_NIBBLE_GROUP / 8 };
     vec score[4];
     UNROLL
@@ -55,10 +55,9 @@ INLINE void qk_k4_keys(float *scores, size_t score_stride, const k4_queries *q, 
     for (size_t group = 0, left = (head_dim + 7) / 8; left > 0; group += 2) {
         const size_t words = bn_min(left, 2 * GROUP_WORDS), first = bn_min(left, GROUP_WORDS);
         const bytes scales = bytes_load(k + words * K4_WORD);
-        prefetch_cache(k + words * K4_WORD, 0);
-        qk_k4_group(score, q, group, k, first, vec_lower_half(scales), dot, Q);
+        qk_k4_group(score, q, group, k, first, vec_lower_half(scales), &fetch, dot, Q);
         qk_k4_group(score, q, group + 1, k + GROUP_WORDS * K4_WORD, words - first,
-                    vec_upper_half(scales), dot, Q);
+                    vec_upper_half(scales), &fetch, dot, Q);
         k += (words + 1) * K4_WORD;
         left -= words;
     }
@@ -78,23 +77,37 @@ INLINE void qk_k4_queries(const bn_qk *a, size_t first, dot_fn *dot, const size_
                 total += x[d];
             q.start[i][g] = -15 * total;
         }
+    const size_t tile = words * K4_WORD, turns = (a->n_q + 3) / 4 * PARTS;
+    const size_t ahead = bn_max(a->tiles * tile, FETCH_AHEAD);
     for (size_t t = 0; t < a->tiles; t++)
-        for (size_t key = 0; key < BN_LANES; key += VEC_ROWS)
+        for (size_t part = 0; part < PARTS; part++) {
+            const uint8_t *k = (const uint8_t *)a->k + t * tile;
+            const size_t key = part * VEC_ROWS;
             qk_k4_keys(a->scores + first * a->score_stride + t * BN_LANES + key, a->score_stride,
-                       &q, (const uint8_t *)a->k + t * words * K4_WORD + 4 * key, E, dot, Q);
+                       &q, k + 4 * key, E,
+                       fetch_share(k + ahead, tile, (E + 7) / 8, first / 4 * PARTS + part, turns),
+                       dot, Q);
+        }
 }
 
 INLINE void qk_k4_all(const bn_qk *all, dot_fn *dot) {
-    const bn_qk a = *all; /* in registers: no store can change it */
-    size_t i = 0;
-    for (; i + 4 <= a.n_q; i += 4)
-        qk_k4_queries(&a, i, dot, 4);
-    if (a.n_q - i == 3)
-        qk_k4_queries(&a, i, dot, 3);
-    else if (a.n_q - i == 2)
-        qk_k4_queries(&a, i, dot, 2);
-    else if (a.n_q - i == 1)
-        qk_k4_queries(&a, i, dot, 1);
+    enum { TILES = 8 };
+    const size_t tile = bn_nibble_words(all->head_dim) * K4_WORD;
+    bn_qk a = *all; /* in registers: no store can change it */
+    for (size_t t = 0; t < all->tiles; t += TILES) {
+        size_t i = 0;
+        a.tiles = bn_min(all->tiles - t, TILES);
+        a.k = (const uint8_t *)all->k + t * tile;
+        a.scores = all->scores + t * BN_LANES;
+        for (; i + 4 <= a.n_q; i += 4)
+            qk_k4_queries(&a, i, dot, 4);
+        if (a.n_q - i == 3)
+            qk_k4_queries(&a, i, dot, 3);
+        else if (a.n_q - i == 2)
+            qk_k4_queries(&a, i, dot, 2);
+        else if (a.n_q - i == 1)
+            qk_k4_queries(&a, i, dot, 1);
+    }
 }
 
 #endif
