@@ -145,11 +145,10 @@ def test_encoding_takes_linear_time() -> None:
     tokenizer = OURS
 
     def seconds(n: int) -> float:
-        text = tokenizer.shield("<|end|>a" * (n // 8))
         taken = []
         for _ in range(3):
             begin = time.process_time()
-            tokenizer.encode(text, shielded=True)
+            tokenizer.encode(tokenizer.shield("<|end|>a" * (n // 8)), shielded=True)
             taken.append(time.process_time() - begin)
         return min(taken)  # what else the machine does only adds to it
 
