@@ -13,40 +13,75 @@
 #include "scale.h"
 #include "stream.h"
 
-enum { TOGETHER = 4 }; /* panels */
+enum {
+    TOGETHER = 4,   /* panels */
+    KEPT_TILES = 24 /* of each, whose codes are kept: 24 kB */
+};
 #define EACH_PANEL_AND(X, t) X(0, t) X(1, t) X(2, t) X(3, t)
 
+/* What a block of tokens is multiplied with: four panels, `tiles` of each. */
+typedef struct four_panels {
+    const uint8_t *tile;
+    size_t stride; /* bytes from one to the next */
+    size_t tiles;
+    const uint8_t *next; /* what follows, with the same stride */
+    int more;            /* products of other tiles are in acc: these are added */
+} four_panels;
+
+/* Where a block has the codes from: tiles, or an earlier block, which kept them, a byte each. */
+typedef enum codes_from { FROM_TILES, FROM_TILES_TO_KEEP, FROM_KEPT } codes_from;
+
 /* The rows of four registers, T tokens, to acc, or as `to` says of outputs from `row` and tokens
- * from `token` on. */
+ * from `token` on. kept: [tile][field][panel], if the codes are. */
 INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to, size_t row,
-                           size_t token, const uint8_t *tile, size_t panel_stride, size_t tiles,
-                           const int8_t *q, size_t q_stride, dot_fn *dot, const int T) {
+                           size_t token, const four_panels *w, uint8_t *kept, const int8_t *q,
+                           size_t q_stride, dot_fn *dot, const codes_from from, const int T) {
     const bytes three = bytes_fill(3);
+    const uint8_t *tile = w->tile, *next = w->next;
+    const size_t stride = w->stride;
     sums sum[6][TOGETHER];
 #define CLEAR(t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = sums_zero();
+#define LOAD(p, t) sum[t][p] = sums_load(acc + t * acc_stride + p * BN_PANEL);
+#define LOAD_ALL(t)                                                                                \
+    if (t < T) {                                                                                   \
+        EACH_PANEL_AND(LOAD, t)                                                                    \
+    }
     EACH_TOKEN(CLEAR)
+    if (w->more) {
+        EACH_TOKEN(LOAD_ALL)
+    }
+#undef LOAD_ALL
+#undef LOAD
 #undef CLEAR
-    for (; tiles > 0; tiles--, tile += BN_TILE_BYTES, q += BN_TERNARY_TILE_K) {
+    for (size_t k = w->tiles; k > 0; k--, q += BN_TERNARY_TILE_K) {
 #define DOT(p, t) sum[t][p] = dot(sum[t][p], codes##p, x);
 #define TOKEN(t, f)                                                                                \
     if (t < T) {                                                                                   \
         const bytes x = bytes_spread(q + t * q_stride + 4 * f);                                    \
         EACH_PANEL_AND(DOT, t)                                                                     \
     }
-/* What the next four panels begin with: more streams than the hardware sees coming from memory (15
- * GB/s without, 27 with this, 4 tokens). */
-#define AHEAD(p, f) _mm_prefetch((const char *)tile + (p + TOGETHER) * panel_stride, _MM_HINT_T0);
-        EACH_PANEL_AND(AHEAD, 0)
-#undef AHEAD
+/* More streams than the hardware sees coming from memory (15 GB/s without, 27 with this, 4
+ * tokens). */
+#define AHEAD(p, f) _mm_prefetch((const char *)next + p * stride, _MM_HINT_T0);
 #define CODES(p, f)                                                                                \
-    const bytes codes##p = bytes_and(bytes_shr(bytes_load(tile + p * panel_stride), 2 * f), three);
+    const bytes codes##p =                                                                         \
+        from == FROM_KEPT                                                                          \
+            ? bytes_load(kept + (f * TOGETHER + p) * sizeof(bytes))                                \
+            : bytes_and(bytes_shr(bytes_load(tile + p * stride), 2 * f), three);                   \
+    if (from == FROM_TILES_TO_KEEP)                                                                \
+        bytes_store(kept + (f * TOGETHER + p) * sizeof(bytes), codes##p);
 #define FIELD(f) {EACH_PANEL_AND(CODES, f) EACH_TOKEN_AND(TOKEN, f)}
+        if (from != FROM_KEPT) {
+            EACH_PANEL_AND(AHEAD, 0)
+        }
         FIELD(0)
         FIELD(1)
         FIELD(2)
         FIELD(3)
+        tile += BN_TILE_BYTES, next += BN_TILE_BYTES, kept += 4 * TOGETHER * sizeof(bytes);
 #undef FIELD
 #undef CODES
+#undef AHEAD
 #undef TOKEN
 #undef DOT
     }
@@ -115,21 +150,40 @@ INLINE void pair_panels(const bn_matmul *m, size_t panel, dot_fn *dot) {
 /* At least two tokens, in blocks of even size; of the first `panels`. Returns how many are done:
  * all but those that are not four. */
 INLINE size_t panels_tokens(const bn_matmul *m, const bn_scaling *to, size_t panels, dot_fn *dot) {
+    _Alignas(64) uint8_t kept[KEPT_TILES * 4 * TOGETHER * sizeof(bytes)];
     const size_t blocks = (m->tokens + 5) / 6;
+    const size_t step = blocks > 1 ? KEPT_TILES : m->k_tiles;
     size_t p = 0;
     for (; p + TOGETHER <= panels; p += TOGETHER)
-        for (size_t b = 0; b < blocks; b++) {
-            const size_t t = m->tokens * b / blocks;
-            const uint8_t *tile = m->tiles + p * m->panel_stride;
-            int32_t *acc = m->acc + t * m->acc_stride + p * BN_PANEL;
-            const int8_t *q = m->q + t * m->q_stride;
+        for (size_t k = 0; k < m->k_tiles; k += step) {
+            const uint8_t *panel = m->tiles + p * m->panel_stride;
+            const int last = k + step >= m->k_tiles;
+            const four_panels w = {.tile = panel + k * BN_TILE_BYTES,
+                                   .stride = m->panel_stride,
+                                   .tiles = bn_min(step, m->k_tiles - k),
+                                   .next = last ? panel + TOGETHER * m->panel_stride
+                                                : panel + (k + step) * BN_TILE_BYTES,
+                                   .more = k > 0};
+            for (size_t b = 0; b < blocks; b++) {
+                const size_t t = m->tokens * b / blocks, row = p * BN_PANEL;
+                int32_t *acc = m->acc + t * m->acc_stride + row;
+                const int8_t *q = m->q + t * m->q_stride + k * BN_TERNARY_TILE_K;
+                const bn_scaling *floats = last ? to : NULL;
+#define FROM(from, T)                                                                              \
+    ternary_panels(acc, m->acc_stride, floats, row, t, &w, kept, q, m->q_stride, dot, from, T)
 #define BLOCK(T)                                                                                   \
     case T:                                                                                        \
-        ternary_panels(acc, m->acc_stride, to, (p * BN_PANEL), t, tile, m->panel_stride,           \
-                       m->k_tiles, q, m->q_stride, dot, T);                                        \
+        if (blocks == 1)                                                                           \
+            FROM(FROM_TILES, T);                                                                   \
+        else if (b == 0)                                                                           \
+            FROM(FROM_TILES_TO_KEEP, T);                                                           \
+        else                                                                                       \
+            FROM(FROM_KEPT, T);                                                                    \
         break
-            BY_TOKENS(m->tokens * (b + 1) / blocks - t, BLOCK)
+                BY_TOKENS(m->tokens * (b + 1) / blocks - t, BLOCK)
 #undef BLOCK
+#undef FROM
+            }
         }
     return p;
 }
