@@ -24,10 +24,15 @@
     }
 
 enum { TILE_VECS = BN_TILE_BYTES / sizeof(bytes) };
-enum { PREFETCH = 8192 }; /* bytes ahead in a stream of weights: some 200 ns of it */
+/* How many bytes ahead a stream of weights is asked for: of memory, some 200 ns of it, and then of
+ * the second cache. To ask memory for the first cache at once leaves too few lines in flight
+ * (Sapphire Rapids, a token of 2B4T, one thread: 48.4 ms; for the second cache 45.4; with both 43.5,
+ * of 40 that memory allows). */
+enum { FAR = 8192, NEAR = 2048 };
 
 INLINE void prefetch(const uint8_t *p) {
-    _mm_prefetch((const char *)p + PREFETCH, _MM_HINT_T0);
+    _mm_prefetch((const char *)p + FAR, _MM_HINT_T1);
+    _mm_prefetch((const char *)p + NEAR, _MM_HINT_T0);
 }
 
 typedef sums dot_fn(sums sum, bytes w, bytes q);

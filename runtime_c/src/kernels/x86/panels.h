@@ -123,8 +123,10 @@ INLINE void pair_panels(const bn_matmul *m, size_t panel, dot_fn *dot) {
     for (int f = 0; f < 4; f++)
         sum[0][0][f] = sum[0][1][f] = sum[1][0][f] = sum[1][1][f] = sums_zero();
     for (size_t k = m->k_tiles; k > 0; k--) {
-        _mm_prefetch((const char *)ahead, _MM_HINT_T0);
-        _mm_prefetch((const char *)ahead + BN_TILE_BYTES, _MM_HINT_T0);
+        _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+        _mm_prefetch((const char *)ahead + BN_TILE_BYTES, _MM_HINT_T1);
+        _mm_prefetch((const char *)tile + NEAR, _MM_HINT_T0);
+        _mm_prefetch((const char *)next + NEAR, _MM_HINT_T0);
         const bytes a = bytes_load(tile), b = bytes_load(next);
         UNROLL
         for (int f = 0; f < 4; f++) {
