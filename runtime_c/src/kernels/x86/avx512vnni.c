@@ -87,7 +87,7 @@ static void ternary_grouped(const bn_grouped *m) {
 }
 
 static void trit_matmul(const bn_matmul *m) {
-    if (m->tokens <= 32) /* for more, to take the weights apart once pays */
+    if (m->tokens <= CODES_MOST) /* for more, to take the weights apart once pays */
         trit_few(m, sums_dot, CODES_MOST);
     else
         trits_many(m, ternary_matmul);
