@@ -3,7 +3,8 @@
  * attention.h: scores and weighted values, the same for every x86 tier. Keys, or the elements of
  * a value, are lanes. What is loaded and widened of them serves up to four queries, and what is
  * loaded of a query up to eight registers of keys: 8 loads for 16 products, where a core loads
- * two registers a cycle and multiplies two.
+ * two registers a cycle and multiplies two. With 32 registers it serves eight queries if there are
+ * so many: to widen halves takes Intel's two ports as long as two products each.
  */
 #ifndef BITNET_X86_ATTENTION_H
 #define BITNET_X86_ATTENTION_H
@@ -15,7 +16,14 @@
 
 /* X for each of four vectors, of each query. */
 #define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
-#define EACH_QUERY(X) EACH_FOUR(X, 0) EACH_FOUR(X, 1) EACH_FOUR(X, 2) EACH_FOUR(X, 3)
+#define EACH_QUERY(X)                                                                              \
+    EACH_FOUR(X, 0)                                                                                \
+    EACH_FOUR(X, 1)                                                                                \
+    EACH_FOUR(X, 2)                                                                                \
+    EACH_FOUR(X, 3) EACH_FOUR(X, 4) EACH_FOUR(X, 5) EACH_FOUR(X, 6) EACH_FOUR(X, 7)
+
+/* Queries at a time, of prompts. */
+enum { QK_MANY = REGISTERS == 32 ? 8 : 4, PV_MANY = REGISTERS == 32 ? 8 : QUERIES };
 
 typedef struct qk_block {
     const float *q;    /* [Q][head_dim] */
@@ -31,7 +39,7 @@ INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, loa
     const size_t E = b->head_dim, tiles = (R + PARTS - 1) / PARTS;
     const size_t size = tiles * b->tile;
     fetching fetch = fetch_share(b->k + bn_max(size, FETCH_AHEAD), size, E, b->turn, b->turns);
-    vec sum[4][8], key[8];
+    vec sum[QK_MANY][8], key[8];
     UNROLL
     for (size_t i = 0; i < Q; i++) {
         UNROLL
@@ -66,7 +74,7 @@ INLINE void qk_scores(float *scores, size_t score_stride, const qk_block *b, loa
 INLINE void pv_block(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
                      size_t head_dim, size_t keys, size_t last, fetching fetch, load_fn *load,
                      const int Q, const int V) {
-    vec sum[4][4];
+    vec sum[8][4];
 #define AT(c) (c + 1 < V ? c * LANES : last)
 #define LOAD(i, c)                                                                                 \
     if (i < Q && c < V)                                                                            \
@@ -109,11 +117,13 @@ INLINE void pv_tail(float *out, size_t n, const float *p, const uint8_t *v, size
     memcpy(out, end, n * sizeof *out);
 }
 
-/* Blocks of 1 to 4 registers, as even as can be. */
+/* Blocks of 1 to 4 registers, or 3 of many queries, as even as can be. */
 INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *v, size_t size,
                     size_t head_dim, size_t keys, size_t turn, size_t turns, load_fn *load,
                     const int Q) {
-    const size_t n = (head_dim + LANES - 1) / LANES, blocks = (n + 3) / 4;
+    const int most = Q > 4 ? 3 : 4;
+    const size_t n = (head_dim + LANES - 1) / LANES;
+    const size_t blocks = (n + (size_t)most - 1) / (size_t)most;
     const size_t all = keys * head_dim * size;
     for (int i = 0; i < Q && head_dim < LANES; i++)
         pv_tail(out + (size_t)i * head_dim, head_dim, p + (size_t)i * p_stride, v, size, head_dim,
@@ -125,8 +135,9 @@ INLINE void pv_keys(float *out, const float *p, size_t p_stride, const uint8_t *
             fetch_share(v + all + FETCH_AHEAD, all, keys, turn * blocks + b, turns * blocks);
 #define BLOCK(V)                                                                                   \
     case V:                                                                                        \
-        pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, share, load, Q,   \
-                 V);                                                                               \
+        if (V <= most)                                                                             \
+            pv_block(out + d, p, p_stride, v + d * size, size, head_dim, keys, last, share, load,  \
+                     Q, V);                                                                        \
         break
         switch (end - first) {
             BLOCK(1);
@@ -160,15 +171,17 @@ INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
                   .size = size,
                   .tile = a.head_dim * BN_LANES * size,
                   .head_dim = a.head_dim,
-                  .turns = (a.n_q + 3) / 4};
+                  .turns = a.n_q / QK_MANY + (a.n_q % QK_MANY + 3) / 4};
     for (size_t key = 0, n; key < registers; key += n, b.k += n / PARTS * b.tile) {
         n = bn_min(registers - key, most);
-        for (size_t i = 0, block; i < a.n_q; i += block) {
+        b.turn = 0;
+        for (size_t i = 0, block; i < a.n_q; i += block, b.turn++) {
             const size_t left = a.n_q - i;
             float *s = a.scores + i * stride + key * LANES;
             b.q = a.q + i * a.head_dim;
-            b.turn = i / 4;
-            if ((block = bn_min(left, 4)) == 4)
+            if ((block = left >= QK_MANY ? QK_MANY : bn_min(left, 4)) == QK_MANY)
+                qk_keys(s, stride, b, n, load, QK_MANY);
+            else if (block == 4)
                 qk_keys(s, stride, b, n, load, 4);
             else if (block == 3)
                 qk_keys(s, stride, b, n, load, 3);
@@ -183,26 +196,27 @@ INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
 INLINE void pv(const bn_pv *all, size_t size, load_fn *load) {
     enum { KEYS = 64 };
     const bn_pv a = *all;
-    const size_t E = a.head_dim, stride = a.p_stride, turns = (a.n_q + QUERIES - 1) / QUERIES;
+    const size_t E = a.head_dim, stride = a.p_stride;
+    const size_t turns = a.n_q / PV_MANY + (a.n_q % PV_MANY + QUERIES - 1) / QUERIES;
     for (size_t t = 0; t < a.keys; t += KEYS) {
         const size_t keys = bn_min(a.keys - t, KEYS);
         const uint8_t *v = (const uint8_t *)a.v + t * E * size;
-        for (size_t i = 0, block; i < a.n_q; i += block) {
+        for (size_t i = 0, block, turn = 0; i < a.n_q; i += block, turn++) {
+            const size_t left = a.n_q - i;
             float *o = a.out + i * E;
             const float *p = a.p + i * stride + t;
-            switch (block = bn_min(a.n_q - i, QUERIES)) {
-            case 4:
-                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, QUERIES);
-                break;
-            case 3:
-                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, QUERIES - 1);
-                break;
-            case 2:
-                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, 2);
-                break;
-            default:
-                pv_keys(o, p, stride, v, size, E, keys, i / QUERIES, turns, load, 1);
-            }
+#define BLOCK(Q) pv_keys(o, p, stride, v, size, E, keys, turn, turns, load, Q)
+            if ((block = left >= PV_MANY ? PV_MANY : bn_min(left, QUERIES)) == PV_MANY)
+                BLOCK(PV_MANY);
+            else if (block == QUERIES)
+                BLOCK(QUERIES);
+            else if (block == 3)
+                BLOCK(QUERIES - 1);
+            else if (block == 2)
+                BLOCK(2);
+            else
+                BLOCK(1);
+#undef BLOCK
         }
     }
 }

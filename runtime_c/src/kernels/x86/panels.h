@@ -65,12 +65,12 @@ INLINE void ternary_panels(int32_t *acc, size_t acc_stride, const bn_scaling *to
 #define AHEAD(p, f) _mm_prefetch((const char *)next + p * stride, _MM_HINT_T0);
 #define CODES(p, f)                                                                                \
     const bytes codes##p =                                                                         \
-        from == FROM_KEPT                                                                          \
-            ? bytes_load(kept + (f * TOGETHER + p) * sizeof(bytes))                                \
-            : bytes_and(bytes_shr(bytes_load(tile + p * stride), 2 * f), three);                   \
+        from == FROM_KEPT ? bytes_load(kept + (f * TOGETHER + p) * sizeof(bytes))                  \
+                          : bytes_and(bytes_shr(bytes_load(tile + p * stride), 2 * f), three);     \
     if (from == FROM_TILES_TO_KEEP)                                                                \
         bytes_store(kept + (f * TOGETHER + p) * sizeof(bytes), codes##p);
-#define FIELD(f) {EACH_PANEL_AND(CODES, f) EACH_TOKEN_AND(TOKEN, f)}
+#define FIELD(f)                                                                                   \
+    { EACH_PANEL_AND(CODES, f) EACH_TOKEN_AND(TOKEN, f) }
         if (from != FROM_KEPT) {
             EACH_PANEL_AND(AHEAD, 0)
         }
