@@ -73,7 +73,7 @@ static int runs_avxvnni(void) {
 }
 
 /* 0 of others. With AVX-512, 19h is Zen 4, which multiplies 512 bits in two cycles. Zen 5 (1Ah) and
- * Intel's take one. */
+ * Intel's take one; on Emerald Rapids tables reach 0.65 of the peak, products 0.97. */
 static uint32_t amd_family(void) {
     const uint32_t version = cpuid(1, 0, EAX), amd = 0x68747541; /* Auth */
     return cpuid(0, 0, EBX) == amd ? (version >> 8 & 15) + (version >> 20 & 255) : 0;

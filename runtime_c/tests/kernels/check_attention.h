@@ -67,14 +67,17 @@ static const void *random_keys(test *t, int32_t type, size_t tiles, size_t E, in
 
 enum { KV_TIMED_KEYS = 256, KV_TIMED_DIM = 128 }; /* a chunk of a usual head */
 
-/* Up to four queries that share a KV head; bytes: of a key or a value. */
+/* Up to four queries that share a KV head, and as many as of a prompt; bytes: of a key or a value. */
 static void time_keys(bench *b, const char *what, void (*call)(bench *), size_t bytes) {
     char name[32];
     snprintf(name, sizeof name, "%s_%s", what, bn_kv_name(b->type));
     b->rows = KV_TIMED_KEYS, b->cols = KV_TIMED_DIM;
     const double kv = (double)(b->rows * b->cols);
-    for (b->tokens = 1; b->tokens <= 4; b->tokens *= 2)
+    static const size_t queries[] = {1, 2, 4, 32};
+    for (size_t i = 0; i < sizeof queries / sizeof *queries; i++) {
+        b->tokens = queries[i];
         bench_line(b, name, call, kv * (double)b->tokens, (double)(b->rows * bytes));
+    }
 }
 
 /* --- qk --- */
@@ -82,7 +85,7 @@ static void time_keys(bench *b, const char *what, void (*call)(bench *), size_t 
 static void check_qk(test *t, int32_t type, const char *what) {
     const bn_kv *kv = &bn_kv_types[type];
     const int kind = (int)below(t, FLOAT_KINDS);
-    const size_t n_q = size_to(t, 9), tiles = size_to(t, 5);
+    const size_t n_q = size_to(t, 20), tiles = size_to(t, 5);
     const size_t E = size_to(t, kv->encode_query && below(t, 16) == 0 ? 1024 : 160);
     const size_t stride = tiles * BN_LANES + below(t, 20);
     const size_t n_s = (n_q - 1) * stride + tiles * BN_LANES;
@@ -125,7 +128,7 @@ static void time_qk(bench *b) {
 
 /* Weights of a type whose values are integers, on the way into a cache. */
 static void check_weighed(test *t, int32_t type, const char *what) {
-    const size_t n_q = size_to(t, 9), E = size_to(t, 160), keys = BN_LANES * size_to(t, 16);
+    const size_t n_q = size_to(t, 20), E = size_to(t, 160), keys = BN_LANES * size_to(t, 16);
     const size_t stride = 2 * keys + 4 * below(t, 5), n_out = n_q * E;
     const size_t low = below(t, 3) ? 0 : below(t, keys), high = low + size_to(t, keys - low);
     const int kind = (int)below(t, FLOAT_KINDS);
@@ -171,7 +174,7 @@ static void check_pv(test *t, int32_t type, const char *what) {
         return;
     }
     const int kind = (int)below(t, FLOAT_KINDS);
-    const size_t n_q = size_to(t, 9), head_dim = size_to(t, 160), keys = size_to(t, 40);
+    const size_t n_q = size_to(t, 20), head_dim = size_to(t, 160), keys = size_to(t, 40);
     const size_t stride = keys + below(t, 5), n_out = n_q * head_dim;
     const float *start = floats(t, n_out, kind);
     bn_pv a = {.p = floats(t, (n_q - 1) * stride + keys, kind),

@@ -25,8 +25,8 @@
 
 enum { TILE_VECS = BN_TILE_BYTES / sizeof(bytes) };
 /* How many bytes ahead a stream of weights is asked for: of memory, some 200 ns of it, and then of
- * the second cache. To ask memory for the first cache at once leaves too few lines in flight
- * (Sapphire Rapids, a token of 2B4T, one thread: 48.4 ms; for the second cache 45.4; with
+ * the second cache. To ask memory for the first cache at once is slower: it waits for few lines
+ * (Emerald Rapids, a token of 2B4T, one thread: 48.4 ms; for the second cache 45.4; with
  * both 43.5, of 40 that memory allows). */
 enum { FAR = 8192, NEAR = 2048 };
 
