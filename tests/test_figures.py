@@ -18,6 +18,11 @@ TABLES = [  # page, what the first line of the table begins with, pages of resul
         "| | threads | tok/s | of the limit |",
         ("passes", "passes-images", "passes-1-thread", "passes-int8", "passes-int8-1-thread"),
     ),
+    (
+        "docs/performance.md",
+        "| | 1 thread | `int8` | 2 threads | `int8` |",
+        ("passes-intel", "passes-intel-1-thread", "passes-intel-int8", "passes-intel-int8-1-thread"),
+    ),
     ("docs/performance.md", "| here | with int8 keys and values |", ("towers",)),
     ("docs/performance.md", "| | 2 bits | 1.6 bits |", ("engine-bitnet-2b4t",)),
     ("docs/performance.md", "| texts at once, 2B4T", ("engine-bitnet-2b4t",)),

@@ -67,7 +67,8 @@ static const void *random_keys(test *t, int32_t type, size_t tiles, size_t E, in
 
 enum { KV_TIMED_KEYS = 256, KV_TIMED_DIM = 128 }; /* a chunk of a usual head */
 
-/* Up to four queries that share a KV head, and as many as of a prompt; bytes: of a key or a value. */
+/* Up to four queries that share a KV head, and as many as of a prompt; bytes: of a key or a value.
+ */
 static void time_keys(bench *b, const char *what, void (*call)(bench *), size_t bytes) {
     char name[32];
     snprintf(name, sizeof name, "%s_%s", what, bn_kv_name(b->type));

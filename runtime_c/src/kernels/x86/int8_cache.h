@@ -13,21 +13,26 @@
 
 #include "integer.h"
 
+enum {
+    INT8_MANY = REGISTERS == 32 ? 8 : 4, /* queries at a time, of prompts */
+    INT8_STARTS = 32                     /* queries whose sums are begun together */
+};
+
 /* R registers of keys, and Q queries. */
 INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, size_t q_row,
-                         const float *q_scale, const sums *start, const int8_t *k, size_t words,
+                         const float *q_scale, const int32_t *start, const int8_t *k, size_t words,
                          fetching fetch, dot_fn *dot, const int flip_byte, const size_t Q,
                          const size_t R) {
     enum { WORD = BN_LANES * 4 };
     const size_t tile = (words + 1) * WORD; /* the scales are the last word */
     const bytes flip = bytes_fill(flip_byte);
-    sums sum[4][4];
+    sums sum[INT8_MANY][4];
 #define AT(r) (k + r / PARTS * tile + r % PARTS * sizeof(bytes))
     UNROLL
     for (size_t i = 0; i < Q; i++) {
         UNROLL
         for (size_t r = 0; r < R; r++)
-            sum[i][r] = start[i];
+            sum[i][r] = sums_zero() + start[i];
     }
     for (size_t w = 0; w < words; w++) {
         bytes key[4];
@@ -54,32 +59,20 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
 #undef AT
 }
 
-/* What a sum of Q queries starts with: -128·Σq where codes get 128 added. */
-INLINE void qk_int8_start(sums *start, const int8_t *q, size_t q_row, const int flip,
-                          const size_t Q) {
-    for (size_t i = 0; i < Q; i++) {
-        int32_t total = 0;
-        for (size_t d = 0; flip != 0 && d < q_row; d++)
-            total += q[i * q_row + d];
-        start[i] = sums_zero() - 128 * total;
-    }
-}
-
 /* As many registers of keys at a time as there are others for. */
-INLINE void qk_int8_queries(const bn_qk *a, size_t i, dot_fn *dot, const int flip, const size_t Q) {
+INLINE void qk_int8_queries(const bn_qk *a, size_t i, const int32_t *start, size_t turn,
+                            size_t turns, dot_fn *dot, const int flip, const size_t Q) {
     const size_t words = (a->head_dim + 3) / 4, q_row = bn_q_row(a->head_dim);
     const size_t tile = (words + 1) * BN_LANES * 4, n = a->tiles * PARTS;
     const int8_t *q = a->codes + i * q_row, *k = a->k;
     float *scores = a->scores + i * a->score_stride;
-    sums start[4];
     size_t done = 0;
-    qk_int8_start(start, q, q_row, flip, Q);
 #define BLOCK(R)                                                                                   \
     for (; Q * R <= REGISTERS / 2 && done + R <= n; done += R, k += R / PARTS * tile)              \
-        qk_int8_keys(scores + done * VEC_ROWS, a->score_stride, q, q_row, a->q_scale + i, start,   \
-                     k, words,                                                                     \
+        qk_int8_keys(scores + done * VEC_ROWS, a->score_stride, q, q_row, a->q_scale + i,          \
+                     start + i, k, words,                                                          \
                      fetch_share(k + bn_max(a->tiles * tile, FETCH_AHEAD), R / PARTS * tile,       \
-                                 words, i / 4, (a->n_q + 3) / 4),                                  \
+                                 words, turn, turns),                                              \
                      dot, flip, Q, R);
     BLOCK(4)
     BLOCK(2)
@@ -87,23 +80,47 @@ INLINE void qk_int8_queries(const bn_qk *a, size_t i, dot_fn *dot, const int fli
 #undef BLOCK
 }
 
-INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
+/* Some keys with all queries, so that they stay in the first cache. A sum starts with -128·Σq where
+ * codes get 128 added. */
+INLINE void qk_int8_group(const bn_qk *group, dot_fn *dot, const int flip) {
     enum { TILES = 4 };
-    const size_t tile = ((all->head_dim + 3) / 4 + 1) * BN_LANES * 4;
-    bn_qk a = *all; /* in registers: no store can change it */
-    for (size_t t = 0; t < all->tiles; t += TILES) {
-        size_t i = 0;
-        a.tiles = bn_min(all->tiles - t, TILES);
-        a.k = (const int8_t *)all->k + t * tile;
-        a.scores = all->scores + t * BN_LANES;
-        for (; i + 4 <= a.n_q; i += 4)
-            qk_int8_queries(&a, i, dot, flip, 4);
-        if (a.n_q - i == 3)
-            qk_int8_queries(&a, i, dot, flip, 3);
-        else if (a.n_q - i == 2)
-            qk_int8_queries(&a, i, dot, flip, 2);
-        else if (a.n_q - i == 1)
-            qk_int8_queries(&a, i, dot, flip, 1);
+    const size_t tile = ((group->head_dim + 3) / 4 + 1) * BN_LANES * 4;
+    const size_t q_row = bn_q_row(group->head_dim), n_q = group->n_q;
+    const size_t turns = n_q / INT8_MANY + (n_q % INT8_MANY + 3) / 4;
+    bn_qk a = *group; /* in registers: no store can change it */
+    int32_t start[INT8_STARTS] = {0};
+    for (size_t i = 0; i < n_q && flip != 0; i++) {
+        int32_t total = 0;
+        for (size_t d = 0; d < q_row; d++)
+            total += a.codes[i * q_row + d];
+        start[i] = -128 * total;
+    }
+    for (size_t t = 0; t < group->tiles; t += TILES) {
+        size_t i = 0, turn = 0;
+        a.tiles = bn_min(group->tiles - t, TILES);
+        a.k = (const int8_t *)group->k + t * tile;
+        a.scores = group->scores + t * BN_LANES;
+        for (; i + INT8_MANY <= n_q; i += INT8_MANY, turn++)
+            qk_int8_queries(&a, i, start, turn, turns, dot, flip, INT8_MANY);
+        for (; i + 4 <= n_q; i += 4, turn++)
+            qk_int8_queries(&a, i, start, turn, turns, dot, flip, 4);
+        if (n_q - i == 3)
+            qk_int8_queries(&a, i, start, turn, turns, dot, flip, 3);
+        else if (n_q - i == 2)
+            qk_int8_queries(&a, i, start, turn, turns, dot, flip, 2);
+        else if (n_q - i == 1)
+            qk_int8_queries(&a, i, start, turn, turns, dot, flip, 1);
+    }
+}
+
+INLINE void qk_int8_all(const bn_qk *all, dot_fn *dot, const int flip) {
+    bn_qk group = *all;
+    for (size_t i = 0; i < all->n_q; i += group.n_q) {
+        group.n_q = bn_min(all->n_q - i, INT8_STARTS);
+        group.codes = all->codes + i * bn_q_row(all->head_dim);
+        group.q_scale = all->q_scale + i;
+        group.scores = all->scores + i * all->score_stride;
+        qk_int8_group(&group, dot, flip);
     }
 }
 
