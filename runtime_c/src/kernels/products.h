@@ -110,7 +110,7 @@ typedef struct bn_product_kernels {
      * counts as such or gives some other finite value: never a fault. */
     void (*ternary_matmul)(const bn_matmul *m);
     /* The same to floats, as `a` says of the same acc and tokens, with n at most 16 panels. acc is
-     * scratch. */
+     * scratch, apart from y. */
     void (*ternary_scaled)(const bn_matmul *m, const bn_scaling *a);
     /* The same to sums with all four codes, 3 as well. */
     void (*sketch_matmul)(const bn_matmul *m);

@@ -16,11 +16,10 @@
 
 /* X for each of four vectors, of each query. */
 #define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
+#define FOUR_QUERIES(X) EACH_FOUR(X, 0) EACH_FOUR(X, 1) EACH_FOUR(X, 2) EACH_FOUR(X, 3)
 #define EACH_QUERY(X)                                                                              \
-    EACH_FOUR(X, 0)                                                                                \
-    EACH_FOUR(X, 1)                                                                                \
-    EACH_FOUR(X, 2)                                                                                \
-    EACH_FOUR(X, 3) EACH_FOUR(X, 4) EACH_FOUR(X, 5) EACH_FOUR(X, 6) EACH_FOUR(X, 7)
+    FOUR_QUERIES(X)                                                                                \
+    EACH_FOUR(X, 4) EACH_FOUR(X, 5) EACH_FOUR(X, 6) EACH_FOUR(X, 7)
 
 /* Queries at a time, of prompts. */
 enum { QK_MANY = REGISTERS == 32 ? 8 : 4, PV_MANY = REGISTERS == 32 ? 8 : QUERIES };

@@ -2,8 +2,8 @@
  *
  * int8_cache.h: scores of int8 queries with int8 keys, and integer weights times int8 values. A
  * word of four dimensions of a query is broadcast against that word of the keys in a register, the
- * weights of four keys against their values in each dimension of a register; four queries share
- * what is loaded.
+ * weights of four keys against their values in each dimension of a register; what is loaded serves
+ * four queries, and keys eight of a prompt.
  *
  * flip: 0x80 where dot takes codes as unsigned bytes, 128 too large, else 0; 128·Σq takes it away
  * again.
@@ -80,8 +80,8 @@ INLINE void qk_int8_queries(const bn_qk *a, size_t i, const int32_t *start, size
 #undef BLOCK
 }
 
-/* Some keys with all queries, so that they stay in the first cache. A sum starts with -128·Σq where
- * codes get 128 added. */
+/* At most INT8_STARTS queries: some keys with all of them, so that they stay in the first cache. A
+ * sum starts with -128·Σq where codes get 128 added. */
 INLINE void qk_int8_group(const bn_qk *group, dot_fn *dot, const int flip) {
     enum { TILES = 4 };
     const size_t tile = ((group->head_dim + 3) / 4 + 1) * BN_LANES * 4;
