@@ -66,7 +66,7 @@ float bn_log_probability(const bn_kernels *k, const float *logits, size_t V, int
 #define SIGMAS 7.0f
 #define ROUNDING 0.01f /* added to d: more than all roundings of floats come to */
 
-enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, SIFT_PANELS = 64, SAMPLE = 64 /* tokens */ };
+enum { CHUNK_PANELS = BN_CHUNK_ROWS / BN_PANEL, SIFT = 1024, SAMPLE = 64 /* tokens */ };
 
 typedef struct sketch {
     const bn_model *m;
@@ -111,14 +111,15 @@ static void estimate(void *context, int32_t thread, size_t panel, size_t end) {
                      .q = w->in.q + c->first * w->in.q_stride,
                      .q_stride = w->in.q_stride,
                      .tokens = c->rows});
-    for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS) {
-        const float mean = 1.5f * (float)w->in.q_sum[c->first + b],
-                    unit = 1 / w->in.s[c->first + b];
-        const float *step = c->step + first, *scale = t->scales + first;
-        float *y = c->logits + b * t->rows + first;
-        for (size_t r = 0; r < stop - first; r++)
-            y[r] = ((float)acc[r] - mean) * step[r] * (scale[r] * unit);
-    }
+    for (size_t b = 0; b < c->rows; b++, acc += BN_CHUNK_ROWS)
+        c->m->kernels.vectors.estimate(
+            &(bn_estimates){.y = c->logits + b * t->rows + first,
+                            .acc = acc,
+                            .step = c->step + first,
+                            .scales = t->scales + first,
+                            .mean = 1.5f * (float)w->in.q_sum[c->first + b],
+                            .unit = 1 / w->in.s[c->first + b],
+                            .n = stop - first});
 }
 
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
@@ -129,44 +130,47 @@ void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspa
 
 typedef struct screen {
     sketch of;
-    float noise; /* of e, without d and σ */
-    float bar;   /* no logit below it is among the k largest */
+    float noise;      /* of e, without d and σ */
+    float bar;        /* no logit below it is among the k largest */
+    uint32_t *listed; /* [V]: of each SIFT tokens those left, then NONE where there is room */
 } screen;
+
+#define NONE UINT32_MAX
 
 static float deviation(const screen *c, size_t row) {
     return c->noise * ((c->of.deviation[row] + ROUNDING) * c->of.head->scales[row]);
 }
 
-/* Its logit, exactly. */
-static void complete(const sketch *c, size_t row) {
-    c->logits[row] = bn_linear_int8_row(&c->w->in, c->head, row);
-}
-
-/* Ask memory for the codes of a row. */
-static void prefetch(const bn_tensor *head, size_t row) {
-    const size_t row_bytes = bn_int8_row(head->cols);
-    for (size_t i = 0; i < row_bytes; i += BN_INT8_UNIT)
-        __builtin_prefetch(head->data + row * row_bytes + i, 0, 2);
-}
-
 /* Rule out what cannot reach the bar, compute the rest in full. */
-static void sift(void *context, int32_t thread, size_t panel, size_t end) {
-    (void)thread;
+static void sift(void *context, int32_t thread, size_t part, size_t end) {
+    (void)thread, (void)end; /* one part */
     const screen *c = context;
-    const size_t rows = c->of.head->rows, first = panel * BN_PANEL;
-    const size_t count = (end * BN_PANEL < rows ? end * BN_PANEL : rows) - first;
-    float *y = c->of.logits + first;
-    uint32_t left[SIFT_PANELS * BN_PANEL];
-    for (size_t i = 0; i < count; i++)
-        y[i] += SIGMAS * deviation(c, first + i);
-    const size_t n = c->of.m->kernels.vectors.reaching(left, y, c->bar, count);
-    for (size_t i = 0; i < count; i++)
-        y[i] = -INFINITY;
-    for (size_t i = 0; i < n; i++) {
-        if (i + 1 < n)
-            prefetch(c->of.head, first + left[i + 1]);
-        complete(&c->of, first + left[i]);
-    }
+    const size_t first = part * SIFT, count = bn_min(c->of.head->rows - first, SIFT);
+    const bn_estimates estimates = {.y = c->of.logits + first,
+                                    .deviation = c->of.deviation + first,
+                                    .scales = c->of.head->scales + first,
+                                    .rounding = ROUNDING,
+                                    .noise = SIGMAS * c->noise,
+                                    .n = count};
+    uint32_t *left = c->listed + first;
+    const size_t n = c->of.m->kernels.vectors.may_reach(left, &estimates, c->bar);
+    for (size_t i = 0; i < n; i++)
+        left[i] += (uint32_t)first;
+    bn_linear_int8_rows(&c->of.w->in, c->of.head, left, n, c->of.logits + first);
+    if (n < count)
+        left[n] = NONE;
+}
+
+/* What was left of all parts comes to stand together, and so do the logits. Returns how many. */
+static size_t gather(const screen *c) {
+    const size_t V = c->of.head->rows;
+    size_t n = 0;
+    for (size_t first = 0; first < V; first += SIFT)
+        for (size_t i = first; i < bn_min(V, first + SIFT) && c->listed[i] != NONE; i++, n++) {
+            c->of.logits[n] = c->of.logits[i];
+            c->listed[n] = c->listed[i];
+        }
+    return n;
 }
 
 /* The least of the maxima of k parts: k of V numbers reach it, and not many more. */
@@ -214,45 +218,31 @@ int bn_head_screens(const bn_stack *s) {
 /* Compute the likeliest tokens in full: the k-th largest of them is a bar that k tokens pass. */
 static void take_sample(screen *c, size_t k) {
     uint32_t top[BN_SCREEN_MOST], order[BN_SCREEN_MOST];
-    float exact[BN_SCREEN_MOST], squares = 0;
+    float right[BN_SCREEN_MOST], squares = 0;
     const bn_kernels *kernels = &c->of.m->kernels;
-    float *y = c->of.logits;
+    const float *y = c->of.logits;
     const size_t n =
         bn_largest(kernels, y, c->of.head->rows, k < SAMPLE ? SAMPLE : k, -INFINITY, top);
+    bn_linear_int8_rows(&c->of.w->in, c->of.head, top, n, right);
     for (size_t i = 0; i < n; i++) {
-        const float estimated = y[top[i]];
-        if (i + 1 < n)
-            prefetch(c->of.head, top[i + 1]);
-        complete(&c->of, top[i]);
-        exact[i] = y[top[i]];
-        const float e = (exact[i] - estimated) / deviation(c, top[i]);
+        const float e = (right[i] - y[top[i]]) / deviation(c, top[i]);
         squares += e * e;
     }
     c->noise *= fmaxf(1.0f, sqrtf(squares / (float)n));
-    c->bar = exact[order[bn_largest(kernels, exact, n, k, -INFINITY, order) - 1]];
+    c->bar = right[order[bn_largest(kernels, right, n, k, -INFINITY, order) - 1]];
 }
 
-void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
-                 const int32_t *more, size_t n, float *logits) {
+size_t bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
+                   const int32_t *more, size_t n, float *logits, uint32_t *listed) {
     int32_t squares = 0;
     for (size_t i = 0; i < stack->config.dim; i++)
         squares += w->in.q[i] * w->in.q[i];
     screen c = {.of = sketch_of(m, stack, w, 0, 1, logits),
-                .noise = sqrtf((float)squares) / w->in.s[0]};
+                .noise = sqrtf((float)squares) / w->in.s[0],
+                .listed = listed};
     take_sample(&c, k + n);
-    bn_pool_run(w->in.pool, bn_panels(c.of.head), SIFT_PANELS, sift, &c);
     for (size_t i = 0; i < n; i++)
-        complete(&c.of, (size_t)more[i]);
-}
-
-void bn_head_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
-                const int32_t *tokens, size_t n, float *logits) {
-    const sketch c = sketch_of(m, stack, w, 0, 1, logits);
-    for (size_t i = 0; i < stack->head.rows; i++)
-        logits[i] = -INFINITY;
-    for (size_t i = 0; i < n; i++) {
-        if (i + 1 < n)
-            prefetch(c.head, (size_t)tokens[i + 1]);
-        complete(&c, (size_t)tokens[i]);
-    }
+        logits[more[i]] = INFINITY; /* which reaches every bar */
+    bn_pool_run(w->in.pool, (c.of.head->rows + SIFT - 1) / SIFT, 1, sift, &c);
+    return gather(&c);
 }

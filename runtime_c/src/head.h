@@ -37,13 +37,10 @@ int bn_head_screens(const bn_stack *stack);
 void bn_head_estimate(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t first,
                       size_t rows, size_t width, float *logits);
 
-/* Of row 0, after bn_head_input: estimates become the k largest logits, and those of n tokens
- * more, exactly; whatever can be neither becomes -INFINITY. k >= 1, k + n <= BN_SCREEN_MOST. */
-void bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
-                 const int32_t *more, size_t n, float *logits);
-
-/* Of row 0, after bn_head_input: the logits of n tokens, exactly; all others become -INFINITY. */
-void bn_head_of(const bn_model *m, const bn_stack *stack, const bn_workspace *w,
-                const int32_t *tokens, size_t n, float *logits);
+/* Of row 0, after bn_head_input: in the place of the estimates, exactly, the k largest logits,
+ * those of n tokens more, and maybe others. listed: [V], of the tokens whose they are, rising.
+ * Returns how many. k >= 1, k + n <= BN_SCREEN_MOST. */
+size_t bn_head_top(const bn_model *m, const bn_stack *stack, const bn_workspace *w, size_t k,
+                   const int32_t *more, size_t n, float *logits, uint32_t *listed);
 
 #endif

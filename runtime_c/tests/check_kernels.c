@@ -43,6 +43,8 @@ static const kernel_test vector_tests[] = {
     {"layer_norm", check_layer_norm, time_layer_norm},
     {"max", check_max, time_max},
     {"reaching", check_reaching, time_reaching},
+    {"estimate", check_estimate, time_estimate},
+    {"may_reach", check_may_reach, time_may_reach},
     {"exp_sum", check_exp_sum, time_exp_sum},
     {"relu2_gate", check_relu2_gate, time_relu2_gate},
     {"silu_gate", check_silu_gate, time_silu_gate},

@@ -21,7 +21,9 @@ static const int32_t text[DRAWS]; /* without penalties only its length counts */
 static int32_t sample(const bn_sampler *s, const float *logits, uint32_t vocab, uint64_t seed,
                       int32_t position) {
     int32_t token = -1;
-    CHECK_EQ(bn_sample(s, logits, vocab, text, position, seed, scratch, &kernels, &token), BN_OK);
+    CHECK_EQ(bn_sample(s, &(bn_choices){logits, .n = vocab}, vocab, text, position, seed, scratch,
+                       &kernels, &token),
+             BN_OK);
     return token;
 }
 

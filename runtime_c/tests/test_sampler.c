@@ -18,9 +18,16 @@ static const bn_sampler plain = {
 static bn_kernels kernels;
 static void *scratch;
 
+static bn_status sample_behind(const bn_sampler *s, const float *logits, uint32_t vocab,
+                               const int32_t *tokens, int32_t n_tokens, uint64_t seed,
+                               int32_t *token) {
+    const bn_choices all = {logits, .n = vocab};
+    return bn_sample(s, &all, vocab, tokens, n_tokens, seed, scratch, &kernels, token);
+}
+
 static bn_status sample(const bn_sampler *s, const float *logits, uint32_t vocab, uint64_t seed,
                         int32_t *token) {
-    return bn_sample(s, logits, vocab, NULL, 0, seed, scratch, &kernels, token);
+    return sample_behind(s, logits, vocab, NULL, 0, seed, token);
 }
 
 /* --- The reference --- */
@@ -117,6 +124,17 @@ static int32_t reference(const bn_sampler *s, const float *logits, uint32_t voca
     return soonest(e, n, seed, (uint32_t)n_tokens);
 }
 
+/* The logits that are not -INFINITY alone. */
+static bn_choices left_of(const float *logits, uint32_t vocab) {
+    static float x[MAX_VOCAB];
+    static uint32_t tokens[MAX_VOCAB];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        if (logits[i] > -INFINITY)
+            x[n] = logits[i], tokens[n++] = i;
+    return (bn_choices){x, tokens, n};
+}
+
 static float pick(uint64_t *r, const float *values, size_t n) {
     return values[check_below(r, n)];
 }
@@ -157,9 +175,13 @@ static void test_against_reference(void) {
             bias_values[i] = pick(&r, (float[]){5, -5, 0.1f, -INFINITY}, 4);
         }
         const int32_t expected = reference(&s, logits, vocab, tokens, n_tokens, r);
-        int32_t token = -1;
-        const bn_status status =
-            bn_sample(&s, logits, vocab, tokens, n_tokens, r, scratch, &kernels, &token);
+        const bn_choices left = left_of(logits, vocab);
+        int32_t token = -1, of_those_left = -1;
+        const bn_status status = sample_behind(&s, logits, vocab, tokens, n_tokens, r, &token);
+        CHECK_EQ(
+            bn_sample(&s, &left, vocab, tokens, n_tokens, r, scratch, &kernels, &of_those_left),
+            status);
+        CHECK_EQ(of_those_left, token);
         const int32_t found = status == BN_OK ? token : -1;
         CHECK_MSG(status == (expected == -1 ? BN_ERR_NUMERIC : BN_OK), "case %d: status %d",
                   (int)seed, (int)status);
@@ -216,10 +238,8 @@ static void test_zero_is_off(void) {
             float logits[6];
             for (int v = 0; v < 6; v++)
                 logits[v] = 2 * check_float(&random);
-            CHECK_EQ(bn_sample(&alone[i], logits, 6, seen, 3, draw, scratch, &kernels, &token),
-                     BN_OK);
-            CHECK_EQ(bn_sample(&neutral, logits, 6, seen, 3, draw, scratch, &kernels, &expected),
-                     BN_OK);
+            CHECK_EQ(sample_behind(&alone[i], logits, 6, seen, 3, draw, &token), BN_OK);
+            CHECK_EQ(sample_behind(&neutral, logits, 6, seen, 3, draw, &expected), BN_OK);
             CHECK_EQ(token, expected);
         }
     }
@@ -283,7 +303,7 @@ static void test_penalties(void) {
         s.presence_penalty = cases[i].presence;
         s.frequency_penalty = cases[i].frequency;
         s.penalty_window = cases[i].window;
-        CHECK_EQ(bn_sample(&s, logits, 4, seen, 5, 0, scratch, &kernels, &token), BN_OK);
+        CHECK_EQ(sample_behind(&s, logits, 4, seen, 5, 0, &token), BN_OK);
         CHECK_MSG(token == cases[i].expected, "penalty case %zu: token %d", i, token);
     }
 }
@@ -322,11 +342,11 @@ static void test_refusals(void) {
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         CHECK_MSG(sample(&refused[i], good, 3, 3, &token) == BN_ERR_ARGUMENT, "entry %zu", i);
     CHECK_EQ(sample(&plain, good, 0, 3, &token), BN_ERR_ARGUMENT);
-    CHECK_EQ(bn_sample(&plain, good, 3, NULL, 1, 3, scratch, &kernels, &token), BN_ERR_ARGUMENT);
+    CHECK_EQ(sample_behind(&plain, good, 3, NULL, 1, 3, &token), BN_ERR_ARGUMENT);
 
     bn_sampler s = plain;
     s.presence_penalty = 1;
-    CHECK_EQ(bn_sample(&s, good, 3, outside, 1, 3, scratch, &kernels, &token), BN_ERR_TOKEN);
+    CHECK_EQ(sample_behind(&s, good, 3, outside, 1, 3, &token), BN_ERR_TOKEN);
 
     const float bad[][3] = {
         {-inf, -inf, -inf}, {nan, nan, nan}, {1, nan, 2}, {1, inf, 2}, {nan, -inf, -inf}};
@@ -349,7 +369,9 @@ static uint64_t fingerprint(const char *isa, const float *logits, uint32_t vocab
         s.top_p = i % 3 == 0 ? 1 : 0.95f;
         s.min_p = i % 5 == 0 ? 0 : 0.01f;
         int32_t token = -1;
-        CHECK_EQ(bn_sample(&s, logits, vocab, NULL, 0, (uint64_t)i, room, &table, &token), BN_OK);
+        CHECK_EQ(bn_sample(&s, &(bn_choices){logits, .n = vocab}, vocab, NULL, 0, (uint64_t)i, room,
+                           &table, &token),
+                 BN_OK);
         hash = hash * 1000003 + (uint64_t)token;
     }
     return hash;

@@ -35,6 +35,17 @@ typedef struct bn_quantizing {
     size_t n, rows;
 } bn_quantizing;
 
+/* What the sketch of a head (head.c) says of n logits: y[i] = (acc[i] - mean) * step[i] *
+ * (scales[i] * unit), and how far off that may be: (deviation[i] + rounding) * scales[i] * noise.
+ * acc becomes a float first; every product is rounded. */
+typedef struct bn_estimates {
+    float *y;
+    const int32_t *acc;
+    const float *step, *deviation, *scales; /* of the head's rows */
+    float mean, unit, rounding, noise;
+    size_t n;
+} bn_estimates;
+
 /* Returns 0 where a sum(x²) is not finite: then so is an x, or nearly. */
 typedef int bn_normalize(const bn_norming *a);
 
@@ -57,6 +68,12 @@ typedef struct bn_vector_kernels {
     /* list[0..) = the i with x[i] >= bar or NaN, rising; returns how many. list has room for n, at
      * most 2^32. */
     size_t (*reaching)(uint32_t *list, const float *x, float bar, size_t n);
+
+    /* Fills y from acc. */
+    void (*estimate)(const bn_estimates *a);
+
+    /* As `reaching` of what y is at most: y[i] + (deviation[i] + rounding) * scales[i] * noise. */
+    size_t (*may_reach)(uint32_t *list, const bn_estimates *a, float bar);
 
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */
     float (*exp_sum)(float *x, size_t n, float shift);

@@ -43,31 +43,38 @@ void bn_multiply_f16(const bn_input *in, const bn_product *p, size_t panel, size
     emit_all(in, p, rows, y);
 }
 
-static void sum_int8(const bn_input *in, const bn_tensor *t, span rows, int32_t *acc) {
+static bn_int8_rows int8_rows_of(const bn_input *in, const bn_tensor *t, span rows, int32_t *acc) {
     const size_t row_bytes = bn_int8_row(t->cols);
-    in->o->kernels->products.int8_rows(
-        &(bn_int8_rows){.acc = acc,
-                        .acc_stride = BN_CHUNK_ROWS,
-                        .codes = (const int8_t *)t->data + rows.first * row_bytes,
-                        .row_bytes = row_bytes,
-                        .rows = rows.n,
-                        .q = in->o->q + in->first * in->o->q_stride,
-                        .q_stride = in->o->q_stride,
-                        .q_sums = in->o->q_sum + in->first,
-                        .tokens = in->rows});
+    return (bn_int8_rows){.acc = acc,
+                          .acc_stride = BN_CHUNK_ROWS,
+                          .codes = (const int8_t *)t->data + rows.first * row_bytes,
+                          .row_bytes = row_bytes,
+                          .rows = rows.n,
+                          .q = in->o->q + in->first * in->o->q_stride,
+                          .q_stride = in->o->q_stride,
+                          .q_sums = in->o->q_sum + in->first,
+                          .tokens = in->rows};
 }
 
 void bn_multiply_int8(const bn_input *in, const bn_product *p, size_t panel, size_t n,
                       int32_t *acc) {
     const span rows = rows_of(p->w, panel, n);
-    sum_int8(in, p->w, rows, acc);
+    const bn_int8_rows m = int8_rows_of(in, p->w, rows, acc);
+    in->o->kernels->products.int8_rows(&m);
     bn_scale_sums(in, p, acc, BN_CHUNK_ROWS, BN_AS_THEY_ARE, rows.first, rows.n);
 }
 
-float bn_linear_int8_row(const bn_operands *o, const bn_tensor *t, size_t row) {
-    int32_t sum;
-    sum_int8(&(bn_input){o, 0, 1}, t, (span){row, 1}, &sum);
-    return (float)sum * (t->scales[row] / o->s[0]); /* as bn_scaling */
+void bn_linear_int8_rows(const bn_operands *o, const bn_tensor *t, const uint32_t *list, size_t n,
+                         float *y) {
+    int32_t acc[BN_CHUNK_ROWS];
+    for (size_t first = 0; first < n; first += BN_CHUNK_ROWS) {
+        const size_t rows = bn_min(n - first, BN_CHUNK_ROWS);
+        bn_int8_rows m = int8_rows_of(&(bn_input){o, 0, 1}, t, (span){0, rows}, acc);
+        m.list = list + first;
+        o->kernels->products.int8_rows(&m);
+        for (size_t i = 0; i < rows; i++) /* as bn_scaling */
+            y[first + i] = (float)acc[i] * (t->scales[list[first + i]] / o->s[0]);
+    }
 }
 
 void bn_row_f32(const bn_kernels *kernels, const bn_tensor *t, size_t row, float *x) {

@@ -180,7 +180,7 @@ static void add_rows(pass *p) {
 static bn_status choose(const item *i, bn_workspace *w, size_t at, int32_t *token) {
     bn_session *s = i->entry->session;
     const bn_sampler sampler = bn_nth_sampler(i->entry->sampler, at, s->stack->config.vocab_size);
-    return bn_choose(s, w, &sampler, token);
+    return bn_choose(s, w, &sampler, token, NULL);
 }
 
 /* Keep the rows of a text up to where something else than its guess is chosen. w: scratch, which

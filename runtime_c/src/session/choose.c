@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "head.h"
+#include "linear/rows.h"
 #include "logits.h"
 #include "sampler.h"
 #include "turn.h"
@@ -35,14 +36,14 @@ static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, i
 
 /* The tokens of a row of bn_sampler.allowed, if there are at most BN_SCREEN_MOST. Returns how many,
  * or -1. */
-static int32_t few_allowed(const uint32_t *row, uint32_t vocab, int32_t *tokens) {
+static int32_t few_allowed(const uint32_t *row, uint32_t vocab, uint32_t *tokens) {
     int32_t n = row ? 0 : -1;
     for (uint32_t token = 0; row && token < vocab; token += row[token / 32] ? 1 : 32) {
         if (!bn_allows(row, token))
             continue;
         if (n == BN_SCREEN_MOST)
             return -1;
-        tokens[n++] = (int32_t)token;
+        tokens[n++] = token;
     }
     return n;
 }
@@ -54,36 +55,50 @@ static void drop_forbidden(float *logits, const uint32_t *row, uint32_t vocab) {
             logits[token] = -INFINITY;
 }
 
-/* Logits good enough for this sampler: all of them, or exact where it can look (head.c). */
-static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler *sampler) {
+static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) {
+    *logits = (bn_choices){.x = s->logits, .n = s->stack->config.vocab_size};
+    return bn_full_logits(s, w);
+}
+
+/* Logits good enough for this sampler: all of them, or those that it can choose from (head.c). */
+static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler *sampler,
+                                bn_choices *logits) {
     const bn_sampler p = bn_sampler_or_neutral(sampler);
     const int32_t k = p.temperature == 0 ? 1 : p.top_k;
     const uint32_t V = s->stack->config.vocab_size;
     int32_t tokens[BN_SCREEN_MOST], n = -1;
     if (s->ready == BN_READY_LOGITS || !bn_head_screens(s->stack))
-        return bn_full_logits(s, w);
-    const int32_t few = few_allowed(p.allowed, V, tokens);
+        return all_logits(s, w, logits);
+    const int32_t few = few_allowed(p.allowed, V, s->listed);
     if (few < 0 && (k < 1 || (n = adjusted_tokens(s, &p, tokens)) < 0 || k > BN_SCREEN_MOST - n))
-        return bn_full_logits(s, w);
+        return all_logits(s, w, logits);
+    *logits = (bn_choices){.x = s->logits, .tokens = s->listed};
     bn_load_hidden(s, w);
     const bn_status status = bn_head_input(s->model, s->stack, w, 0, 1);
     if (!status && few >= 0) {
-        bn_head_of(s->model, s->stack, w, tokens, (size_t)few, s->logits);
+        logits->n = (uint32_t)few;
+        bn_linear_int8_rows(&w->in, &s->stack->head, s->listed, logits->n, s->logits);
     } else if (!status) {
         if (s->ready != BN_READY_ESTIMATES)
             bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
         drop_forbidden(s->logits, p.allowed, V);
-        bn_head_top(s->model, s->stack, w, (size_t)k, tokens, (size_t)n, s->logits);
+        logits->n = (uint32_t)bn_head_top(s->model, s->stack, w, (size_t)k, tokens, (size_t)n,
+                                          s->logits, s->listed);
     }
     s->ready = BN_READY_HIDDEN;
     return status;
 }
 
-bn_status bn_choose(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t *token) {
-    const bn_status status = sampler_logits(s, w, sampler);
-    return status ? status
-                  : bn_sample(sampler, s->logits, s->stack->config.vocab_size, s->tokens,
-                              s->position, s->seed, s->sampler_scratch, &s->model->kernels, token);
+bn_status bn_choose(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t *token,
+                    float *logit) {
+    bn_choices logits;
+    bn_status status = sampler_logits(s, w, sampler, &logits);
+    if (!status)
+        status = bn_sample(sampler, &logits, s->stack->config.vocab_size, s->tokens, s->position,
+                           s->seed, s->sampler_scratch, &s->model->kernels, token);
+    if (!status && logit)
+        *logit = logits.x[bn_place_of(&logits, (uint32_t)*token)];
+    return status;
 }
 
 bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *token) {
@@ -97,8 +112,8 @@ bn_status bn_session_sample(bn_session *s, const bn_sampler *sampler, int32_t *t
     if (s->ready == BN_READY_NOTHING)
         return BN_ERR_STATE;
     if (s->ready == BN_READY_LOGITS)
-        return bn_choose(s, NULL, sampler, token);
-    const bn_status status = bn_choose(s, bn_turn_begin(s->model), sampler, token);
+        return bn_choose(s, NULL, sampler, token, NULL);
+    const bn_status status = bn_choose(s, bn_turn_begin(s->model), sampler, token, NULL);
     bn_turn_end(s->model);
     return status;
 }

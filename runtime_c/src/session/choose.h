@@ -9,7 +9,8 @@
 #include "workspace.h"
 
 /* Computes what the sampler needs of the logits, which takes a turn, unless all of them are there;
- * row 0 of the workspace's x is lost. */
-bn_status bn_choose(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t *token);
+ * row 0 of the workspace's x is lost. logit: of the token, before any bias and penalty; or NULL. */
+bn_status bn_choose(bn_session *s, bn_workspace *w, const bn_sampler *sampler, int32_t *token,
+                    float *logit);
 
 #endif

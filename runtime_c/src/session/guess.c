@@ -64,15 +64,15 @@ static bn_status sample(bn_guesses *t, bn_workspace *w, float *scores) {
                           .position = s->position + 1 + t->n,
                           .hidden = bn_trail_state(s, BN_TRAIL + 1),
                           .logits = scores,
+                          .listed = s->listed,
                           .ready = bn_head_screens(draft) ? BN_READY_ESTIMATES : BN_READY_LOGITS,
                           .sampler_scratch = s->sampler_scratch,
                           .seed = s->seed};
     const double all = bn_log_sum(&s->model->kernels, scores, t->width);
-    const bn_status status = bn_choose(&guesser, w, t->sampler, &t->tokens[t->n]);
-    if (!status) {
-        const double own = (double)scores[t->tokens[t->n]];
-        t->confidences[t->n] = fminf(1.0f, bn_exp((float)(own - all)));
-    }
+    float own;
+    const bn_status status = bn_choose(&guesser, w, t->sampler, &t->tokens[t->n], &own);
+    if (!status)
+        t->confidences[t->n] = fminf(1.0f, bn_exp((float)((double)own - all)));
     return status;
 }
 

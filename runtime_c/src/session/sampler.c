@@ -39,6 +39,20 @@ static scratch divide_scratch(void *memory, uint32_t vocab) {
     return (scratch){candidates, candidates + vocab, weights, weights + vocab, (uint32_t *)weights};
 }
 
+uint32_t bn_place_of(const bn_choices *of, uint32_t token) {
+    if (!of->tokens)
+        return token < of->n ? token : of->n;
+    uint32_t first = 0, end = of->n;
+    while (first < end) {
+        const uint32_t middle = first + (end - first) / 2;
+        if (of->tokens[middle] < token)
+            first = middle + 1;
+        else
+            end = middle;
+    }
+    return first < of->n && of->tokens[first] == token ? first : of->n;
+}
+
 /* --- Arguments --- */
 
 bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler) {
@@ -75,10 +89,19 @@ static int has_penalties(const bn_sampler *s) {
            (s->repeat_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0);
 }
 
+static void apply_bias(const bn_sampler *s, const bn_choices *of, float *x) {
+    for (int32_t i = 0; i < s->n_bias; i++) {
+        const uint32_t at = bn_place_of(of, (uint32_t)s->bias_tokens[i]);
+        if (at < of->n)
+            x[at] += s->bias_values[i];
+    }
+}
+
 /* The counts of the tokens in the window are the only ones touched, so nothing is cleared that
  * the window does not name. */
-static bn_status apply_penalties(const bn_sampler *s, float *x, uint32_t *counts, uint32_t vocab,
-                                 const int32_t *tokens, int32_t n) {
+static bn_status apply_penalties(const bn_sampler *s, const bn_choices *of, float *x,
+                                 uint32_t *counts, uint32_t vocab, const int32_t *tokens,
+                                 int32_t n) {
     if (s->penalty_window >= 0 && n > s->penalty_window) {
         tokens += n - s->penalty_window;
         n = s->penalty_window;
@@ -97,12 +120,20 @@ static bn_status apply_penalties(const bn_sampler *s, float *x, uint32_t *counts
         const int32_t token = tokens[i];
         if (token == BN_NO_TOKEN || counts[token] == 0) /* met before */
             continue;
-        const float v = x[token];
-        x[token] = v > 0 ? v / s->repeat_penalty : v * s->repeat_penalty;
-        x[token] -= s->presence_penalty + s->frequency_penalty * (float)counts[token];
+        const uint32_t at = bn_place_of(of, (uint32_t)token);
+        if (at < of->n) {
+            x[at] = x[at] > 0 ? x[at] / s->repeat_penalty : x[at] * s->repeat_penalty;
+            x[at] -= s->presence_penalty + s->frequency_penalty * (float)counts[token];
+        }
         counts[token] = 0;
     }
     return BN_OK;
+}
+
+static void drop_forbidden(const bn_sampler *s, const bn_choices *of, float *x) {
+    for (uint32_t i = 0; s->allowed && i < of->n; i++)
+        if (!bn_allows(s->allowed, bn_token_at(of, i)))
+            x[i] = -INFINITY;
 }
 
 /* --- Order --- */
@@ -139,27 +170,22 @@ static void sort(candidate *c, size_t n, candidate *spare) {
 
 enum { BLOCK = 1024 };
 
-static size_t block_at(uint32_t first, uint32_t vocab) {
-    return vocab - first < BLOCK ? vocab - first : BLOCK;
-}
-
-static size_t take_all(candidate *c, const float *x, uint32_t vocab) {
+static size_t take_all(candidate *c, const bn_choices *of) {
     size_t n = 0;
-    for (uint32_t i = 0; i < vocab; i++)
-        if (x[i] > -INFINITY)
-            c[n++] = (candidate){x[i], (int32_t)i};
+    for (uint32_t i = 0; i < of->n; i++)
+        if (of->x[i] > -INFINITY)
+            c[n++] = (candidate){of->x[i], (int32_t)bn_token_at(of, i)};
     return n;
 }
 
 enum { SMALL = 256 }; /* candidates up to which insertion is faster than sorting all */
 
 /* The k largest, sorted; k <= SMALL. */
-static size_t take_top(candidate *c, size_t k, const float *x, uint32_t vocab,
-                       const bn_kernels *kernels) {
+static size_t take_top(candidate *c, size_t k, const bn_choices *of, const bn_kernels *kernels) {
     uint32_t top[SMALL];
-    const size_t n = bn_largest(kernels, x, vocab, k, -FLT_MAX, top);
+    const size_t n = bn_largest(kernels, of->x, of->n, k, -FLT_MAX, top);
     for (size_t i = 0; i < n; i++)
-        c[i] = (candidate){x[top[i]], (int32_t)top[i]};
+        c[i] = (candidate){of->x[top[i]], (int32_t)bn_token_at(of, top[i])};
     return n;
 }
 
@@ -216,16 +242,16 @@ static int32_t first_to_come(const candidate *c, const float *weights, size_t n,
     return token;
 }
 
-static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float best, scratch room,
-                      bn_noise noise, const bn_kernels *kernels) {
+static int32_t sample(const bn_sampler *s, const bn_choices *of, uint32_t vocab, float best,
+                      scratch room, bn_noise noise, const bn_kernels *kernels) {
     candidate *c = room.candidates;
     float *w = room.weights;
     const size_t k = s->top_k > 0 && (uint32_t)s->top_k < vocab ? (size_t)s->top_k : vocab;
     size_t n;
     if (k <= SMALL && k < vocab) {
-        n = take_top(c, k, x, vocab, kernels);
+        n = take_top(c, k, of, kernels);
     } else {
-        n = take_all(c, x, vocab);
+        n = take_all(c, of);
         if (k < vocab)
             sort(c, n, room.spare);
         n = n < k ? n : k;
@@ -244,21 +270,22 @@ static int32_t sample(const bn_sampler *s, const float *x, uint32_t vocab, float
 }
 
 /* The first that has the largest logit, or -1: one is NaN. */
-static int32_t first_of(const float *x, uint32_t vocab, float best, const bn_kernels *kernels) {
+static int32_t first_of(const bn_choices *of, float best, const bn_kernels *kernels) {
     uint32_t list[BLOCK];
     int32_t found = -1;
-    for (uint32_t first = 0; first < vocab; first += BLOCK) {
-        const size_t n = kernels->vectors.reaching(list, x + first, best, block_at(first, vocab));
+    for (uint32_t first = 0; first < of->n; first += BLOCK) {
+        const uint32_t block = of->n - first < BLOCK ? of->n - first : BLOCK;
+        const size_t n = kernels->vectors.reaching(list, of->x + first, best, block);
         for (size_t i = 0; i < n; i++)
-            if (isnan(x[first + list[i]]))
+            if (isnan(of->x[first + list[i]]))
                 return -1;
         if (n > 0 && found < 0)
-            found = (int32_t)(first + list[0]);
+            found = (int32_t)bn_token_at(of, first + list[0]);
     }
     return found;
 }
 
-bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
+bn_status bn_sample(const bn_sampler *sampler, const bn_choices *logits, uint32_t vocab,
                     const int32_t *tokens, int32_t n_tokens, uint64_t seed, void *memory,
                     const bn_kernels *kernels, int32_t *token) {
     const bn_sampler given = bn_sampler_or_neutral(sampler), *s = &given;
@@ -269,26 +296,23 @@ bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t voc
         return status;
 
     const scratch room = divide_scratch(memory, vocab);
-    const float *x = logits;
+    bn_choices of = *logits;
     if (s->n_bias > 0 || has_penalties(s) || s->allowed) {
-        memcpy(room.logits, logits, vocab * sizeof *logits);
-        x = room.logits;
-        for (int32_t i = 0; i < s->n_bias; i++)
-            room.logits[s->bias_tokens[i]] += s->bias_values[i];
+        memcpy(room.logits, logits->x, logits->n * sizeof *logits->x);
+        of.x = room.logits;
+        apply_bias(s, &of, room.logits);
         if (has_penalties(s))
-            status = apply_penalties(s, room.logits, room.counts, vocab, tokens, n_tokens);
+            status = apply_penalties(s, &of, room.logits, room.counts, vocab, tokens, n_tokens);
         if (status != BN_OK)
             return status;
-        for (uint32_t i = 0; s->allowed && i < vocab; i++)
-            if (!bn_allows(s->allowed, i))
-                room.logits[i] = -INFINITY;
+        drop_forbidden(s, &of, room.logits);
     }
 
-    const float best = kernels->vectors.max(x, vocab);
-    const int32_t first = first_of(x, vocab, best, kernels);
+    const float best = of.n > 0 ? kernels->vectors.max(of.x, of.n) : -INFINITY;
+    const int32_t first = first_of(&of, best, kernels);
     if (first < 0 || !isfinite(best))
         return BN_ERR_NUMERIC;
     const bn_noise noise = bn_noise_at(seed, (uint32_t)n_tokens);
-    *token = s->temperature == 0 ? first : sample(s, x, vocab, best, room, noise, kernels);
+    *token = s->temperature == 0 ? first : sample(s, &of, vocab, best, room, noise, kernels);
     return BN_OK;
 }

@@ -32,6 +32,21 @@
 /* Bytes of scratch memory bn_sample needs for a vocabulary; malloc's alignment is enough. */
 size_t bn_sample_scratch_size(uint32_t vocab);
 
+/* The logits of n tokens, x[i] that of tokens[i]. They rise; NULL: all n of a vocabulary. Where
+ * some are left out, none of those is chosen, and all that has a bias or a penalty is there. */
+typedef struct bn_choices {
+    const float *x;
+    const uint32_t *tokens;
+    uint32_t n;
+} bn_choices;
+
+static inline uint32_t bn_token_at(const bn_choices *of, size_t i) {
+    return of->tokens ? of->tokens[i] : (uint32_t)i;
+}
+
+/* Where the logit of a token stands, or n. */
+uint32_t bn_place_of(const bn_choices *of, uint32_t token);
+
 /* Whether a row of bn_sampler.allowed has the bit of a token. */
 static inline int bn_allows(const uint32_t *row, uint32_t token) {
     return (int)(row[token / 32] >> token % 32 & 1);
@@ -40,13 +55,13 @@ static inline int bn_allows(const uint32_t *row, uint32_t token) {
 /* A sampler with 1 where 0 means that a field is off; NULL: temperature 0. */
 bn_sampler bn_sampler_or_neutral(const bn_sampler *sampler);
 
-/* logits: float[vocab], vocab in 1..2^31-1; sampler as in the public header. tokens: the text so
- * far, oldest first, BN_NO_TOKEN where there is none, read by the penalties only; may be NULL when
- * n_tokens is 0. n_tokens is the position of the token. *token is set on success only; scratch
- * holds nothing between calls. Fails with BN_ERR_ARGUMENT (a parameter is NaN or out of range, a
- * bias token is not in the vocabulary), BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC
- * (some x is NaN or +infinity, or all are -infinity). */
-bn_status bn_sample(const bn_sampler *sampler, const float *logits, uint32_t vocab,
+/* vocab in 1..2^31-1; sampler as in the public header. tokens: the text so far, oldest first,
+ * BN_NO_TOKEN where there is none, read by the penalties only; may be NULL when n_tokens is 0.
+ * n_tokens is the position of the token. *token is set on success only; scratch holds nothing
+ * between calls. Fails with BN_ERR_ARGUMENT (a parameter is NaN or out of range, a bias token is
+ * not in the vocabulary), BN_ERR_TOKEN (one of `tokens` is not), or BN_ERR_NUMERIC (some x is NaN
+ * or +infinity, or all are -infinity). */
+bn_status bn_sample(const bn_sampler *sampler, const bn_choices *logits, uint32_t vocab,
                     const int32_t *tokens, int32_t n_tokens, uint64_t seed, void *scratch,
                     const bn_kernels *kernels, int32_t *token);
 

@@ -28,7 +28,7 @@ static void lay_out(bn_session *s, uint8_t *base) {
     const size_t digests = align((size_t)s->n_ctx * sizeof(uint64_t));
     const size_t sampler = align(bn_sample_scratch_size(c->vocab_size));
     const size_t trail = s->stack->draft ? align((BN_TRAIL + 2) * c->dim * sizeof(float)) : 0;
-    s->memory_size = table + 2 * hidden + logits + tokens + digests + trail + sampler;
+    s->memory_size = table + 2 * hidden + 2 * logits + tokens + digests + trail + sampler;
     if (base) {
         s->blocks = (bn_arena **)(void *)base;
         base += table;
@@ -36,10 +36,12 @@ static void lay_out(bn_session *s, uint8_t *base) {
         s->pool = (float *)(void *)(base + hidden);
         base += 2 * hidden;
         s->logits = (float *)(void *)base;
-        s->tokens = (int32_t *)(void *)(base + logits);
-        s->digests = (uint64_t *)(void *)(base + logits + tokens);
-        s->trail = (float *)(void *)(base + logits + tokens + digests);
-        s->sampler_scratch = base + logits + tokens + digests + trail;
+        s->listed = (uint32_t *)(void *)(base + logits);
+        base += 2 * logits;
+        s->tokens = (int32_t *)(void *)base;
+        s->digests = (uint64_t *)(void *)(base + tokens);
+        s->trail = (float *)(void *)(base + tokens + digests);
+        s->sampler_scratch = base + tokens + digests + trail;
     }
 }
 

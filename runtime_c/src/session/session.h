@@ -27,6 +27,7 @@ struct bn_session {
     uint64_t *digests; /* [C] of hidden, for each token that had one */
     float *hidden;     /* [D] x of the last token, before the final norm */
     float *logits;     /* [V] of the last token, or estimates of them */
+    uint32_t *listed;  /* [V] scratch: of which tokens logits are computed (choose.c) */
     int32_t ready;     /* which of these is there */
     float *pool;       /* [D] hidden states so far, as bn_session_embed pools them */
     int32_t pooled;    /* tokens in it */

@@ -236,6 +236,77 @@ static void time_reaching(bench *b) {
     time_vector(b, "reaching", call_reaching, 4);
 }
 
+static bn_estimates random_estimates(test *t, size_t n, int kind) {
+    return (bn_estimates){.acc = integers(t, n, 1 << 30),
+                          .step = floats(t, n, kind),
+                          .deviation = floats(t, n, kind),
+                          .scales = floats(t, n, kind),
+                          .mean = random_float(t, kind),
+                          .unit = random_float(t, kind),
+                          .rounding = random_float(t, kind),
+                          .noise = random_float(t, kind),
+                          .n = n};
+}
+
+static void check_estimate(test *t) {
+    bn_estimates a = random_estimates(t, size_to(t, 300), (int)below(t, FLOAT_KINDS));
+    float *y[2];
+    for (int i = 0; i < 2; i++) {
+        a.y = y[i] = buffer(t, a.n * sizeof(float));
+        (i ? t->scalar : t->tier)->vectors.estimate(&a);
+    }
+    same_floats(t, y[0], y[1], a.n, "estimate");
+    done(t, "estimate");
+}
+
+static bn_estimates estimates_of(const bench *b) {
+    return (bn_estimates){.y = b->y,
+                          .acc = b->acc,
+                          .step = b->x,
+                          .deviation = b->x,
+                          .scales = b->x,
+                          .mean = 1,
+                          .unit = 1,
+                          .noise = 1,
+                          .n = b->cols};
+}
+
+static void call_estimate(bench *b) {
+    const bn_estimates a = estimates_of(b);
+    b->k->vectors.estimate(&a);
+}
+
+static void time_estimate(bench *b) {
+    time_vector(b, "estimate", call_estimate, 16);
+}
+
+static void check_may_reach(test *t) {
+    const int kind = (int)below(t, FLOAT_KINDS);
+    bn_estimates a = random_estimates(t, size_to(t, 300), kind);
+    a.y = floats(t, a.n, kind);
+    const size_t one = below(t, a.n);
+    const float most = a.y[one] + (a.deviation[one] + a.rounding) * a.scales[one] * a.noise;
+    const float bar = below(t, 4) ? most : random_float(t, kind);
+    uint32_t *list[2];
+    size_t found[2];
+    for (int i = 0; i < 2; i++) {
+        list[i] = buffer(t, a.n * sizeof **list);
+        found[i] = (i ? t->scalar : t->tier)->vectors.may_reach(list[i], &a, bar);
+    }
+    CHECK_EQ(found[0], found[1]);
+    same_bytes(t, list[0], list[1], found[1] * sizeof **list, "may_reach");
+    done(t, "may_reach");
+}
+
+static void call_may_reach(bench *b) {
+    const bn_estimates a = estimates_of(b);
+    b->acc[0] = (int32_t)b->k->vectors.may_reach((uint32_t *)b->acc, &a, 1e30f);
+}
+
+static void time_may_reach(bench *b) {
+    time_vector(b, "may_reach", call_may_reach, 12);
+}
+
 static void check_exp_sum(test *t) {
     const int kind = (int)below(t, FLOAT_KINDS);
     const size_t n = size_to(t, 700);

@@ -59,9 +59,50 @@ static void add_to(float *y, const float *x, float weight, size_t n) {
     }
 }
 
+static void estimate(const bn_estimates *all) {
+    const bn_estimates a = *all;
+    for (size_t i = 0; i < a.n; i += BN_LANES) {
+        const size_t left = a.n - i;
+        const lanes step = load(a.step + i, left), scale = load(a.scales + i, left);
+        lanes v = sums_of(a.acc + i, left, 0);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            v.val[j] = vmulq_f32(vmulq_f32(vsubq_f32(v.val[j], vdupq_n_f32(a.mean)), step.val[j]),
+                                 vmulq_n_f32(scale.val[j], a.unit));
+        store(a.y + i, v, left);
+    }
+}
+
+/* y is at most so much. */
+INLINE float32x4_t most(const bn_estimates *a, size_t i) {
+    const float32x4_t deviation = vaddq_f32(vld1q_f32(a->deviation + i), vdupq_n_f32(a->rounding));
+    const float32x4_t off = vmulq_n_f32(vmulq_f32(deviation, vld1q_f32(a->scales + i)), a->noise);
+    return vaddq_f32(vld1q_f32(a->y + i), off);
+}
+
+/* Nearly always none of four. */
+static size_t may_reach(uint32_t *list, const bn_estimates *a, float bar) {
+    size_t listed = 0, i = 0;
+    for (; i + 4 <= a->n; i += 4) {
+        const uint32x4_t is_below = vcltq_f32(most(a, i), vdupq_n_f32(bar));
+        if (vminvq_u32(is_below))
+            continue;
+        for (uint32_t j = 0; j < 4; j++) {
+            list[listed] = (uint32_t)i + j;
+            listed += is_below[j] == 0;
+        }
+    }
+    for (; i < a->n; i++)
+        if (!(a->y[i] + (a->deviation[i] + a->rounding) * a->scales[i] * a->noise < bar))
+            list[listed++] = (uint32_t)i;
+    return listed;
+}
+
 void bn_kernels_neon_scale(bn_kernels *table) {
     table->vectors.scale_sums = bn_neon_scale_sums;
     table->vectors.add = add_to;
+    table->vectors.estimate = estimate;
+    table->vectors.may_reach = may_reach;
 }
 
 #endif

@@ -82,7 +82,7 @@ INLINE void rows_all(const bn_int8_rows *m, dot_fn *dot) {
     for (; r < m->rows; r++)
         for (size_t t = 0; t < m->tokens; t++)
             m->acc[t * m->acc_stride + r] =
-                row_product(m->codes + r * m->row_bytes, m->q + t * m->q_stride, m->row_bytes, dot);
+                row_product(bn_int8_row_at(m, r), m->q + t * m->q_stride, m->row_bytes, dot);
 }
 
 #endif

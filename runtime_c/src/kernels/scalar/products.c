@@ -57,9 +57,10 @@ static void trit_matmul(const bn_matmul *m) {
 static void int8_rows(const bn_int8_rows *m) {
     for (size_t t = 0; t < m->tokens; t++)
         for (size_t r = 0; r < m->rows; r++) {
+            const int8_t *codes = bn_int8_row_at(m, r);
             int32_t sum = 0;
             for (size_t k = 0; k < m->row_bytes; k++)
-                sum += m->codes[r * m->row_bytes + k] * m->q[t * m->q_stride + k];
+                sum += codes[k] * m->q[t * m->q_stride + k];
             m->acc[t * m->acc_stride + r] = sum;
         }
 }

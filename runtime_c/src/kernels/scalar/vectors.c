@@ -94,6 +94,19 @@ static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
     return listed;
 }
 
+static void estimate(const bn_estimates *a) {
+    for (size_t i = 0; i < a->n; i++)
+        a->y[i] = ((float)a->acc[i] - a->mean) * a->step[i] * (a->scales[i] * a->unit);
+}
+
+static size_t may_reach(uint32_t *list, const bn_estimates *a, float bar) {
+    size_t listed = 0;
+    for (size_t i = 0; i < a->n; i++)
+        if (!(a->y[i] + (a->deviation[i] + a->rounding) * a->scales[i] * a->noise < bar))
+            list[listed++] = (uint32_t)i;
+    return listed;
+}
+
 float bn_exp(float x) {
     if (isnan(x))
         return x;
@@ -171,6 +184,8 @@ const bn_vector_kernels bn_scalar_vectors = {
     .layer_norm = layer_norm,
     .max = max_of,
     .reaching = reaching,
+    .estimate = estimate,
+    .may_reach = may_reach,
     .exp_sum = exp_sum,
     .relu2_gate = relu2_gate,
     .silu_gate = silu_gate,

@@ -13,6 +13,7 @@
 #include "float_rows.h"
 #include "norms.h"
 #include "scale.h"
+#include "screen.h"
 
 /* X for each of four vectors, of each query. */
 #define EACH_FOUR(X, i) X(i, 0) X(i, 1) X(i, 2) X(i, 3)
@@ -286,6 +287,8 @@ static void set_float_kernels(bn_kernels *table) {
                                          .layer_norm = layer_norm,
                                          .max = max_of,
                                          .reaching = reaching,
+                                         .estimate = estimate,
+                                         .may_reach = may_reach,
                                          .exp_sum = exp_sum,
                                          .silu_gate = silu_gate,
                                          .relu2_gate = relu2_gate,

@@ -36,26 +36,22 @@ INLINE void map(float *y, const float *a, const float *b, size_t n, map_fn *f) {
 }
 
 static float max_of(const float *x, size_t n) {
-    vec m = vec_set(-INFINITY);
+    enum { AT_ONCE = 4 }; /* none waits for another */
+    vec m[AT_ONCE];
     size_t i = 0;
+    UNROLL
+    for (int j = 0; j < AT_ONCE; j++)
+        m[j] = vec_set(-INFINITY);
+    for (; i + AT_ONCE * LANES <= n; i += AT_ONCE * LANES)
+        UNROLL
+    for (int j = 0; j < AT_ONCE; j++)
+        m[j] = vec_max(vec_load(x + i + j * LANES), m[j]);
     for (; i + LANES <= n; i += LANES)
-        m = vec_max(vec_load(x + i), m);
-    float largest = vec_largest(m);
+        m[0] = vec_max(vec_load(x + i), m[0]);
+    float largest = vec_largest(vec_max(vec_max(m[0], m[1]), vec_max(m[2], m[3])));
     for (; i < n; i++)
         largest = x[i] > largest ? x[i] : largest;
     return largest;
-}
-
-/* A list is never longer than what was looked at, so it has room for a register more. */
-static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
-    const vec least = vec_set(bar);
-    size_t listed = 0, i = 0;
-    for (; i + LANES <= n; i += LANES)
-        listed += vec_reaching(list + listed, i, vec_load(x + i), least);
-    for (; i < n; i++)
-        if (!(x[i] < bar))
-            list[listed++] = (uint32_t)i;
-    return listed;
 }
 
 /* --- conversions --- */

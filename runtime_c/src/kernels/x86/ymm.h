@@ -74,6 +74,13 @@ INLINE int32_t sums_total(sums a) {
     s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
     return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
 }
+/* of four registers, each */
+INLINE __m128i sums_totals(const sums s[4]) {
+    const __m256i ab = _mm256_hadd_epi32((__m256i)s[0], (__m256i)s[1]);
+    const __m256i cd = _mm256_hadd_epi32((__m256i)s[2], (__m256i)s[3]);
+    const __m256i of = _mm256_hadd_epi32(ab, cd);
+    return _mm_add_epi32(_mm256_castsi256_si128(of), _mm256_extracti128_si256(of, 1));
+}
 /* arithmetic */
 #define sums_shr(a, n) ((sums)_mm256_srai_epi32((__m256i)(a), n))
 INLINE sums sums_widen(const int16_t *p) {

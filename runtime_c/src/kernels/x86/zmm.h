@@ -72,6 +72,17 @@ INLINE sums sums_add(sums a, sums b) {
 INLINE int32_t sums_total(sums a) {
     return _mm512_reduce_add_epi32((__m512i)a);
 }
+/* of four registers, each */
+INLINE __m128i sums_totals(const sums s[4]) {
+    const __m512i a = (__m512i)s[0], b = (__m512i)s[1], c = (__m512i)s[2], d = (__m512i)s[3];
+    const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    const __m512i of =
+        _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    const __m256i half =
+        _mm256_add_epi32(_mm512_castsi512_si256(of), _mm512_extracti64x4_epi64(of, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
 /* arithmetic */
 #define sums_shr(a, n) ((sums)_mm512_srai_epi32((__m512i)(a), n))
 INLINE sums sums_widen(const int16_t *p) {
