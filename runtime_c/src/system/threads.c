@@ -162,7 +162,7 @@ static void *worker_main(void *argument) {
 }
 
 void bn_pool_run(bn_pool *pool, size_t items, size_t most, bn_task task, void *context) {
-    if (bn_pool_running(pool) == 1) {
+    if (items < 2 || bn_pool_running(pool) == 1) {
         for (size_t first = 0, end; first < items; first = end) {
             end = items - first < most ? items : first + most;
             task(context, 0, first, end);

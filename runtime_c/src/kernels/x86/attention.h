@@ -22,8 +22,8 @@
     FOUR_QUERIES(X)                                                                                \
     EACH_FOUR(X, 4) EACH_FOUR(X, 5) EACH_FOUR(X, 6) EACH_FOUR(X, 7)
 
-/* Queries at a time, of prompts. */
-enum { QK_MANY = REGISTERS == 32 ? 8 : 4, PV_MANY = REGISTERS == 32 ? 8 : QUERIES };
+/* And of values. */
+enum { PV_MANY = REGISTERS == 32 ? 8 : QUERIES };
 
 typedef struct qk_block {
     const float *q;    /* [Q][head_dim] */

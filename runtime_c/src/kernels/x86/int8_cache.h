@@ -14,8 +14,7 @@
 #include "integer.h"
 
 enum {
-    INT8_MANY = REGISTERS == 32 ? 8 : 4, /* queries at a time, of prompts */
-    INT8_STARTS = 32                     /* queries whose sums are begun together */
+    INT8_STARTS = 32 /* queries whose sums are begun together */
 };
 
 /* R registers of keys, and Q queries. */
@@ -26,7 +25,7 @@ INLINE void qk_int8_keys(float *scores, size_t score_stride, const int8_t *q, si
     enum { WORD = BN_LANES * 4 };
     const size_t tile = (words + 1) * WORD; /* the scales are the last word */
     const bytes flip = bytes_fill(flip_byte);
-    sums sum[INT8_MANY][4];
+    sums sum[QK_MANY][4];
 #define AT(r) (k + r / PARTS * tile + r % PARTS * sizeof(bytes))
     UNROLL
     for (size_t i = 0; i < Q; i++) {
@@ -86,7 +85,7 @@ INLINE void qk_int8_group(const bn_qk *group, dot_fn *dot, const int flip) {
     enum { TILES = 4 };
     const size_t tile = ((group->head_dim + 3) / 4 + 1) * BN_LANES * 4;
     const size_t q_row = bn_q_row(group->head_dim), n_q = group->n_q;
-    const size_t turns = n_q / INT8_MANY + (n_q % INT8_MANY + 3) / 4;
+    const size_t turns = n_q / QK_MANY + (n_q % QK_MANY + 3) / 4;
     bn_qk a = *group; /* in registers: no store can change it */
     int32_t start[INT8_STARTS] = {0};
     for (size_t i = 0; i < n_q && flip != 0; i++) {
@@ -100,8 +99,8 @@ INLINE void qk_int8_group(const bn_qk *group, dot_fn *dot, const int flip) {
         a.tiles = bn_min(group->tiles - t, TILES);
         a.k = (const int8_t *)group->k + t * tile;
         a.scores = group->scores + t * BN_LANES;
-        for (; i + INT8_MANY <= n_q; i += INT8_MANY, turn++)
-            qk_int8_queries(&a, i, start, turn, turns, dot, flip, INT8_MANY);
+        for (; i + QK_MANY <= n_q; i += QK_MANY, turn++)
+            qk_int8_queries(&a, i, start, turn, turns, dot, flip, QK_MANY);
         for (; i + 4 <= n_q; i += 4, turn++)
             qk_int8_queries(&a, i, start, turn, turns, dot, flip, 4);
         if (n_q - i == 3)

@@ -17,4 +17,7 @@
 #include "ymm.h"
 #endif
 
+/* Queries of a prompt that share what is loaded of keys. */
+enum { QK_MANY = REGISTERS == 32 ? 8 : 4 };
+
 #endif
