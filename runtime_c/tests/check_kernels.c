@@ -102,8 +102,10 @@ static test begin(run *r, const char *name) {
 static void check_topic(run *r, const kernel_test *tests, size_t n) {
     for (size_t i = 0; i < n; i++) {
         test t = begin(r, tests[i].name);
-        for (uint64_t c = 0; c < r->cases; c++)
+        for (uint64_t c = 0; c < r->cases; c++) {
+            bn_like_intel = c % 2;
             tests[i].check(&t);
+        }
     }
 }
 
@@ -113,18 +115,22 @@ static void check_attention(run *r) {
             char name[32];
             snprintf(name, sizeof name, "%s_%s", attention_tests[i].name, bn_kv_name(type));
             test t = begin(r, name);
-            for (uint64_t c = 0; c < r->cases; c++)
+            for (uint64_t c = 0; c < r->cases; c++) {
+                bn_like_intel = c % 2;
                 attention_tests[i].check(&t, type, name);
+            }
         }
 }
 
 static void check_tier(const bn_kernels *tier, const bn_kernels *scalar, uint64_t seed,
                        uint64_t cases) {
     run r = {.tier = tier, .scalar = scalar, .seed = seed, .cases = cases};
+    const int like_intel = bn_like_intel;
     check_topic(&r, product_tests, COUNT(product_tests));
     check_topic(&r, vector_tests, COUNT(vector_tests));
     check_attention(&r);
     check_topic(&r, byte_tests, COUNT(byte_tests));
+    bn_like_intel = like_intel;
     printf("%-10s %d kernels x %" PRIu64 " cases equal the scalar ones\n", tier->isa, r.n, cases);
 }
 

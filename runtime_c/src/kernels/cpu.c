@@ -15,6 +15,8 @@ typedef struct tier {
     int (*fill)(bn_kernels *table); /* 0: not in this build */
 } tier;
 
+int bn_like_intel;
+
 static int always(void) {
     return 1;
 }
@@ -70,6 +72,10 @@ static int runs_avxvnni(void) {
     const uint32_t avx_vnni = 1u << 4; /* no name in the headers of older compilers */
     return runs_avx2() && has(cpuid(7, 1, EAX), avx_vnni);
 #endif
+}
+
+__attribute__((constructor)) static void look(void) {
+    bn_like_intel = cpuid(0, 0, EBX) == 0x756e6547; /* Genu */
 }
 
 /* 0 of others. With AVX-512, 19h is Zen 4, which multiplies 512 bits in two cycles. Zen 5 (1Ah) and

@@ -34,6 +34,10 @@ typedef struct bn_kernels {
  * `isa` names no tier that runs here. */
 int bn_kernels_select(bn_kernels *table, const char *isa);
 
+/* Whether x86 kernels go about memory and registers as suits Intel's cores, or AMD's. Tests set it:
+ * the bits are the same. */
+extern int bn_like_intel;
+
 void bn_kernels_scalar(bn_kernels *table);
 
 /* One filler per ISA file: overrides entries in *table and returns 1, or returns 0 when the

@@ -167,11 +167,12 @@ INLINE void qk_keys(float *scores, size_t score_stride, qk_block b, size_t n, lo
 INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
     const bn_qk a = *all; /* in registers: no store can change it */
     const size_t registers = a.tiles * PARTS, most = a.n_q == 1 ? 8 : 4, stride = a.score_stride;
+    const size_t many = bn_like_intel ? QK_MANY : 4; /* Zen 4: 50 and 54 G/s with 32 queries */
     qk_block b = {.k = a.k,
                   .size = size,
                   .tile = a.head_dim * BN_LANES * size,
                   .head_dim = a.head_dim,
-                  .turns = a.n_q / QK_MANY + (a.n_q % QK_MANY + 3) / 4};
+                  .turns = a.n_q / many + (a.n_q % many + 3) / 4};
     for (size_t key = 0, n; key < registers; key += n, b.k += n / PARTS * b.tile) {
         n = bn_min(registers - key, most);
         b.turn = 0;
@@ -179,7 +180,7 @@ INLINE void qk(const bn_qk *all, size_t size, load_fn *load) {
             const size_t left = a.n_q - i;
             float *s = a.scores + i * stride + key * LANES;
             b.q = a.q + i * a.head_dim;
-            if ((block = left >= QK_MANY ? QK_MANY : bn_min(left, 4)) == QK_MANY)
+            if ((block = left >= many ? many : bn_min(left, 4)) == QK_MANY)
                 qk_keys(s, stride, b, n, load, QK_MANY);
             else if (block == 4)
                 qk_keys(s, stride, b, n, load, 4);
