@@ -42,8 +42,8 @@ typedef struct bn_scaling {
 } bn_scaling;
 
 /* acc[t * acc_stride + r] = sum over k of codes[r * row_bytes + k] * q[t * q_stride + k], all of a
- * row; with a list, row list[r] in the place of r. All sizes >= 1. codes and q are 64-byte aligned,
- * row_bytes and q_stride multiples of 64. */
+ * row; with a list, row list[r] in the place of r, and tokens is 1. All sizes >= 1. codes and q are
+ * 64-byte aligned, row_bytes and q_stride multiples of 64. */
 typedef struct bn_int8_rows {
     int32_t *acc;      /* [tokens][acc_stride], acc_stride >= rows */
     size_t acc_stride; /* in int32 */
@@ -54,7 +54,7 @@ typedef struct bn_int8_rows {
     size_t q_stride;
     const int32_t *q_sums; /* [tokens] sum of q */
     size_t tokens;
-    const uint32_t *list; /* [rows] of one token, or NULL */
+    const uint32_t *list; /* [rows], or NULL */
 } bn_int8_rows;
 
 static inline const int8_t *bn_int8_row_at(const bn_int8_rows *m, size_t r) {
