@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "adjust.h"
 #include "head.h"
 #include "linear/rows.h"
 #include "logits.h"

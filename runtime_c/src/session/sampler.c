@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "adjust.h"
 #include "head.h"
 #include "kernels/elementary.h"
 #include "noise.h"
@@ -37,20 +38,6 @@ static scratch divide_scratch(void *memory, uint32_t vocab) {
     candidate *candidates = memory;
     float *weights = (float *)(candidates + 2 * (size_t)vocab);
     return (scratch){candidates, candidates + vocab, weights, weights + vocab, (uint32_t *)weights};
-}
-
-uint32_t bn_place_of(const bn_choices *of, uint32_t token) {
-    if (!of->tokens)
-        return token < of->n ? token : of->n;
-    uint32_t first = 0, end = of->n;
-    while (first < end) {
-        const uint32_t middle = first + (end - first) / 2;
-        if (of->tokens[middle] < token)
-            first = middle + 1;
-        else
-            end = middle;
-    }
-    return first < of->n && of->tokens[first] == token ? first : of->n;
 }
 
 /* --- Arguments --- */
@@ -80,60 +67,6 @@ static bn_status check_sampler(const bn_sampler *s, uint32_t vocab) {
             return BN_ERR_ARGUMENT;
     }
     return BN_OK;
-}
-
-/* --- Bias and penalties --- */
-
-static int has_penalties(const bn_sampler *s) {
-    return s->penalty_window != 0 &&
-           (s->repeat_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0);
-}
-
-static void apply_bias(const bn_sampler *s, const bn_choices *of, float *x) {
-    for (int32_t i = 0; i < s->n_bias; i++) {
-        const uint32_t at = bn_place_of(of, (uint32_t)s->bias_tokens[i]);
-        if (at < of->n)
-            x[at] += s->bias_values[i];
-    }
-}
-
-/* The counts of the tokens in the window are the only ones touched, so nothing is cleared that
- * the window does not name. */
-static bn_status apply_penalties(const bn_sampler *s, const bn_choices *of, float *x,
-                                 uint32_t *counts, uint32_t vocab, const int32_t *tokens,
-                                 int32_t n) {
-    if (s->penalty_window >= 0 && n > s->penalty_window) {
-        tokens += n - s->penalty_window;
-        n = s->penalty_window;
-    }
-    for (int32_t i = 0; i < n; i++) {
-        if (tokens[i] == BN_NO_TOKEN)
-            continue;
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocab)
-            return BN_ERR_TOKEN;
-        counts[tokens[i]] = 0;
-    }
-    for (int32_t i = 0; i < n; i++)
-        if (tokens[i] != BN_NO_TOKEN)
-            counts[tokens[i]]++;
-    for (int32_t i = 0; i < n; i++) {
-        const int32_t token = tokens[i];
-        if (token == BN_NO_TOKEN || counts[token] == 0) /* met before */
-            continue;
-        const uint32_t at = bn_place_of(of, (uint32_t)token);
-        if (at < of->n) {
-            x[at] = x[at] > 0 ? x[at] / s->repeat_penalty : x[at] * s->repeat_penalty;
-            x[at] -= s->presence_penalty + s->frequency_penalty * (float)counts[token];
-        }
-        counts[token] = 0;
-    }
-    return BN_OK;
-}
-
-static void drop_forbidden(const bn_sampler *s, const bn_choices *of, float *x) {
-    for (uint32_t i = 0; s->allowed && i < of->n; i++)
-        if (!bn_allows(s->allowed, bn_token_at(of, i)))
-            x[i] = -INFINITY;
 }
 
 /* --- Order --- */
@@ -297,15 +230,12 @@ bn_status bn_sample(const bn_sampler *sampler, const bn_choices *logits, uint32_
 
     const scratch room = divide_scratch(memory, vocab);
     bn_choices of = *logits;
-    if (s->n_bias > 0 || has_penalties(s) || s->allowed) {
+    if (bn_adjusts(s)) {
         memcpy(room.logits, logits->x, logits->n * sizeof *logits->x);
         of.x = room.logits;
-        apply_bias(s, &of, room.logits);
-        if (has_penalties(s))
-            status = apply_penalties(s, &of, room.logits, room.counts, vocab, tokens, n_tokens);
+        status = bn_adjust(s, &of, room.logits, room.counts, vocab, tokens, n_tokens);
         if (status != BN_OK)
             return status;
-        drop_forbidden(s, &of, room.logits);
     }
 
     const float best = of.n > 0 ? kernels->vectors.max(of.x, of.n) : -INFINITY;

@@ -44,9 +44,6 @@ static inline uint32_t bn_token_at(const bn_choices *of, size_t i) {
     return of->tokens ? of->tokens[i] : (uint32_t)i;
 }
 
-/* Where the logit of a token stands, or n. */
-uint32_t bn_place_of(const bn_choices *of, uint32_t token);
-
 /* Whether a row of bn_sampler.allowed has the bit of a token. */
 static inline int bn_allows(const uint32_t *row, uint32_t token) {
     return (int)(row[token / 32] >> token % 32 & 1);
