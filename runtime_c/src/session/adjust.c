@@ -20,7 +20,7 @@ uint32_t bn_place_of(const bn_choices *of, uint32_t token) {
     return first < of->n && of->tokens[first] == token ? first : of->n;
 }
 
-static int has_penalties(const bn_sampler *s) {
+int bn_has_penalties(const bn_sampler *s) {
     return s->penalty_window != 0 &&
            (s->repeat_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0);
 }
@@ -66,22 +66,22 @@ static bn_status apply_penalties(const bn_sampler *s, const bn_choices *of, floa
     return BN_OK;
 }
 
-static void drop_forbidden(const bn_sampler *s, const bn_choices *of, float *x) {
+void bn_drop_forbidden(const bn_sampler *s, const bn_choices *of, float *x) {
     for (uint32_t i = 0; s->allowed && i < of->n; i++)
         if (!bn_allows(s->allowed, bn_token_at(of, i)))
             x[i] = -INFINITY;
 }
 
 int bn_adjusts(const bn_sampler *s) {
-    return s->n_bias > 0 || has_penalties(s) || s->allowed;
+    return s->n_bias > 0 || bn_has_penalties(s) || s->allowed;
 }
 
 bn_status bn_adjust(const bn_sampler *s, const bn_choices *of, float *x, uint32_t *counts,
                     uint32_t vocab, const int32_t *tokens, int32_t n) {
     bn_status status = BN_OK;
     apply_bias(s, of, x);
-    if (has_penalties(s))
+    if (bn_has_penalties(s))
         status = apply_penalties(s, of, x, counts, vocab, tokens, n);
-    drop_forbidden(s, of, x);
+    bn_drop_forbidden(s, of, x);
     return status;
 }

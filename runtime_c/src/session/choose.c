@@ -4,8 +4,6 @@
  */
 #include "choose.h"
 
-#include <math.h>
-
 #include "adjust.h"
 #include "head.h"
 #include "linear/rows.h"
@@ -16,10 +14,10 @@
 /* Tokens whose logits the sampler changes, into more[0..BN_SCREEN_MOST). Returns how many, or -1
  * when there are too many or one is not a token. */
 static int32_t adjusted_tokens(const bn_session *s, const bn_sampler *sampler, int32_t *more) {
-    const int penalties = sampler->repeat_penalty != 1 || sampler->presence_penalty != 0 ||
-                          sampler->frequency_penalty != 0;
     int32_t window = sampler->penalty_window;
-    window = !penalties ? 0 : window < 0 || window > s->position ? s->position : window;
+    window = !bn_has_penalties(sampler)           ? 0
+             : window < 0 || window > s->position ? s->position
+                                                  : window;
     if (sampler->n_bias < 0 || sampler->n_bias > BN_SCREEN_MOST - 1 ||
         window > BN_SCREEN_MOST - 1 - sampler->n_bias || (sampler->n_bias && !sampler->bias_tokens))
         return -1;
@@ -49,13 +47,6 @@ static int32_t few_allowed(const uint32_t *row, uint32_t vocab, uint32_t *tokens
     return n;
 }
 
-/* Estimates become -INFINITY where a token is not allowed, so that none of those sets a bar. */
-static void drop_forbidden(float *logits, const uint32_t *row, uint32_t vocab) {
-    for (uint32_t token = 0; row && token < vocab; token++)
-        if (!bn_allows(row, token))
-            logits[token] = -INFINITY;
-}
-
 static bn_status all_logits(bn_session *s, bn_workspace *w, bn_choices *logits) {
     *logits = (bn_choices){.x = s->logits, .n = s->stack->config.vocab_size};
     return bn_full_logits(s, w);
@@ -82,7 +73,7 @@ static bn_status sampler_logits(bn_session *s, bn_workspace *w, const bn_sampler
     } else if (!status) {
         if (s->ready != BN_READY_ESTIMATES)
             bn_head_estimate(s->model, s->stack, w, 0, 1, V, s->logits);
-        drop_forbidden(s->logits, p.allowed, V);
+        bn_drop_forbidden(&p, &(bn_choices){.n = V}, s->logits); /* none of those sets a bar */
         logits->n = (uint32_t)bn_head_top(s->model, s->stack, w, (size_t)k, tokens, (size_t)n,
                                           s->logits, s->listed);
     }
