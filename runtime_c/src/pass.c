@@ -11,7 +11,7 @@
 enum { TOGETHER = 4 }; /* rows that are normed at a time: they are near when they are looked at */
 
 void bn_each_row(const bn_pass *p, bn_task task, void *context) {
-    if (p->rows == 1 || p->alone)
+    if (p->alone)
         task(context, 0, 0, p->rows);
     else
         bn_pool_run(p->w->in.pool, p->rows, p->rows, task, context);

@@ -35,9 +35,8 @@ typedef struct bn_quantizing {
     size_t n, rows;
 } bn_quantizing;
 
-/* What the sketch of a head (head.c) says of n logits: y[i] = (acc[i] - mean) * step[i] *
- * (scales[i] * unit), and how far off that may be: (deviation[i] + rounding) * scales[i] * noise.
- * acc becomes a float first; every product is rounded. */
+/* What the sketch of a head (head.c) says of n logits, and how far off that may be: bn_estimated
+ * and bn_at_most, every sum and product rounded. */
 typedef struct bn_estimates {
     float *y;
     const int32_t *acc;
@@ -45,6 +44,14 @@ typedef struct bn_estimates {
     float mean, unit, rounding, noise;
     size_t n;
 } bn_estimates;
+
+static inline float bn_estimated(const bn_estimates *a, size_t i) {
+    return ((float)a->acc[i] - a->mean) * a->step[i] * (a->scales[i] * a->unit);
+}
+
+static inline float bn_at_most(const bn_estimates *a, size_t i) {
+    return a->y[i] + (a->deviation[i] + a->rounding) * a->scales[i] * a->noise;
+}
 
 /* Returns 0 where a sum(x²) is not finite: then so is an x, or nearly. */
 typedef int bn_normalize(const bn_norming *a);
@@ -69,10 +76,10 @@ typedef struct bn_vector_kernels {
      * most 2^32. */
     size_t (*reaching)(uint32_t *list, const float *x, float bar, size_t n);
 
-    /* Fills y from acc. */
+    /* y[i] = bn_estimated(a, i) */
     void (*estimate)(const bn_estimates *a);
 
-    /* As `reaching` of what y is at most: y[i] + (deviation[i] + rounding) * scales[i] * noise. */
+    /* As `reaching`, of bn_at_most(a, i). */
     size_t (*may_reach)(uint32_t *list, const bn_estimates *a, float bar);
 
     /* x[i] = exp(x[i] - shift); returns the sum, lanes and tree of the float rule (adds). */

@@ -285,8 +285,7 @@ static void check_may_reach(test *t) {
     bn_estimates a = random_estimates(t, size_to(t, 300), kind);
     a.y = floats(t, a.n, kind);
     const size_t one = below(t, a.n);
-    const float most = a.y[one] + (a.deviation[one] + a.rounding) * a.scales[one] * a.noise;
-    const float bar = below(t, 4) ? most : random_float(t, kind);
+    const float bar = below(t, 4) ? bn_at_most(&a, one) : random_float(t, kind);
     uint32_t *list[2];
     size_t found[2];
     for (int i = 0; i < 2; i++) {

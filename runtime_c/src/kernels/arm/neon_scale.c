@@ -93,7 +93,7 @@ static size_t may_reach(uint32_t *list, const bn_estimates *a, float bar) {
         }
     }
     for (; i < a->n; i++)
-        if (!(a->y[i] + (a->deviation[i] + a->rounding) * a->scales[i] * a->noise < bar))
+        if (!(bn_at_most(a, i) < bar))
             list[listed++] = (uint32_t)i;
     return listed;
 }

@@ -96,13 +96,13 @@ static size_t reaching(uint32_t *list, const float *x, float bar, size_t n) {
 
 static void estimate(const bn_estimates *a) {
     for (size_t i = 0; i < a->n; i++)
-        a->y[i] = ((float)a->acc[i] - a->mean) * a->step[i] * (a->scales[i] * a->unit);
+        a->y[i] = bn_estimated(a, i);
 }
 
 static size_t may_reach(uint32_t *list, const bn_estimates *a, float bar) {
     size_t listed = 0;
     for (size_t i = 0; i < a->n; i++)
-        if (!(a->y[i] + (a->deviation[i] + a->rounding) * a->scales[i] * a->noise < bar))
+        if (!(bn_at_most(a, i) < bar))
             list[listed++] = (uint32_t)i;
     return listed;
 }

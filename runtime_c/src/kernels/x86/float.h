@@ -42,10 +42,11 @@ static float max_of(const float *x, size_t n) {
     UNROLL
     for (int j = 0; j < AT_ONCE; j++)
         m[j] = vec_set(-INFINITY);
-    for (; i + AT_ONCE * LANES <= n; i += AT_ONCE * LANES)
+    for (; i + AT_ONCE * LANES <= n; i += AT_ONCE * LANES) {
         UNROLL
-    for (int j = 0; j < AT_ONCE; j++)
-        m[j] = vec_max(vec_load(x + i + j * LANES), m[j]);
+        for (int j = 0; j < AT_ONCE; j++)
+            m[j] = vec_max(vec_load(x + i + j * LANES), m[j]);
+    }
     for (; i + LANES <= n; i += LANES)
         m[0] = vec_max(vec_load(x + i), m[0]);
     float largest = vec_largest(vec_max(vec_max(m[0], m[1]), vec_max(m[2], m[3])));

@@ -17,7 +17,7 @@ static void estimate(const bn_estimates *all) {
         vec_store(a.y + i, vec_mul(vec_mul(over, vec_load(a.step + i)), scale));
     }
     for (; i < a.n; i++)
-        a.y[i] = ((float)a.acc[i] - a.mean) * a.step[i] * (a.scales[i] * a.unit);
+        a.y[i] = bn_estimated(&a, i);
 }
 
 /* A list is never longer than what was looked at, so it has room for a register more. */
@@ -41,7 +41,7 @@ static size_t may_reach(uint32_t *list, const bn_estimates *a, float bar) {
         listed += vec_reaching(list + listed, i, vec_add(vec_load(a->y + i), off), least);
     }
     for (; i < a->n; i++)
-        if (!(a->y[i] + (a->deviation[i] + a->rounding) * a->scales[i] * a->noise < bar))
+        if (!(bn_at_most(a, i) < bar))
             list[listed++] = (uint32_t)i;
     return listed;
 }
