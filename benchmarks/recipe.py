@@ -1,7 +1,7 @@
 """What each choice of the training recipe is worth: one change at a time against the defaults, ternary,
 one million parameters, equal tokens.
 
-    python benchmarks/recipe.py --jobs 2             # 16 runs: an hour on two cores
+    python benchmarks/recipe.py --jobs 2             # 17 runs: an hour on two cores
     python benchmarks/recipe.py --only clip --jobs 2 # one of them, with as many seeds: ten minutes
     python benchmarks/recipe.py --when --jobs 2      # when the quantizers come in, three lengths: three hours
     python benchmarks/recipe.py --quick              # that it runs: seconds, and the figures mean nothing
@@ -39,6 +39,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "head and embedding in fp32": {"model": {"head_format": "f32"}},
     "cosine": {"schedule": "cosine"},
     "warm-down over 50 %": {"warmdown": 0.5},
+    "norms of queries and keys": {"model": {"qk_norm": True}},
 }
 """Options of `bitnet train`, and of the model; lr and batch are factors of the defaults'."""
 BATCH, RATE = 8, 8e-3
@@ -51,12 +52,14 @@ WHEN: dict[str, float] = {
 LENGTHS = [500_000, 2_000_000, 8_000_000]
 
 
-def run_of(change: dict[str, Any], seed: int, config: ModelConfig, tokens: int) -> tuple[ModelConfig, dict[str, Any]]:
-    """Model and options of a run with one change."""
+def run_of(
+    change: dict[str, Any], seed: int, config: ModelConfig, tokens: int, keep: int = 1
+) -> tuple[ModelConfig, dict[str, Any]]:
+    """Model and options of a run with one change, of which so many checkpoints are kept."""
     batch = int(BATCH * change.get("batch", 1))
     steps = tokens // (batch * config.max_context)
     options = {key: value for key, value in change.items() if key != "model"}
-    options |= training_runs.budget(steps, batch) | {"seed": seed, "lr": RATE * change.get("lr", 1)}
+    options |= training_runs.budget(steps, batch, keep) | {"seed": seed, "lr": RATE * change.get("lr", 1)}
     return config.replace(**change.get("model", {})), options
 
 
@@ -68,10 +71,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs.prepare(config)
     (tokens,) = args.tokens
     seeds = range(args.seeds)
-    wanted = {f"default, seed {seed}": run_of({}, seed, config, tokens) for seed in seeds}
+    wanted = {f"default, seed {seed}": run_of({}, seed, config, tokens, args.keep) for seed in seeds}
     of_change = seeds if args.only else [0]
     names = {(change, seed): f"{change}, seed {seed}" if seed else change for change in changes for seed in of_change}
-    wanted |= {name: run_of(changes[change], seed, config, tokens) for (change, seed), name in names.items()}
+    wanted |= {name: run_of(changes[change], seed, config, tokens, args.keep) for (change, seed), name in names.items()}
     found = {name: outcome.loss for name, outcome in runs.all(wanted).items()}
     defaults = [found[f"default, seed {seed}"] for seed in seeds]
     rows = []
@@ -179,6 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, nargs="+", help="of a run [1 million], or with --when of several")
     parser.add_argument("--when", action="store_true", help="compare when the quantizers come in")
     parser.add_argument("--seeds", type=int, default=3, help="of the defaults, and with --only of the changes [3]")
+    parser.add_argument("--keep", type=int, default=1, help="checkpoints of each run, for benchmarks/copying.py [1]")
     parser.add_argument("--only", default="", metavar="WORD", help="of the changes those that are named so")
     training_runs.add_flags(parser, "recipe", "a tiny model, two seeds, two changes")
     args = parser.parse_args(argv)

@@ -81,11 +81,11 @@ def finished(folder: Path, ids: Path | None, make: Callable[[], None]) -> Outcom
     return outcome
 
 
-def budget(steps: int, batch: int) -> dict[str, Any]:
-    """Options of a run of so many steps: ten evaluations, four checkpoints of which one is kept."""
+def budget(steps: int, batch: int, keep: int = 1) -> dict[str, Any]:
+    """Options of a run of so many steps: ten evaluations, and four checkpoints or `keep`, of which so many are kept."""
     return {
-        "steps": steps, "batch": batch, "eval-every": max(1, steps // 10), "save-every": max(1, steps // 4), "keep": 1,
-        "layers-every": 0,
+        "steps": steps, "batch": batch, "eval-every": max(1, steps // 10), "save-every": max(1, steps // max(4, keep)),
+        "keep": keep, "layers-every": 0,
     }  # fmt: skip
 
 

@@ -100,3 +100,14 @@ def as_http(path: str, body: Any) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
     return head.encode() + b"\r\n\r\n" + data
+
+
+def events(serving: Serving, path: str, body: Any) -> list[Any]:
+    """The data of a stream, whose every byte is accounted for."""
+    status, headers, text = request(serving, "POST", path, body)
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert headers["cache-control"] == "no-cache"
+    blocks = text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    assert all(block.startswith("data: {") or block.startswith(": ") for block in blocks[:-2])
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2] if not block.startswith(":")]

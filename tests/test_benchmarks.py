@@ -268,6 +268,20 @@ def test_training(name: str, more: int, tmp_path: Path, called: list[str]) -> No
     assert all(math.isfinite(row["loss"]) for row in results["rows"]) and is_picture(written.with_suffix(".png"))
 
 
+def test_rates(tmp_path: Path, called: list[str]) -> None:
+    """The best one lies between those tried, where a parabola has its lowest point; not at either end."""
+    rates = importlib.import_module("rates")
+    (tmp_path / "a.txt").write_text("the red cat sees a dog " * 400, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("a dog sees the red house " * 400, encoding="utf-8")
+    where = ["--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert rates.main(["--quick", *where]) == 0
+    (row,) = json.loads((tmp_path / "rates.json").read_text())["rows"]
+    assert called == ["train"] * 4 and len(row["losses"]) == 3 and is_picture(tmp_path / "rates.png")
+    parabola = {rate: 3 + math.log(rate / 6e-3) ** 2 for rate in rates.RATES}
+    assert rates.best(parabola) == pytest.approx(6e-3)
+    assert rates.best({rate: rate for rate in rates.RATES}) is None
+
+
 def test_one_change_of_the_recipe(tmp_path: Path, called: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With as many seeds as the defaults; the runs of all changes are its, too."""
     recipe = importlib.import_module("recipe")

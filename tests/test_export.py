@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import ast
-import decimal
-import inspect
 import json
 import os
-import shutil
-import subprocess
-import tarfile
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -20,57 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import hostile_packed
-import packed_files
 from bitnet import quant
 from bitnet.bitlinear import project
-from bitnet.config import ModelConfig
-from bitnet.data import corpus, dataset, tokenizer
 from bitnet.model.layers import ACTIVATIONS
 from bitnet.model.positions import rope_frequencies, rope_tables
-from bitnet.model.transformer import Transformer
-from bitnet.train import checkpoint, saving
 from bitnet.train.checkpoint import Checkpoint
-from bitnet_cli import main
-from bitnet_export import PackedFile, VerificationError, export_checkpoint, repack, verify, write_packed
-from bitnet_export.checkpoint import pack
+from bitnet_export import PackedFile, export_checkpoint, repack
 from bitnet_export.checkpoint.pack import pack_checkpoint
 from bitnet_export.checkpoint.real_text import real_tokens
 from bitnet_export.packed import encodings, records
-from bitnet_export.packed.writer import Encoded
 from bitnet_runtime import Model
-
-SMALL = ModelConfig(
-    vocab_size=257, dim=40, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=72, max_context=64,
-)  # fmt: skip
-
-TEXT = [inspect.getfile(module) for module in (argparse, ast, decimal, inspect, shutil, subprocess, tarfile, typing)]
-
+from seeded_checkpoints import SMALL, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def make_checkpoint(run: Path, config: ModelConfig = SMALL, *, steps: int = 0, seed: int = 0) -> Path:
-    """A seeded model with uneven gains and biases; `steps` of training on Python source."""
-    torch.manual_seed(seed)
-    model, words = Transformer(config), tokenizer.build("byte", [], 257)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
-                parameter.normal_(std=0.1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    if steps:
-        run.mkdir(parents=True, exist_ok=True)
-        tokens = dataset.tokenize(list(corpus.Documents(TEXT)), words, run, "text")
-        batches = dataset.Batches(tokens, 16, 64, seed)
-        for step in range(steps):
-            model.loss(*batches[step]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    state = {"step": steps, "tokens": 1024 * steps, "seconds": 0, "settings": {"data": TEXT, "validation": 0.3}}
-    return saving.save(run, model, words.to_str(), optimizer, state)
 
 
 @pytest.fixture(scope="module")
@@ -280,179 +234,3 @@ def test_zero_inputs_of_down(activation: str, tmp_path: Path) -> None:
             x = x + layer.down(h)
     assert len(zeros.before) == len(zeros.after) == SMALL.n_layers
     assert all(before < after < 1 for before, after in zip(zeros.before, zeros.after, strict=True))
-
-
-# ---- a file that is not the checkpoint's is not kept ----
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("layers.1.down.weight", lambda e: e.data.__setitem__(0, e.data[0] ^ (2 if e.data[0] & 3 != 1 else 1))),
-        ("layers.0.q.weight", lambda e: e.scales.__imul__(np.float32(1.000001))),
-        ("layers.0.ffn_norm.weight", lambda e: e.data.__imul__(np.float32(1.000001))),
-        ("embedding.weight", lambda e: e.data.__setitem__(3, e.data[3] ^ 0x10)),
-    ],
-)
-def test_one_wrong_number_is_found(
-    name: str, change: Any, untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = pack.encode
-
-    def wrong(spec: records.Spec, weight: torch.Tensor, config: ModelConfig, body: int) -> Encoded:
-        tensor = right(spec, weight, config, body)
-        if spec.key.name != name:
-            return tensor
-        scales = None if tensor.scales is None else tensor.scales.copy()
-        tensor = tensor._replace(data=tensor.data.copy(), scales=scales)
-        change(tensor)
-        return tensor
-
-    monkeypatch.setattr(pack, "encode", wrong)
-    with pytest.raises(VerificationError, match=f"{name}: .* differ from the checkpoint's"):
-        export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=64)
-    assert not [file for file in os.listdir(tmp_path) if "m.bitnet" in file]
-
-
-def test_an_engine_that_computes_something_else_is_found(
-    untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = __import__("bitnet_export.checkpoint.verify", fromlist=["verify"])
-    right = module.engine_scores
-    for error, message in (
-        (lambda s: s - 3e-5, "median difference in short prompts"),
-        (lambda s: s - 0.5 * (s.size > 64 * 7), "mean difference in a long text"),  # more than the prompts have
-        (lambda s: s * np.nan, "nan nats"),
-    ):
-        monkeypatch.setattr(module, "engine_scores", lambda *args, error=error: error(right(*args)))
-        with pytest.raises(VerificationError, match=message):
-            export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=1024)
-        assert not [file for file in os.listdir(tmp_path) if "m.bitnet" in file]
-
-
-def test_verify_of_another_checkpoint_fails(trained: Path, untrained: Path, tmp_path: Path) -> None:
-    pack_checkpoint(Checkpoint.open(trained), tmp_path / "m.bitnet")
-    with pytest.raises(VerificationError, match="differ from the checkpoint's"):
-        verify(untrained, tmp_path / "m.bitnet")
-
-
-# ---- bad checkpoints ----
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers__0__q__weight": None}, r"tensor layers\.0\.q\.weight is missing"),
-        ({"extra": torch.zeros(2)}, "tensor extra is there, config.json does not call for it"),
-        ({"layers__1__o__weight": torch.ones(40, 40)}, r"layers\.1\.o\.weight is 40×40, config\.json calls for 40×64"),
-        ({"final_norm__weight": torch.full((40,), float("nan"))}, r"final_norm\.weight holds NaN or infinity"),
-        ({"layers__0__up__weight": torch.full((72, 40), float("inf"))}, "holds NaN or infinity"),
-    ],
-)
-def test_bad_checkpoints(changes: dict[str, Any], message: str, untrained: Path, tmp_path: Path) -> None:
-    edit(untrained, **changes)
-    with pytest.raises(checkpoint.CheckpointError, match=message):
-        export_checkpoint(untrained, tmp_path / "m.bitnet")
-    assert os.listdir(tmp_path) == ["run"]
-
-
-def test_a_tokenizer_of_another_model(untrained: Path, tmp_path: Path) -> None:
-    words = tokenizer.build("char", ["αβγδ"], 300)
-    (untrained / "tokenizer.json").write_text(words.to_str())
-    with pytest.raises(ValueError, match=r"has token id 260, .* has vocab_size 257"):
-        export_checkpoint(untrained, tmp_path / "m.bitnet")
-
-
-def test_a_checkpoint_without_tokenizer_is_compared_on_random_tokens(untrained: Path, tmp_path: Path) -> None:
-    (untrained / "tokenizer.json").unlink()
-    (untrained / "state.json").unlink()
-    report = export_checkpoint(untrained, tmp_path / "m.bitnet", tokens=512)
-    assert report.text.startswith("random tokens")
-    assert PackedFile.open(tmp_path / "m.bitnet").section(records.TOKENIZER) is None
-
-
-# ---- the command line ----
-
-
-def test_export_and_inspect(untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = str(tmp_path / "m.bitnet")
-    assert main(["export", str(untrained.parent), out, "--tokens", "600", "--json"]) == 0
-    printed = capsys.readouterr()
-    report = json.loads(printed.out)
-    assert report["file"] == out and report["short"]["median"] <= 1e-5 and report["long"]["tokens"] == 576
-    for word in ("size", "fp16", "zeros", "weights", "prompts", "text", "loss", "head", "inputs"):
-        assert word in printed.err
-    assert report["head"]["cost"] == 0.0 and len(report["zero_inputs"]["after"]) == SMALL.n_layers
-
-    assert main(["export", out, str(tmp_path / "again"), "--head", "f16"]) == 2
-    assert "--head goes with a checkpoint" in capsys.readouterr().err and not (tmp_path / "again").exists()
-
-    assert main(["inspect", out, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    file = PackedFile.open(out)
-    assert facts["file_size"] == file.file_size and facts["config"] == [SMALL.to_dict()]
-    assert [s["name"] for s in facts["sections"]] == ["STACKS", "TENSORS", "METADATA", "TOKENIZER", "DATA"]
-    q = next(t for t in facts["tensors"] if t["name"] == "layers.0.q.weight")
-    assert q["shape"] == [64, 40] and q["encoding"] == "TERNARY_2BIT" and q["bytes"] == 64 * 4 * 3 + 4
-    assert 0.2 < q["zero_fraction"] < 0.5 and q["scale"][0] == q["scale"][1] > 0
-
-    assert main(["inspect", out]) == 0
-    table = capsys.readouterr().out
-    assert "layers.1.down.weight" in table and "64 × 40" in table and f"{file.sections[0].crc:08x}" in table
-
-
-def test_inspect_refuses_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "m.gguf").write_bytes(hostile_packed.foreign_files()["gguf"])
-    for path, message in ((tmp_path / "m.gguf", "found a GGUF file"), (tmp_path / "none", "No such file")):
-        assert main(["inspect", str(path)]) == 1
-        printed = capsys.readouterr()
-        assert printed.out == "" and message in printed.err and printed.err.count("\n") == 1
-
-
-def test_inspect_never_sends_escapes_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evil = "a\x1b[31m\x9b\r\n\u202e\x00"
-    config = packed_files.SMALL.replace(name="b\x1b]0;x\x07")
-    source = PackedFile(packed_files.packed_bytes())
-
-    def same(spec: records.Spec) -> Encoded:
-        return Encoded.f32(source.values(source.tensors[spec.key]))
-
-    write_packed(tmp_path / "m", [config], same, metadata={evil: {evil: evil}})
-    assert main(["inspect", str(tmp_path / "m")]) == 0
-    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("words", [["export"], ["export", "x"], ["inspect"], ["export", "a", "b", "--tokens", "0"]])
-def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    assert "error" in capsys.readouterr().err
-
-
-def test_export_fails_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(tmp_path / "none"), str(tmp_path / "m")]) == 1
-    assert "none does not exist" in capsys.readouterr().err
-    folder = make_checkpoint(tmp_path / "run")
-    (folder / "manifest.json").unlink()
-    shutil.copy(folder / "config.json", folder / "model.safetensors")
-    assert main(["export", str(folder), str(tmp_path / "m")]) == 1
-    printed = capsys.readouterr().err
-    assert "damaged or not a safetensors file" in printed and printed.count("\n") == 1
-    assert os.listdir(tmp_path) == ["run"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["step-000009/model.safetensors", "step-000009/optimizer.safetensors", "step-000009/config.json", "log.jsonl"],
-)
-@pytest.mark.parametrize("source", [".", "step-000009"])
-def test_no_part_of_the_run_is_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, source: str
-) -> None:
-    run = tmp_path / "run a"
-    folder = make_checkpoint(run)
-    folder = folder.rename(run / "step-000009")
-    (run / "log.jsonl").write_text("{}\n")
-    before = (run / name).read_bytes()
-    assert main(["export", str(run / source), str(run / name)]) == 1
-    assert f"{run / name} is in the source and would be replaced; give another name" in capsys.readouterr().err
-    assert (run / name).read_bytes() == before

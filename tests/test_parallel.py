@@ -1,25 +1,11 @@
-"""Two processes on one CPU, joined by gloo: the run of one process, however it is shared, stopped or broken.
-
-Most are forked with the variables that torchrun sets, which takes milliseconds; one test runs torchrun itself.
-"""
+"""Two processes on one CPU: the run of one process, however it is shared and resumed."""
 
 from __future__ import annotations
 
-import faulthandler
-import itertools
 import json
-import multiprocessing
 import os
-import random
-import re
-import resource
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,93 +19,20 @@ from bitnet.evaluate import contrast
 from bitnet.model import parallel
 from bitnet.model.transformer import Transformer
 from bitnet.settings import Settings
-from bitnet.train import loop, manifest, optimizers, passes, runlog, saving
+from bitnet.train import loop, manifest, optimizers, runlog, saving
 from bitnet.train.checkpoint import Checkpoint
+from in_two_processes import FLOAT, TINY, finish, run_pair, some_text, start, steps
 from picture_data import DECODER, TOWERS, VISION, captions, questions
-
-torch.set_num_threads(1)
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(
-    [
-        "bitnet.train.start",
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.distributed.checkpoint",
-        "matplotlib.pyplot",
-    ]
-)
-
-MODEL = ("vocab_size=257", "dim=32", "n_layers=2", "n_heads=2", "n_kv_heads=1", "head_dim=16", "ffn_dim=48")
-TINY = [word for option in (*MODEL, "max_context=32") for word in ("--set", option)]
-TINY += ["--quantize-warmup", "0", "--tokenizer", "byte", "--threads", "1", "--precision", "fp32"]
-TINY += ["--batch", "2", "--batch-tokens", "256"]
-TINY += ["--save-every", "4", "--eval-every", "4", "--layers-every", "1"]
-TINY += ["--steps", "8"]  # the last, to be left out where --minutes is given
-FLOAT = ["--set", "ternary=[]", "--set", "head_format=f32", "--optimizer", "adamw"]
 
 # Sums of gradients are taken in another order, so they differ in their last bits. With AdamW a float model keeps that
 # small. Muon adds in bf16: there another order moves an update by 2 %, and with it codes, and the loss by this much
 # while it falls fast. Before the first update there is nothing of the kind, ternary or not.
 FLOAT_TOLERANCE, TERNARY_TOLERANCE, FIRST_TOLERANCE = 1e-5, 0.03, 1e-6
 
-Process = multiprocessing.process.BaseProcess
-
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder, rng = tmp_path_factory.mktemp("text"), random.Random(0)
-    for i in range(20):
-        words = " ".join(rng.choice(["the", "cat", "sees", "a", "red", "house"]) for _ in range(200))
-        (folder / f"{i}.txt").write_text(words)
-    return str(folder)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def in_group(rank: int, port: int, errors: Path, work: Callable[..., Any], *args: Any) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    faulthandler.enable()
-    torch.set_num_threads(1)
-    sys.exit(work(*args))
-
-
-def start(folder: Path, work: Callable[..., Any], *args: Any) -> list[Process]:
-    """Two processes that do `work`; what they write to stderr is in `folder`/errors."""
-    folder.mkdir(exist_ok=True)
-    port = free_port()
-    pair = [processes.Process(target=in_group, args=(i, port, folder / ".errors", work, *args)) for i in range(2)]
-    for each in pair:
-        each.start()
-    return pair
-
-
-def finish(pair: list[Process]) -> list[int | None]:
-    """Their exit codes. None of them waits for ever."""
-    deadline = time.monotonic() + 120
-    try:
-        for each in pair:
-            each.join(max(0.0, deadline - time.monotonic()))
-        return [each.exitcode for each in pair]
-    finally:
-        for each in pair:
-            each.kill()
-
-
-def run_pair(run: Path, *argv: str, work: Callable[[list[str]], int] = bitnet_cli.main) -> tuple[list[int | None], str]:
-    """Exit codes and stderr of `bitnet train` in two processes."""
-    codes = finish(start(run, work, ["train", "--out", str(run), *argv]))
-    return codes, (run / ".errors").read_text()
-
-
-def steps(run: Path) -> list[dict[str, Any]]:
-    return [record for record in runlog.read(run / "log.jsonl") if "loss" in record]
+    return some_text(tmp_path_factory.mktemp("text"))
 
 
 def assert_same_curve(run: Path, whole: Path, tolerance: float, first: int = 0) -> None:
@@ -318,162 +231,3 @@ def test_processes_agree_when_time_is_up(text: str, tmp_path: Path) -> None:
     codes, errors = run_pair(tmp_path / "run", *TINY[:-2], "--data", text, "--minutes", "0.02")
     assert codes == [0, 0], errors
     assert Checkpoint.open(tmp_path / "run").state["seconds"] >= 1.2
-
-
-# ---- stopping and failing ----
-
-
-def steps_made(run: Path) -> int:
-    file = run / "log.jsonl"
-    return len(runlog.read(file)) if file.exists() else 0
-
-
-def wait_for_steps(run: Path, n: int, alive: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while steps_made(run) < n:
-        assert alive() and time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def endless(text: str, tmp_path: Path) -> Iterator[tuple[list[Process], Path]]:
-    run = tmp_path / "run"
-    argv = ["train", "--out", str(run), *TINY, "--data", text, "--steps", "1000000", "--save-every", "1000000"]
-    pair = start(run, bitnet_cli.main, argv)
-    try:
-        wait_for_steps(run, 3, lambda: all(each.is_alive() for each in pair))
-        yield pair, run
-    finally:
-        finish(pair)
-
-
-def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path]) -> None:
-    pair, run = endless
-    assert pair[1].pid
-    os.kill(pair[1].pid, signal.SIGTERM)
-    assert finish(pair) == [143, 143]
-    assert (run / ".errors").read_text().count("stopped and saved at step") == 1
-    assert Checkpoint.open(run).state["step"] >= 3 and Checkpoint.open(run).model
-
-
-def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], Path]) -> None:
-    pair, run = endless
-    pair[1].kill()
-    assert finish(pair) == [1, -signal.SIGKILL]
-    errors = re.findall("bitnet: error: .*", (run / ".errors").read_text())
-    assert errors == ["bitnet: error: another process of this run ended without a word; perhaps memory ran out"]
-
-
-def poisoned(argv: list[str]) -> int:
-    """A run whose second process finds a NaN in its part of the sixth step."""
-    loss_terms = passes.loss_terms
-
-    def poison(run: loop.Run, *batch: Any) -> Any:
-        bad = parallel.rank() == 1 and run.state["step"] == 5
-        return {name: term * (float("nan") if bad else 1) for name, term in loss_terms(run, *batch).items()}
-
-    passes.loss_terms = poison
-    return bitnet_cli.main(argv)
-
-
-def on_a_full_disk(argv: list[str]) -> int:
-    """A run that cannot write more than 20,000 bytes of a file when it saves step 4."""
-    write = saving.write
-
-    def full(run: Path, snapshot: saving.Snapshot) -> Path:
-        if snapshot.step == 4:
-            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-        return write(run, snapshot)
-
-    saving.write = full
-    return bitnet_cli.main(argv)
-
-
-def test_a_full_disk_stops_both(text: str, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    argv = [*TINY, "--data", text, "--parallel", "fsdp"]
-    codes, errors = run_pair(run, *argv, work=on_a_full_disk)
-    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
-    assert "cannot be written at step 4: File too large" in errors
-    assert "step-000000 is the last good checkpoint, from which --resume goes on" in errors
-    assert not manifest.damage(run / "step-000000") and [file.name for file in run.glob(".*")] == [".errors"]
-
-
-def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
-    argv = [*TINY, "--data", text, "--save-every", "2"]
-    codes, errors = run_pair(tmp_path / "run", *argv, work=poisoned)
-    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
-    assert "loss is nan" in errors and "at step 6" in errors and "step-000004 is the last good checkpoint" in errors
-
-
-def test_nan_in_one_process_can_be_skipped(text: str, tmp_path: Path) -> None:
-    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--on-bad-step", "skip", work=poisoned)
-    assert codes == [0, 0] and errors.count("at step 6; skipped") == 1
-    assert len(steps(tmp_path / "run")) == 7
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (
-            ["--batch-tokens", "160"],
-            "an optimizer step has 160 tokens, expected a multiple of 64: sequences of 32 tokens, dealt out to "
-            "2 processes; change --batch-tokens",
-        ),
-        (["--data", "nowhere"], "no file, folder or glob matches 'nowhere'"),
-        (
-            ["--preset", "siglip-tiny", "--objective", "contrastive", "--parallel", "fsdp"],
-            "--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp",
-        ),
-    ],
-)
-def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_path: Path) -> None:
-    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, *argv)
-    assert codes == [1, 1]
-    assert re.findall("bitnet: error: .*", errors) == [f"bitnet: error: {message}"] and "Traceback" not in errors
-
-
-def test_tokens_of_a_step_are_whole_sequences(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        bitnet_cli.main(["train", *TINY, "--data", text, "--batch-tokens", "100", "--out", str(tmp_path / "run")]) == 1
-    )
-    assert "an optimizer step has 100 tokens, expected a multiple of 32" in capsys.readouterr().err
-
-
-def test_shares_are_the_whole() -> None:
-    for n in range(20):
-        for size in (1, 2, 3, 7):
-            edges = []
-            for rank in range(size):
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(parallel, "rank", lambda rank=rank: rank)
-                    patch.setattr(parallel, "size", lambda size=size: size)
-                    edges.append(parallel.share(5, 5 + n))
-            assert edges[0][0] == 5 and edges[-1][1] == 5 + n
-            assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
-            assert max(b - a for a, b in edges) - min(b - a for a, b in edges) <= 1
-
-
-# ---- torchrun ----
-
-
-def test_torchrun_and_sigterm(text: str, tmp_path: Path) -> None:
-    run = tmp_path / "a run"
-    argv = [*TINY, "--data", text, "--out", str(run), "--steps", "1000000", "--parallel", "fsdp"]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    with (tmp_path / ".errors").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, *torchrun, "-m", "bitnet", "train", *argv], stderr=errors, start_new_session=True
-        )
-        try:
-            wait_for_steps(run, 3, lambda: process.poll() is None)
-            process.terminate()
-            process.wait(60)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    said = (tmp_path / ".errors").read_text()
-    assert process.returncode != 0 and said.count("stopped and saved at step") == 1 and "bitnet: error" not in said
-    step = Checkpoint.open(run).state["step"]
-    assert step >= 3 and f"saved at step {step:,}" in said

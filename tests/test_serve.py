@@ -1,38 +1,28 @@
-"""`bitnet serve` as its clients see it: the openai package, and the bytes of streams against strict shapes."""
+"""`bitnet serve` as its clients see it: the openai package, and plain requests."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
-import math
 import random
 import time
 from collections.abc import Iterator, Sequence
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from PIL import Image
-from pydantic import BaseModel, ConfigDict
 
-from bitnet.config import ModelConfig
 from bitnet_runtime import Model
 from bitnet_runtime.defaults import Sampling
 from bitnet_runtime.generation import Stream
 from bitnet_runtime.steps import Entry, step_batch
-from bitnet_serve import answers
 from bitnet_serve.server import Serving
 from runtime_models import TEMPLATE, scripted_model, small_model
-from servers import port, post, request, served
-from test_image_prompts import PARTS
-from test_model_images import IMAGE, VOCAB, packed
-from vision_models import CAUSAL, PALIGEMMA
+from servers import events, port, post, request, served
 
 MESSAGES: Any = [{"role": "user", "content": "go"}]
 EURO = [b"Good", b" day", b", \xe2\x82", b"\xac!"]
@@ -304,170 +294,3 @@ def test_receipts_are_those_that_can_be_verified(serving: Serving, model: Model,
             assert not model.verify_receipt(json.dumps(changed)).valid
     status, answer = post(serving, "/v1/completions", {"prompt": "x", "receipt": "yes"})
     assert (status, answer["error"]["param"]) == (400, "receipt")
-
-
-# ---- bytes ----
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Delta(Strict):
-    role: str | None = None
-    content: str | None = None
-
-
-class ChatChoice(Strict):
-    index: int
-    delta: Delta
-    logprobs: None
-    finish_reason: str | None
-
-
-class Usage(Strict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class ChatChunk(Strict):
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage | None = None
-    timings: dict[str, float] | None = None
-
-
-def events(serving: Serving, path: str, body: Any) -> list[Any]:
-    """The data of a stream, whose every byte is accounted for."""
-    status, headers, text = request(serving, "POST", path, body)
-    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    assert headers["cache-control"] == "no-cache"
-    blocks = text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    assert all(block.startswith("data: {") or block.startswith(": ") for block in blocks[:-2])
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2] if not block.startswith(":")]
-
-
-@pytest.mark.parametrize("usage", [False, True])
-def test_chunks_of_a_chat(serving: Serving, usage: bool) -> None:
-    asked = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": usage}}
-    found = events(serving, "/v1/chat/completions", asked)
-    for data in found:
-        ChatChunk.model_validate(data)
-        assert ("usage" in data) == usage
-    assert len({(data["id"], data["created"], data["model"], data["system_fingerprint"]) for data in found}) == 1
-    last = found.pop() if usage else None
-    deltas = [data["choices"][0]["delta"] for data in found]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    assert all(set(delta) == {"content"} for delta in deltas[1:-1])
-    assert deltas[-1] == {}
-    assert [data["choices"][0]["finish_reason"] for data in found] == [None] * (len(found) - 1) + ["stop"]
-    if last is not None:
-        assert last["choices"] == [] and last["usage"]["total_tokens"] == 9
-        assert all(data["usage"] is None for data in found)
-
-
-def test_a_long_prefill_keeps_the_connection_alive(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "KEEP_ALIVE", 1e-6)
-    _, _, text = request(serving, "POST", "/v1/completions", {"prompt": "x", "stream": True})
-    assert text.startswith(": ") and text.endswith("data: [DONE]\n\n")
-
-
-def test_timings_tell_the_seed(serving: Serving) -> None:
-    asked: dict[str, Any] = {"model": "small-0-256", "prompt": [1], "max_tokens": 30}
-    _, first = post(serving, "/v1/completions", asked)
-    _, again = post(serving, "/v1/completions", asked | {"seed": first["timings"]["seed"]})
-    assert again["choices"][0]["text"] == first["choices"][0]["text"]
-    assert first["timings"]["predicted_n"] == 30 and first["timings"]["prompt_ms"] > 0
-
-
-def test_health_and_metrics(serving: Serving) -> None:
-    assert request(serving, "GET", "/health")[::2] == (200, {"status": "ok"})
-    _, headers, text = request(serving, "GET", "/metrics")
-    assert headers["content-type"].startswith("text/plain; version=0.0.4")
-    for line in text.splitlines():
-        assert line.startswith("# ") or math.isfinite(float(line.rpartition(" ")[2]))
-    assert 'bitnet_tokens_predicted_total{model="script"}' in text
-
-
-def test_the_page_needs_nothing_from_elsewhere(serving: Serving) -> None:
-    status, headers, text = request(serving, "GET", "/")
-    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-    policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy
-    assert "http://" not in text and "https://" not in text and "src=" not in text
-
-
-# ---- company ----
-
-
-def test_the_same_bits_in_any_company(serving: Serving, model: Model) -> None:
-    """Random requests at once, each against itself alone: tokens, texts, and every bit of the log-probabilities."""
-    rng = random.Random(1)
-
-    def some() -> dict[str, Any]:
-        n = rng.choice([1, 2, 7, 33, 64, 150])
-        return {
-            "model": "small-0-256",
-            "prompt": [rng.randrange(256) for _ in range(n)],
-            "max_tokens": rng.choice([1, 5, 20, 40]),
-            "temperature": rng.choice([0, 0.7, 1.5]),
-            "seed": rng.randrange(1000),
-            "logprobs": rng.choice([0, 3]),
-            "echo": rng.random() < 0.3,
-            "presence_penalty": rng.choice([0, 0.5]),
-        }
-
-    asked = [some() for _ in range(200)]
-
-    async def together() -> list[Any]:
-        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port(serving)}/v1", api_key="none") as client:
-            return await asyncio.gather(*(client.completions.create(**one) for one in asked))
-
-    for one, found in zip(asked, asyncio.run(together()), strict=True):
-        _, alone = post(serving, "/v1/completions", one)
-        assert found.choices[0].model_dump() == alone["choices"][0] | {"index": 0}
-        options = {key: one[key] for key in ("max_tokens", "temperature", "seed", "presence_penalty")}
-        expected = model.generate(one["prompt"], **options)
-        assert alone["choices"][0]["text"].endswith(expected.text)
-        assert alone["usage"]["completion_tokens"] == len(expected.tokens)
-
-
-# ---- images ----
-
-
-@pytest.mark.parametrize("config", [PALIGEMMA, CAUSAL], ids=["prefix", "causal"])
-def test_pictures_in_a_chat(tmp_path: Path, config: ModelConfig) -> None:
-    """What is asked about a picture gets the bits of `Model.chat`, in company; and texts get theirs."""
-    path = packed(tmp_path / "sees.bitnet", config.replace(vocab_size=VOCAB, image_token=IMAGE), template=PARTS)
-    png = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(png, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
-    picture: Any = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
-    said: Any = [{"role": "user", "content": [{"type": "text", "text": "what?"}, picture]}]
-    plain: Any = [{"role": "user", "content": [{"type": "text", "text": "go"}]}]
-    with served(path) as serving:
-        model = serving.models["sees"].model
-        asked: dict[str, Any] = {"max_tokens": 6, "seed": 3}
-        expected = {id(each): model.chat(each, **asked).text for each in (said, plain)}
-
-        async def together() -> None:
-            async with AsyncOpenAI(base_url=f"{serving.address}/v1", api_key="none") as client:
-
-                async def one(messages: Any) -> None:
-                    answer = await client.chat.completions.create(model="sees", messages=messages, **asked)
-                    assert answer.choices[0].message.content == expected[id(messages)]
-
-                await asyncio.gather(*(one(messages) for messages in [said, plain] * 5))
-
-        asyncio.run(together())
-        broken = [
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
-        ]
-        status, answer = post(serving, "/v1/chat/completions", {"messages": broken})
-        assert (status, answer["error"]["code"]) == (400, "invalid_image")

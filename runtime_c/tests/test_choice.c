@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_choice.c: what a session chooses. There is one right answer to every text, that of single
+ * appends with all logits computed; drafts, masks and the screened head must give it bit for bit.
+ */
+#define _POSIX_C_SOURCE 200112L /* posix_memalign */
+
+#include "head.h"
+#include "session/session.h"
+#include "session/turn.h"
+
+#include <math.h>
+
+#include "session_model.h"
+
+static bn_model *model;
+static int32_t prompt[PROMPT];
+static bn_session_options plain; /* the cache type of the day */
+
+/* A session that holds the prompt, its random sequence started. */
+static bn_session *prompted(void) {
+    bn_session *s;
+    ok(bn_session_new(model, &plain, &s));
+    ok(bn_session_append(s, prompt, PROMPT, BN_LOGITS_LAST, NULL));
+    bn_session_seed(s, 42);
+    return s;
+}
+
+static void same_logits(bn_session *a, bn_session *b) {
+    const float *x = bn_session_logits(a), *y = bn_session_logits(b);
+    CHECK(x != NULL && y != NULL);
+    CHECK(memcmp(x, y, VOCAB * sizeof *x) == 0);
+}
+
+static const int32_t biased[] = {5, 77, 8999};
+static const float bias[] = {3.5f, -INFINITY, 2};
+
+static const bn_sampler samplers[] = {
+    {0},
+    {.repeat_penalty = 1.3f, .penalty_window = 64},
+    {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f},
+    {.temperature = 1.5f, .top_k = 100, .n_bias = 3, .bias_tokens = biased, .bias_values = bias},
+    {.temperature = 0.5f,
+     .top_k = 7,
+     .repeat_penalty = 0.7f,
+     .presence_penalty = -1,
+     .frequency_penalty = 0.5f,
+     .penalty_window = 100},
+    {.temperature = 1, .top_p = 0.9f, .repeat_penalty = 1.1f, .penalty_window = -1},
+};
+enum { SAMPLERS = sizeof samplers / sizeof *samplers };
+
+/* The right answer: asking for the logits first makes the sampler see all of them. */
+static bn_session *reference(const bn_sampler *sampler, int32_t tokens[NEW]) {
+    bn_session *s = prompted();
+    for (int i = 0; i < NEW; i++) {
+        CHECK(bn_session_logits(s) != NULL);
+        ok(bn_session_sample(s, sampler, &tokens[i]));
+        ok(bn_session_append(s, &tokens[i], 1, BN_LOGITS_LAST, NULL));
+    }
+    return s;
+}
+
+/* Without asking, only what the sampler needs of the head is computed; the token is the same. */
+static void test_screened_head(const bn_sampler *sampler) {
+    int32_t expected[NEW], token;
+    bn_session *right = reference(sampler, expected), *s = prompted();
+    for (int i = 0; i < NEW; i++) {
+        ok(bn_session_sample(s, sampler, &token));
+        CHECK_EQ(token, expected[i]);
+        ok(bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL));
+    }
+    ok(bn_session_sample(s, sampler, &token)); /* leaves no trace in the logits */
+    same_logits(s, right);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+static int falling(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* bn_head_top itself: the k largest and the tokens asked for are there, and exact; most of the head
+ * is not computed. */
+static void test_head_top(void) {
+    static float full[VOCAB], sorted[VOCAB], top[VOCAB];
+    static uint32_t listed[VOCAB];
+    bn_session *s = prompted();
+    bn_workspace *w = bn_turn_begin(model);
+    uint64_t random = 3;
+    for (size_t k = 1; k <= 190; k += 9) {
+        const int32_t more[2] = {(int32_t)check_below(&random, VOCAB), VOCAB - 1};
+        for (int d = 0; d < DIM; d++)
+            w->x[d] = check_float(&random);
+        ok(bn_head(model, &model->stack, w, 0, 1, full));
+        ok(bn_head_input(model, &model->stack, w, 0, 1));
+        bn_head_estimate(model, &model->stack, w, 0, 1, VOCAB, top);
+        const size_t n = bn_head_top(model, &model->stack, w, k, more, 2, top, listed);
+        memcpy(sorted, full, sizeof full);
+        qsort(sorted, VOCAB, sizeof *sorted, falling);
+        size_t at = 0;
+        for (uint32_t v = 0; v < VOCAB; v++)
+            if (at < n && listed[at] == v)
+                CHECK(top[at++] == full[v]);
+            else
+                CHECK(full[v] < sorted[k - 1] && (int32_t)v != more[0] && (int32_t)v != more[1]);
+        CHECK_EQ(at, n);
+        const size_t out = VOCAB - n;
+        CHECK_MSG(out > VOCAB / (k < 10 ? 2 : k < 100 ? 8 : 32), "%zu of %d ruled out", out, VOCAB);
+    }
+    bn_turn_end(model);
+    bn_session_free(s);
+}
+
+enum { WORDS = (VOCAB + 31) / 32 };
+
+/* Rows of bn_sampler.allowed for NEW tokens: of one token, of some, of about as many as are
+ * computed one by one, of a tenth, of nearly all. */
+static const uint32_t *allowed_rows(uint64_t random) {
+    static uint32_t rows[NEW][WORDS];
+    static const size_t several[] = {1, 200, 255, 256, 257, VOCAB / 10, 6 * VOCAB};
+    memset(rows, 0, sizeof rows);
+    for (int i = 0; i < NEW; i++)
+        for (size_t n = several[check_below(&random, 7)]; n > 0; n--) {
+            const size_t token = check_below(&random, VOCAB);
+            rows[i][token / 32] |= 1u << token % 32;
+        }
+    return rows[0];
+}
+
+/* What is not allowed is never chosen, and which tokens are is that of all logits: with the
+ * screened head, and with drafts, right and wrong. */
+static void test_allowed(const bn_sampler *sampler, uint64_t random) {
+    const uint32_t *rows = allowed_rows(random);
+    bn_sampler p = *sampler;
+    int32_t expected[NEW], draft[8], tokens[8], n, token;
+    bn_session *right = prompted(), *s = prompted();
+    for (int i = 0; i < NEW; i++) {
+        p.allowed = rows + i * WORDS;
+        CHECK(bn_session_logits(right) != NULL);
+        ok(bn_session_sample(right, &p, &expected[i]));
+        CHECK(p.allowed[expected[i] / 32] >> expected[i] % 32 & 1);
+        ok(bn_session_append(right, &expected[i], 1, BN_LOGITS_LAST, NULL));
+    }
+    for (int i = 0; i < NEW; i++) {
+        p.allowed = rows + i * WORDS;
+        ok(bn_session_sample(s, &p, &token));
+        CHECK_EQ(token, expected[i]);
+        ok(bn_session_append(s, &token, 1, BN_LOGITS_LAST, NULL));
+    }
+    same_logits(s, right);
+    bn_session_free(s);
+    s = prompted();
+    for (int done = 0; done < NEW; done += n) {
+        const int32_t n_draft = NEW - done < 8 ? NEW - done : 8;
+        for (int i = 0; i < n_draft; i++)
+            draft[i] =
+                check_below(&random, 6) ? expected[done + i] : (int32_t)check_below(&random, VOCAB);
+        p.allowed = rows + done * WORDS;
+        ok(bn_session_step(s, &p, draft, n_draft, tokens, n_draft > 0 ? n_draft : 1, &n));
+        CHECK(memcmp(tokens, expected + done, (size_t)n * sizeof *tokens) == 0);
+    }
+    same_logits(s, right);
+    const uint32_t none[WORDS] = {0};
+    p.allowed = none;
+    CHECK_EQ(bn_session_sample(s, &p, &token), BN_ERR_NUMERIC);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+/* Drafts of 0..8 tokens, most of them right. */
+static void test_drafts(const bn_sampler *sampler, uint64_t random) {
+    int32_t expected[NEW], tokens[16], draft[8];
+    bn_session *right = reference(sampler, expected), *s = prompted();
+    int done = 0, accepted = 0;
+    while (done < NEW) {
+        int32_t n_draft = (int32_t)check_below(&random, 9), n;
+        n_draft = n_draft < NEW - done ? n_draft : NEW - done;
+        for (int i = 0; i < n_draft; i++)
+            draft[i] =
+                check_below(&random, 5) ? expected[done + i] : (int32_t)check_below(&random, VOCAB);
+        ok(bn_session_step(s, sampler, draft, n_draft, tokens, n_draft > 0 ? n_draft : 1, &n));
+        CHECK(n >= 1 && n <= (n_draft ? n_draft : 1));
+        for (int i = 0; i < n; i++)
+            CHECK_EQ(tokens[i], expected[done + i]);
+        done += n;
+        accepted += n - 1;
+        CHECK_EQ(bn_session_position(s), PROMPT + done);
+    }
+    CHECK(accepted > 5); /* or nothing was tested */
+    same_logits(s, right);
+    CHECK(memcmp(bn_session_tokens(s) + PROMPT, expected, sizeof expected) == 0);
+    bn_session_free(s);
+    bn_session_free(right);
+}
+
+int main(void) {
+    size_t size;
+    uint8_t *file = open_large_vocabulary(&model, prompt, &size);
+    for (int i = 0; i < SAMPLERS; i++) {
+        test_screened_head(&samplers[i]);
+        test_drafts(&samplers[i], (uint64_t)i);
+        test_allowed(&samplers[i], (uint64_t)i);
+    }
+    for (plain.kv_type = 0; plain.kv_type < BN_KV_TYPES; plain.kv_type++)
+        test_drafts(&samplers[2], 9);
+    plain.kv_type = BN_KV_F16;
+    test_head_top();
+    bn_model_close(model);
+    free(file);
+    return 0;
+}

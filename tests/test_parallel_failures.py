@@ -1,0 +1,184 @@
+"""Two processes of one run that are stopped, killed, poisoned or refused; and torchrun itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bitnet_cli
+from bitnet.model import parallel
+from bitnet.train import loop, manifest, passes, runlog, saving
+from bitnet.train.checkpoint import Checkpoint
+from in_two_processes import TINY, Process, finish, free_port, run_pair, some_text, start, steps
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return some_text(tmp_path_factory.mktemp("text"))
+
+
+def steps_made(run: Path) -> int:
+    file = run / "log.jsonl"
+    return len(runlog.read(file)) if file.exists() else 0
+
+
+def wait_for_steps(run: Path, n: int, alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while steps_made(run) < n:
+        assert alive() and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def endless(text: str, tmp_path: Path) -> Iterator[tuple[list[Process], Path]]:
+    run = tmp_path / "run"
+    argv = ["train", "--out", str(run), *TINY, "--data", text, "--steps", "1000000", "--save-every", "1000000"]
+    pair = start(run, bitnet_cli.main, argv)
+    try:
+        wait_for_steps(run, 3, lambda: all(each.is_alive() for each in pair))
+        yield pair, run
+    finally:
+        finish(pair)
+
+
+def test_a_signal_to_one_process_stops_both(endless: tuple[list[Process], Path]) -> None:
+    pair, run = endless
+    assert pair[1].pid
+    os.kill(pair[1].pid, signal.SIGTERM)
+    assert finish(pair) == [143, 143]
+    assert (run / ".errors").read_text().count("stopped and saved at step") == 1
+    assert Checkpoint.open(run).state["step"] >= 3 and Checkpoint.open(run).model
+
+
+def test_a_process_that_is_killed_ends_the_others(endless: tuple[list[Process], Path]) -> None:
+    pair, run = endless
+    pair[1].kill()
+    assert finish(pair) == [1, -signal.SIGKILL]
+    errors = re.findall("bitnet: error: .*", (run / ".errors").read_text())
+    assert errors == ["bitnet: error: another process of this run ended without a word; perhaps memory ran out"]
+
+
+def poisoned(argv: list[str]) -> int:
+    """A run whose second process finds a NaN in its part of the sixth step."""
+    loss_terms = passes.loss_terms
+
+    def poison(run: loop.Run, *batch: Any) -> Any:
+        bad = parallel.rank() == 1 and run.state["step"] == 5
+        return {name: term * (float("nan") if bad else 1) for name, term in loss_terms(run, *batch).items()}
+
+    passes.loss_terms = poison
+    return bitnet_cli.main(argv)
+
+
+def on_a_full_disk(argv: list[str]) -> int:
+    """A run that cannot write more than 20,000 bytes of a file when it saves step 4."""
+    write = saving.write
+
+    def full(run: Path, snapshot: saving.Snapshot) -> Path:
+        if snapshot.step == 4:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        return write(run, snapshot)
+
+    saving.write = full
+    return bitnet_cli.main(argv)
+
+
+def test_a_full_disk_stops_both(text: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [*TINY, "--data", text, "--parallel", "fsdp"]
+    codes, errors = run_pair(run, *argv, work=on_a_full_disk)
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "cannot be written at step 4: File too large" in errors
+    assert "step-000000 is the last good checkpoint, from which --resume goes on" in errors
+    assert not manifest.damage(run / "step-000000") and [file.name for file in run.glob(".*")] == [".errors"]
+
+
+def test_nan_in_one_process_stops_both(text: str, tmp_path: Path) -> None:
+    argv = [*TINY, "--data", text, "--save-every", "2"]
+    codes, errors = run_pair(tmp_path / "run", *argv, work=poisoned)
+    assert codes == [1, 1] and errors.count("bitnet: error:") == 1 and "Traceback" not in errors
+    assert "loss is nan" in errors and "at step 6" in errors and "step-000004 is the last good checkpoint" in errors
+
+
+def test_nan_in_one_process_can_be_skipped(text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, "--on-bad-step", "skip", work=poisoned)
+    assert codes == [0, 0] and errors.count("at step 6; skipped") == 1
+    assert len(steps(tmp_path / "run")) == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["--batch-tokens", "160"],
+            "an optimizer step has 160 tokens, expected a multiple of 64: sequences of 32 tokens, dealt out to "
+            "2 processes; change --batch-tokens",
+        ),
+        (["--data", "nowhere"], "no file, folder or glob matches 'nowhere'"),
+        (
+            ["--preset", "siglip-tiny", "--objective", "contrastive", "--parallel", "fsdp"],
+            "--parallel fsdp cannot shard two stacks whose vectors are compared; take ddp",
+        ),
+    ],
+)
+def test_refusals_are_one_line(argv: list[str], message: str, text: str, tmp_path: Path) -> None:
+    codes, errors = run_pair(tmp_path / "run", *TINY, "--data", text, *argv)
+    assert codes == [1, 1]
+    assert re.findall("bitnet: error: .*", errors) == [f"bitnet: error: {message}"] and "Traceback" not in errors
+
+
+def test_tokens_of_a_step_are_whole_sequences(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        bitnet_cli.main(["train", *TINY, "--data", text, "--batch-tokens", "100", "--out", str(tmp_path / "run")]) == 1
+    )
+    assert "an optimizer step has 100 tokens, expected a multiple of 32" in capsys.readouterr().err
+
+
+def test_shares_are_the_whole() -> None:
+    for n in range(20):
+        for size in (1, 2, 3, 7):
+            edges = []
+            for rank in range(size):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(parallel, "rank", lambda rank=rank: rank)
+                    patch.setattr(parallel, "size", lambda size=size: size)
+                    edges.append(parallel.share(5, 5 + n))
+            assert edges[0][0] == 5 and edges[-1][1] == 5 + n
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+            assert max(b - a for a, b in edges) - min(b - a for a, b in edges) <= 1
+
+
+# ---- torchrun ----
+
+
+def test_torchrun_and_sigterm(text: str, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    argv = [*TINY, "--data", text, "--out", str(run), "--steps", "1000000", "--parallel", "fsdp"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    with (tmp_path / ".errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *torchrun, "-m", "bitnet", "train", *argv], stderr=errors, start_new_session=True
+        )
+        try:
+            wait_for_steps(run, 3, lambda: process.poll() is None)
+            process.terminate()
+            process.wait(60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    said = (tmp_path / ".errors").read_text()
+    assert process.returncode != 0 and said.count("stopped and saved at step") == 1 and "bitnet: error" not in said
+    step = Checkpoint.open(run).state["step"]
+    assert step >= 3 and f"saved at step {step:,}" in said
